@@ -1,9 +1,9 @@
-"""Whether a replica has the same messages as the one that a queue was read from before.
+"""Whether a broker has the same messages as when, or where, a queue was read before.
 
 A master that loses its newest messages with the power gives their offsets to new messages. So may a
 slave that is promoted before it has copied everything. A consumer that has read the old messages
-would skip the new ones: it compares the last message that it has with the one at the same offset
-of the replica it moves to.
+would skip the new ones: when it moves to another replica, or has lost its connection, it compares
+the last message that it has with the one at the same offset.
 """
 
 from __future__ import annotations
@@ -28,19 +28,26 @@ _CLOCK_SKEW_MS = 60_000
 """How far the clocks of two brokers may differ for new messages to be found by their time."""
 
 
+class Source(NamedTuple):
+    """What a queue was read from: a connection to an address, 0 if there is none."""
+
+    address: str
+    connection: int
+
+
 class LastPulled(NamedTuple):
     """The newest message that was pulled of a queue, and from where."""
 
-    address: str
+    source: Source
     queue_offset: QueueOffset
     physical_offset: int
     store_timestamp_ms: int
     body_crc: int
 
     @classmethod
-    def of(cls, address: str, message: MessageView) -> LastPulled:
+    def of(cls, source: Source, message: MessageView) -> LastPulled:
         return cls(
-            address,
+            source,
             message.queue_offset,
             message.physical_offset,
             message.store_timestamp_ms,
@@ -48,11 +55,13 @@ class LastPulled(NamedTuple):
         )
 
 
-def last_pulled(before: LastPulled | None, address: str, outcome: PullOutcome) -> LastPulled | None:
-    """Return the last message after a pull from an address that was accepted."""
+def last_pulled(
+    before: LastPulled | None, source: Source, outcome: PullOutcome
+) -> LastPulled | None:
+    """Return the last message after a pull that was accepted."""
     if isinstance(outcome, Found) and outcome.messages:
-        return LastPulled.of(address, outcome.messages[-1])
-    return None if before is None else before._replace(address=address)
+        return LastPulled.of(source, outcome.messages[-1])
+    return None if before is None else before._replace(source=source)
 
 
 class Place(NamedTuple):
@@ -68,7 +77,7 @@ class Place(NamedTuple):
 async def continued(
     place: Place, last: LastPulled, asked: QueueOffset, outcome: PullOutcome
 ) -> PullOutcome:
-    """Return the outcome of a pull from another replica than before, if it has the same messages.
+    """Return the outcome of a pull over another connection, if the same messages are there.
 
     Otherwise the offset is illegal there: the one to continue at is not beyond the first message
     that differs.
@@ -83,7 +92,7 @@ async def continued(
     if not is_short and await _has(place, last):
         return outcome
     text = "%s at %s has other messages than %s had: the last common one is searched by time"
-    _log.warning(text, place.queue, replica.address, last.address)
+    _log.warning(text, place.queue, replica.address, last.source.address)
     offset = await _restart_offset(place, last)
     return OffsetIllegal(offset, outcome.min_offset, outcome.max_offset, MASTER_ID)
 
@@ -112,7 +121,7 @@ async def _has(place: Place, last: LastPulled) -> bool:
         found = outcome.messages[0]
         # A later one: this one has expired, or cannot be read.
         is_later = found.queue_offset > last.queue_offset
-        return is_later or LastPulled.of(last.address, found) == last
+        return is_later or LastPulled.of(last.source, found) == last
     return last.queue_offset < outcome.max_offset
 
 

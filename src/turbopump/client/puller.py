@@ -209,7 +209,7 @@ class Puller:
             answer = await session.request(self._replica.address, self._command, timeout_ms)
         outcome = calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
         last, asked = owned.last_pulled, owned.next_offset
-        if last is None or last.address == self._replica.address:
+        if last is None or last.source == session.source(self._replica.address):
             return outcome
         timeout_ms = session.config.request_timeout_ms
         place = Place(session, self._replica, self._context.group, owned.queue, timeout_ms)
@@ -220,7 +220,8 @@ class Puller:
         sys_flag, commit_offset = PULL_SUSPEND, 0
         position = None if context.is_broadcast else context.positions.of(owned.queue)
         last = owned.last_pulled
-        is_same = last is None or last.address == self._replica.address
+        source = context.session.source(self._replica.address)
+        is_same = last is None or (source.connection > 0 and last.source == source)
         if position is not None and position > 0 and self._replica.is_master and is_same:
             # Only masters keep offsets; and this one may have other messages than the last replica.
             sys_flag, commit_offset = sys_flag | PULL_COMMIT_OFFSET, position
@@ -255,7 +256,8 @@ class Puller:
         if isinstance(outcome, Found):
             # Before the offset: should that fail, the same messages are pulled again.
             self._give(outcome, wanted)
-        owned.last_pulled = last_pulled(owned.last_pulled, self._replica.address, outcome)
+        source = context.session.source(self._replica.address)
+        owned.last_pulled = last_pulled(owned.last_pulled, source, outcome)
         owned.next_offset = outcome.next_offset
         match outcome:
             case Found():

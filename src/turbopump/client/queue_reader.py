@@ -213,14 +213,15 @@ class QueueReader:
         replica = self._answered.get(queue)
         if replica is None:
             return last, outcome
-        if last is not None and last.address != replica.address:
+        source = self._session.source(replica.address)
+        if last is not None and last.source != source:
             on_wire = self.wire_queue(queue)
             place = Place(self._session, replica, self._group, on_wire, self._timeout_ms)
             outcome = await continued(place, last, asked, outcome)
             if isinstance(outcome, OffsetIllegal) and not replica.is_master:
                 self.back_to_master(queue)
                 raise NoRoute(f"{queue}: slave {replica.address} has other messages")
-        return last_pulled(last, replica.address, outcome), outcome
+        return last_pulled(last, source, outcome), outcome
 
     def back_to_master(self, queue: MessageQueue) -> bool:
         """Ask the master next time; return whether another one was to be asked."""

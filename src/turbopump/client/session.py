@@ -12,6 +12,7 @@ from turbopump.client import calls
 from turbopump.client.broker_requests import BrokerRequests
 from turbopump.client.code_filters import CodeFilters
 from turbopump.client.config import ClientConfig, client_id
+from turbopump.client.continuity import Source
 from turbopump.client.members import ConsumerMember, Members, ProducerMember
 from turbopump.client.replicas import Replica, replica_to_read
 from turbopump.client.replies import Replies
@@ -257,6 +258,10 @@ class Session:
         """
         await self._require_broker(queue)
         return _required(queue.broker, replica_to_read(self.replicas(queue.broker), MASTER_ID))
+
+    def source(self, address: str) -> Source:
+        """Return what a pull from an address was answered by."""
+        return Source(address, 0 if self._pool is None else self._pool.connection_number(address))
 
     async def replica_of(self, queue: MessageQueue) -> Replica:
         """Return where to ask about a queue: its master, else any; looks up an unknown broker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class _Peer:
     address: str
     backoff: Backoff
     connection: Connection | None = None
+    number: int = 0
     dial: asyncio.Task[Connection | None] | None = None
     waiting: InOrder = field(default_factory=InOrder)
 
@@ -73,6 +75,7 @@ class ConnectionPool:
         self._random = random or Random()  # noqa: S311 - spreads load, keeps no secret
         self._deadlines = Deadlines(clock)
         self._peers: dict[str, _Peer] = {}
+        self._numbers = itertools.count(1)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -130,6 +133,12 @@ class ConnectionPool:
     async def _connect_and_send(self, address: str, command: Command, timeout_ms: int) -> None:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
         await connection.oneway_in_time(command, left_ms)
+
+    def connection_number(self, address: str) -> int:
+        """Return a number that no other connection of the pool has; 0 while there is none."""
+        peer = self._peers.get(address)
+        is_open = peer is not None and peer.connection is not None and peer.connection.is_open
+        return peer.number if peer is not None and is_open else 0
 
     def has_failed_within(self, address: str, time_ms: int) -> bool:
         """Return whether there is no connection and the last attempt failed that recently."""
@@ -207,7 +216,7 @@ class ConnectionPool:
             peer.dial = None
         # Before any caller has the connection: nothing can be written ahead of it.
         self._greet(peer.address, connection)
-        peer.connection = connection
+        peer.connection, peer.number = connection, next(self._numbers)
         return connection
 
     def _greet(self, address: str, connection: Connection) -> None:

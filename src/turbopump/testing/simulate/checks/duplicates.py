@@ -52,7 +52,7 @@ class BoundedDuplicates:
     @property
     def stored_twice(self) -> int:
         """How many further copies of messages producers have made."""
-        return sum(count - 1 for count in self._copies.values())
+        return sum(max(count - 1, 0) for count in self._copies.values())
 
     @property
     def consumed_twice(self) -> int:

@@ -1,0 +1,95 @@
+"""A broker loses messages with the power: consumers skip nothing that gets their offsets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from clusters import Cluster, cluster
+from consumers import Seen, consuming, send
+from turbopump.client.lite_pull_consumer import LitePullConsumer
+from turbopump.message import MessageQueue
+from turbopump.testing import virtual_time, wait_until
+
+QUEUE = MessageQueue("T", "a", 0)
+NEW = [1, 5, 20]
+"""Fewer messages than were lost, as many, and more."""
+
+
+def bodies(first: int, end: int, prefix: bytes = b"") -> list[bytes]:
+    return [prefix + b"%d" % number for number in range(first, end)]
+
+
+async def store_some(world: Cluster) -> None:
+    """Store ten messages, the last five of which are not flushed yet."""
+    await send(world, bodies(0, 5), to=QUEUE)
+    await asyncio.sleep(120)
+    await send(world, bodies(5, 10), to=QUEUE)
+
+
+async def lose_the_end(world: Cluster, new: int) -> None:
+    """Restart without what was not flushed, and store new messages before consumers are back."""
+    await world.crash("a", lose_unflushed=True)
+    world.network.partition("10.0.1.1", "10.0.0.1")
+    await world.start_broker("a")
+    assert world.broker("a").store.queue_range("T", 0)[1] < 10
+    await send(world, bodies(0, new, b"new"), to=QUEUE)
+    world.network.heal()
+
+
+@pytest.mark.parametrize("new", NEW)
+def test_a_push_consumer(tmp_path: Path, new: int) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with cluster(tmp_path) as world:
+            seen = Seen()
+            async with consuming(world, seen):
+                await store_some(world)
+                await wait_until(lambda: seen.count == 10)
+                await lose_the_end(world, new)
+                wanted = {*bodies(0, 10), *bodies(0, new, b"new")}
+                await wait_until(lambda: set(seen.bodies) == wanted, 120)
+
+    run()
+
+
+@pytest.mark.parametrize("new", NEW)
+def test_a_lite_pull_consumer(tmp_path: Path, new: int) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with cluster(tmp_path) as world:
+            await store_some(world)
+            got: list[bytes] = []
+            async with LitePullConsumer(
+                "g",
+                subscriptions={"T": "*"},
+                start_from="first",
+                session=world.session("10.0.1.1"),
+            ) as consumer:
+                while len(got) < 10:
+                    got += [message.body for message in await consumer.poll()]
+                await lose_the_end(world, new)
+                for _ in range(40):
+                    got += [message.body for message in await consumer.poll()]
+            assert set(got) == {*bodies(0, 10), *bodies(0, new, b"new")}
+
+    run()
+
+
+@virtual_time()
+async def test_nothing_is_repeated_where_everything_was_kept(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen):
+            await store_some(world)
+            await wait_until(lambda: seen.count == 10)
+            # Committed by now.
+            await asyncio.sleep(10)
+            await world.crash("a")
+            await world.start_broker("a")
+            await send(world, bodies(10, 20), to=QUEUE)
+            await wait_until(lambda: seen.count == 20, 120)
+            await asyncio.sleep(60)
+        assert sorted(seen.bodies, key=int) == bodies(0, 20)
