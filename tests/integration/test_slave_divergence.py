@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from brokers import SMALL_STORE
 from consumers import Seen, consuming, send
 from replicas import MASTER, Replicas, replicas
+from turbopump.broker.config import SlaveReadsConfig
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
@@ -57,6 +61,24 @@ def test_a_push_consumer_skips_nothing_that_took_the_place_of_lost_messages(
             assert "has other messages than" in caplog.text
 
     run()
+
+
+@virtual_time()
+async def test_what_only_the_slave_has_is_not_read_in_turn_with_the_master(tmp_path: Path) -> None:
+    # The master suggests the slave for all but the newest message.
+    store = replace(SMALL_STORE, limits=replace(SMALL_STORE.limits, recent_bytes=1))
+    reads = SlaveReadsConfig(enabled=True)
+    async with replicas(tmp_path, store=store, slave_reads=reads) as cluster:
+        await lose_the_end(cluster)
+        await asyncio.sleep(60)
+        seen = Seen()
+        async with consuming(cluster, seen):
+            await wait_until(lambda: seen.count == 10)
+            await cluster.start_broker(MASTER)
+            await asyncio.sleep(50)
+            await send(cluster, [b"last"], to=QUEUE)
+            await wait_until(lambda: b"last" in seen.bodies, 60)
+        assert max(Counter(seen.bodies).values()) == 2
 
 
 @pytest.mark.parametrize("new", [3, 20])

@@ -9,7 +9,7 @@ the last message that it has with the one at the same offset.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from turbopump.client import calls
 from turbopump.client.calls import Caller, Found, OffsetIllegal, PullOutcome
@@ -64,10 +64,18 @@ def last_pulled(
     return None if before is None else before._replace(source=source)
 
 
+class Reader(Caller, Protocol):
+    """Reads from the replicas of brokers: a `Session`."""
+
+    def keep_to_master(self, broker: str) -> None:
+        """Read from the master for a while, as long as it can be reached."""
+        ...
+
+
 class Place(NamedTuple):
     """Which queue is read, by which group, from which replica."""
 
-    caller: Caller
+    caller: Reader
     replica: Replica
     group: str
     queue: MessageQueue
@@ -93,6 +101,8 @@ async def continued(
         return outcome
     text = "%s at %s has other messages than %s had: the last common one is searched by time"
     _log.warning(text, place.queue, replica.address, last.source.address)
+    # Its slaves may still have the messages that it lost, and would be read in turn with it.
+    place.caller.keep_to_master(place.queue.broker)
     offset = await _restart_offset(place, last)
     return OffsetIllegal(offset, outcome.min_offset, outcome.max_offset, MASTER_ID)
 

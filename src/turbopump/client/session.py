@@ -41,6 +41,8 @@ _FIRST_HEARTBEAT_MS = 1000
 _UNREGISTER_TIMEOUT_MS = 3000
 _UNREACHABLE_MS = 10_000
 """How long a replica that could not be connected to is passed over if there is another one."""
+_KEEP_TO_MASTER_MS = 60_000
+"""Long enough for a slave to notice that its master has lost messages, and to cut them off."""
 _BACKOFF_MAX_MS = 500
 """Far less than a send may take, which waits for a broker that restarts."""
 
@@ -77,6 +79,8 @@ class Session:
         self.code_filters = CodeFilters(self)
         self._network = network or SocketNetwork()
         self._hooks = tuple(hooks)
+        self._keeps_to_master: dict[str, int] = {}
+        """By broker, until when its slaves are not read from."""
         self.work = Supervisor()
         """Owns what runs beside requests, also for those who use the session; ends with it."""
         self._routes = RouteCache(
@@ -248,6 +252,11 @@ class Session:
 
     def replica_to_read(self, broker: str, broker_id: int = MASTER_ID) -> Replica:
         """Return the wanted replica, or else one that can be reached; raises NoRoute."""
+        if broker in self._keeps_to_master:
+            if self._keeps_to_master[broker] > self.clock.monotonic_ms():
+                broker_id = MASTER_ID
+            else:
+                del self._keeps_to_master[broker]
         return _required(broker, replica_to_read(self._reachable(self.replicas(broker)), broker_id))
 
     async def replica_to_commit(self, queue: MessageQueue) -> Replica:
@@ -258,6 +267,10 @@ class Session:
         """
         await self._require_broker(queue)
         return _required(queue.broker, replica_to_read(self.replicas(queue.broker), MASTER_ID))
+
+    def keep_to_master(self, broker: str) -> None:
+        """Read from the master for a while, as long as it can be reached."""
+        self._keeps_to_master[broker] = self.clock.monotonic_ms() + _KEEP_TO_MASTER_MS
 
     def source(self, address: str) -> Source:
         """Return what a pull from an address was answered by."""
