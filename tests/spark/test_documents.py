@@ -5,10 +5,14 @@ The programs of a page run one after the other and share their names, as a reade
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQueryManager
 
 from documents import NAMESERVER, programs
 from servers import Standalone
@@ -52,9 +56,25 @@ def test_programs_run(
     # A program may end its session; here it belongs to all of them.
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     names = {"__name__": "__main__"}
-    for block in PROGRAMS:
-        if block.page == page:
-            text = block.text.replace(NAMESERVER, broker.nameserver)
-            exec(compile(text, str(block), "exec"), names)
-            running = [query.name for query in spark.streams.active]
-            assert not running, f"{block} left a query running"
+    with listeners_removed(spark, monkeypatch):
+        for block in PROGRAMS:
+            if block.page == page:
+                text = block.text.replace(NAMESERVER, broker.nameserver)
+                exec(compile(text, str(block), "exec"), names)
+                running = [query.name for query in spark.streams.active]
+                assert not running, f"{block} left a query running"
+
+
+@contextmanager
+def listeners_removed(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remove the listeners that programs add: they would print in tests that come later."""
+    add, added = StreamingQueryManager.addListener, []
+
+    def note(self: StreamingQueryManager, listener: StreamingQueryListener) -> None:
+        added.append(listener)
+        add(self, listener)
+
+    monkeypatch.setattr(StreamingQueryManager, "addListener", note)
+    yield
+    for listener in added:
+        spark.streams.removeListener(listener)

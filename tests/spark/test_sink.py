@@ -162,7 +162,7 @@ def test_rows_of_a_queue_keep_their_order(
         (
             "'x' b, 1 tags",
             {},
-            ["body is missing", "topic is missing", "b is unknown", "tags is int"],
+            ["body is missing", "topic is missing", "'b' is unknown", "tags is int"],
         ),
         ("'x' body, 1 queueId, 'a' shardingKey", {"topic": "t"}, ["both choose the queue"]),
         ("'x' body", {"topic": "t", "shard": "1"}, ["no option 'shard'", "maxInFlight"]),
