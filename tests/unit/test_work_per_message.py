@@ -190,8 +190,8 @@ BOUNDS: dict[str, tuple[Scene, Work]] = {
     "send, 32 in flight": (sends(32), Work(185, 135, 0.2, 0.35)),
     "send in batches of 16": (batches, Work(46, 67, 0.25, 0.15)),
     "pull": (pulls, Work(20, 15.5, 0.12, 0.07)),
-    "consume, batch 1": (consumption(1), Work(49, 40, 0.25, 0.08)),
-    "consume, batch 32": (consumption(32), Work(18.5, 19, 0.22, 0.08)),
+    "consume, batch 1": (consumption(1), Work(20, 24.5, 0.08, 0.02)),
+    "consume, batch 32": (consumption(32), Work(8, 12.5, 0.07, 0.02)),
 }
 
 

@@ -78,13 +78,14 @@ async def direct_consumption(
     *,
     is_orderly: bool,
 ) -> DirectConsumption:
-    """Give messages to the listener outside of any queue, and tell what it made of them."""
+    """Call the listener with messages outside of any queue, and return its result."""
+    start_ms = listener.clock.monotonic_ms()
     if listener.is_async:
-        verdict = await listener.acall(messages, context)
+        verdict = await listener.acall(messages, context, start_ms)
     else:
         threads = DaemonThreads(1, "turbopump-direct")
         loop = asyncio.get_running_loop()
-        calling = loop.run_in_executor(threads, listener.call, messages, context)
+        calling = loop.run_in_executor(threads, listener.call, messages, context, start_ms)
         threads.shutdown(wait=False)
         verdict = await calling
     return DirectConsumption(

@@ -38,8 +38,6 @@ class OwnedQueue:
         self.last_consume_ms = now_ms
         self.locked_ms: int | None = None
         """When the broker last confirmed the lock; None when it never did, or refused."""
-        self.started_ms: dict[int, int] = {}
-        """When the listener got the message at an offset."""
         self.idle = asyncio.Event()
         """Whether no orderly listener runs on this queue."""
         self.idle.set()
@@ -71,14 +69,14 @@ class OwnedQueue:
         """Whether the lock is sure enough to consume under it."""
         return self.locked_ms is not None and now_ms - self.locked_ms <= LOCK_TRUST_MS
 
-    def is_full(self, limits: QueueLimits, *, is_orderly: bool) -> bool:
-        """Whether enough is pulled; order itself keeps an orderly queue's span short."""
+    def room(self, limits: QueueLimits, *, is_orderly: bool) -> int:
+        """Return how many more messages may be pulled; none if it is not positive."""
         cache = self.cache
-        return (
-            cache.count > limits.messages_max
-            or cache.bytes > limits.bytes_max
-            or (not is_orderly and self._reach > limits.span_max)
-        )
+        if cache.bytes > limits.bytes_max:
+            return 0
+        room = limits.messages_max + 1 - cache.count
+        # Order itself keeps an orderly queue's span short.
+        return room if is_orderly else min(room, limits.span_max + 1 - self._reach)
 
     @property
     def _reach(self) -> int:
@@ -105,8 +103,6 @@ class OwnedQueue:
     def finish(self, messages: list[MessageView]) -> QueueOffset:
         """Take messages out that are done; return the offset to commit."""
         offset = self.cache.remove(messages)
-        for message in messages:
-            self.started_ms.pop(message.queue_offset, None)
         self.note_room()
         return offset
 

@@ -108,10 +108,10 @@ class ProcessQueue(Generic[M]):
         """Finish messages; return the lowest unfinished offset, which is what to commit."""
         if not self._cached:
             return NOTHING_REMOVED
-        for message in messages:
-            if self._cached.pop(message.queue_offset, None) is not None:
-                self.count -= 1
-                self.bytes -= message.body_length
+        pop = self._cached.pop
+        removed = [each for each in messages if pop(each.queue_offset, None) is not None]
+        self.count -= len(removed)
+        self.bytes -= sum([message.body_length for message in removed])
         self._trim()
         # Whatever finishes first: a crash may repeat messages above this offset, never skip one.
         return QueueOffset(self._order[0] if self._order else self._last_put + 1)

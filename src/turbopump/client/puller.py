@@ -35,6 +35,8 @@ from turbopump.wire.sysflag import (
 
 _log = logging.getLogger(__name__)
 
+_USUAL_BATCH_MAX = 32
+"""Brokers return no more messages than this to a pull that does not ask for a large response."""
 _AFTER_ERROR_MS = 1000
 _AFTER_FLOW_CONTROL_MS = 20
 _NOT_LOCKED_MS = 1000
@@ -55,9 +57,7 @@ class Delivery(Protocol):
 
     is_orderly: bool
 
-    def deliver(
-        self, owned: OwnedQueue, messages: Sequence[MessageView], *, begins: bool
-    ) -> None: ...
+    def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,13 @@ class Puller:
                 await self._take(outcome, wanted, spent_ms)
 
     def _has_to_wait(self) -> bool:
-        return not self._context.resumed.is_set() or self._is_full or self._is_unlocked
+        return not self._context.resumed.is_set() or self._room <= 0 or self._is_unlocked
 
     @property
-    def _is_full(self) -> bool:
+    def _room(self) -> int:
         owned, context = self._owned, self._context
         is_orderly = context.delivery.is_orderly
-        return owned.is_full(context.limits(owned.queue.topic), is_orderly=is_orderly)
+        return owned.room(context.limits(owned.queue.topic), is_orderly=is_orderly)
 
     @property
     def _is_unlocked(self) -> bool:
@@ -146,7 +146,7 @@ class Puller:
         if not context.resumed.is_set():
             with owned.waiting():
                 await context.resumed.wait()
-        elif self._is_full:
+        elif self._room <= 0:
             with owned.waiting():
                 await owned.wait_for_room()
         else:
@@ -229,18 +229,20 @@ class Puller:
         if wanted.class_filter_mode:
             # A pull from a filter server names the filter, and commits nothing.
             carried, sys_flag, commit_offset = True, PULL_SUSPEND | PULL_CLASS_FILTER, 0
+        count = max(min(context.pulling.batch_max, self._room), 1)
         return PullMessage(
             consumer_group=context.group,
             topic=owned.queue.topic,
             queue_id=owned.queue.queue_id,
             queue_offset=owned.next_offset,
-            max_msg_nums=context.pulling.batch_max,
+            max_msg_nums=count,
             sys_flag=sys_flag | PULL_SUBSCRIPTION if carried else sys_flag,
             commit_offset=commit_offset,
             suspend_timeout_millis=context.pulling.hold_ms,
             subscription=wanted.sub_string if carried else None,
             sub_version=wanted.sub_version,
             expression_type=wanted.expression_type,
+            bulk_pull=True if count > _USUAL_BATCH_MAX else None,
         )
 
     async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:

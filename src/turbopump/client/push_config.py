@@ -75,8 +75,9 @@ class Pulling:
         Pulling(batch_max=64, interval_ms=100)
     """
 
-    batch_max: int = 32
-    """Most messages of one pull; brokers may give fewer."""
+    batch_max: int = 256
+    """Most messages of one pull, fewer if the flow limits leave less room; Apache RocketMQ brokers
+    return up to 32."""
 
     interval_ms: int = 0
     """Pause after a pull that brought messages."""

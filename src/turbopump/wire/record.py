@@ -126,7 +126,7 @@ class Record(Struct, frozen=True, kw_only=True):
         return b"".join((fixed, body, topic_length, topic, text_length, text))
 
 
-class MessageView(Struct, frozen=True, eq=False):
+class MessageView(Struct, frozen=True, eq=False, gc=False):
     """A stored message; the fields up to ``body_length`` stand in the record's own order.
 
     ::

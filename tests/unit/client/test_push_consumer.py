@@ -16,7 +16,7 @@ from consumers import Seen, committed, consuming, make_topic, send, sleep_ms
 from turbopump.broker.config import FiltersConfig
 from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
-from turbopump.client.push_config import Listening, Pulling
+from turbopump.client.push_config import FlowLimits, Listening, Pulling
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import InvalidArgument, NotRunning, RemoteError
 from turbopump.message import MessageQueue
@@ -379,6 +379,30 @@ async def test_pulls_can_carry_the_subscription(tmp_path: Path) -> None:
         ]
         assert {(each.subscription, each.max_msg_nums) for each in pulls} == {("*", 7)}
         assert all(each.sys_flag & 0b110 == 0b110 for each in pulls)
+
+
+@virtual_time()
+async def test_pulls_ask_for_as_much_as_the_flow_limits_leave_room_for(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(300), to=QUEUE)
+        seen, recorder = Seen(), Recorder()
+        seen.hold.clear()
+        flow = FlowLimits(messages_per_queue=280)
+        async with consuming(world, seen, session=world.session(hooks=[recorder]), flow=flow):
+            await sleep_ms(10_000)
+            seen.hold.set()
+            await wait_until(lambda: seen.count == 300)
+        pulls = [
+            headers.PullMessage.from_ext_fields(each.ext_fields)
+            for each in recorder.of(RequestCode.PULL_MESSAGE)
+        ]
+        asked = [
+            (each.max_msg_nums, each.bulk_pull)
+            for each in pulls
+            if (each.topic, each.queue_id) == (QUEUE.topic, QUEUE.queue_id)
+        ]
+        # The second one goes one message beyond the limit, as everywhere in the protocol.
+        assert asked[:2] == [(256, True), (25, None)]
 
 
 # --- where to start -------------------------------------------------------------------------------

@@ -58,6 +58,26 @@ async def test_tasks_that_never_wait_let_others_have_a_turn() -> None:
     await workers.close(0)
 
 
+@virtual_time()
+async def test_one_task_runs_jobs_that_never_wait() -> None:
+    tasks, done = set[asyncio.Task[None] | None](), list[int]()
+
+    async def work(job: int) -> None:
+        tasks.add(asyncio.current_task())
+        if job == 60:
+            await asyncio.sleep(1)
+
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, 4, Watch("calls"))
+    workers.submit(range(60))
+    await wait_until(lambda: len(done) == 60)
+    assert len(tasks) == 1
+    workers.submit(range(60, 100))
+    await wait_until(lambda: len(done) == 99)
+    assert len(tasks) == 3
+    await workers.close(2000)
+    assert len(done) == 100
+
+
 @pytest.mark.parametrize("wait_ms", [0, 2000])
 @virtual_time()
 async def test_closing_waits_for_tasks_that_run_and_starts_no_more(wait_ms: int) -> None:

@@ -41,7 +41,23 @@ class Batch(Struct, eq=False):
     owned: OwnedQueue
     messages: list[MessageView]
     context: ConsumeContext
+    start_ms: int = 0
+    """When the listener got them; by the monotonic clock."""
     verdict: Verdict | None = None
+
+    def has(self, message: MessageView) -> bool:
+        """Whether a message of the same queue is one of these; they ascend."""
+        first, last = self.messages[0].queue_offset, self.messages[-1].queue_offset
+        return first <= message.queue_offset <= last
+
+
+class Settled(Struct, eq=False):
+    """What calls of the listener that ended together have come to, for one queue."""
+
+    messages: list[MessageView] = []
+    failed: int = 0
+    calls: int = 0
+    spent_ms: int = 0
 
 
 class ConcurrentDelivery:
@@ -67,6 +83,7 @@ class ConcurrentDelivery:
         """None when broadcasting: what fails is logged and gone."""
         self._stats = stats
         self._clock = clock
+        self._running: set[Batch] = set()
         self._tasks = Supervisor()
         watch = self._tasks.watch("calls of the listener")
         self._workers: Workers[Batch] = (
@@ -91,14 +108,14 @@ class ConcurrentDelivery:
     def deliver(
         self,
         owned: OwnedQueue,
-        messages: Sequence[MessageView],
+        messages: list[MessageView],
         *,
         begins: bool,  # noqa: ARG002 - for those who deliver in order
     ) -> None:
         """Give new messages of a queue to the listener."""
         size, group, queue = self._config.batch_max, self._group, owned.queue
         self._workers.submit(
-            Batch(owned, list(messages[at : at + size]), ConsumeContext(group, queue))
+            Batch(owned, messages[at : at + size], ConsumeContext(group, queue))
             for at in range(0, len(messages), size)
         )
 
@@ -113,43 +130,49 @@ class ConcurrentDelivery:
     # --- calling ----------------------------------------------------------------------------------
 
     def _call(self, batch: Batch) -> None:
-        if self._begins(batch):
-            batch.verdict = self._listener.call(batch.messages, batch.context)
+        if batch.owned.is_dropped:
+            return
+        batch.start_ms = now_ms = self._clock.monotonic_ms()
+        self._running.add(batch)
+        batch.verdict = self._listener.call(batch.messages, batch.context, now_ms)
+        self._running.discard(batch)
 
     async def _acall(self, batch: Batch) -> None:
-        if self._begins(batch):
-            batch.verdict = await self._listener.acall(batch.messages, batch.context)
-
-    def _begins(self, batch: Batch) -> bool:
-        owned = batch.owned
-        if owned.is_dropped:
-            return False
-        now_ms = self._clock.monotonic_ms()
-        for message in batch.messages:
-            owned.started_ms[message.queue_offset] = now_ms
-        return True
+        if batch.owned.is_dropped:
+            return
+        batch.start_ms = now_ms = self._clock.monotonic_ms()
+        self._running.add(batch)
+        batch.verdict = await self._listener.acall(batch.messages, batch.context, now_ms)
+        self._running.discard(batch)
 
     # --- what follows -----------------------------------------------------------------------------
 
     def _settle(self, batches: Sequence[Batch]) -> None:
-        done: dict[OwnedQueue, list[MessageView]] = {}
+        done: dict[OwnedQueue, Settled] = {}
         for batch in batches:
             verdict, owned, messages = batch.verdict, batch.owned, batch.messages
             if verdict is None or owned.is_dropped:
                 # The queue is another's now, who gets these messages again.
                 continue
             count = acknowledged_count(verdict.result, batch.context.acknowledged, len(messages))
-            failed = len(messages) - count
-            self._stats.called(owned.queue.topic, count, failed, verdict.spent_ms)
-            if failed:
+            settled = done.get(owned)
+            if settled is None:
+                settled = done[owned] = Settled()
+            settled.calls += 1
+            settled.spent_ms += verdict.spent_ms
+            if count < len(messages):
+                settled.failed += len(messages) - count
                 self._tasks.keep(
                     f"send-back of {owned.queue}",
                     functools.partial(self._send_back, batch, messages[count:]),
                 )
                 messages = messages[:count]
-            done.setdefault(owned, []).extend(messages)
-        for owned, messages in done.items():
-            self._finish(owned, messages)
+            settled.messages += messages
+        for owned, settled in done.items():
+            consumed, failed = len(settled.messages), settled.failed
+            topic, spent_ms, calls = owned.queue.topic, settled.spent_ms, settled.calls
+            self._stats.called(topic, consumed, failed, spent_ms, calls)
+            self._finish(owned, settled.messages)
 
     def _finish(self, owned: OwnedQueue, messages: list[MessageView]) -> None:
         if not messages or owned.is_dropped:
@@ -197,9 +220,10 @@ class ConcurrentDelivery:
         message = owned.cache.first
         if message is None or owned.is_dropped or self._retry_sender is None:
             return False
-        start_ms = owned.started_ms.get(message.queue_offset)
-        limit_ms = self._config.timeout_minutes * _MS_PER_MINUTE
-        if start_ms is None or self._clock.monotonic_ms() - start_ms <= limit_ms:
+        start_ms = self._clock.monotonic_ms() - self._config.timeout_minutes * _MS_PER_MINUTE
+        # A copy: threads change it.
+        expired = [batch for batch in tuple(self._running) if batch.start_ms < start_ms]
+        if not any(batch.owned is owned and batch.has(message) for batch in expired):
             return False
         _log.warning("%s takes too long in %s, sent back", message.message_id, owned.queue)
         if not await self._retry_sender.send_back(owned.queue, message, _EXPIRED_DELAY_LEVEL):

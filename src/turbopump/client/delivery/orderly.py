@@ -118,7 +118,7 @@ class OrderlyDelivery:
     def deliver(
         self,
         owned: OwnedQueue,
-        messages: Sequence[MessageView],  # noqa: ARG002 - taken from the cache, in order
+        messages: list[MessageView],  # noqa: ARG002 - taken from the cache, in order
         *,
         begins: bool,
     ) -> None:
@@ -173,29 +173,33 @@ class OrderlyDelivery:
 
     def _run(self, run: Run) -> None:
         run.calls.clear()
-        end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
+        start_ms = now_ms = self._clock.monotonic_ms()
         for messages in run.batches:
-            if not self._continues(run, end_ms):
+            if not self._continues(run, start_ms, now_ms):
                 return
             context = ConsumeContext(self._group, run.owned.queue)
-            run.calls.append(_call(messages, context, self._listener.call(messages, context)))
+            verdict = self._listener.call(messages, context, now_ms)
+            run.calls.append(_call(messages, context, verdict))
+            now_ms += verdict.spent_ms
 
     async def _arun(self, run: Run) -> None:
         run.calls.clear()
-        end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
+        start_ms = now_ms = self._clock.monotonic_ms()
         for messages in run.batches:
-            if not self._continues(run, end_ms):
+            if not self._continues(run, start_ms, now_ms):
                 return
             context = ConsumeContext(self._group, run.owned.queue)
-            verdict = await self._listener.acall(messages, context)
+            verdict = await self._listener.acall(messages, context, now_ms)
             run.calls.append(_call(messages, context, verdict))
+            now_ms += verdict.spent_ms
 
-    def _continues(self, run: Run, end_ms: int) -> bool:
+    def _continues(self, run: Run, start_ms: int, now_ms: int) -> bool:
         """Whether the next batch may follow; called where the listener runs."""
-        owned, now_ms = run.owned, self._clock.monotonic_ms()
+        owned = run.owned
         if owned.is_dropped or (self._lock is not None and not owned.is_locked(now_ms)):
             return False
-        return not run.calls or (run.calls[-1].step.continues and now_ms < end_ms)
+        is_over = now_ms - start_ms >= _RUN_MS_MAX
+        return not run.calls or (run.calls[-1].step.continues and not is_over)
 
     # --- what follows -----------------------------------------------------------------------------
 

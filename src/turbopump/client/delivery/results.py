@@ -41,7 +41,7 @@ class ConsumeResult(Enum):
     """Orderly with ``context.auto_commit`` off: all messages since the last commit come again."""
 
 
-class ConsumeContext(Struct):
+class ConsumeContext(Struct, gc=False):
     """Where messages come from, and how the listener wants its answer to be understood.
 
     ::

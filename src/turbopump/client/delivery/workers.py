@@ -1,8 +1,8 @@
-"""Jobs that run side by side, at most so many: in threads, or as tasks on the loop.
+"""Up to n concurrent jobs: in threads, or as tasks on the loop.
 
-Threads cost when they wake: a job for each message, each in another thread, spends its time in
-handing over. So one worker runs as many jobs as there are, and more workers join only when those
-that run are seen to be stuck in a job. What is finished comes back to the loop in lists.
+Waking a thread or starting a task costs more than a short job. So one worker runs as many jobs as
+there are, and more workers join only while those that run wait in the middle of a job. Finished
+jobs return to the loop in lists.
 """
 
 from __future__ import annotations
@@ -173,13 +173,16 @@ class TaskWorkers(Generic[J]):
         self._jobs: deque[J] = deque()
         self._finished: list[J] = []
         self._active: set[asyncio.Task[None]] = set()
+        self._in_jobs = 0
+        """Workers in the middle of a job; seen from elsewhere, its listener waits for something."""
+        self._is_growth_due = False
         self._is_closed = False
 
     def submit(self, jobs: Iterable[J]) -> None:
         if self._is_closed:
             return
         self._jobs.extend(jobs)
-        self._join()
+        self._grow()
 
     async def close(self, timeout_ms: int) -> None:
         self._is_closed = True
@@ -191,26 +194,42 @@ class TaskWorkers(Generic[J]):
         if self._active:
             _, deaf = await asyncio.wait(self._active, timeout=_CANCEL_WAIT_S)
             for task in deaf:
-                _log.error("a listener does not let itself be cancelled, and is left: %r", task)
+                _log.error("a listener ignores cancellation and is abandoned: %r", task)
         self._collect()
 
-    def _join(self) -> None:
-        """Let one more worker begin; it calls the next one, if there is work for it."""
-        if self._jobs and len(self._active) < self.size:
+    def _start(self, count: int) -> None:
+        for _ in range(min(count, len(self._jobs), self.size - len(self._active))):
             task = asyncio.create_task(self._work())
             self._active.add(task)
             task.add_done_callback(self._ended)
+
+    def _grow_soon(self) -> None:
+        if self._jobs and not self._is_growth_due:
+            self._is_growth_due = True
+            asyncio.get_running_loop().call_soon(self._grow_now)
+
+    def _grow_now(self) -> None:
+        self._is_growth_due = False
+        self._grow()
+
+    def _grow(self) -> None:
+        """Double the workers if all of them are in the middle of a job; there may be none yet."""
+        if self._in_jobs >= len(self._active):
+            self._start(max(len(self._active), 1))
 
     async def _work(self) -> None:
         turns = 0
         while self._jobs and len(self._active) <= self.size:
             job = self._jobs.popleft()
-            self._join()
+            self._grow_soon()
+            self._in_jobs += 1
             try:
                 await self._run(job)
             except Exception as error:  # noqa: BLE001 - a bug, or nobody would ever finish the job
                 _run_later(self, job, self._watch.failed(error))
                 continue
+            finally:
+                self._in_jobs -= 1
             if not self._finished:
                 asyncio.get_running_loop().call_soon(self._collect)
             self._finished.append(job)
@@ -228,4 +247,4 @@ class TaskWorkers(Generic[J]):
         if not task.cancelled():
             task.result()
         if not self._active:
-            self._join()
+            self._grow()
