@@ -20,6 +20,7 @@ from turbopump.client.calls import Found, NothingNew
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
 from turbopump.client.pull_consumer import PullConsumer
+from turbopump.client.push_config import Pulling
 from turbopump.errors import RemoteError
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
@@ -31,6 +32,7 @@ from turbopump.wire.sysflag import PULL_COMMIT_OFFSET
 QUEUE = MessageQueue("T", MASTER, 0)
 FAR_BEHIND = replace(SMALL_STORE, limits=replace(SMALL_STORE.limits, recent_bytes=1000))
 ENABLED = SlaveReadsConfig(enabled=True)
+SMALL_PULLS = Pulling(batch_max=8)
 
 
 def bodies(first: int, end: int) -> list[bytes]:
@@ -66,7 +68,7 @@ async def test_a_push_consumer_follows_the_suggestion_and_returns(tmp_path: Path
         await cluster.copy()
         requests, seen = Recorder(), Seen()
         session = cluster.session(hooks=[requests])
-        async with consuming(cluster, seen, session=session):
+        async with consuming(cluster, seen, session=session, pulling=SMALL_PULLS):
             await wait_until(lambda: seen.count == 60)
             assert sorted(seen.bodies, key=int) == bodies(0, 60)
             asked = [address for address, _ in pulls(requests)]
@@ -98,7 +100,8 @@ async def test_a_slave_that_lags_moves_no_offset(tmp_path: Path) -> None:
         await cluster.copy()
         await send(cluster, bodies(10, 60), to=QUEUE)
         requests, seen = Recorder(), Seen()
-        async with consuming(cluster, seen, session=cluster.session(hooks=[requests])):
+        session = cluster.session(hooks=[requests])
+        async with consuming(cluster, seen, session=session, pulling=SMALL_PULLS):
             await wait_until(lambda: seen.count == 60)
             await asyncio.sleep(30)
             assert sorted(seen.bodies, key=int) == bodies(0, 60), "none skipped, none twice"
