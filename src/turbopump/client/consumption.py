@@ -224,6 +224,8 @@ class Consumption:
         for owned, puller in list(self._pullers.items()):
             if owned.queue.topic == topic:
                 puller.cancel()
+                if owned.last_pulled is not None:
+                    owned.last_pulled = owned.last_pulled.with_other_filter()
                 self._pull(owned)
 
     def _pull_all(self, gained: Iterable[OwnedQueue]) -> None:

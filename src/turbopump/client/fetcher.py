@@ -55,6 +55,12 @@ class Fetcher:
             f"fetching {queue}", functools.partial(self._fetch, queue)
         )
 
+    def filter_changed(self, topic: str) -> None:
+        """Note that what was passed over of a topic may match from now on."""
+        for queue, last in self._last.items():
+            if queue.topic == topic and last is not None:
+                self._last[queue] = last.with_other_filter()
+
     def stop(self, queue: MessageQueue) -> None:
         """Stop fetching a queue; drop messages on their way."""
         task = self._by_queue.pop(queue, None)
@@ -96,7 +102,7 @@ class Fetcher:
                 queue, offset, wanted, self._count_max, is_held=True, is_lite=True
             )
             last, outcome = await self._reader.continued(
-                queue, self._last.get(queue), offset, outcome
+                queue, wanted, self._last.get(queue), offset, outcome
             )
         except DamagedMessage as error:
             # `poll` raises it in its turn.

@@ -143,6 +143,7 @@ class LitePullConsumer(ConsumerMember):
             raise InvalidArgument(f"cannot subscribe to {topic!r}: queues are assigned by assign()")
         await running.session.refresh_route(running.reader.wire_topic(topic))
         await self._note_subscription(running, topic, tags)
+        running.fetcher.filter_changed(topic)
         self._expressions[topic] = tags
         await running.session.heartbeat()
         running.balance_wanted.set()

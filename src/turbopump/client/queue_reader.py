@@ -18,7 +18,7 @@ from turbopump.client.calls import (
     PullOutcome,
     RecordsOutcome,
 )
-from turbopump.client.continuity import LastPulled, Place, continued, last_pulled
+from turbopump.client.continuity import LastPulled, Place, caught_up, continued, last_pulled
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.replicas import Replica, first_slave_id, is_refused, lacks_offset
@@ -203,7 +203,12 @@ class QueueReader:
         return self._header(on_wire, offset, wanted, count_max, self._times.hold_ms, sys_flag)
 
     async def continued(
-        self, queue: MessageQueue, last: LastPulled | None, asked: QueueOffset, outcome: PullOutcome
+        self,
+        queue: MessageQueue,
+        wanted: Subscription,
+        last: LastPulled | None,
+        asked: QueueOffset,
+        outcome: PullOutcome,
     ) -> tuple[LastPulled | None, PullOutcome]:
         """Compare the replica that answered the last pull with the one before.
 
@@ -214,14 +219,28 @@ class QueueReader:
         if replica is None:
             return last, outcome
         source = self._session.source(replica.address)
+        place = self._place(queue, replica, wanted)
         if last is not None and last.source != source:
-            on_wire = self.wire_queue(queue)
-            place = Place(self._session, replica, self._group, on_wire, self._timeout_ms)
             outcome = await continued(place, last, asked, outcome)
             if isinstance(outcome, OffsetIllegal) and not replica.is_master:
                 self.back_to_master(queue)
                 raise NoRoute(f"{queue}: slave {replica.address} has other messages")
-        return last_pulled(last, source, outcome), outcome
+        last = last_pulled(last, source, asked, outcome)
+        if last is not None and last.is_far_behind:
+            last = await caught_up(place, last)
+        return last, outcome
+
+    def _place(self, queue: MessageQueue, replica: Replica, wanted: Subscription) -> Place:
+        """Return what is compared with what was pulled before."""
+        on_wire, timeout_ms = self.wire_queue(queue), self._timeout_ms
+
+        async def next_match(offset: QueueOffset) -> PullOutcome:
+            header = self.header_to_pull(queue, offset, wanted, 1)
+            answer = await self._ask(replica, header, wanted, timeout_ms)
+            outcome = calls.decoded(answer, queue, offset)
+            return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
+
+        return Place(self._session, replica, self._group, on_wire, timeout_ms, next_match)
 
     def back_to_master(self, queue: MessageQueue) -> bool:
         """Ask the master next time; return whether another one was to be asked."""
