@@ -135,6 +135,74 @@ async def test_another_filter_does_not_apply_to_what_was_passed_over(tmp_path: P
 
 
 @virtual_time()
+async def test_a_push_consumer_that_stops_commits_nothing_before_it_has_compared(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen):
+            await store_some(world)
+            await wait_until(lambda: seen.count == 10)
+            await lose_the_end(world, 20)
+        async with consuming(world, seen):
+            wanted = {*bodies(0, 10), *bodies(0, 20, b"new")}
+            await wait_until(lambda: set(seen.bodies) == wanted, 120)
+
+
+@virtual_time()
+async def test_a_push_consumer_that_waits_for_its_first_message(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        before, seen = Seen(), Seen()
+        await store_some(world)
+        async with consuming(world, before):
+            await wait_until(lambda: before.count == 10)
+        async with consuming(world, seen):
+            await asyncio.sleep(1)
+            await lose_the_end(world, 20)
+            await wait_until(lambda: set(seen.bodies) >= set(bodies(0, 20, b"new")), 120)
+
+
+def lite(world: Cluster) -> LitePullConsumer:
+    session = world.session("10.0.1.1")
+    return LitePullConsumer("g", subscriptions={"T": "*"}, start_from="first", session=session)
+
+
+async def polled(consumer: LitePullConsumer, times: int) -> set[bytes]:
+    return {message.body for _ in range(times) for message in await consumer.poll()}
+
+
+@virtual_time()
+async def test_a_lite_pull_consumer_that_stops_commits_nothing_before_it_has_compared(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        await store_some(world)
+        got: set[bytes] = set()
+        async with lite(world) as consumer:
+            while len(got) < 10:
+                got |= await polled(consumer, 1)
+            await lose_the_end(world, 20)
+        async with lite(world) as consumer:
+            got |= await polled(consumer, 40)
+        assert got == {*bodies(0, 10), *bodies(0, 20, b"new")}
+
+
+@virtual_time()
+async def test_a_lite_pull_consumer_that_waits_for_its_first_message(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await store_some(world)
+        got: set[bytes] = set()
+        async with lite(world) as consumer:
+            while len(got) < 10:
+                got |= await polled(consumer, 1)
+        async with lite(world) as consumer:
+            assert not await polled(consumer, 1)
+            await lose_the_end(world, 20)
+            got |= await polled(consumer, 40)
+        assert got == {*bodies(0, 10), *bodies(0, 20, b"new")}
+
+
+@virtual_time()
 async def test_nothing_is_repeated_where_everything_was_kept(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         seen = Seen()

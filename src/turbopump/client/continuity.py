@@ -145,14 +145,34 @@ async def continued(
     return OffsetIllegal(offset, outcome.min_offset, outcome.max_offset, MASTER_ID)
 
 
-async def offset_to_commit(place: Place, last: LastPulled, position: QueueOffset) -> QueueOffset:
-    """Return the position, or a lower one if the master has other messages before it."""
-    offset = await _first_to_read(place, last)
-    return position if offset is None else min(position, offset)
+async def offset_to_commit(
+    place: Place, last: LastPulled, compared: Source | None, position: QueueOffset
+) -> tuple[Source | None, QueueOffset | None]:
+    """Return the connection over which a master was compared, and what to commit over it.
+
+    That is the position, a lower one if the master has other messages before it, or None if the
+    connection is lost again.
+    """
+    caller, address = place.caller, place.replica.address
+    # The first comparison may have to connect.
+    for _ in range(2):
+        source = caller.source(address)
+        if source.connection and source == compared:
+            return compared, position
+        first = await _first_to_read(place, last)
+        if source.connection and caller.source(address) == source:
+            return (source, position) if first is None else (compared, min(position, first))
+    return compared, None
+
+
+async def begun(place: Place, start: QueueOffset) -> LastPulled:
+    """Return what to compare if the connection is lost before the first pull is answered."""
+    last = LastPulled(place.caller.source(place.replica.address), None, start, start)
+    return last if start == 0 else await caught_up(place, last)
 
 
 async def caught_up(place: Place, last: LastPulled) -> LastPulled:
-    """Read the newest message that was passed over, to compare with that one from now on."""
+    """Read the message before the next one, whatever it is, to compare with that from now on."""
     offset = QueueOffset(last.end - 1)
     try:
         outcome = await _pull_any(place, offset)

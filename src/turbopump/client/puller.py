@@ -12,7 +12,15 @@ from msgspec import structs
 
 from turbopump.client import calls
 from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, PullOutcome
-from turbopump.client.continuity import Place, Source, caught_up, continued, last_pulled
+from turbopump.client.continuity import (
+    Place,
+    Source,
+    begun,
+    caught_up,
+    continued,
+    last_pulled,
+    offset_to_commit,
+)
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Pulling, QueueLimits
@@ -20,7 +28,7 @@ from turbopump.client.replicas import Replica, is_refused, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.stats import ConsumerStats
-from turbopump.client.subscriptions import matching
+from turbopump.client.subscriptions import EVERYTHING, matching, subscription
 from turbopump.errors import DamagedMessage, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
@@ -129,6 +137,28 @@ class Puller:
             if not owned.is_dropped:
                 spent_ms = context.session.clock.monotonic_ms() - start_ms
                 await self._take(outcome, wanted, spent_ms)
+
+    async def begin(self, replica: Replica) -> None:
+        """Note where pulling will begin, on the replica that was asked for it."""
+        self._replica = replica
+        everything = subscription(self._owned.queue.topic, EVERYTHING, 0)
+        self._owned.last_pulled = await begun(self._place(everything), self._owned.next_offset)
+
+    async def offset_to_commit(self, replica: Replica, position: QueueOffset) -> QueueOffset | None:
+        """Return what to commit to a replica, None if that cannot be said at the moment."""
+        owned, last = self._owned, self._owned.last_pulled
+        if last is None or not replica.is_master:
+            return position
+        self._replica = replica
+        wanted = self._context.subscription(owned.queue.topic)
+        if wanted is None:
+            # Unsubscribed: what the filter has passed over is not known any more.
+            wanted = subscription(owned.queue.topic, EVERYTHING, 0)
+            last = last.with_other_filter()
+        owned.compared_with, offset = await offset_to_commit(
+            self._place(wanted), last, owned.compared_with, position
+        )
+        return offset
 
     def _has_to_wait(self) -> bool:
         return not self._context.resumed.is_set() or self._is_full or self._is_unlocked
@@ -283,6 +313,8 @@ class Puller:
             # Before the offset: should that fail, the same messages are pulled again.
             self._give(outcome, wanted)
         owned.last_pulled = last_pulled(owned.last_pulled, self._source, asked, outcome)
+        if self._replica.is_master and not isinstance(outcome, OffsetIllegal):
+            owned.compared_with = self._source
         owned.next_offset = outcome.next_offset
         match outcome:
             case Found():
