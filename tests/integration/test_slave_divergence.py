@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from brokers import SMALL_STORE
-from consumers import Seen, consuming, send
+from consumers import Seen, consuming, send, session_of
 from replicas import MASTER, Replicas, replicas
 from turbopump.broker.config import SlaveReadsConfig
 from turbopump.client.lite_pull_consumer import LitePullConsumer
@@ -81,6 +81,25 @@ async def test_what_only_the_slave_has_is_not_read_in_turn_with_the_master(tmp_p
             await send(cluster, [b"last"], to=QUEUE)
             await wait_until(lambda: b"last" in seen.bodies, 60)
         assert max(Counter(seen.bodies).values()) == 2
+
+
+@virtual_time()
+async def test_positions_in_the_slave_are_not_committed_to_a_master_with_other_messages(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path) as cluster:
+        await lose_the_end(cluster)
+        await asyncio.sleep(60)
+        seen = Seen()
+        async with consuming(cluster, seen) as consumer:
+            await wait_until(lambda: seen.count == 10)
+            await cluster.start_broker(MASTER)
+            await send(cluster, bodies(0, 20, b"new"), to=QUEUE)
+            # So that it knows where to commit when it stops.
+            await session_of(consumer).refresh_routes()
+        async with consuming(cluster, seen):
+            wanted = {*bodies(0, 10), *bodies(0, 20, b"new")}
+            await wait_until(lambda: set(seen.bodies) == wanted, 120)
 
 
 @pytest.mark.parametrize("new", [3, 20])

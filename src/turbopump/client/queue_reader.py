@@ -335,7 +335,7 @@ class QueueReader:
         """Commit how far the group has come, or less if the master has other messages by now."""
         replica = await self._session.replica_to_commit(self.wire_queue(queue))
         offset: QueueOffset | None = position
-        if last is not None and replica.is_master:
+        if last is not None:
             place, compared = self._place(queue, replica, wanted), self._compared.get(queue)
             compared, offset = await offset_to_commit(place, last, compared, position)
             if compared is not None:
