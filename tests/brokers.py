@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig
+from turbopump.client.subscriptions import Sql, subscription
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.net.pool import ConnectionPool
 from turbopump.store.config import FlushConfig, FlushMode, StoreConfig
@@ -19,6 +20,7 @@ from turbopump.store.flush import Flusher
 from turbopump.store.store import Store
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine
 from turbopump.wire import properties
+from turbopump.wire.bodies import ConsumerData, Heartbeat
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
 from turbopump.wire.headers import (
@@ -28,6 +30,7 @@ from turbopump.wire.headers import (
     SendBack,
     SendMessage,
     SendMessageV2,
+    UpdateConsumerOffset,
 )
 from turbopump.wire.record import MessageView, decode_records
 from turbopump.wire.schema import Header
@@ -210,6 +213,18 @@ class Client:
         answer = await self.ask(code, header)
         assert answer.code == ResponseCode.SUCCESS, answer
         return OffsetAnswer.from_ext_fields(answer.ext_fields).offset
+
+
+async def use_all_tables(client: Client) -> None:
+    """Create a topic, a group with an SQL92 subscription, an offset and a delayed message."""
+    wanted = subscription("T", Sql("n > 1"), 5)
+    data = ConsumerData(group_name="g", subscription_data_set=[wanted])
+    beat = Heartbeat(client_id="c", consumer_data_set=[data])
+    await client.send(topic="T")
+    await client.ask(RequestCode.HEART_BEAT, body=beat.encode())
+    commit = UpdateConsumerOffset(consumer_group="g", topic="T", queue_id=0, commit_offset=1)
+    await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+    await client.send(topic="T", named={"DELAY": "1"})
 
 
 def views(answer: Command) -> list[MessageView]:

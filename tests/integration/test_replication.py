@@ -254,6 +254,37 @@ async def test_the_master_sends_no_faster_than_allowed(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_a_slave_that_is_far_behind_knows_it(tmp_path: Path) -> None:
+    settings = {"maxHaTransferByteInSecond": "10000"}
+    async with log_replicas(tmp_path, slaves=0, settings=settings) as cluster:
+        await cluster.fill(200)
+        slave = await cluster.start_broker(SLAVE)
+        await cluster.advance(seconds=11)
+        behind = cluster.master.store.written_end - slave.store.written_end
+        assert behind > 50_000
+        assert master_link(slave).lag_bytes == behind
+        assert link(slave) is LinkState.CATCHING_UP
+        assert int(slave.administration.runtime_info()["replicationLagMillis"]) >= 9000
+        await cluster.until_copied()
+        assert link(slave) is LinkState.IN_SYNC
+        assert slave.administration.runtime_info()["replicationLagMillis"] == "0"
+
+
+@pytest.mark.parametrize("slaves", [1, 3])
+@virtual_time()
+async def test_a_frame_that_takes_longer_than_a_link_may_be_silent(
+    tmp_path: Path, slaves: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"maxHaTransferByteInSecond": "1500"}
+    async with log_replicas(tmp_path, slaves=slaves, settings=settings) as cluster:
+        await cluster.until(lambda: len(cluster.master.replication.status.slaves) == slaves)
+        await cluster.fill(100)
+        await cluster.advance(minutes=5)
+        await cluster.until_copied()
+        assert "haHousekeepingInterval" not in caplog.text
+
+
+@virtual_time()
 async def test_a_slave_reads_delayed_and_keyed_messages_too(tmp_path: Path) -> None:
     async with log_replicas(tmp_path) as cluster:
         await cluster.fill(10)

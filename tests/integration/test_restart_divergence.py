@@ -9,7 +9,9 @@ import pytest
 
 from clusters import Cluster, cluster
 from consumers import Seen, consuming, send
+from turbopump.client import continuity
 from turbopump.client.lite_pull_consumer import LitePullConsumer
+from turbopump.client.subscriptions import Expression, Sql
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 
@@ -22,11 +24,11 @@ def bodies(first: int, end: int, prefix: bytes = b"") -> list[bytes]:
     return [prefix + b"%d" % number for number in range(first, end)]
 
 
-async def store_some(world: Cluster) -> None:
-    """Store ten messages, the last five of which are not flushed yet."""
-    await send(world, bodies(0, 5), to=QUEUE)
+async def store_some(world: Cluster, unflushed: str = "a") -> None:
+    """Store ten messages, the last five of which are not flushed yet, and have another tag."""
+    await send(world, bodies(0, 5), tags="a", to=QUEUE)
     await asyncio.sleep(120)
-    await send(world, bodies(5, 10), to=QUEUE)
+    await send(world, bodies(5, 10), tags=unflushed, to=QUEUE)
 
 
 async def lose_the_end(world: Cluster, new: int) -> None:
@@ -35,7 +37,7 @@ async def lose_the_end(world: Cluster, new: int) -> None:
     world.network.partition("10.0.1.1", "10.0.0.1")
     await world.start_broker("a")
     assert world.broker("a").store.queue_range("T", 0)[1] < 10
-    await send(world, bodies(0, new, b"new"), to=QUEUE)
+    await send(world, bodies(0, new, b"new"), tags="a", to=QUEUE)
     world.network.heal()
 
 
@@ -76,6 +78,128 @@ def test_a_lite_pull_consumer(tmp_path: Path, new: int) -> None:
             assert set(got) == {*bodies(0, 10), *bodies(0, new, b"new")}
 
     run()
+
+
+@pytest.mark.parametrize("wanted", ["a", Sql("TAGS = 'a'")], ids=["tag", "sql"])
+@pytest.mark.parametrize("new", NEW)
+def test_a_filtered_push_consumer(tmp_path: Path, new: int, wanted: Expression) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with cluster(tmp_path) as world:
+            seen = Seen()
+            async with consuming(world, seen, subscriptions={"T": wanted}) as consumer:
+                await store_some(world, "b")
+                await wait_until(lambda: consumer.progress("T").get(QUEUE) == 10, 60)
+                await lose_the_end(world, new)
+                await wait_until(lambda: b"new%d" % (new - 1) in seen.bodies, 120)
+                await asyncio.sleep(60)
+        assert sorted(seen.bodies) == sorted([*bodies(0, 5), *bodies(0, new, b"new")])
+
+    run()
+
+
+def test_a_filtered_push_consumer_that_has_passed_over_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuity, "_PASSED_OVER_MAX", 3)
+
+    @virtual_time()
+    async def run() -> None:
+        async with cluster(tmp_path) as world:
+            seen = Seen()
+            async with consuming(world, seen, subscriptions={"T": "a"}) as consumer:
+                await store_some(world, "b")
+                await wait_until(lambda: consumer.progress("T").get(QUEUE) == 10, 60)
+                await lose_the_end(world, 20)
+                await wait_until(lambda: b"new19" in seen.bodies, 120)
+        assert set(seen.bodies) == {*bodies(0, 5), *bodies(0, 20, b"new")}
+
+    run()
+
+
+@virtual_time()
+async def test_another_filter_does_not_apply_to_what_was_passed_over(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen, subscriptions={"T": "a"}) as consumer:
+            await store_some(world, "b")
+            await wait_until(lambda: consumer.progress("T").get(QUEUE) == 10, 60)
+            await consumer.subscribe("T", "a || b")
+            await asyncio.sleep(10)
+            await world.crash("a")
+            await world.start_broker("a")
+            await send(world, bodies(10, 20), tags="b", to=QUEUE)
+            await wait_until(lambda: seen.count == 15, 120)
+            await asyncio.sleep(60)
+        assert sorted(seen.bodies, key=int) == [*bodies(0, 5), *bodies(10, 20)]
+
+
+@virtual_time()
+async def test_a_push_consumer_that_stops_commits_nothing_before_it_has_compared(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen):
+            await store_some(world)
+            await wait_until(lambda: seen.count == 10)
+            await lose_the_end(world, 20)
+        async with consuming(world, seen):
+            wanted = {*bodies(0, 10), *bodies(0, 20, b"new")}
+            await wait_until(lambda: set(seen.bodies) == wanted, 120)
+
+
+@virtual_time()
+async def test_a_push_consumer_that_waits_for_its_first_message(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        before, seen = Seen(), Seen()
+        await store_some(world)
+        async with consuming(world, before):
+            await wait_until(lambda: before.count == 10)
+        async with consuming(world, seen):
+            await asyncio.sleep(1)
+            await lose_the_end(world, 20)
+            await wait_until(lambda: set(seen.bodies) >= set(bodies(0, 20, b"new")), 120)
+
+
+def lite(world: Cluster) -> LitePullConsumer:
+    session = world.session("10.0.1.1")
+    return LitePullConsumer("g", subscriptions={"T": "*"}, start_from="first", session=session)
+
+
+async def polled(consumer: LitePullConsumer, times: int) -> set[bytes]:
+    return {message.body for _ in range(times) for message in await consumer.poll()}
+
+
+@virtual_time()
+async def test_a_lite_pull_consumer_that_stops_commits_nothing_before_it_has_compared(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        await store_some(world)
+        got: set[bytes] = set()
+        async with lite(world) as consumer:
+            while len(got) < 10:
+                got |= await polled(consumer, 1)
+            await lose_the_end(world, 20)
+        async with lite(world) as consumer:
+            got |= await polled(consumer, 40)
+        assert got == {*bodies(0, 10), *bodies(0, 20, b"new")}
+
+
+@virtual_time()
+async def test_a_lite_pull_consumer_that_waits_for_its_first_message(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await store_some(world)
+        got: set[bytes] = set()
+        async with lite(world) as consumer:
+            while len(got) < 10:
+                got |= await polled(consumer, 1)
+        async with lite(world) as consumer:
+            assert not await polled(consumer, 1)
+            await lose_the_end(world, 20)
+            got |= await polled(consumer, 40)
+        assert got == {*bodies(0, 10), *bodies(0, 20, b"new")}
 
 
 @virtual_time()

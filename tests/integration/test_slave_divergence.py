@@ -11,25 +11,27 @@ from pathlib import Path
 import pytest
 
 from brokers import SMALL_STORE
-from consumers import Seen, consuming, send
+from consumers import Seen, consuming, send, session_of
 from replicas import MASTER, Replicas, replicas
 from turbopump.broker.config import SlaveReadsConfig
 from turbopump.client.lite_pull_consumer import LitePullConsumer
+from turbopump.client.subscriptions import Expression, Sql
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 
 QUEUE = MessageQueue("T", MASTER, 0)
+FILTERS = pytest.mark.parametrize("wanted", ["a", Sql("TAGS = 'a'")], ids=["tag", "sql"])
 
 
 def bodies(first: int, end: int, prefix: bytes = b"") -> list[bytes]:
     return [prefix + b"%d" % number for number in range(first, end)]
 
 
-async def lose_the_end(cluster: Replicas) -> None:
-    """Leave about 5 messages on the master, and 10 on the slave."""
-    await send(cluster, bodies(0, 5), to=QUEUE)
+async def lose_the_end(cluster: Replicas, flushed: str = "a", lost: str = "a") -> None:
+    """Leave about 5 messages on the master, and 10 on the slave; of these tags."""
+    await send(cluster, bodies(0, 5), tags=flushed, to=QUEUE)
     await asyncio.sleep(120)
-    await send(cluster, bodies(5, 10), to=QUEUE)
+    await send(cluster, bodies(5, 10), tags=lost, to=QUEUE)
     await cluster.copy()
     await cluster.crash(MASTER, lose_unflushed=True)
 
@@ -81,6 +83,25 @@ async def test_what_only_the_slave_has_is_not_read_in_turn_with_the_master(tmp_p
         assert max(Counter(seen.bodies).values()) == 2
 
 
+@virtual_time()
+async def test_positions_in_the_slave_are_not_committed_to_a_master_with_other_messages(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path) as cluster:
+        await lose_the_end(cluster)
+        await asyncio.sleep(60)
+        seen = Seen()
+        async with consuming(cluster, seen) as consumer:
+            await wait_until(lambda: seen.count == 10)
+            await cluster.start_broker(MASTER)
+            await send(cluster, bodies(0, 20, b"new"), to=QUEUE)
+            # So that it knows where to commit when it stops.
+            await session_of(consumer).refresh_routes()
+        async with consuming(cluster, seen):
+            wanted = {*bodies(0, 10), *bodies(0, 20, b"new")}
+            await wait_until(lambda: set(seen.bodies) == wanted, 120)
+
+
 @pytest.mark.parametrize("new", [3, 20])
 def test_a_lite_pull_consumer_skips_nothing_that_took_the_place_of_lost_messages(
     tmp_path: Path, new: int
@@ -102,6 +123,78 @@ def test_a_lite_pull_consumer_skips_nothing_that_took_the_place_of_lost_messages
                 for _ in range(40):
                     got += [message.body for message in await consumer.poll()]
                 assert set(got) == wanted
+
+    run()
+
+
+@FILTERS
+@pytest.mark.parametrize("flushed", ["a", "b"], ids=["some match", "none matches"])
+def test_a_filtered_push_consumer_skips_nothing_after_messages_that_it_passed_over(
+    tmp_path: Path, wanted: Expression, flushed: str
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with replicas(tmp_path) as cluster:
+            await lose_the_end(cluster, flushed, "b")
+            await asyncio.sleep(60)
+            seen = Seen()
+            first = bodies(0, 5) if flushed == "a" else []
+            async with consuming(cluster, seen, subscriptions={"T": wanted}) as consumer:
+                await wait_until(lambda: consumer.progress("T").get(QUEUE) == 10, 60)
+                await cluster.start_broker(MASTER)
+                await send(cluster, bodies(0, 8, b"new"), tags="a", to=QUEUE)
+                await wait_until(lambda: b"new7" in seen.bodies, 120)
+                await asyncio.sleep(60)
+            assert sorted(seen.bodies) == sorted([*first, *bodies(0, 8, b"new")])
+
+    run()
+
+
+@FILTERS
+def test_a_filtered_lite_pull_consumer_skips_nothing_after_messages_that_it_passed_over(
+    tmp_path: Path, wanted: Expression
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with replicas(tmp_path) as cluster:
+            await lose_the_end(cluster, "a", "b")
+            await asyncio.sleep(60)
+            got: list[bytes] = []
+            async with LitePullConsumer(
+                "g", subscriptions={"T": wanted}, start_from="first", session=cluster.session()
+            ) as consumer:
+                while consumer.progress("T").get(QUEUE) != 10:
+                    got += [message.body for message in await consumer.poll(timeout_ms=1000)]
+                await cluster.start_broker(MASTER)
+                await send(cluster, bodies(0, 8, b"new"), tags="a", to=QUEUE)
+                for _ in range(40):
+                    got += [message.body for message in await consumer.poll()]
+            assert sorted(got) == [*bodies(0, 5), *bodies(0, 8, b"new")]
+
+    run()
+
+
+@FILTERS
+def test_nothing_is_repeated_after_messages_that_were_passed_over(
+    tmp_path: Path, wanted: Expression, caplog: pytest.LogCaptureFixture
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with replicas(tmp_path) as cluster:
+            await send(cluster, bodies(0, 5), tags="a", to=QUEUE)
+            await send(cluster, bodies(5, 10), tags="b", to=QUEUE)
+            await cluster.copy()
+            await cluster.crash(MASTER)
+            await asyncio.sleep(60)
+            seen = Seen()
+            async with consuming(cluster, seen, subscriptions={"T": wanted}) as consumer:
+                await wait_until(lambda: consumer.progress("T").get(QUEUE) == 10, 60)
+                await cluster.start_broker(MASTER)
+                await send(cluster, bodies(10, 15), tags="a", to=QUEUE)
+                await wait_until(lambda: seen.count == 10, 120)
+                await asyncio.sleep(60)
+            assert sorted(seen.bodies, key=int) == [*bodies(0, 5), *bodies(10, 15)]
+            assert "has other messages than" not in caplog.text
 
     run()
 

@@ -87,7 +87,7 @@ def standalone(
         }
         # Before anything is started: a wrong setting must not leave half a system behind.
         checked = parse(broker)
-        slaves = [_slave_settings(checked, number) for number in range(1, replicas + 1)]
+        slaves = [slave_changes(checked, number) for number in range(1, replicas + 1)]
         others = further_brokers(broker, checked, brokers, replicas)
         if print_config:
             _print_sections(nameserver=described(nameserver), broker=as_properties(checked))
@@ -124,28 +124,32 @@ def further_brokers(
 
 def _broker_changes(first: BrokerConfig, number: int) -> dict[str, str]:
     """Return what is different for a further broker: its name, its directory and its ports."""
-    port, filters = first.identity.port, first.filters
     return given(
         brokerName=f"{first.identity.broker_name}-{number}",
         storePathRootDir=first.directory.with_name(f"{first.directory.name}-{number}"),
-        listenPort=port and port + _PORT_STEP * (number - 1),
-        haListenPort=0,
-        filterServerPort=filters.server_port
-        and filters.server_port + filters.servers * (number - 1),
+        **_other_ports(first, number - 1),
     )
 
 
-def _slave_settings(master: BrokerConfig, number: int) -> dict[str, str]:
+def slave_changes(master: BrokerConfig, number: int) -> dict[str, str]:
     """Return what is different for a slave: its role, its directory and its ports."""
-    port = master.identity.port
     return given(
         brokerRole="SLAVE",
         brokerId=number,
         storePathRootDir=master.directory.with_name(f"{master.directory.name}-slave{number}"),
-        # Each broker takes three ports: its own, the one after it and the second one before.
-        listenPort=port and port + _PORT_STEP * number,
-        haListenPort=0,
+        **_other_ports(master, number),
     )
+
+
+def _other_ports(first: BrokerConfig, number: int) -> dict[str, int]:
+    """Return the ports of a broker on the same machine; those that may be any stay so."""
+    port, filters = first.identity.port, first.filters
+    return {
+        # Each broker takes three ports: its own, the one after it and the second one before.
+        "listenPort": port and port + _PORT_STEP * number,
+        "haListenPort": 0,
+        "filterServerPort": filters.server_port and filters.server_port + filters.servers * number,
+    }
 
 
 @asynccontextmanager

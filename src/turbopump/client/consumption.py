@@ -14,7 +14,7 @@ from turbopump.client import calls
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
 from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.names import without_namespace
-from turbopump.client.offsets import OffsetStore
+from turbopump.client.offsets import OffsetStore, RemoteOffsets
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.puller import PullContext, Puller
 from turbopump.client.push_config import PushSettings, QueueLimits
@@ -25,11 +25,12 @@ from turbopump.client.queue_locks import (
     QueueLocks,
 )
 from turbopump.client.rebalance import Rebalancer
+from turbopump.client.replicas import Replica
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.start_position import At, AtEnd, AtTime, start_in
 from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
-from turbopump.errors import TurbopumpError
+from turbopump.errors import ConnectionLost, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.supervisor import Supervisor, Watch
 from turbopump.wire import properties
@@ -90,6 +91,8 @@ class Consumption:
         """Lost queues whose locks are kept for a while."""
         retry_sender = RetrySender(session, group, settings.attempts_max)
         self._pull_context = self._new_pull_context(subscriptions, retry_sender)
+        if isinstance(offsets, RemoteOffsets):
+            offsets.offset_to_commit = self._offset_to_commit
 
     def _new_pull_context(
         self, subscriptions: Mapping[str, Subscription], retry_sender: RetrySender
@@ -153,6 +156,14 @@ class Consumption:
     async def persist(self) -> None:
         """Commit the position of every owned queue."""
         await self.offsets.persist(list(self.owned))
+
+    async def _offset_to_commit(
+        self, queue: MessageQueue, replica: Replica, position: QueueOffset
+    ) -> QueueOffset | None:
+        owned = self.owned.get(queue)
+        if owned is None:
+            return position
+        return await Puller(owned, self._pull_context).offset_to_commit(replica, position)
 
     def _persist_changes(self) -> Awaitable[None] | None:
         if not self.offsets.has_uncommitted(self.owned):
@@ -224,6 +235,8 @@ class Consumption:
         for owned, puller in list(self._pullers.items()):
             if owned.queue.topic == topic:
                 puller.cancel()
+                if owned.last_pulled is not None:
+                    owned.last_pulled = owned.last_pulled.with_other_filter()
                 self._pull(owned)
 
     def _pull_all(self, gained: Iterable[OwnedQueue]) -> None:
@@ -238,13 +251,21 @@ class Consumption:
 
     async def _gain_one(self, queue: MessageQueue) -> OwnedQueue | None:
         self.offsets.positions.forget(queue)
+        session = self._session
         try:
             start = await self._start_offset(queue)
+            replica = await session.replica_of(queue)
+            source = session.source(replica.address)
+            owned = OwnedQueue(queue, start, session.clock.monotonic_ms())
+            await Puller(owned, self._pull_context).begin(replica)
+            is_same = start == 0 or session.source(replica.address) == source
+            if not is_same and not self._settings.is_broadcast:
+                raise ConnectionLost(f"{replica.address} was connected to again meanwhile")
         except TurbopumpError as error:
             _log.warning("no start position in %s for %s: %s", queue, self._group, error)
             return None
-        now_ms = self._session.clock.monotonic_ms()
-        owned = self.owned[queue] = OwnedQueue(queue, start, now_ms)
+        now_ms = owned.last_pull_ms
+        self.owned[queue] = owned
         if self._locks is not None:
             owned.locked_ms = now_ms
         return owned
@@ -355,6 +376,8 @@ class Consumption:
             target = self._targets.get(queue)
             if target is None or self.owned.get(queue) is not owned:
                 continue
+            # It applies to the messages that are there now, whichever were pulled.
+            owned.last_pulled = None
             self.offsets.positions.replace(queue, target)
             await self.offsets.persist([queue])
             if self._targets.get(queue) == target and self.owned.get(queue) is owned:

@@ -3,19 +3,23 @@
 A master that loses its newest messages with the power gives their offsets to new messages. So may a
 slave that is promoted before it has copied everything. A consumer that has read the old messages
 would skip the new ones: when it moves to another replica, or has lost its connection, it compares
-the last message that it has with the one at the same offset.
+the last message that it has with the one at the same offset. Behind it, its filter has passed over
+messages that it does not know: nothing may match there now either.
+
+Positions are committed to a master only over a connection over which it was compared.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from turbopump.client import calls
 from turbopump.client.calls import Caller, Found, OffsetIllegal, PullOutcome
 from turbopump.client.replicas import Replica, is_refused
 from turbopump.client.routes import MASTER_ID
-from turbopump.errors import DamagedMessage
+from turbopump.errors import DamagedMessage, TurbopumpError
 from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.headers import PullMessage
@@ -26,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 _CLOCK_SKEW_MS = 60_000
 """How far the clocks of two brokers may differ for new messages to be found by their time."""
+_PASSED_OVER_MAX = 10_000
+"""How many messages a comparison has to search for new ones that match, about."""
 
 
 class Source(NamedTuple):
@@ -35,19 +41,17 @@ class Source(NamedTuple):
     connection: int
 
 
-class LastPulled(NamedTuple):
-    """The newest message that was pulled of a queue, and from where."""
+class StoredMessage(NamedTuple):
+    """What tells a message from another one that has its offset."""
 
-    source: Source
     queue_offset: QueueOffset
     physical_offset: int
     store_timestamp_ms: int
     body_crc: int
 
     @classmethod
-    def of(cls, source: Source, message: MessageView) -> LastPulled:
+    def of(cls, message: MessageView) -> StoredMessage:
         return cls(
-            source,
             message.queue_offset,
             message.physical_offset,
             message.store_timestamp_ms,
@@ -55,13 +59,41 @@ class LastPulled(NamedTuple):
         )
 
 
+class LastPulled(NamedTuple):
+    """How far a queue was pulled, and from where."""
+
+    source: Source
+    message: StoredMessage | None
+    """The newest one that was pulled."""
+    since: QueueOffset
+    """From here on, up to the end, nothing matched."""
+    end: QueueOffset
+    """Where the next pull begins."""
+
+    @property
+    def is_far_behind(self) -> bool:
+        """Whether so much was passed over since that a comparison would take long."""
+        return self.end - self.since > _PASSED_OVER_MAX
+
+    def with_other_filter(self) -> LastPulled:
+        """Return the same for a filter that may match what the one before has passed over."""
+        return self._replace(since=self.end)
+
+
 def last_pulled(
-    before: LastPulled | None, source: Source, outcome: PullOutcome
+    before: LastPulled | None, source: Source, asked: QueueOffset, outcome: PullOutcome
 ) -> LastPulled | None:
-    """Return the last message after a pull that was accepted."""
+    """Return how far a queue was pulled after the outcome of a pull was accepted."""
+    if isinstance(outcome, OffsetIllegal):
+        # What follows depends on where pulling continues.
+        return before
     if isinstance(outcome, Found) and outcome.messages:
-        return LastPulled.of(source, outcome.messages[-1])
-    return None if before is None else before._replace(source=source)
+        newest = StoredMessage.of(outcome.messages[-1])
+        since = QueueOffset(newest.queue_offset + 1)
+        return LastPulled(source, newest, since, outcome.next_offset)
+    if before is None:
+        return LastPulled(source, None, asked, outcome.next_offset)
+    return before._replace(source=source, end=outcome.next_offset)
 
 
 class Reader(Caller, Protocol):
@@ -69,6 +101,10 @@ class Reader(Caller, Protocol):
 
     def keep_to_master(self, broker: str) -> None:
         """Read from the master for a while, as long as it can be reached."""
+        ...
+
+    def source(self, address: str) -> Source:
+        """Return what a pull from an address was answered by."""
         ...
 
 
@@ -80,6 +116,8 @@ class Place(NamedTuple):
     group: str
     queue: MessageQueue
     timeout_ms: int
+    next_match: Callable[[QueueOffset], Awaitable[PullOutcome]]
+    """Pulls one message that the consumer wants, from an offset on, without waiting for it."""
 
 
 async def continued(
@@ -97,24 +135,106 @@ async def continued(
     if is_short and (not replica.is_master or is_refused(outcome, asked)):
         # It lags.
         return outcome
-    if not is_short and await _has(place, last):
+    offset = await _first_to_read(place, last)
+    if offset is None:
         return outcome
-    text = "%s at %s has other messages than %s had: the last common one is searched by time"
-    _log.warning(text, place.queue, replica.address, last.source.address)
+    text = "%s at %s has other messages than %s had: pulling goes back to %d"
+    _log.warning(text, place.queue, replica.address, last.source.address, offset)
     # Its slaves may still have the messages that it lost, and would be read in turn with it.
     place.caller.keep_to_master(place.queue.broker)
-    offset = await _restart_offset(place, last)
     return OffsetIllegal(offset, outcome.min_offset, outcome.max_offset, MASTER_ID)
 
 
-async def _has(place: Place, last: LastPulled) -> bool:
-    """Whether a replica has the last message, as far as can be said."""
+async def offset_to_commit(
+    place: Place, last: LastPulled, compared: Source | None, position: QueueOffset
+) -> tuple[Source | None, QueueOffset | None]:
+    """Return the connection over which a master was compared, and what to commit over it.
+
+    That is the position, a lower one if the master has other messages before it, or None if the
+    connection is lost again.
+    """
+    caller, address = place.caller, place.replica.address
+    # The first comparison may have to connect.
+    for _ in range(2):
+        source = caller.source(address)
+        if source.connection and source == compared:
+            return compared, position
+        first = await _first_to_read(place, last)
+        if source.connection and caller.source(address) == source:
+            return (source, position) if first is None else (compared, min(position, first))
+    return compared, None
+
+
+async def begun(place: Place, start: QueueOffset) -> LastPulled:
+    """Return what to compare if the connection is lost before the first pull is answered."""
+    last = LastPulled(place.caller.source(place.replica.address), None, start, start)
+    return last if start == 0 else await caught_up(place, last)
+
+
+async def caught_up(place: Place, last: LastPulled) -> LastPulled:
+    """Read the message before the next one, whatever it is, to compare with that from now on."""
+    offset = QueueOffset(last.end - 1)
+    try:
+        outcome = await _pull_any(place, offset)
+    except TurbopumpError:
+        return last
+    found = outcome.messages[0] if isinstance(outcome, Found) and outcome.messages else None
+    is_same = place.caller.source(place.replica.address) == last.source
+    if found is None or found.queue_offset != offset or not is_same:
+        return last
+    return last._replace(message=StoredMessage.of(found), since=last.end)
+
+
+async def _first_to_read(place: Place, last: LastPulled) -> QueueOffset | None:
+    """Return where to continue on a replica with other messages, None if it has the same."""
+    message = last.message
+    if message is not None and not await _has(place, message):
+        return await _offset_by_time(place, message)
+    return last.since if await _has_new_match(place, last) else None
+
+
+async def _has(place: Place, message: StoredMessage) -> bool:
+    """Whether a replica has a message, as far as can be said."""
+    try:
+        outcome = await _pull_any(place, message.queue_offset)
+    except DamagedMessage:
+        return True
+    if isinstance(outcome, Found) and outcome.messages:
+        found = outcome.messages[0]
+        # A later one: this one has expired, or cannot be read.
+        is_later = found.queue_offset > message.queue_offset
+        return is_later or StoredMessage.of(found) == message
+    return message.queue_offset < outcome.max_offset
+
+
+async def _has_new_match(place: Place, last: LastPulled) -> bool:
+    """Whether there is a message that matches where nothing did, or will be: the queue is short."""
+    offset = last.since
+    while offset < last.end:
+        try:
+            outcome = await place.next_match(offset)
+        except DamagedMessage as error:
+            offset = QueueOffset(error.next_offset)
+            continue
+        if outcome.max_offset < last.end:
+            return True
+        if isinstance(outcome, Found) and outcome.messages:
+            return outcome.messages[0].queue_offset < last.end
+        if outcome.next_offset <= offset:
+            # As slaves answer: they know no better.
+            return False
+        offset = outcome.next_offset
+    return False
+
+
+async def _pull_any(place: Place, offset: QueueOffset) -> PullOutcome:
+    """Pull one message of any kind; raises DamagedMessage."""
     queue = place.queue
     header = PullMessage(
         consumer_group=place.group,
         topic=queue.topic,
         queue_id=queue.queue_id,
-        queue_offset=last.queue_offset,
+        queue_offset=offset,
         max_msg_nums=1,
         sys_flag=PULL_SUBSCRIPTION,
         commit_offset=0,
@@ -123,26 +243,17 @@ async def _has(place: Place, last: LastPulled) -> bool:
         sub_version=0,
         broker_name=queue.broker,
     )
-    try:
-        outcome = await calls.pull(place.caller, place.replica.address, header, place.timeout_ms)
-    except DamagedMessage:
-        return True
-    if isinstance(outcome, Found) and outcome.messages:
-        found = outcome.messages[0]
-        # A later one: this one has expired, or cannot be read.
-        is_later = found.queue_offset > last.queue_offset
-        return is_later or LastPulled.of(last.source, found) == last
-    return last.queue_offset < outcome.max_offset
+    return await calls.pull(place.caller, place.replica.address, header, place.timeout_ms)
 
 
-async def _restart_offset(place: Place, last: LastPulled) -> QueueOffset:
-    """Return where to continue on a replica with other messages.
+async def _offset_by_time(place: Place, message: StoredMessage) -> QueueOffset:
+    """Return where to continue on a replica that does not have the last message.
 
     All that both have was stored before the last message, all that differs after it, by the clock
     of another machine.
     """
-    since_ms = max(0, last.store_timestamp_ms - _CLOCK_SKEW_MS)
+    since_ms = max(0, message.store_timestamp_ms - _CLOCK_SKEW_MS)
     found = await calls.offset_at(
         place.caller, place.replica.address, place.queue, since_ms, place.timeout_ms
     )
-    return min(found, last.queue_offset)
+    return min(found, message.queue_offset)

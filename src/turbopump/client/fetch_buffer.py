@@ -107,6 +107,11 @@ class FetchBuffer:
         self._count -= len(buffer.messages)
         buffer.restart(offset)
 
+    def go_back(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Go to an earlier offset, but skip no message that is not finished."""
+        finished = self[queue].finished
+        self.restart(queue, offset if finished is None else min(offset, finished))
+
     def put(
         self,
         queue: MessageQueue,

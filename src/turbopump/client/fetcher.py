@@ -55,11 +55,24 @@ class Fetcher:
             f"fetching {queue}", functools.partial(self._fetch, queue)
         )
 
+    def filter_changed(self, topic: str) -> None:
+        """Note that what was passed over of a topic may match from now on."""
+        for queue, last in self._last.items():
+            if queue.topic == topic and last is not None:
+                self._last[queue] = last.with_other_filter()
+
     def stop(self, queue: MessageQueue) -> None:
         """Stop fetching a queue; drop messages on their way."""
         task = self._by_queue.pop(queue, None)
         if task is not None:
             task.cancel()
+
+    async def commit(
+        self, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool = False
+    ) -> None:
+        """Commit how far the group has come in a queue that is or was fetched."""
+        wanted, last = self._subscription_of(queue.topic), self._last.get(queue)
+        await self._reader.commit_pulled(queue, wanted, last, offset, is_oneway=is_oneway)
 
     async def close(self) -> None:
         self._by_queue.clear()
@@ -81,6 +94,8 @@ class Fetcher:
     async def _find_start(self, queue: MessageQueue) -> None:
         try:
             offset = await self._reader.start_offset(queue, self._start_from)
+            wanted = self._subscription_of(queue.topic)
+            self._last[queue] = await self._reader.begun(queue, wanted, offset)
         except TurbopumpError as error:
             _log.warning("where to start in %s is not known yet: %s", queue, error)
             await asyncio.sleep(START_UNKNOWN_PAUSE_S)
@@ -96,7 +111,7 @@ class Fetcher:
                 queue, offset, wanted, self._count_max, is_held=True, is_lite=True
             )
             last, outcome = await self._reader.continued(
-                queue, self._last.get(queue), offset, outcome
+                queue, wanted, self._last.get(queue), offset, outcome
             )
         except DamagedMessage as error:
             # `poll` raises it in its turn.
@@ -110,7 +125,12 @@ class Fetcher:
         except TurbopumpError as error:
             await self._pause(queue, error, ERROR_PAUSE_S)
             return
-        self._last[queue] = None if outcome.next_offset < offset else last
+        if outcome.next_offset < offset:
+            # The broker has lost messages, perhaps also some that wait here.
+            self._last[queue] = None
+            self._buffer.go_back(queue, outcome.next_offset)
+            return
+        self._last[queue] = last
         if not isinstance(outcome, Found):
             self._buffer.put(queue, (), QueueOffset(outcome.next_offset))
             return

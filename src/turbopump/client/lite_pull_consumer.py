@@ -143,6 +143,7 @@ class LitePullConsumer(ConsumerMember):
             raise InvalidArgument(f"cannot subscribe to {topic!r}: queues are assigned by assign()")
         await running.session.refresh_route(running.reader.wire_topic(topic))
         await self._note_subscription(running, topic, tags)
+        running.fetcher.filter_changed(topic)
         self._expressions[topic] = tags
         await running.session.heartbeat()
         running.balance_wanted.set()
@@ -313,7 +314,7 @@ class LitePullConsumer(ConsumerMember):
         running = self._require_running()
         running.buffer.finish()
         positions = running.buffer.positions().items()
-        await asyncio.gather(*(running.reader.commit(*position) for position in positions))
+        await asyncio.gather(*(running.fetcher.commit(*position) for position in positions))
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """Return how far the group has come, None when the broker knows of nothing.
@@ -455,7 +456,7 @@ class LitePullConsumer(ConsumerMember):
         """Commit without waiting for answers: a poll must not take longer because a broker does."""
         for queue, offset in positions.items():
             try:
-                await running.reader.commit(queue, offset, is_oneway=True)
+                await running.fetcher.commit(queue, offset, is_oneway=True)
             except TurbopumpError as error:
                 _log.warning("offset %d of %s not committed: %s", offset, queue, error)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from turbopump.client import calls
+from turbopump.client.replicas import Replica
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, NetworkError, TurbopumpError
 from turbopump.machine import Machine
@@ -116,6 +117,10 @@ class CommitHistory:
         self._offset, self._at_ms = offset, now_ms
 
 
+OffsetToCommit = Callable[[MessageQueue, Replica, QueueOffset], Awaitable[QueueOffset | None]]
+"""Returns what to commit instead of a position; None for nothing at the moment."""
+
+
 class RemoteOffsets:
     """Offsets on the brokers, shared by the group."""
 
@@ -124,6 +129,8 @@ class RemoteOffsets:
         self._history: defaultdict[MessageQueue, CommitHistory] = defaultdict(CommitHistory)
         self._session = session
         self._group = group
+        self.offset_to_commit: OffsetToCommit | None = None
+        """Compares a broker first, which may have lost messages since they were pulled."""
         self._seen: tuple[int, int] | None = None
         """The state in which all was committed, valid until the time below."""
         self._settled_until_ms = 0
@@ -174,9 +181,14 @@ class RemoteOffsets:
 
     async def _commit(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Commit to one broker, one offset after the other, until the network fails."""
-        for queue, offset in offsets.items():
+        for queue, position in offsets.items():
+            offset: QueueOffset | None = position
             try:
                 replica = await self._session.replica_to_commit(queue)
+                if self.offset_to_commit is not None:
+                    offset = await self.offset_to_commit(queue, replica, position)
+                if offset is None:
+                    continue
                 await calls.commit_offset(
                     self._session, replica.address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
                 )
@@ -185,7 +197,7 @@ class RemoteOffsets:
                     self._history[queue].note(offset, self._session.clock.monotonic_ms())
             except TurbopumpError as error:
                 _log.warning(
-                    "offset %d of %s in %s not committed: %s", offset, self._group, queue, error
+                    "offset %d of %s in %s not committed: %s", position, self._group, queue, error
                 )
                 if isinstance(error, NetworkError):
                     # The others would wait just as long for nothing; the next time comes soon.

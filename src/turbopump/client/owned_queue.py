@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from turbopump.client.continuity import LastPulled
+from turbopump.client.continuity import LastPulled, Source
 from turbopump.client.process_queue import ProcessQueue
 from turbopump.client.push_config import QueueLimits
 from turbopump.client.routes import MASTER_ID
@@ -30,6 +30,8 @@ class OwnedQueue:
         self.broker_id = MASTER_ID
         """The broker that the last answer advised to pull from."""
         self.last_pulled: LastPulled | None = None
+        self.compared_with: Source | None = None
+        """The connection to the master over which it had what was pulled."""
         self.is_dropped = False
         self.is_leaving = False
         """Dropped for good, but a listener that runs in order has to end first."""

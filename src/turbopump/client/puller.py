@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, assert_never
+
+from msgspec import structs
 
 from turbopump.client import calls
 from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, PullOutcome
-from turbopump.client.continuity import Place, continued, last_pulled
+from turbopump.client.continuity import (
+    Place,
+    Source,
+    begun,
+    caught_up,
+    continued,
+    last_pulled,
+    offset_to_commit,
+)
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Pulling, QueueLimits
@@ -18,7 +28,7 @@ from turbopump.client.replicas import Replica, is_refused, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.stats import ConsumerStats
-from turbopump.client.subscriptions import matching
+from turbopump.client.subscriptions import EVERYTHING, matching, subscription
 from turbopump.errors import DamagedMessage, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
@@ -94,6 +104,8 @@ class Puller:
         """The last request: while nothing comes, it is the same again and again."""
         self._replica = Replica(MASTER_ID, "")
         """Where it went to."""
+        self._source = Source("", 0)
+        """The connection over which it was answered."""
         self._is_stalled = False
         """Whether it was logged that pulling waits for the master."""
 
@@ -125,6 +137,29 @@ class Puller:
             if not owned.is_dropped:
                 spent_ms = context.session.clock.monotonic_ms() - start_ms
                 await self._take(outcome, wanted, spent_ms)
+
+    async def begin(self, replica: Replica) -> None:
+        """Note where pulling will begin, on the replica that was asked for it."""
+        self._replica = replica
+        everything = subscription(self._owned.queue.topic, EVERYTHING, 0)
+        self._owned.last_pulled = await begun(self._place(everything), self._owned.next_offset)
+
+    async def offset_to_commit(self, replica: Replica, position: QueueOffset) -> QueueOffset | None:
+        """Return what to commit to a replica, None if that cannot be said at the moment."""
+        owned, last = self._owned, self._owned.last_pulled
+        if last is None:
+            return position
+        # Also what is taken for a slave, which refuses commits: it may have been promoted.
+        self._replica = replica
+        wanted = self._context.subscription(owned.queue.topic)
+        if wanted is None:
+            # Unsubscribed: what the filter has passed over is not known any more.
+            wanted = subscription(owned.queue.topic, EVERYTHING, 0)
+            last = last.with_other_filter()
+        owned.compared_with, offset = await offset_to_commit(
+            self._place(wanted), last, owned.compared_with, position
+        )
+        return offset
 
     def _has_to_wait(self) -> bool:
         return not self._context.resumed.is_set() or self._room <= 0 or self._is_unlocked
@@ -199,21 +234,43 @@ class Puller:
         header = self._header(wanted)
         if self._command is None or header != self._asked:
             self._asked, self._command = header, calls.pull_command(header)
-        timeout_ms = self._context.pulling.timeout_ms
-        if wanted.class_filter_mode:
-            group, broker = self._context.group, owned.queue.broker
-            answer = await session.code_filters.request(
-                group, wanted, broker, self._command, timeout_ms
-            )
-        else:
-            answer = await session.request(self._replica.address, self._command, timeout_ms)
+        answer = await self._answer(wanted, self._command, self._context.pulling.timeout_ms)
+        self._source = session.source(self._replica.address)
         outcome = calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
         last, asked = owned.last_pulled, owned.next_offset
-        if last is None or last.source == session.source(self._replica.address):
+        if last is None or last.source == self._source:
             return outcome
+        return await continued(self._place(wanted), last, asked, outcome)
+
+    async def _answer(self, wanted: Subscription, command: Command, timeout_ms: int) -> Command:
+        session = self._context.session
+        if not wanted.class_filter_mode:
+            return await session.request(self._replica.address, command, timeout_ms)
+        group, broker = self._context.group, self._owned.queue.broker
+        return await session.code_filters.request(group, wanted, broker, command, timeout_ms)
+
+    def _place(self, wanted: Subscription) -> Place:
+        """Return what is compared with what was pulled before."""
+        session, queue = self._context.session, self._owned.queue
         timeout_ms = session.config.request_timeout_ms
-        place = Place(session, self._replica, self._context.group, owned.queue, timeout_ms)
-        return await continued(place, last, asked, outcome)
+
+        async def next_match(offset: QueueOffset) -> PullOutcome:
+            header = self._header(wanted)
+            header = structs.replace(
+                header,
+                queue_offset=offset,
+                max_msg_nums=1,
+                sys_flag=header.sys_flag & ~(PULL_SUSPEND | PULL_COMMIT_OFFSET),
+                commit_offset=0,
+                suspend_timeout_millis=0,
+            )
+            answer = await self._answer(wanted, calls.pull_command(header), timeout_ms)
+            outcome = calls.decoded(calls.pulled(answer), queue, offset)
+            if isinstance(outcome, Found):
+                return replace(outcome, messages=tuple(matching(outcome.messages, wanted)))
+            return outcome
+
+        return Place(session, self._replica, self._context.group, queue, timeout_ms, next_match)
 
     def _header(self, wanted: Subscription) -> PullMessage:
         owned, context = self._owned, self._context
@@ -258,8 +315,9 @@ class Puller:
         if isinstance(outcome, Found):
             # Before the offset: should that fail, the same messages are pulled again.
             self._give(outcome, wanted)
-        source = context.session.source(self._replica.address)
-        owned.last_pulled = last_pulled(owned.last_pulled, source, outcome)
+        owned.last_pulled = last_pulled(owned.last_pulled, self._source, asked, outcome)
+        if self._replica.is_master and not isinstance(outcome, OffsetIllegal):
+            owned.compared_with = self._source
         owned.next_offset = outcome.next_offset
         match outcome:
             case Found():
@@ -269,6 +327,9 @@ class Puller:
             case NothingNew() | NothingMatched():
                 if owned.cache.is_empty:
                     context.positions.advance(owned.queue, outcome.next_offset)
+                last = owned.last_pulled
+                if last is not None and last.is_far_behind:
+                    owned.last_pulled = await caught_up(self._place(wanted), last)
             case OffsetIllegal():
                 _log.warning("offset of %s is illegal, going to %s", owned.queue, outcome)
                 context.offset_illegal(owned, self._corrected(outcome.next_offset, asked))

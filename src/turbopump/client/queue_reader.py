@@ -18,7 +18,16 @@ from turbopump.client.calls import (
     PullOutcome,
     RecordsOutcome,
 )
-from turbopump.client.continuity import LastPulled, Place, continued, last_pulled
+from turbopump.client.continuity import (
+    LastPulled,
+    Place,
+    Source,
+    begun,
+    caught_up,
+    continued,
+    last_pulled,
+    offset_to_commit,
+)
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.replicas import Replica, first_slave_id, is_refused, lacks_offset
@@ -26,7 +35,13 @@ from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.start_position import At, AtEnd, AtTime, StartFrom, start_in
 from turbopump.client.subscriptions import TAG, matching
-from turbopump.errors import DamagedMessage, InvalidArgument, NoRoute, TurbopumpError
+from turbopump.errors import (
+    ConnectionLost,
+    DamagedMessage,
+    InvalidArgument,
+    NoRoute,
+    TurbopumpError,
+)
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.headers import PullMessage
@@ -78,6 +93,8 @@ class QueueReader:
         self._prefers_slave = prefers_slave
         self._broker_ids: dict[MessageQueue, int] = {}
         self._answered: dict[MessageQueue, Replica] = {}
+        self._compared: dict[MessageQueue, Source] = {}
+        """The connection to the master over which it had what was pulled."""
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic to read from."""
@@ -203,7 +220,12 @@ class QueueReader:
         return self._header(on_wire, offset, wanted, count_max, self._times.hold_ms, sys_flag)
 
     async def continued(
-        self, queue: MessageQueue, last: LastPulled | None, asked: QueueOffset, outcome: PullOutcome
+        self,
+        queue: MessageQueue,
+        wanted: Subscription,
+        last: LastPulled | None,
+        asked: QueueOffset,
+        outcome: PullOutcome,
     ) -> tuple[LastPulled | None, PullOutcome]:
         """Compare the replica that answered the last pull with the one before.
 
@@ -214,14 +236,37 @@ class QueueReader:
         if replica is None:
             return last, outcome
         source = self._session.source(replica.address)
+        place = self._place(queue, replica, wanted)
         if last is not None and last.source != source:
-            on_wire = self.wire_queue(queue)
-            place = Place(self._session, replica, self._group, on_wire, self._timeout_ms)
             outcome = await continued(place, last, asked, outcome)
             if isinstance(outcome, OffsetIllegal) and not replica.is_master:
                 self.back_to_master(queue)
                 raise NoRoute(f"{queue}: slave {replica.address} has other messages")
-        return last_pulled(last, source, outcome), outcome
+        if replica.is_master and not isinstance(outcome, OffsetIllegal):
+            self._compared[queue] = source
+        last = last_pulled(last, source, asked, outcome)
+        if last is not None and last.is_far_behind:
+            last = await caught_up(place, last)
+        return last, outcome
+
+    async def begun(
+        self, queue: MessageQueue, wanted: Subscription, start: QueueOffset
+    ) -> LastPulled:
+        """Return what to compare if the connection is lost before the first pull is answered."""
+        replica = await self._session.replica_of(self.wire_queue(queue))
+        return await begun(self._place(queue, replica, wanted), start)
+
+    def _place(self, queue: MessageQueue, replica: Replica, wanted: Subscription) -> Place:
+        """Return what is compared with what was pulled before."""
+        on_wire, timeout_ms = self.wire_queue(queue), self._timeout_ms
+
+        async def next_match(offset: QueueOffset) -> PullOutcome:
+            header = self.header_to_pull(queue, offset, wanted, 1)
+            answer = await self._ask(replica, header, wanted, timeout_ms)
+            outcome = calls.decoded(answer, queue, offset)
+            return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
+
+        return Place(self._session, replica, self._group, on_wire, timeout_ms, next_match)
 
     def back_to_master(self, queue: MessageQueue) -> bool:
         """Ask the master next time; return whether another one was to be asked."""
@@ -277,6 +322,27 @@ class QueueReader:
         return await calls.committed_offset(
             self._session, address, self._group, on_wire, self._timeout_ms
         )
+
+    async def commit_pulled(
+        self,
+        queue: MessageQueue,
+        wanted: Subscription,
+        last: LastPulled | None,
+        position: QueueOffset,
+        *,
+        is_oneway: bool = False,
+    ) -> None:
+        """Commit how far the group has come, or less if the master has other messages by now."""
+        replica = await self._session.replica_to_commit(self.wire_queue(queue))
+        offset: QueueOffset | None = position
+        if last is not None:
+            place, compared = self._place(queue, replica, wanted), self._compared.get(queue)
+            compared, offset = await offset_to_commit(place, last, compared, position)
+            if compared is not None:
+                self._compared[queue] = compared
+        if offset is None:
+            raise ConnectionLost(f"{replica.address} is not connected")
+        await self.commit(queue, offset, is_oneway=is_oneway)
 
     async def commit(
         self, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool = False

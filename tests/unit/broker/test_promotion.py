@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers import use_all_tables
 from promotable import NAME, PromotableBrokers, promotable_brokers
 from turbopump.broker.config import BrokerConfig, IdentityConfig, RegistrationConfig, Role
 from turbopump.broker.replication.config import ReplicationConfig
@@ -243,10 +244,25 @@ async def test_a_promoted_slave_has_the_tables(tmp_path: Path) -> None:
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group.encode()
         )
         await wait_until(lambda: "g" in replicas.broker(1).state.groups.table)
+        await use_all_tables(replicas.client(0))
+        slave = replicas.broker(1)
+        await wait_until(lambda: slave.path.delays.progress.offset_table == {1: 1}, 60)
+        await wait_until(lambda: slave.state.consumer_filters.find("g", "T") is not None, 60)
+        await wait_until(lambda: slave.state.offsets.find("g", "T", 0) == 1, 60)
         await replicas.crash(0)
         details(await replicas.promote(1))
         await until_roles(replicas, b1=MASTER)
-        assert replicas.broker(1).state.groups.table["g"] == group
+        promoted_one = replicas.broker(1)
+        assert promoted_one.state.groups.table["g"] == group
+        assert promoted_one.state.offsets.find("g", "T", 0) == 1
+        kept = promoted_one.state.consumer_filters.find("g", "T")
+        assert kept is not None
+        assert (kept.data.expression, kept.data.client_version) == ("n > 1", 5)
+        # What the old master has delivered is not delivered again.
+        assert await can_send(replicas, 1) == SUCCESS
+        await asyncio.sleep(30)
+        assert promoted_one.path.delays.progress.offset_table == {1: 1}
+        assert len(await bodies(replicas, 1)) == 3
 
 
 @virtual_time()

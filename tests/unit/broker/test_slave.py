@@ -12,8 +12,9 @@ from turbopump.broker.topics import Topics
 from turbopump.net.pool import ConnectionPool
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
 from turbopump.wire import headers
+from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, request
 from turbopump.wire.framing import FrameDecoder
 from vectors import frame
 
@@ -43,6 +44,28 @@ async def test_a_slave_refuses_sends_as_recorded(tmp_path: Path) -> None:
         assert "messages are put to the slave" in (answer.remark or "")
         assert dict(broker.state.topics.table) == topics
         assert broker.store.written_end == 0
+
+
+@virtual_time()
+async def test_a_slave_refuses_changes_of_topics_and_groups_as_recorded(tmp_path: Path) -> None:
+    recorded = command("slave_topic_create_refused.response")
+    async with running_broker(tmp_path, MemoryNetwork(), identity=SLAVE) as (broker, client):
+        topics, groups = dict(broker.state.topics.table), dict(broker.state.groups.table)
+        group = GroupConfig(group_name="g", retry_max_times=3)
+        for asked in (
+            command("slave_topic_create_refused.request"),
+            request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicName(topic="BenchmarkTest")),
+            request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group.encode()),
+            request(
+                RequestCode.DELETE_SUBSCRIPTIONGROUP,
+                headers.DeleteGroup(group_name="TOOLS_CONSUMER"),
+            ),
+        ):
+            answer = await client.pool.request(client.address, asked, TIMEOUT_MS)
+            assert (answer.code, answer.remark) == (recorded.code, recorded.remark)
+            assert answer.ext_fields == recorded.ext_fields
+        assert dict(broker.state.topics.table) == topics
+        assert dict(broker.state.groups.table) == groups
 
 
 @virtual_time()

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from brokers import BROKER_HOST, Client, client_of, config_at, running_broker
+from brokers import BROKER_HOST, Client, client_of, config_at, running_broker, use_all_tables
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, Role
 from turbopump.broker.replication import table_copy
@@ -23,7 +23,7 @@ from turbopump.machine.files import REAL_FILES
 from turbopump.net.router import not_supported
 from turbopump.supervisor import Supervisor
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine, virtual_time, wait_until
-from turbopump.wire import headers
+from turbopump.wire import headers, lenient_json
 from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
@@ -156,6 +156,55 @@ async def test_a_change_between_a_request_and_its_wait_is_not_missed(tmp_path: P
         answer = await cast("Awaitable[Command]", held)
         assert b'"made"' in bytes(whole_body(answer))
         assert virtual_loop().time() - began_s < 1
+
+
+TABLES_OF_APACHE_SLAVES = (
+    "get_all_topic_config",
+    "get_all_consumer_offset",
+    "get_all_delay_offset",
+    "get_all_subscriptiongroup_config",
+)
+
+
+def fields_of(table: dict[str, Any]) -> object:
+    """Return the fields of a table, and those of one of its entries: names, or numbers."""
+    [entries] = [key for key in table if key.endswith("Table")]
+    entry = next(iter(table[entries].values()))
+    keys = table[entries] if isinstance(entry, int) else entry
+    names = {key if key.isidentifier() else "number" for key in map(str, keys)}
+    return set(table), names
+
+
+@pytest.mark.parametrize("port", [10911, 10909], ids=["normal port", "VIP port"])
+@pytest.mark.parametrize("name", TABLES_OF_APACHE_SLAVES)
+@virtual_time()
+async def test_an_apache_slave_is_answered_as_recorded(
+    tmp_path: Path, name: str, port: int
+) -> None:
+    [asked] = FrameDecoder().feed(frame(f"slave_sync_{name}.request"))
+    [expected] = FrameDecoder().feed(frame(f"slave_sync_{name}.response"))
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (master, client):
+        await use_all_tables(client)
+        await wait_until(lambda: master.path.delays.progress.offset_table, 60)
+        answer = await client.pool.request(f"{BROKER_HOST}:{port}", asked, 3000)
+        assert (answer.code, answer.remark) == (expected.code, expected.remark)
+        assert not answer.ext_fields, "an Apache slave has not asked for a version"
+        got, recorded = (lenient_json.loads(whole_body(each)) for each in (answer, expected))
+        assert fields_of(got) == fields_of(recorded)
+
+
+@virtual_time()
+async def test_filters_and_delay_progress_are_copied(tmp_path: Path) -> None:
+    async with master_and_slave(tmp_path) as (master, client, slave):
+        await use_all_tables(client)
+        await wait_until(lambda: master.path.delays.progress.offset_table == {1: 1}, 60)
+        await wait_until(lambda: slave.path.delays.progress.offset_table == {1: 1}, 60)
+        await wait_until(lambda: slave.state.consumer_filters.find("g", "T") is not None, 60)
+        copied = slave.state.consumer_filters.find("g", "T")
+        assert copied is not None
+        assert (copied.data.expression, copied.data.client_version) == ("n > 1", 5)
+        await wait_until(lambda: slave.state.offsets.find("g", "T", 0) == 1, 60)
 
 
 # --- with a master that is only answers -----------------------------------------------------------

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from turbopump.broker.config_keys import parse
 from turbopump.cli.app import SUB_APPS, app
 from turbopump.cli.lazy import add_lazily
-from turbopump.cli.standalone import further_brokers, reachable
+from turbopump.cli.standalone import further_brokers, reachable, slave_changes
 from turbopump.settings import parse_properties
 from turbopump.version import __version__
 
@@ -218,6 +218,22 @@ def test_further_brokers_have_names_directories_and_ports_of_their_own() -> None
     assert [each.identity.port for each in (second, third)] == [110, 120]
     assert [each.filters.server_port for each in (second, third)] == [7002, 7004]
     assert second.replication.port == 0
+
+
+def test_slaves_have_directories_and_ports_of_their_own() -> None:
+    settings = {"storePathRootDir": "/d/store", "filterServerPort": "7000", "listenPort": "9100"}
+    master = {**settings, "filterServerNums": "2", "brokerName": "b"}
+    first, second = (parse({**master, **slave_changes(parse(master), number)}) for number in (1, 2))
+    assert [each.identity.broker_name for each in (first, second)] == ["b", "b"]
+    assert [each.identity.broker_id for each in (first, second)] == [1, 2]
+    assert [str(each.directory) for each in (first, second)] == [
+        "/d/store-slave1",
+        "/d/store-slave2",
+    ]
+    assert [each.identity.port for each in (first, second)] == [9110, 9120]
+    assert [each.filters.server_port for each in (first, second)] == [7002, 7004]
+    anywhere = parse({"listenPort": "0", "filterServerNums": "1"})
+    assert parse(slave_changes(anywhere, 1)).filters.server_port == 0
 
 
 def test_name_server_listening_everywhere_is_reached_here() -> None:

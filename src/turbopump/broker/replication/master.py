@@ -61,6 +61,16 @@ class Slaves:
     def config(self) -> ReplicationConfig:
         return self._live.current.replication
 
+    @property
+    def frame_bytes_max(self) -> int:
+        """How large a frame may be: each slave gets one every second, whatever the limit.
+
+        No heartbeats are sent between frames, as two of them tell a slave that compares the logs
+        that this one ends there.
+        """
+        size, rate = self.config.transfer_bytes, self.config.transfer_bytes_per_s
+        return min(size, max(1, rate // len(self._connected))) if rate else size
+
     # --- what the gate asks -----------------------------------------------------------------------
 
     @property
@@ -170,6 +180,8 @@ class SlaveConnection(asyncio.Protocol):
         self._position: PhysicalOffset | None = None
         """Where the next frame begins; None before the first report."""
         self._is_paused = False
+        self._reserved_bytes = 0
+        """What the limit of the rate allows for the next frame."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.address = "unknown"
@@ -252,12 +264,15 @@ class SlaveConnection(asyncio.Protocol):
             if self._position >= limit:
                 self._pump_later(0)
                 return
-            config = self._slaves.config
-            wait_ms = self._slaves.throttle.wait_ms(config.transfer_bytes_per_s)
-            if wait_ms:
-                self._pump_later(wait_ms)
-                return
-            self._send(self._position, config.transfer_bytes)
+            if not self._reserved_bytes:
+                wait_ms = self._slaves.throttle.wait_ms(self._slaves.config.transfer_bytes_per_s)
+                if wait_ms:
+                    # Before the wait, as another slave could always be just ahead of it afterwards.
+                    self._reserved_bytes = self._slaves.frame_bytes_max
+                    self._slaves.throttle.note_sent(self._reserved_bytes)
+                    self._pump_later(wait_ms)
+                    return
+            self._send(self._position, self._reserved_bytes or self._slaves.frame_bytes_max)
 
     def _send(self, position: PhysicalOffset, size_max: int) -> None:
         try:
@@ -271,7 +286,8 @@ class SlaveConnection(asyncio.Protocol):
                 f"position {position} was deleted, the log begins at {first}: it is too slow"
             )
             return
-        self._slaves.throttle.note_sent(len(data))
+        self._slaves.throttle.note_sent(len(data) - self._reserved_bytes)
+        self._reserved_bytes = 0
         self._position = PhysicalOffset(position + len(data))
         self._write(position, data)
 
@@ -306,5 +322,7 @@ class SlaveConnection(asyncio.Protocol):
         _log.log(level, "connection of slave %s ends: %s", self.address, reason)
         if self._timer is not None:
             self._timer.cancel()
+        self._slaves.throttle.note_sent(-self._reserved_bytes)
+        self._reserved_bytes = 0
         self._transport.close()
         self._slaves.remove(self)

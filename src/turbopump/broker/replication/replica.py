@@ -14,9 +14,10 @@ from turbopump.broker.replication.replication import Replication
 from turbopump.broker.replication.role_changes import FENCE_MS, RoleChanges
 from turbopump.broker.replication.slave_tables import copied_tables
 from turbopump.broker.replication.status import LinkState
-from turbopump.broker.replication.table_copy import TableCopies
+from turbopump.broker.replication.table_copy import Copy, TableCopies
 from turbopump.broker.state import State
 from turbopump.clock import Clock
+from turbopump.message import PhysicalOffset
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Handler
 from turbopump.store.store import Store
@@ -48,6 +49,7 @@ class Replica:
     ) -> None:
         self._config = config
         self._registration = registration
+        self._mastership = mastership
         self._replication = replication
         self._clock = clock
         self._in_sync_ms = clock.monotonic_ms()
@@ -59,7 +61,7 @@ class Replica:
             copied_tables(state, path.delays, store),
             pool.request,
             lambda: store.written_end,
-            mastership.note_epoch,
+            self._note_answer,
         )
         self.roles = RoleChanges(
             mastership=mastership,
@@ -95,6 +97,11 @@ class Replica:
             "replicationError": status.master.last_error,
             "replicationCutBytes": str(status.master.cut_bytes),
         }
+
+    def _note_answer(self, copy: Copy) -> None:
+        self._mastership.note_epoch(copy.epoch)
+        if self._replication.follower is not None:
+            self._replication.follower.master_ends_at(PhysicalOffset(copy.log_end))
 
     def _note_in_sync(self) -> None:
         link = self._replication.status.master

@@ -79,6 +79,8 @@ class Follower:
         self._state = LinkState.NO_MASTER
         self._last_error = ""
         self._cut_bytes = 0
+        self._master_end = PhysicalOffset(0)
+        """As of the last copy of a table: frames do not say how much more there is."""
         self._pause_ms = RETRY_MS
         self.may_drop_all = False
         """Whether a log may be dropped that has nothing in common with the master's: set where it
@@ -105,14 +107,19 @@ class Follower:
                 fixed,
             )
         if self.address != before:
+            self._master_end = PhysicalOffset(0)
             self._address_changed.set()
             if self._connection is not None:
                 self._connection.close(f"the master is at {self.address} now")
 
+    def master_ends_at(self, end: PhysicalOffset) -> None:
+        """Take notice of how far the master's log goes; 0 if it does not say."""
+        self._master_end = end
+
     @property
     def status(self) -> MasterLink:
         connection = self._connection
-        lag_bytes = 0 if connection is None else connection.lag_bytes
+        lag_bytes = 0 if connection is None else connection.lag_bytes(self._master_end)
         state = self._state
         if connection is not None:
             state = LinkState.CATCHING_UP if lag_bytes else LinkState.IN_SYNC
@@ -284,10 +291,9 @@ class MasterConnection(asyncio.Protocol):
         self._has_agreed = False
         self.ended: asyncio.Future[Step] = loop.create_future()
 
-    @property
-    def lag_bytes(self) -> int:
-        """Bytes that came from the master and are not as durable as they should be."""
-        return max(0, self._master_end - self._store.readable_end)
+    def lag_bytes(self, master_end: PhysicalOffset) -> int:
+        """Return how much is missing of what the master had, or has sent since."""
+        return max(0, max(master_end, self._master_end) - self._store.readable_end)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not a subclass of it in uvloop.

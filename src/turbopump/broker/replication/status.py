@@ -21,7 +21,8 @@ class LinkState(Enum):
     CATCHING_UP = "catching up"
     """Connected; the master has more than the slave has stored."""
     IN_SYNC = "in sync"
-    """Connected; the slave has everything that the master has sent."""
+    """Connected; the slave has everything that the master had when it was last asked, at most 10 s
+    ago. Apache's masters cannot be asked: there, everything that the master has sent."""
 
 
 class SlaveStatus(Struct, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ class Copy(Struct, frozen=True):
     version: str = ""
     """Empty if the master does not number its tables: it is not one of ours."""
     log_end: int = 0
+    """Where the master's log ended; 0 if it does not say."""
     epoch: int = 0
     """Of the master; 0 if it was never promoted."""
 
@@ -89,10 +90,10 @@ class TableCopies:
         tables: Sequence[CopiedTable],
         ask: Ask,
         log_end: Callable[[], int],
-        on_epoch: Callable[[int], None] = lambda _: None,
+        on_answer: Callable[[Copy], None] = lambda _: None,
     ) -> None:
         self._tables = tables
-        self._on_epoch = on_epoch
+        self._on_answer = on_answer
         self._ask = ask
         self._log_end = log_end
         self.master = ""
@@ -149,7 +150,7 @@ class TableCopies:
         """
         master, known = self.master, self.versions.get(table.what, "")
         copy = await fetch(self._ask, master, table, known)
-        self._on_epoch(copy.epoch)
+        self._on_answer(copy)
         version = copy.version or f"crc {crc32(copy.body)}"
         is_new = bool(copy.body) and version != known
         if is_new and table.follows_log:

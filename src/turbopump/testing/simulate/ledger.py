@@ -86,9 +86,10 @@ class Ledger:
         self.stored_us: dict[tuple[MessageQueue, int], int] = {}
         self.doubtful: defaultdict[MessageQueue, set[int]] = defaultdict(set)
         """Offsets that the last start may have found lost, and whose messages were stored again."""
-        self.attempts: defaultdict[Place, defaultdict[int, Attempts]] = defaultdict(
-            lambda: defaultdict(Attempts)
+        self._attempts: defaultdict[Place, defaultdict[tuple[int, str | None], Attempts]] = (
+            defaultdict(lambda: defaultdict(Attempts))
         )
+        """By offset and key: one that was lost with the power leaves its offset to another."""
         self.running = 0
         """How many calls of listeners run, counted by message."""
         self.consumed_us = 0
@@ -100,8 +101,6 @@ class Ledger:
         self._up_us: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """When each broker ran."""
         self._up_since_us: dict[str, int] = {}
-        self._reused: defaultdict[MessageQueue, set[int]] = defaultdict(set)
-        """Offsets whose messages were lost with the power, and which later messages may have."""
         self.power_losses_us: list[int] = []
         self.lost: set[str] = set()
         """Keys of messages of which a copy was lost with the power, wherever it was stored."""
@@ -198,8 +197,15 @@ class Ledger:
             for at_us in self._stored_by_us.get(key, ())
         )
 
-    def is_reused(self, queue: MessageQueue, offset: int) -> bool:
-        return offset in self._reused.get(queue, ())
+    def is_stored(self, queue: MessageQueue, offset: int, key: str) -> bool:
+        """Whether an offset has a message now, and not another one after it was lost."""
+        message = self.stored.get(queue, {}).get(offset)
+        return message is not None and message.key == key
+
+    def attempts_at(self, place: Place, offset: int) -> Attempts | None:
+        """Return what a group has done with the message at an offset, None if there is none."""
+        message = self.stored.get(place[1], {}).get(offset)
+        return None if message is None else self._attempts[place][offset, message.key]
 
     def has_lost(self, key: str) -> bool:
         """Whether a copy of a message was lost with the power, or may have been unseen."""
@@ -241,12 +247,12 @@ class Ledger:
         self.stored_us[event.queue, event.offset] = event.at_us
 
     def _consume_began(self, event: ConsumeBegan) -> None:
-        attempts = self.attempts[event.group, event.queue][event.offset]
+        attempts = self._attempts[event.group, event.queue][event.offset, event.key]
         attempts.begun_us[event.member, event.call] = event.at_us
         self.running += 1
 
     def _consume_ended(self, event: ConsumeEnded) -> None:
-        attempts = self.attempts[event.group, event.queue][event.offset]
+        attempts = self._attempts[event.group, event.queue][event.offset, event.key]
         attempts.begun_us.pop((event.member, event.call), None)
         self.running -= 1
         self.consumed_us = event.at_us
@@ -294,7 +300,6 @@ class Ledger:
                 if event.promoted:
                     self._left_behind.add(message.key or "")
                 else:
-                    self._reused[queue].add(offset)
                     self.lost.add(message.key or "")
         for queue, (begin, messages) in event.contents.items():
             self.stored[queue] = dict(enumerate(messages, begin))

@@ -28,8 +28,8 @@ SETTLED_US = 70 * US_PER_S
 class CommitsBehindConsumption:
     """A group's committed offset passes no message that its listeners have not finished.
 
-    But for messages that get offsets of others lost with the power in asynchronous mode, and
-    those that a listener has had for longer than the consumer's timeout, which are sent back.
+    But for those that a listener has had for longer than the consumer's timeout, which are sent
+    back.
     """
 
     name = "commits pass no unfinished message"
@@ -46,12 +46,9 @@ class CommitsBehindConsumption:
         group = ledger.groups.get(event.group)
         if group is None:
             return
-        attempts = ledger.attempts[place]
         for offset in range(self._checked[place], event.offset):
-            done = attempts[offset]
-            if self._is_finished(group, done, event.at_us):
-                continue
-            if not ledger.is_reused(event.queue, offset):
+            attempts = ledger.attempts_at(place, offset)
+            if attempts is not None and not self._is_finished(group, attempts, event.at_us):
                 yield (
                     f"{event.group} committed {event.offset} in {event.queue}, "
                     f"but has not finished offset {offset}"

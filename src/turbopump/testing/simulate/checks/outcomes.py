@@ -8,15 +8,14 @@ from turbopump.testing.simulate.events import Calm, ConsumeEnded, Event, Readabl
 from turbopump.testing.simulate.history import Handler
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.plan import FateKind, Group
-from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from turbopump.wire.names import DEAD_LETTER_PREFIX
 
 
 class EveryMessageEnds:
     """Each message that can be read is consumed or dead-lettered by each group that wants it.
 
-    In asynchronous mode a loss of power may take a message that was about to be retried, or one
-    that has the offset of a lost one: a consumer that runs is already beyond that offset. So may
-    the promotion of a slave take one that was about to be retried, if it was not copied.
+    In asynchronous mode a loss of power may take a message that was about to be retried. So may
+    the promotion of a slave, if it was not copied.
     """
 
     name = "every message ends"
@@ -61,19 +60,8 @@ class EveryMessageEnds:
         if fails and ledger.was_left_behind(key):
             # Sent back to a master, and not copied before a slave was promoted.
             return True
-        if ledger.plan.is_sync:
-            return False
-        copies = [
-            (queue, offset)
-            for queue, messages in ledger.stored.items()
-            if queue.topic in (*group.topics, RETRY_PREFIX + group.name)
-            for offset, message in messages.items()
-            if message.key == key
-        ]
-        if any(ledger.is_reused(queue, offset) for queue, offset in copies):
-            return True
         # Sent back, and lost before it was flushed.
-        return fails and self._delay_may_be_lost(key)
+        return not ledger.plan.is_sync and fails and self._delay_may_be_lost(key)
 
     def _delay_may_be_lost(self, key: str) -> bool:
         ledger = self._ledger

@@ -67,11 +67,12 @@ class InOrder:
         group, place = self._ledger.groups[event.group], (event.group, event.queue)
         if group.kind is not GroupKind.ORDERLY:
             return
-        attempts = self._ledger.attempts[place]
+        if not self._ledger.is_stored(event.queue, event.offset, event.key):
+            # Pulled before it was lost with the power.
+            return
         for offset in range(self._done[place], event.offset):
-            found = attempts[offset]
-            is_same_call = (event.member, event.call) in found.begun_us
-            if is_same_call or self._ledger.is_reused(event.queue, offset):
+            found = self._ledger.attempts_at(place, offset)
+            if found is None or (event.member, event.call) in found.begun_us:
                 continue
             if not found.is_done(group):
                 yield (
