@@ -349,6 +349,27 @@ async def test_older_claims_fence_nobody(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_an_answer_from_before_the_fencing_allows_no_writes(tmp_path: Path) -> None:
+    """Name servers confirm a master that is fenced before their answers arrive."""
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        # The fenced master runs on until its slave has its last message.
+        replicas.network.stop_reading(replicas.host_of(1))
+        assert await can_send(replicas, 0) == SUCCESS
+        replicas.network.partition(replicas.host_of(0), "10.0.1.1")
+        check = replicas.broker(0).replica.roles.check()
+        assert check is not None
+        checked = asyncio.ensure_future(check)
+        await asyncio.sleep(0.1)
+        fence = await replicas.client(0).ask(RequestCode.FENCE_BROKER, FenceBroker.of(claim(1)))
+        assert fence.code == SUCCESS
+        replicas.network.join(replicas.host_of(0), "10.0.1.1")
+        await checked
+        assert replicas.role(0) == MASTER
+        assert await can_send(replicas, 0) == REFUSED
+
+
+@virtual_time()
 async def test_the_last_promoted_master_is_fenced_by_slaves_that_follow_another(
     tmp_path: Path,
 ) -> None:

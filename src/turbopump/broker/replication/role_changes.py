@@ -211,14 +211,16 @@ class RoleChanges:
 
     async def _checked(self) -> None:
         judgement = await self._mastership.check(self._address)
-        if judgement.verdict is Verdict.REPLACED and judgement.claim is not None:
-            async with self._changing:
-                if not self._is_over:
-                    await self._demote(judgement.claim)
-        elif judgement.verdict is Verdict.CONFIRMED and self._writes.suspension is not None:
-            self._writes.suspension = None
-            _log.info("confirmed as master with epoch %d: writes are accepted", self.epoch)
-            self._on_confirmed()
+        async with self._changing:
+            if self._is_over:
+                # Promoted or fenced while name servers were asked: their answers are about before.
+                return
+            if judgement.verdict is Verdict.REPLACED and judgement.claim is not None:
+                await self._demote(judgement.claim)
+            elif judgement.verdict is Verdict.CONFIRMED and self._writes.suspension is not None:
+                self._writes.suspension = None
+                _log.info("confirmed as master with epoch %d: writes are accepted", self.epoch)
+                self._on_confirmed()
 
     def fence_predecessor(self) -> Awaitable[None] | None:
         """Tell masters before this one that they were replaced, unless they know; repeatedly."""
