@@ -34,11 +34,14 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Stale:
-    """What is known of a machine that takes itself for a master."""
+    """What is known of a machine that takes itself for a master, as it was last seen."""
 
     broker: Broker
     end: PhysicalOffset
     started_us: int
+    is_suspended: bool
+    was_told: bool
+    """Whether it has written down that it was replaced."""
 
 
 class ReplicaObserver:
@@ -123,18 +126,37 @@ class ReplicaObserver:
     def _look_for_stale_writes(self) -> None:
         """Note what is written by machines that take themselves for masters and are not."""
         now_us = self._world.now_us
-        for name, machine, broker in self._world.roles.others():
-            known, end = self._stale.get(machine), broker.store.written_end
-            if known is None or known.broker is not broker:
-                self._stale[machine] = _Stale(broker, end, now_us)
-            elif end > known.end and machine not in self._world.doomed:
-                known.end = end
-                must_know = ""
-                if broker.path.writer.suspension is not None:
-                    must_know = "its writes are suspended"
-                elif known.started_us > self._world.roles.since_us.get(name, now_us):
-                    must_know = "it has started since the promotion"
+        for name, machine, broker in self._world.roles.all_masters():
+            before = self._stale.get(machine)
+            is_new = before is None or before.broker is not broker
+            seen = self._stale[machine] = _Stale(
+                broker,
+                broker.store.written_end,
+                now_us if before is None or is_new else before.started_us,
+                broker.path.writer.suspension is not None,
+                broker._mastership.was_replaced,  # noqa: SLF001 - also while it accepts writes
+            )
+            if before is None or is_new or machine in self._world.doomed:
+                continue
+            is_other = machine != self._world.roles.masters[name]
+            if seen.end > before.end and (is_other or before.was_told):
+                since_us = self._world.roles.since_us.get(name, now_us)
+                must_know = _must_know(before, seen, since_us)
                 self._world.history.add(StaleWrite(now_us, machine, must_know))
+
+
+def _must_know(before: _Stale, seen: _Stale, promoted_us: int) -> str:
+    """Return why a machine that has written should have known; empty if it need not have.
+
+    What it learns at the same instant at which it writes, it may have learned after that.
+    """
+    if before.was_told:
+        return "it has heard that it was replaced"
+    if before.is_suspended and seen.is_suspended:
+        return "its writes are suspended"
+    if seen.started_us > promoted_us:
+        return "it has started since the promotion"
+    return ""
 
 
 def _cut_bytes(slave: Broker) -> int:

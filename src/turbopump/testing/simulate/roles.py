@@ -53,13 +53,13 @@ class Roles:
             if is_ready(broker) and broker.config.identity.is_slave
         ]
 
-    def others(self) -> list[tuple[str, str, Broker]]:
-        """Return machines that take themselves for masters and are not: name, machine, broker."""
+    def all_masters(self) -> list[tuple[str, str, Broker]]:
+        """Return machines that take themselves for masters: name, machine, broker."""
         return [
             (name, machine, self._brokers[machine])
             for name, machines in self._machines.items()
             for machine in machines
-            if machine != self.masters[name] and self._is_master(machine)
+            if self._is_master(machine)
         ]
 
     def has_master(self, name: str) -> bool:

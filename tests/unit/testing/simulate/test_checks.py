@@ -383,6 +383,23 @@ def test_a_message_that_is_stored_more_often_than_sent() -> None:
     assert violations([up(0), *tried]) == set()
 
 
+def test_a_delayed_message_that_is_delivered_again_because_the_power_took_it() -> None:
+    events = [
+        up(0),
+        SendBegan(0, "p", "m0", "plain", s(1)),
+        SendTried(0, "p", "m0"),
+        Readable(s(1), QUEUE, 0, Stored("m0")),
+        down(2, Down.POWER_LOST),
+    ]
+    again = Readable(s(4), QUEUE, 0, Stored("m0"))
+    assert violations([*events, up(3), again], plan(is_sync=False)) == set()
+    kept = [*events, up(3, "m0"), Readable(s(4), QUEUE, 1, Stored("m0"))]
+    assert violations(kept, plan(is_sync=False)) == {"duplicates are bounded"}
+    # What is first seen after a start counts too.
+    twice = [*events[:3], events[4], up(3, "m0"), Readable(s(4), QUEUE, 1, Stored("m0"))]
+    assert violations(twice, plan(is_sync=False)) == {"duplicates are bounded"}
+
+
 def test_a_message_that_is_consumed_twice_without_a_cause() -> None:
     events = [up(0), *sent("m0", 100), *consumed("m0", 101), *consumed("m0", 102, call=2)]
     assert violations(events) == {"duplicates are bounded"}
@@ -501,6 +518,25 @@ def test_a_slave_cuts_what_its_master_has_lost() -> None:
         holds(3, is_start=False),
     ]
     assert violations(events, plan(is_sync=False, replicas=ASYNC_MASTER)) == set()
+
+
+def test_a_slave_cuts_what_its_master_has_lost_and_stored_again() -> None:
+    """Its own loss of power tells nothing of when it has copied what it still has."""
+    events = [
+        up(0),
+        holds(0),
+        *sent("m0"),
+        copied("m0"),
+        down(1, Down.POWER_LOST),
+        up(2, "m0"),
+        slave_down(5, Down.POWER_LOST),
+        holds(6, "m0"),
+        holds(7, is_start=False),
+    ]
+    replicated = plan(is_sync=False, replicas=ASYNC_MASTER)
+    assert violations(events, replicated) == set()
+    unharmed = [event for event in events if event not in events[7:9]]
+    assert violations(unharmed, replicated) == {"copies stay"}
 
 
 def test_a_slave_with_a_new_disk_has_lost_everything() -> None:

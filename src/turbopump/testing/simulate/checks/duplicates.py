@@ -36,6 +36,9 @@ class BoundedDuplicates:
         self._ledger = ledger
         self._tries: Counter[str] = Counter()
         self._copies: Counter[str] = Counter()
+        """By key: what is stored now in topics of producers."""
+        self._ever: Counter[str] = Counter()
+        """By key: what was ever stored there, and may have been consumed."""
         self._successes: Counter[tuple[str, str]] = Counter()
         self._causes: list[int] = []
 
@@ -66,6 +69,7 @@ class BoundedDuplicates:
         key = event.message.key
         if key is None or not self._ledger.is_own(event.queue.topic):
             return
+        self._ever[key] += 1
         self._copies[key] += 1
         if self._copies[key] > self._tries[key]:
             copies, tries = self._copies[key], self._tries[key]
@@ -81,7 +85,7 @@ class BoundedDuplicates:
             return
         # A queue's owner of before may not have seen the change yet when the message is sent.
         causes = sum(at_us >= send.at_us - _NOTICED_US for at_us in self._causes)
-        bound = max(1, self._copies[event.key]) * (1 + causes)
+        bound = max(1, self._ever[event.key]) * (1 + causes)
         if count > bound:
             yield (
                 f"{event.group} has consumed {event.key} {count} times, "
@@ -90,11 +94,14 @@ class BoundedDuplicates:
 
     def _up(self, event: BrokerUp) -> None:
         self._cause(event)
-        if event.promoted:
-            # What only the master before had is delivered or sent again.
-            for queue, message in self._ledger.removed:
-                if self._ledger.is_own(queue.topic):
-                    self._copies[message.key or ""] -= 1
+        # What was lost with the power, or only the master before had, is delivered or sent again.
+        self._copies = Counter(
+            message.key
+            for queue, messages in self._ledger.stored.items()
+            if self._ledger.is_own(queue.topic)
+            for message in messages.values()
+            if message.key is not None
+        )
 
     def _cause(self, event: Event) -> None:
         self._causes.append(event.at_us)

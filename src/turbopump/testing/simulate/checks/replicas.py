@@ -72,7 +72,8 @@ class CopiesKept:
         if is_own or event.replica in ledger.masters.values():
             # What it cuts off, it has written itself as a master that was replaced.
             return
-        for (queue, offset), (message, since_us) in ledger.copies[event.replica].items():
+        for (queue, offset), copy in ledger.copies[event.replica].items():
+            message = copy.message
             begin, found = event.contents.get(queue, (0, ()))
             if 0 <= offset - begin < len(found) and found[offset - begin] == message:
                 continue
@@ -80,8 +81,8 @@ class CopiesKept:
                 # The master has lost it, and its slaves follow.
                 continue
             # Perhaps the master has lost it too, and has stored it again, as it does with retries.
-            is_newer = ledger.stored_us[queue, offset] > since_us
-            may_be_lost = is_newer or ledger.may_be_lost(event.replica, since_us)
+            is_newer = ledger.stored_us[queue, offset] > copy.since_us
+            may_be_lost = is_newer or ledger.may_be_lost(event.replica, copy.latest_us)
             if ledger.plan.is_sync or not may_be_lost:
                 yield f"{event.replica} no longer has {message.key} at {queue} offset {offset}"
 
