@@ -6,7 +6,7 @@ Times are microseconds of virtual time since the start of the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from turbopump.message import MessageQueue
@@ -211,6 +211,8 @@ class Stored:
     key: str | None
     """None when the body is not one that was ever sent."""
     times: int = 0
+    record: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
+    """Where in the log and when it was stored: another one if it is stored again."""
 
 
 @dataclass(frozen=True, slots=True)

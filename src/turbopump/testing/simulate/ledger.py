@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from turbopump.message import MessageQueue
 from turbopump.testing.simulate.events import (
@@ -67,17 +67,6 @@ class Attempts:
         return bool(failures)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A message that a slave has."""
-
-    message: Stored
-    since_us: int
-    """When it was first seen at its place."""
-    latest_us: int
-    """When it was last copied, at the latest: later if it may have been lost and copied again."""
-
-
 Place = tuple[str, MessageQueue]
 """A queue as one group sees it."""
 
@@ -119,8 +108,10 @@ class Ledger:
         """When a broker was asked to store a message, by key: by a producer, or after a failure."""
         self._unsettled_us: defaultdict[str, int] = defaultdict(int)
         """When members of a group last changed, by group; "" is for what concerns all of them."""
-        self.copies: defaultdict[str, dict[tuple[MessageQueue, int], Copy]] = defaultdict(dict)
-        """What each slave has of its master's queues."""
+        self.copies: defaultdict[str, dict[tuple[MessageQueue, int], tuple[Stored, int]]] = (
+            defaultdict(dict)
+        )
+        """What each slave has of its master's queues, and since when."""
         self._copied: defaultdict[str, set[tuple[str, tuple[MessageQueue, int] | None]]] = (
             defaultdict(set)
         )
@@ -319,9 +310,9 @@ class Ledger:
         """Take another machine for the master: what it has, it has since it was copied."""
         self.former_masters.add(self.masters[event.broker])
         machine = self.masters[event.broker] = event.promoted
-        for place, copy in self.copies.pop(machine, {}).items():
+        for place, (_, since_us) in self.copies.pop(machine, {}).items():
             if place in self.stored_us:
-                self.stored_us[place] = copy.latest_us
+                self.stored_us[place] = since_us
         for queue in self.doubtful:
             if queue.broker == event.broker:
                 self.doubtful[queue].clear()
@@ -330,8 +321,7 @@ class Ledger:
         self._stale_us.append((event.at_us - _STALE_SIGHT_US, event.at_us + _STALE_SIGHT_US))
 
     def _replicated(self, event: Replicated) -> None:
-        copy = Copy(event.message, event.at_us, event.at_us)
-        self._note_copy(event.replica, event.queue, event.offset, copy)
+        self._note_copy(event.replica, event.queue, event.offset, event.message, event.at_us)
 
     def _replica_holds(self, event: ReplicaHolds) -> None:
         self._unsettled_us[""] = event.at_us
@@ -341,19 +331,19 @@ class Ledger:
         self.copies[event.replica] = {}
         for queue, (begin, messages) in event.contents.items():
             for offset, message in enumerate(messages, begin):
-                copy = before.get((queue, offset))
-                if copy is None or copy.message != message:
-                    copy = Copy(message, event.at_us, event.at_us)
-                elif self.may_be_lost(event.replica, copy.latest_us):
+                same, since_us = before.get((queue, offset), (None, event.at_us))
+                known_us = since_us if same == message else event.at_us
+                if self.may_be_lost(event.replica, known_us):
                     # Perhaps it was lost, and copied again before it was seen here.
-                    copy = replace(copy, latest_us=event.at_us)
-                self._note_copy(event.replica, queue, offset, copy)
+                    known_us = event.at_us
+                self._note_copy(event.replica, queue, offset, message, known_us)
 
-    def _note_copy(self, replica: str, queue: MessageQueue, offset: int, copy: Copy) -> None:
-        self.copies[replica][queue, offset] = copy
-        key = copy.message.key
-        if key is not None:
-            self._copied[replica] |= {(key, (queue, offset)), (key, None)}
+    def _note_copy(
+        self, replica: str, queue: MessageQueue, offset: int, message: Stored, since_us: int
+    ) -> None:
+        self.copies[replica][queue, offset] = (message, since_us)
+        if message.key is not None:
+            self._copied[replica] |= {(message.key, (queue, offset)), (message.key, None)}
 
     def _fault_began(self, event: FaultBegan) -> None:
         self._unsettled_us[""] = event.at_us

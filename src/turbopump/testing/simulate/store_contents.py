@@ -47,4 +47,5 @@ def messages_of(
     views = queue_messages(store, topic, queue_id, QueueOffset(start))
     for offset, view in enumerate(views, start):
         key = key_of(view.body) if view.queue_offset == offset else None
-        yield offset, Stored(key, view.reconsume_times)
+        record = (view.physical_offset, view.store_timestamp_ms)
+        yield offset, Stored(key, view.reconsume_times, record)

@@ -520,6 +520,10 @@ def test_a_slave_cuts_what_its_master_has_lost() -> None:
     assert violations(events, plan(is_sync=False, replicas=ASYNC_MASTER)) == set()
 
 
+AGAIN = Stored("m0", record=(0, 2))
+"""The same message as another record."""
+
+
 def test_a_slave_cuts_what_its_master_has_lost_and_stored_again() -> None:
     """Its own loss of power tells nothing of when it has copied what it still has."""
     events = [
@@ -528,15 +532,36 @@ def test_a_slave_cuts_what_its_master_has_lost_and_stored_again() -> None:
         *sent("m0"),
         copied("m0"),
         down(1, Down.POWER_LOST),
-        up(2, "m0"),
+        BrokerUp(s(2), "a", {QUEUE: (0, (AGAIN,))}, {}),
         slave_down(5, Down.POWER_LOST),
         holds(6, "m0"),
         holds(7, is_start=False),
     ]
     replicated = plan(is_sync=False, replicas=ASYNC_MASTER)
     assert violations(events, replicated) == set()
-    unharmed = [event for event in events if event not in events[7:9]]
-    assert violations(unharmed, replicated) == {"copies stay"}
+    kept = [
+        up(2, "m0") if isinstance(event, BrokerUp) and event.at_us else event for event in events
+    ]
+    assert violations(kept, replicated) == {"copies stay"}
+
+
+def test_a_slave_cuts_what_it_has_from_a_replaced_master() -> None:
+    """The promoted one may have stored the same message itself, as delayed ones are."""
+    late = Replicated(s(2), "a-2", QUEUE, 0, Stored("m0"))
+    events = [
+        up(0),
+        *sent("m0"),
+        BrokerUp(s(1), "a", {QUEUE: (0, (AGAIN,))}, {}, promoted="a-1"),
+        late,
+        ReplicaHolds(s(3), "a-2", {}, is_start=False),
+    ]
+    slaves = ReplicaPlan((Slave("a-1", "a", 1), Slave("a-2", "a", 2)))
+    assert violations(events, plan(replicas=slaves)) == set()
+    same = [
+        promoted(1, "m0") if isinstance(event, BrokerUp) and event.at_us else event
+        for event in events
+    ]
+    assert violations(same, plan(replicas=slaves)) == {"copies stay"}
 
 
 def test_a_slave_with_a_new_disk_has_lost_everything() -> None:

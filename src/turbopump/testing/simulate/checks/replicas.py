@@ -72,18 +72,16 @@ class CopiesKept:
         if is_own or event.replica in ledger.masters.values():
             # What it cuts off, it has written itself as a master that was replaced.
             return
-        for (queue, offset), copy in ledger.copies[event.replica].items():
-            message = copy.message
+        for (queue, offset), (message, since_us) in ledger.copies[event.replica].items():
             begin, found = event.contents.get(queue, (0, ()))
             if 0 <= offset - begin < len(found) and found[offset - begin] == message:
                 continue
-            if ledger.stored.get(queue, {}).get(offset) != message:
-                # The master has lost it, and its slaves follow.
+            masters = ledger.stored.get(queue, {}).get(offset)
+            if masters is None or masters.record != message.record:
+                # The master has lost it, and its slaves follow; or it is from a replaced master.
+                # Perhaps the same message was stored again, as retries are: it is another record.
                 continue
-            # Perhaps the master has lost it too, and has stored it again, as it does with retries.
-            is_newer = ledger.stored_us[queue, offset] > copy.since_us
-            may_be_lost = is_newer or ledger.may_be_lost(event.replica, copy.latest_us)
-            if ledger.plan.is_sync or not may_be_lost:
+            if ledger.plan.is_sync or not ledger.may_be_lost(event.replica, since_us):
                 yield f"{event.replica} no longer has {message.key} at {queue} offset {offset}"
 
 
