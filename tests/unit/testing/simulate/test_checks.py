@@ -407,6 +407,48 @@ def test_a_message_that_is_consumed_twice_without_a_cause() -> None:
     assert violations([*caused, *events[-2:]]) == set()
 
 
+def retried(key: str, at: float, offset: int, times: int) -> Readable:
+    return Readable(s(at), RETRY, offset, Stored(key, times, (offset, s(at))))
+
+
+def test_a_retry_that_is_stored_more_often_than_its_message_failed() -> None:
+    failed = consumed("late", 101, result=Result.FAILURE)
+    events = [up(0), *sent("late", 100), *failed, retried("late", 104, 0, 1)]
+    assert violations(events) == set()
+    twice = [*events, retried("late", 104, 1, 1)]
+    assert violations(twice) == {"duplicates are bounded"}
+    lost = FaultBegan(s(103), "x", "a")
+    assert violations([*events, lost, retried("late", 104, 1, 1)]) == set()
+
+
+def test_copies_for_retries_explain_further_calls() -> None:
+    """Two owners of a queue both send back what fails: each copy comes, to each of them."""
+    fault = FaultBegan(s(100), "x", "a")
+    events: list[Event] = [up(0), fault, *sent("late", 100)]
+    for call in (1, 2):
+        events += consumed("late", 101, result=Result.FAILURE, call=call)
+    copies = [retried("late", 105, offset, 1) for offset in range(2)]
+
+    def succeeded(count: int) -> list[Event]:
+        return [
+            event
+            for call in range(count)
+            for event in consumed("late", 106, times=1, call=10 + call)
+        ]
+
+    assert violations([*events, *copies, *succeeded(6)]) == set()
+    assert violations([*events, *copies, *succeeded(7)]) == {"duplicates are bounded"}
+    assert violations([*events, *copies[:1], *succeeded(5)]) == {"duplicates are bounded"}
+
+
+def test_a_failure_that_is_repeated_without_a_cause() -> None:
+    failed = [*consumed("late", 101, result=Result.FAILURE)] * 9
+    assert violations([up(0), *sent("late", 100), *failed]) == {"duplicates are bounded"}
+    # The broker does not take it back.
+    full = FaultBegan(s(100), FaultKind.FULL_DISK.value, "a")
+    assert violations([up(0), full, *sent("late", 100), *failed]) == set()
+
+
 def test_a_message_that_is_late_in_the_calm() -> None:
     def got(at: float) -> set[str]:
         events = [Calm(0), *sent("m0", 1), *consumed("m0", at), Ended(s(20))]

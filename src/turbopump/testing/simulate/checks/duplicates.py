@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
+from turbopump.message import MessageQueue
 from turbopump.testing.simulate.events import (
     BrokerDown,
     BrokerUp,
     ClockJumped,
+    ConsumeBegan,
     ConsumeEnded,
     Event,
     FaultBegan,
@@ -17,9 +19,11 @@ from turbopump.testing.simulate.events import (
     Readable,
     Result,
     SendTried,
+    Stored,
 )
 from turbopump.testing.simulate.history import Handler
 from turbopump.testing.simulate.ledger import Ledger
+from turbopump.wire.names import RETRY_PREFIX
 
 
 class BoundedDuplicates:
@@ -27,7 +31,10 @@ class BoundedDuplicates:
 
     Each crash and start, network or disk fault, and each member that joins or leaves, may repeat
     what a group had in flight or had not committed, so each copy of a message is consumed at most
-    once more for each of them that came after the message was sent. Without any, exactly once.
+    once more for each of them that came after the message was sent. Copies for retries count too:
+    two members that own a queue for a while both send back what fails, and each copy fails again.
+    Each call of a listener makes one copy at most, and one more for each cause, whose answer is
+    lost, or says that no slave has it. Without any cause, all of that happens exactly once.
     """
 
     name = "duplicates are bounded"
@@ -39,6 +46,14 @@ class BoundedDuplicates:
         """By key: what is stored now in topics of producers."""
         self._ever: Counter[str] = Counter()
         """By key: what was ever stored there, and may have been consumed."""
+        self._retries: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+        """By group and key: what was ever stored for a group, by how often it was retried."""
+        self._known: set[tuple[MessageQueue, int, tuple[int, int]]] = set()
+        """Records that are counted as retries."""
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._failures: Counter[tuple[str, str, int]] = Counter()
+        self._successes_at: Counter[tuple[str, str, int]] = Counter()
+        """By group, key and how often it was retried before."""
         self._successes: Counter[tuple[str, str]] = Counter()
         self._causes: list[int] = []
 
@@ -46,6 +61,7 @@ class BoundedDuplicates:
         return {
             SendTried: self._tried,
             Readable: self._stored,
+            ConsumeBegan: self._called,
             ConsumeEnded: self._consumed,
             # While a broker starts on a slow disk, all others wait: they share its loop.
             **dict.fromkeys((BrokerDown, FaultBegan, Joined, Left, ClockJumped), self._cause),
@@ -67,7 +83,15 @@ class BoundedDuplicates:
 
     def _stored(self, event: Readable) -> Iterator[str]:
         key = event.message.key
-        if key is None or not self._ledger.is_own(event.queue.topic):
+        if key is None:
+            return
+        if event.queue.topic.startswith(RETRY_PREFIX):
+            group = event.queue.topic.removeprefix(RETRY_PREFIX)
+            self._note_retry(event.queue, event.offset, event.message)
+            count, calls = self._retries[group, key].total(), self._calls[group, key]
+            if count > calls * (1 + self._causes_since(key)):
+                yield f"{key} is stored {count} times for {group}, which had it {calls} times"
+        if not self._ledger.is_own(event.queue.topic):
             return
         self._ever[key] += 1
         self._copies[key] += 1
@@ -75,22 +99,43 @@ class BoundedDuplicates:
             copies, tries = self._copies[key], self._tries[key]
             yield f"{key} is stored {copies} times, but was sent {tries} times"
 
+    def _note_retry(self, queue: MessageQueue, offset: int, message: Stored) -> None:
+        group, record = queue.topic.removeprefix(RETRY_PREFIX), (queue, offset, message.record)
+        if message.key is not None and record not in self._known:
+            self._known.add(record)
+            self._retries[group, message.key][message.times] += 1
+
+    def _called(self, event: ConsumeBegan) -> None:
+        self._calls[event.group, event.key] += 1
+
     def _consumed(self, event: ConsumeEnded) -> Iterator[str]:
-        if event.result is not Result.SUCCESS:
-            return
-        self._successes[event.group, event.key] += 1
-        count = self._successes[event.group, event.key]
-        send = self._ledger.sends.get(event.key)
-        if count == 1 or send is None:
-            return
-        # A queue's owner of before may not have seen the change yet when the message is sent.
-        causes = sum(at_us >= send.at_us - _NOTICED_US for at_us in self._causes)
-        bound = max(1, self._ever[event.key]) * (1 + causes)
-        if count > bound:
+        group, key, times = place = event.group, event.key, event.times
+        if event.result is Result.SUCCESS:
+            self._successes[group, key] += 1
+            self._successes_at[place] += 1
+        elif event.result is Result.FAILURE:
+            self._failures[place] += 1
+        causes, retries = self._causes_since(key), self._retries[group, key]
+        count = self._successes_at[place]
+        copies = retries[times] if times else self._ever[key]
+        if causes:
+            # What could not be sent back was retried from an earlier copy.
+            copies = self._ever[key] + sum(retries[before] for before in range(1, times + 1))
+        else:
+            # With a cause, a broker may refuse what failed for as long as that lasts.
+            count += self._failures[place]
+        bound = max(1, copies) * (1 + causes)
+        if count > bound and key in self._ledger.sends:
             yield (
-                f"{event.group} has consumed {event.key} {count} times, "
-                f"{bound} are explained by {causes} faults"
+                f"{group} has consumed {key} {count} times with {times} retries, "
+                f"{bound} are explained by {copies} copies and {causes} faults"
             )
+
+    def _causes_since(self, key: str) -> int:
+        send = self._ledger.sends.get(key)
+        # A queue's owner of before may not have seen the change yet when the message is sent.
+        since_us = 0 if send is None else send.at_us - _NOTICED_US
+        return sum(at_us >= since_us for at_us in self._causes)
 
     def _up(self, event: BrokerUp) -> None:
         self._cause(event)
@@ -102,6 +147,10 @@ class BoundedDuplicates:
             for message in messages.values()
             if message.key is not None
         )
+        for queue, (begin, found) in event.contents.items():
+            if queue.topic.startswith(RETRY_PREFIX):
+                for offset, message in enumerate(found, begin):
+                    self._note_retry(queue, offset, message)
 
     def _cause(self, event: Event) -> None:
         self._causes.append(event.at_us)
