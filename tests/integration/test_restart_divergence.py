@@ -9,7 +9,7 @@ import pytest
 
 from clusters import Cluster, cluster
 from consumers import Seen, consuming, send
-from turbopump.client import continuity
+from turbopump.client import calls, continuity
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.subscriptions import Expression, Sql
 from turbopump.message import MessageQueue
@@ -31,14 +31,23 @@ async def store_some(world: Cluster, unflushed: str = "a") -> None:
     await send(world, bodies(5, 10), tags=unflushed, to=QUEUE)
 
 
-async def lose_the_end(world: Cluster, new: int) -> None:
-    """Restart without what was not flushed, and store new messages before consumers are back."""
+async def lose_the_end(world: Cluster, new: int) -> int:
+    """Restart without what was not flushed, and store new messages before consumers are back.
+
+    Returns how many of the old ones are left.
+    """
     await world.crash("a", lose_unflushed=True)
     world.network.partition("10.0.1.1", "10.0.0.1")
     await world.start_broker("a")
-    assert world.broker("a").store.queue_range("T", 0)[1] < 10
+    kept = world.broker("a").store.queue_range("T", 0)[1]
+    assert kept < 10
     await send(world, bodies(0, new, b"new"), tags="a", to=QUEUE)
     world.network.heal()
+    return kept
+
+
+def committed(world: Cluster) -> int:
+    return world.broker("a").state.offsets.find("g", "T", 0) or 0
 
 
 @pytest.mark.parametrize("new", NEW)
@@ -55,6 +64,64 @@ def test_a_push_consumer(tmp_path: Path, new: int) -> None:
                 await wait_until(lambda: set(seen.bodies) == wanted, 120)
 
     run()
+
+
+@virtual_time()
+async def test_a_push_consumer_that_does_not_pull_commits_no_offset_of_lost_messages(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            await store_some(world)
+            await wait_until(lambda: seen.count == 10)
+            consumer.suspend()
+            kept = await lose_the_end(world, 20)
+            await asyncio.sleep(60)
+            assert committed(world) <= kept
+        assert committed(world) <= kept
+        second = Seen()
+        async with consuming(world, second):
+            await wait_until(lambda: {*bodies(0, 20, b"new")} <= {*second.bodies}, 120)
+
+
+@virtual_time()
+async def test_a_push_consumer_that_stops_before_it_goes_back_skips_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen):
+            await store_some(world)
+            await wait_until(lambda: seen.count == 10)
+            await lose_the_end(world, 20)
+            await wait_until(lambda: "has other messages" in caplog.text, 60)
+            # It waits for listeners that run.
+            await asyncio.sleep(6)
+        second = Seen()
+        async with consuming(world, second):
+            await wait_until(lambda: {*bodies(0, 20, b"new")} <= {*second.bodies}, 120)
+
+
+@virtual_time()
+async def test_a_push_consumer_goes_back_although_its_commits_are_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are one-way, and go to a slave if the master was replaced a moment ago."""
+
+    async def lost(*_: object, **__: object) -> None:
+        pass
+
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen):
+            await store_some(world)
+            await wait_until(lambda: seen.count == 10)
+            await lose_the_end(world, 20)
+            await wait_until(lambda: "has other messages" in caplog.text, 60)
+            world.broker("a").state.offsets.commit("g", "T", 0, 10)
+            monkeypatch.setattr(calls, "commit_offset", lost)
+            await wait_until(lambda: {*bodies(0, 20, b"new")} <= {*seen.bodies}, 120)
 
 
 @pytest.mark.parametrize("new", NEW)
@@ -200,6 +267,28 @@ async def test_a_lite_pull_consumer_that_waits_for_its_first_message(tmp_path: P
             await lose_the_end(world, 20)
             got |= await polled(consumer, 40)
         assert got == {*bodies(0, 10), *bodies(0, 20, b"new")}
+
+
+@virtual_time()
+async def test_a_lite_pull_consumer_that_does_not_fetch_commits_no_offset_of_lost_messages(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        await store_some(world)
+        count = 0
+        async with LitePullConsumer(
+            "g", subscriptions={"T": "*"}, start_from="first", session=world.session("10.0.1.1")
+        ) as consumer:
+            while count < 10:
+                count += len(await consumer.poll())
+            consumer.pause(QUEUE)
+            kept = await lose_the_end(world, 20)
+            for _ in range(20):
+                await consumer.poll()
+            assert committed(world) <= kept
+            await consumer.commit()
+            assert committed(world) <= kept
+        assert committed(world) <= kept
 
 
 @virtual_time()

@@ -332,6 +332,9 @@ class Consumption:
 
     def _offset_illegal(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         owned.drop()
+        # Immediately: the next owner of the queue must not start beyond it.
+        owned.last_pulled = None
+        self.offsets.positions.replace(owned.queue, offset)
         self._tasks.keep(
             f"correction of {owned.queue}", functools.partial(self._correct, owned, offset)
         )
@@ -387,13 +390,17 @@ class Consumption:
         self.rebalancer.wake()
 
     async def _seek(self, owned: OwnedQueue, offset: QueueOffset) -> None:
-        """Allow a dropped queue to be gained again, at another offset."""
+        """Continue a dropped queue at another offset."""
         # An orderly listener that still runs must end first, or two would run on one queue.
         await owned.idle.wait()
-        if self.owned.get(owned.queue) is owned:
-            self.offsets.positions.replace(owned.queue, offset)
+        if self.owned.get(owned.queue) is owned and not owned.is_leaving:
+            # Not at what is committed: the commit of this offset may be lost.
             self._drop(owned)
-            await self._forget(owned)
+            again = OwnedQueue(owned.queue, offset, self._session.clock.monotonic_ms())
+            again.locked_ms = owned.locked_ms
+            self.owned[owned.queue] = again
+            self._pull(again)
+            await self.offsets.persist([owned.queue])
         self.rebalancer.wake()
 
     # --- messages ---------------------------------------------------------------------------------
