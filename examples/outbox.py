@@ -1,7 +1,7 @@
 """Outbox: an order in sqlite3 and its message in a topic, both or neither, despite crashes.
 
 The table ``outcomes`` has a row for each transaction, written together with the order. When a
-producer dies before it has told the broker how its transaction ended, the broker asks another one,
+producer dies before it has reported the end of its transaction, the broker asks another one,
 which looks the row up.
 """
 

@@ -104,7 +104,7 @@ else:
         return getattr(import_module(home), name)
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)
 
 
 __all__ = [

@@ -13,7 +13,7 @@
     │       └── DamagedMessage     one that was pulled; knows the queue, its offset and the next
     ├── NetworkError               talking to a peer failed; ``retriable``
     │   ├── ListenFailed           the address to listen at is taken or not this machine's
-    │   ├── ConnectFailed          nobody answered at the address, or it is in its back-off pause
+    │   ├── ConnectFailed          no answer at the address, or a back-off pause
     │   │   └── NoNameServer       none of the name servers answered
     │   ├── ConnectionLost         the connection closed before the answer came
     │   ├── RequestTimeout         no answer in time
@@ -25,22 +25,22 @@
     │   ├── DiskFailed             files could not be read or deleted; ``retriable``
     │   └── WriteRefused           nothing was stored, nothing is acknowledged; ``retriable``
     │       ├── DiskFull           no space is left, or more is used than the configured ratio
-    │       └── WriteFailed        writing or flushing failed, or has not been mended since
-    ├── ServerFailed               a server cannot do any more what it promises, and has closed
+    │       └── WriteFailed        a write or flush failed, and is not repaired yet
+    ├── ServerFailed               a server can no longer keep its guarantees, and has closed
     ├── ClientError                a client cannot be used as it was
     │   ├── NotRunning             it is not started, or closed already
-    │   ├── ForkedClient           it was made in the parent process; make another one here
+    │   ├── ForkedClient           it was created in the parent process; create one here
     │   ├── MissingPackage         an optional package is not installed (also an ImportError)
-    │   └── AdministrationError    an operator's wish cannot be granted
-    │       ├── NotThere           no such cluster, broker, topic, group or message; knows the like
-    │       ├── AlreadyThere       what was to be made exists
+    │   └── AdministrationError    an operation cannot be carried out
+    │       ├── NotThere           no such cluster, broker, topic, group or message
+    │       ├── AlreadyThere       it already exists
     │       └── StillInUse         a group has members; stop them first
-    ├── SparkError                 the Spark pipeline cannot go on as it is
+    ├── SparkError                 the Spark pipeline cannot continue
     │   ├── JavaNotFound           there is no Java that runs Spark, or it is too old
     │   ├── DataLost               messages that were to be read are gone from the broker
     │   └── GroupInUse             others consume with the group that a query wants for itself
     ├── TransactionNotStarted      the half message is not safe; nothing was executed; ``retriable``
-    ├── NoRoute                    nobody knows where the topic or broker is; ``retriable``
+    ├── NoRoute                    no known route to the topic or broker; ``retriable``
     └── RemoteError                the peer answered with an error code; knows it, and the remark
 """
 
@@ -116,7 +116,7 @@ class RecordError(WireError):
 class DamagedMessage(RecordError):
     """A message that was pulled is damaged: its body does not match its checksum.
 
-    It is not data: go on at ``next_offset``.
+    It is not data: continue at ``next_offset``.
 
     ::
 
@@ -247,7 +247,7 @@ class MissingPackage(ClientError, ImportError):
 
 
 class SparkError(TurbopumpError):
-    """The Spark pipeline cannot go on as it is."""
+    """The Spark pipeline cannot continue."""
 
 
 class JavaNotFound(SparkError):

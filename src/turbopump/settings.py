@@ -47,7 +47,7 @@ def keyed(key: str, default: T) -> T:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Read lines of ``key=value``; blank lines and those that start with # or ! are passed over."""
+    """Read lines of ``key=value``; blank lines and those that start with # or ! are skipped."""
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not _is_entry(line):

@@ -29,7 +29,7 @@ BACKOFF_MAX_MS = 60_000
 """The pause after a failure; it doubles from the first to the longest while failures follow."""
 
 FATAL_FAILURES = 6
-"""So many failures in a row of essential work mean that the owner cannot go on."""
+"""After this many failures in a row of essential work, the owner cannot continue."""
 
 Action = Callable[[], Awaitable[None] | None]
 
@@ -37,7 +37,7 @@ Interval = int | Callable[[], int]
 """Milliseconds; a function is asked again before each pause, as settings may change."""
 
 OnFatal = Callable[[str, BaseException], None]
-"""Told which essential work keeps failing, and its last error."""
+"""Called with the essential work that keeps failing, and its last error."""
 
 
 class Watch:
@@ -103,7 +103,7 @@ def keep_in_thread(watch: Watch, work: Callable[[], None], is_over: threading.Ev
     while not is_over.is_set():
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the work must go on
+        except Exception as error:  # noqa: BLE001 - whatever it was, the work must continue
             is_over.wait(watch.failed(error) / 1000)
         else:
             return
@@ -114,7 +114,7 @@ class Supervisor:
 
     An unexpected error is logged with its traceback and the name of the work, is counted, and the
     work is started again after a pause that grows. When essential work keeps failing, ``on_fatal``
-    is told: its owner can no longer do what it promises.
+    is called: its owner can no longer keep its guarantees.
     """
 
     def __init__(self, on_fatal: OnFatal | None = None) -> None:
@@ -188,7 +188,7 @@ class Supervisor:
     def note_failure(self, watch: Watch, error: BaseException, in_a_row: int) -> None:
         """Hear of a failure from its watch."""
         self._watches[watch.name] = watch
-        # A disk or a peer that fails may be mended, and whoever depends on it is refused till then.
+        # A failing disk or peer may be repaired; callers that depend on it are refused until then.
         is_bug = not isinstance(error, OSError | TurbopumpError)
         if is_bug and watch.is_essential and in_a_row >= FATAL_FAILURES and self._on_fatal:
             if self._loop is None or self._loop is _running_loop():
@@ -226,9 +226,9 @@ class Supervisor:
                         raise
                     # Not this task, but something that it waited for.
                     failure: BaseException = error
-                except Exception as error:  # noqa: BLE001 - whatever it was, the work must go on
+                except Exception as error:  # noqa: BLE001 - whatever it was, the work must continue
                     if task.cancelling():
-                        # It was to end, and failed while it did: whoever waits for that goes on.
+                        # It was to end, and failed while it did: the waiter for that continues.
                         watch.failed(error, is_restarted=False)
                         return
                     failure = error
@@ -245,7 +245,7 @@ class Supervisor:
 
     def _set_timer(self, repeated: _Repeated, pause_ms: int) -> None:
         loop = asyncio.get_running_loop()
-        # Never early; rounded before, since seconds as floats may lie a hair behind the moment.
+        # Never early; rounded before, since seconds as floats may lie slightly before the deadline.
         self._set_at(
             math.ceil(round((loop.time() + pause_ms / 1000) * _MOMENTS_PER_S, 6)), repeated
         )

@@ -117,7 +117,7 @@ class TableFile:
         return spare
 
     def load_expendable(self, kind: type[B], consequence: str) -> B | None:
-        """Do the same for what clients bring back by themselves: log what is damaged, and go on."""
+        """Do the same for what clients restore by themselves: log damage and continue."""
         try:
             return self.load(kind)
         except (StoreDamaged, OSError) as error:
@@ -211,7 +211,7 @@ class Table:
 
     async def wait_changed(self, timeout_ms: int) -> bool:
         """Wait for the next change that is to be saved soon; whether it came in time."""
-        # A new event for each change: whoever waits for an older one has been woken by it.
+        # A new event for each change: waiters for an older one have been woken by it.
         if self._news.is_set():
             self._news = asyncio.Event()
         return await set_within(self._news, timeout_ms)

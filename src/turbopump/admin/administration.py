@@ -29,7 +29,7 @@ class Admin:
             await admin.topics.create("orders", queues=8)
             print((await admin.groups.progress("billing")).lag)
 
-    It is nobody's member and changes nobody's progress unless asked to. ``session`` is for those
+    It joins no group, and changes no committed offset unless asked to. ``session`` is for those
     who share one by hand or run in virtual time.
     """
 
@@ -58,7 +58,7 @@ class Admin:
         self.configuration = Configuration(servers)
 
     async def start(self) -> None:
-        """Begin; connects to nobody before the first question."""
+        """Start; connects on the first request."""
         if not self._is_running:
             # Known only now, since not before is it certain which event loop it runs in.
             other = None if self._is_given else custom_session(self._config)

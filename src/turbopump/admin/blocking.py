@@ -62,7 +62,7 @@ class _Source(Generic[T]):
 
     def __init__(self, items: AsyncIterator[T]) -> None:
         self._items = items
-        # Who stops waiting for the next one closes it at once, while that is still being stopped.
+        # A caller that stops waiting closes it while the next item is still being cancelled.
         self._in_use = asyncio.Lock()
 
     async def next(self) -> T:
@@ -105,6 +105,7 @@ class Topics(_Subject[topics.Topics]):
     delete = blocking(topics.Topics.delete)
     route = blocking(topics.Topics.route)
     status = blocking(topics.Topics.status)
+    queues_to_read = blocking(topics.Topics.queues_to_read)
     groups = blocking(topics.Topics.groups)
 
 

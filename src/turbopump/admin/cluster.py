@@ -1,4 +1,4 @@
-"""Clusters and their brokers: who is there, and how they are doing."""
+"""Clusters and their brokers: addresses, roles and state."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class BrokerStatus:
     """Of a slave, for how long it has not had all of its master's log."""
 
     runtime_info: Mapping[str, str] | None = None
-    """Everything that the broker tells of itself, in its own words."""
+    """The broker's runtime info, under its own names."""
 
     error: str | None = None
     """Why it did not answer."""
@@ -128,14 +128,14 @@ class Clusters:
         )
 
     async def runtime_info(self, broker: str) -> dict[str, str]:
-        """Return what the master of a broker name tells of itself."""
+        """Return the runtime info of a broker's master."""
         (node,) = await self._servers.masters(broker=broker)
         return await self._runtime_info(node)
 
     async def wipe_write_permission(self, broker: str) -> int:
         """Let no producer find a broker any more; return how many topics that concerns.
 
-        Consumers go on, so it runs empty and can be stopped without losing anybody's message.
+        Consumers continue, so it drains and can be stopped without losing a message.
         """
         await self._servers.nodes(broker=broker)
         answers = await self._servers.ask_every_nameserver(

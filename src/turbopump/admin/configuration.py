@@ -101,7 +101,7 @@ class Configuration:
     # --- key-values -------------------------------------------------------------------------------
 
     async def key_values(self, namespace: str) -> dict[str, str]:
-        """Return the key-values of a namespace; none when nobody has written any."""
+        """Return the key-values of a namespace; empty if there are none."""
         header = headers.KvNamespace(namespace=namespace)
         try:
             answer = await self._servers.ask_nameserver(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
@@ -154,7 +154,7 @@ def _require_some(settings: Mapping[str, str]) -> None:
 
 
 def _require_known(server: str, current: Mapping[str, str], settings: Mapping[str, str]) -> None:
-    """Refuse what a server does not have: most pass over it, and say that all went well."""
+    """Refuse settings that a server does not have: most servers ignore them and report success."""
     for key in settings:
         if key not in current:
             similar = get_close_matches(key, current, 1)

@@ -69,7 +69,7 @@ class Destination(Enum):
     """The topic that the message was sent to at first: all of its groups get it again."""
 
     RETRY = "retry"
-    """The retry topic of the group: nobody else gets it."""
+    """The retry topic of the group, which no other group reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Outcome(Enum):
     SENT_BEFORE = "sent before"
     ORIGIN_UNKNOWN = "origin unknown"
     ORIGIN_GONE = "origin gone"
-    """Its topic was deleted; it is made again only if that is asked for."""
+    """Its topic was deleted; it is re-created only on request."""
 
     @property
     def is_left(self) -> bool:
@@ -163,7 +163,7 @@ class DeadLetters:
         topic = dead_letter_topic(group)
         if not await self._servers.has_topic(topic):
             return Span(())
-        limits = (await self._topics.status(topic)).queues
+        limits = await self._topics.queues_to_read(topic)
         begins = await gathered(
             self._reader.offset_of(each, begin or Earliest()) for each in limits
         )
@@ -180,7 +180,7 @@ class DeadLetters:
     ) -> AsyncGenerator[DeadLetter, None]:
         """Read the letters of a group, oldest first; ``span`` limits them to some.
 
-        ``on_read`` is called for each letter looked at, for those who show how it goes on.
+        ``on_read`` is called for each letter read, to show progress.
         """
         chosen = wanted or LetterFilter()
         where = await self.span(group) if span is None else span
@@ -216,7 +216,7 @@ class DeadLetters:
         dry_run: bool = False,
         on_read: Callable[[], None] | None = None,
     ) -> AsyncGenerator[Redriven, None]:
-        """Send letters on their way again, and tell of each what became of it.
+        """Redrive letters, and return the outcome of each.
 
         A letter whose copy is in the topic it came from, in the group's retry topic or in the
         topic it is to go to, is not sent once more, unless ``again`` is set. A copy keeps body,
@@ -255,7 +255,7 @@ class DeadLetters:
             return Redriven(letter, Outcome.ORIGIN_UNKNOWN, None)
         may_be_gone = job.to is Destination.ORIGIN and not job.create_topic
         if may_be_gone and not await self._nodes(topic, job.nodes):
-            # A broker would make it, for nobody: who deletes a topic wants no more of it.
+            # A broker would re-create it, but a topic that was deleted is not wanted.
             return Redriven(letter, Outcome.ORIGIN_GONE, topic)
         if not job.again and await self._has_copy(letter, job.places(letter), job.nodes):
             return Redriven(letter, Outcome.SENT_BEFORE, topic)
@@ -277,7 +277,7 @@ class DeadLetters:
         return False
 
     async def _nodes(self, topic: str, known: _NodesByTopic) -> Sequence[BrokerNode]:
-        """Return who has a topic, asking once for each; nobody has one that is not there."""
+        """Return the brokers of a topic, none if it does not exist; asks once for each topic."""
         if topic not in known:
             try:
                 known[topic] = await self._topics.nodes_of(topic)

@@ -1,4 +1,4 @@
-"""Consumer groups: their settings, how far they are behind, and who is in them."""
+"""Consumer groups: settings, lag and members."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ class Groups:
     # --- members ----------------------------------------------------------------------------------
 
     async def members(self, group: str) -> Members:
-        """Return who is in a group and which queues each owns; raises NotThere for no group."""
+        """Return the members of a group and the queues of each; raises NotThere for no group."""
         await self.require(group)
         nodes = await self._servers.readable()
         found = await self._online(group, nodes)
@@ -353,7 +353,7 @@ class Groups:
     async def inspect(
         self, group: str, client_id: str | None = None, *, with_stacks: bool = False
     ) -> Inside:
-        """Let a member tell of its inside; with several, which one has to be said."""
+        """Return a member's running info; ``client_id`` is needed if there are several."""
         await self.require(group)
         nodes = await self._servers.readable()
         members = sorted(await self._connections(group, nodes))
@@ -419,7 +419,7 @@ class Groups:
     async def _running_info(
         self, nodes: Sequence[BrokerNode], group: str, client_id: str, *, with_stacks: bool
     ) -> RunningInfo | None:
-        """Let a client tell of itself; any broker that knows it can ask it."""
+        """Return a client's running info, through any broker that knows it."""
         header = headers.RunningInfoOf(
             consumer_group=group, client_id=client_id, jstack_enable=with_stacks
         )

@@ -1,4 +1,4 @@
-"""Who is in a group, as brokers and the clients themselves tell. Pure."""
+"""The members of a group, as brokers and the clients report them. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who is in a group, and what they want; subscriptions are expressions by topic.
+    """The members of a group and their subscriptions, as expressions by topic.
 
     Where members differ in a topic, ``differences`` has an entry for each thing that some want.
     """
@@ -72,7 +72,7 @@ class HeldQueue:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What a member tells of itself; rates are by topic."""
+    """What a member reports about itself; rates are by topic."""
 
     client_id: str
     queues: tuple[HeldQueue, ...]
@@ -83,7 +83,7 @@ class Inside:
 
 
 def inside(client_id: str, info: RunningInfo) -> Inside:
-    """Read what a member tells of itself."""
+    """Read a member's running info."""
     return Inside(
         client_id,
         tuple(

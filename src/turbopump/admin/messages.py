@@ -105,7 +105,7 @@ class Messages:
     async def consume(self, message: MessageView, group: str, client_id: str) -> Consumed:
         """Give a message to a member of a group now, outside of any order; raises RemoteError.
 
-        Nobody's progress changes, and what the listener makes of it is only told.
+        No committed offset changes; the listener's result is returned.
         """
         header = ConsumeDirectly(
             consumer_group=group, client_id=client_id, msg_id=message.offset_id
@@ -114,9 +114,12 @@ class Messages:
         address = str(message.store_host)
         command = request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
         answer = await self._servers.ask_at(address, command)
-        told = DirectConsumption.decode(whole_body(answer))
+        reported = DirectConsumption.decode(whole_body(answer))
         return Consumed(
-            client_id, told.consume_result or "unknown", told.spent_time_millis, told.remark
+            client_id,
+            reported.consume_result or "unknown",
+            reported.spent_time_millis,
+            reported.remark,
         )
 
     # --- finding ----------------------------------------------------------------------------------
@@ -251,11 +254,11 @@ class Messages:
         return messages[0]
 
     async def span(self, topic: str, begin: datetime, end: datetime | None = None) -> Span:
-        """Work out which messages were stored from a moment on and before another."""
+        """Find the messages stored from one time until before another."""
         if end is not None and AtTime(end).epoch_ms < AtTime(begin).epoch_ms:
             raise InvalidArgument(f"end must not be before begin, got {begin} to {end}")
         stop = Latest() if end is None else AtTime(end)
-        limits = (await self._topics.status(topic)).queues
+        limits = await self._topics.queues_to_read(topic)
         begins = await gathered(self._reader.offset_of(each, AtTime(begin)) for each in limits)
         ends = await gathered(self._reader.offset_of(each, stop) for each in limits)
         return Span(tuple(map(OffsetRange, (each.queue for each in limits), begins, ends)))
@@ -284,7 +287,7 @@ class Messages:
         """
         now_s = self._servers.session.clock.now_ms() / 1000
         began = AtTime(datetime.fromtimestamp(now_s, UTC))
-        limits = (await self._topics.status(topic)).queues
+        limits = await self._topics.queues_to_read(topic)
         span = await self._before_now(limits, start or Latest())
         kept = start.count if isinstance(start, Last) else None
         history = self.read(span, tags=tags)

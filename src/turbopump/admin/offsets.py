@@ -107,7 +107,7 @@ class Offsets:
     async def apply(self, plan: Plan) -> None:
         """Do what a plan says.
 
-        Members of a running group are told, stop, and go on from the new offsets within seconds;
+        Members of a running group are notified and resume from the new offsets within seconds;
         for a stopped one the offsets are written. Raises AdministrationError when a broker that
         is not ours can reset a running group only by time, and the plan is of another kind.
         """
@@ -126,7 +126,7 @@ class Offsets:
         to: Position,
         queues: Collection[MessageQueue] | None = None,
     ) -> Plan:
-        """Plan and apply at once; return what was done."""
+        """Plan and apply in one call; return what was done."""
         plan = await self.plan(group, topic, to, queues)
         await self.apply(plan)
         return plan
@@ -210,7 +210,7 @@ class Offsets:
         try:
             answer = await self._servers.ask(node, RequestCode.GET_ALL_CONSUMER_OFFSET)
         except RemoteError as error:
-            # The one code for everything; brokers use it as long as nobody has consumed.
+            # The one code for everything; brokers use it until a group has consumed.
             if error.code == ResponseCode.SYSTEM_ERROR:
                 return {}
             raise
@@ -254,7 +254,7 @@ class Offsets:
     async def _tell_members(
         self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
     ) -> None:
-        """Have one of our brokers tell the members of a group where to go on.
+        """Have one of our brokers notify the members of a group of their new offsets.
 
         The body is our own addition to this request. A broker that does not know it would see a
         reset to the newest message without force, which leaves every group where it is.
@@ -296,7 +296,7 @@ class Offsets:
 
 
 def _timestamp_ms(to: AtTime | Earliest | Latest) -> int:
-    """Return how brokers are told a position."""
+    """Return the form in which brokers expect a position."""
     match to:
         case AtTime():
             return to.epoch_ms

@@ -1,4 +1,4 @@
-"""Places in a queue that people name: the beginning, the end, a moment, an offset."""
+"""Positions in a queue: earliest, latest, a time, an offset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """Before the first message stored at a moment or after it; without a zone it is local time."""
+    """The first message stored at or after a time; without a zone it is local time."""
 
     moment: datetime
 

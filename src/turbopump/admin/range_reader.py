@@ -23,7 +23,7 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 PAGE_MESSAGES = 32
-"""What brokers give at once unless they are set up for more."""
+"""What brokers return in one response unless configured for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RangeReader:
         count_max: int = PAGE_MESSAGES,
         is_held: bool = False,
     ) -> tuple[Sequence[MessageView], QueueOffset]:
-        """Return the next messages and where to go on; ``is_held`` waits a while for some."""
+        """Return the next messages and the next offset; ``is_held`` waits a while for some."""
         wanted = subscription(queue.topic, tags, 0)
         try:
             outcome = await self._reader.pull(queue, offset, wanted, count_max, is_held=is_held)
@@ -97,9 +97,9 @@ class RangeReader:
                 return await self._offset_at(limits, to)
 
     async def _offset_at(self, limits: QueueLimits, to: AtTime) -> QueueOffset:
-        """Return the first offset stored at a moment or later.
+        """Return the first offset stored at or after a time.
 
-        Brokers answer with the message nearest to the moment, which may lie on either side of it
+        Brokers answer with the message nearest to the time, which may lie on either side of it
         and among others of the same millisecond; so its neighbours are looked at.
         """
         if limits.last_stored_ms is None or limits.last_stored_ms < to.epoch_ms:

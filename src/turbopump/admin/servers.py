@@ -1,4 +1,4 @@
-"""How administration reaches name servers and brokers: who is there, and one question for many."""
+"""How administration reaches name servers and brokers, one or all of them."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Servers:
             raise RemoteError(error.code, remark) from error
 
     async def ask_at(self, address: str, command: Command) -> Command:
-        """Ask whoever is at an address."""
+        """Send a request to an address."""
         return require_success(await self.session.request(address, command, ANSWER_MS))
 
     # --- inside -----------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class TopicTail:
         taking = self._work.start(self._found.get())
         try:
             while not taking.done():
-                # Anew each time, since tasks are added while it waits.
+                # In each round, since tasks are added while it waits.
                 done, _ = await asyncio.wait(
                     {taking, *self._tasks},
                     return_when=asyncio.FIRST_COMPLETED,
@@ -81,7 +81,7 @@ class TopicTail:
                 messages, at = await self._reader.page(queue, at, tags=self._tags, is_held=True)
             except (NetworkError, NoRoute) as error:
                 if not is_away:
-                    _log.warning("%s cannot be read at the moment: %s", queue, error)
+                    _log.warning("%s cannot be read now: %s", queue, error)
                 is_away = True
                 await asyncio.sleep(_AWAY_PAUSE_MS / 1000)
                 continue
@@ -105,7 +105,7 @@ class TopicTail:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_MS / 1000)
             try:
-                limits = (await self._topics.status(self._topic)).queues
+                limits = await self._topics.queues_to_read(self._topic)
             except TurbopumpError as error:
                 # The readers of the queues report a broker that is away.
                 _log.debug("%s: queues cannot be looked for now: %s", self._topic, error)

@@ -171,7 +171,7 @@ class Topics:
     ) -> TopicInfo:
         """Create a topic with ``queues`` queues on each broker; raise `AlreadyThere` if it exists.
 
-        Without ``cluster`` and ``brokers`` it is made on all brokers there are. ``read_queues``
+        Without ``cluster`` and ``brokers`` it is created on all brokers. ``read_queues``
         differs from ``queues`` while a topic shrinks: producers stop using queues first.
         """
         check_topic(topic)
@@ -265,6 +265,13 @@ class Topics:
         every = (each for table in tables for each in table)
         return TopicStatus(topic, tuple(sorted(every, key=lambda each: each.queue)))
 
+    async def queues_to_read(self, topic: str) -> tuple[QueueLimits, ...]:
+        """Return what each queue holds that consumers may read; raises NotThere."""
+        routing = await self.route(topic)
+        counts = {each.broker: each.read_queues for each in routing.on_brokers}
+        found = (await self.status(topic)).queues
+        return tuple(each for each in found if each.queue.queue_id < counts[each.queue.broker])
+
     async def groups(self, topic: str) -> tuple[str, ...]:
         """Return the groups that consume a topic now, or did once."""
         header = headers.TopicName(topic=topic)
@@ -335,7 +342,7 @@ class Topics:
                 return []
             raise
         table = TopicStats.decode(whole_body(answer)).offset_table
-        told = [
+        written = [
             QueueLimits(
                 queue,
                 QueueOffset(max(0, each.min_offset)),
@@ -344,10 +351,10 @@ class Topics:
             )
             for queue, each in table.items()
         ]
-        # Brokers tell of queues that are written; a topic that shrank has others to be read.
+        # Brokers report the queues to write to; a topic that shrank has others to read.
         known = {queue.queue_id for queue in table}
         others = [number for number in range(place.read_queues) if number not in known]
-        return told + await gathered(
+        return written + await gathered(
             self._limits_of(place.node, MessageQueue(topic, place.broker, number))
             for number in others
         )
@@ -361,7 +368,7 @@ class Topics:
         return QueueLimits(queue, begin, end, last_ms)
 
     async def _stored_ms(self, queue: MessageQueue, offset: QueueOffset) -> int | None:
-        """Return when a message was stored; None where nobody may read."""
+        """Return when a message was stored; None if the queue cannot be read."""
         wanted = subscription(queue.topic, EVERYTHING, 0)
         try:
             found = await self._reader.pull(queue, offset, wanted, 1, is_held=False)

@@ -1,4 +1,4 @@
-"""Transactions that have not ended: half messages that are open, and those that were given up.
+"""Transactions that have not ended: half messages that are open, and abandoned ones.
 
 Everything is read from the brokers' own topics, so this works with Apache RocketMQ too. Its brokers
 do not let the operations be pulled; there they are read by the units of their queue.
@@ -90,7 +90,7 @@ class Transactions:
     ) -> AsyncGenerator[PendingTransaction, None]:
         """Give all transactions that have not ended, of one producer group or broker if given.
 
-        By broker: those that are open, oldest copy first, then those that were given up.
+        By broker: those that are open, oldest copy first, then the abandoned ones.
         """
         for node in await self._servers.masters(broker=broker):
             async with aclosing(self._of(node)) as found:
@@ -207,7 +207,7 @@ class Transactions:
             offset = QueueOffset(offset + len(units))
 
     async def _is_given_up(self, node: BrokerNode, letter: MessageView) -> bool:
-        """Whether a half message that was given up has been neither committed nor resumed since."""
+        """Whether an abandoned half message has been neither committed nor resumed since."""
         topic, key = letter.properties.get(properties.REAL_TOPIC), letter.unique_key
         if topic is None or key is None:
             return True

@@ -164,7 +164,7 @@ def consume(
                 batch=batch,
                 orderly=orderly,
                 seconds=seconds,
-                # Which process gets how many is not known; each ends when no more arrive.
+                # Which process gets how many is not known; each ends when nothing arrives.
                 count=wanted if processes == 1 else None,
                 warm_up_s=warm_up,
             )

@@ -30,7 +30,7 @@ _READY = "ready broker="
 
 
 class BrokerJob(msgspec.Struct, frozen=True):
-    """What a broker process is told."""
+    """What a broker process gets from its parent."""
 
     settings: dict[str, str]
     log_level: LogLevel

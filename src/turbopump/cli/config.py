@@ -209,7 +209,7 @@ def _is_confirmed(
 
 
 def _tell_changed(changes: Sequence[SettingChange], output: Output, *, is_shown: bool) -> None:
-    """Say what servers tell of themselves after a change."""
+    """Print what servers report after a change."""
     if output.as_json or not is_shown:
         nothing = "Nothing changed: the servers already had these values."
         _print_changes(changes, output, is_done=True, nothing=nothing)

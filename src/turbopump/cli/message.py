@@ -75,7 +75,7 @@ def send(
         ),
     ] = None,
     delay_level: Annotated[
-        int, typer.Option(help="Which of the brokers' delays to deliver after; 0 at once.")
+        int, typer.Option(help="Which of the brokers' delays to deliver after; 0 for no delay.")
     ] = 0,
     queue: Annotated[
         str | None,

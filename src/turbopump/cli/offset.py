@@ -191,8 +191,8 @@ def _carry_out(admin: Admin, plan: Plan, output: Output, *, dry_run: bool, yes: 
         output.one(value, rows, _COLUMNS, f"{effect}; the group is {state}.")
     confirm(f"Reset group {plan.group} in {plan.topic}?", is_sure=yes, as_json=output.as_json)
     admin.offsets.apply(plan)
-    told = " Its members resume there within seconds." if plan.is_running else ""
-    output.one(value, [] if is_shown else rows, _COLUMNS, f"Reset: {effect}.{told}")
+    note = " Its members resume there within seconds." if plan.is_running else ""
+    output.one(value, [] if is_shown else rows, _COLUMNS, f"Reset: {effect}.{note}")
 
 
 def _rows(changes: Sequence[QueueChange]) -> list[dict[str, Any]]:

@@ -95,9 +95,7 @@ def resume(
         list[str] | None,
         typer.Argument(help="Message ids, or offset ids of half messages.", show_default=False),
     ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="All transactions that were given up.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="All abandoned transactions.")] = False,
     group: GroupOption = None,
     broker: BrokerOption = None,
     dry_run: DryRunOption = False,
@@ -135,7 +133,7 @@ def resume(
 def _chosen(
     admin: Admin, ids: set[str], group: str | None, broker: str | None
 ) -> list[PendingTransaction]:
-    """Return those with an id, or all that were given up if there are no ids."""
+    """Return those with an id, or all abandoned ones without ids."""
     with closing(admin.transactions.list(group=group, broker=broker)) as found:
         return [each for each in found if (each.ids & ids if ids else _is_given_up(each))]
 

@@ -113,6 +113,11 @@ class PushConsumer(ConsumerMember):
             self._client = replace(self._client, instance=_BROADCAST_INSTANCE)
         self.group = with_namespace(self._client.namespace, group)
         self._consume_from = consume_from(start_from)
+        if offsets_directory is not None and not broadcast:
+            raise InvalidArgument(
+                "offsets_directory is for broadcasting: pass broadcast=True too, or leave it out; "
+                "brokers keep the offsets of other consumers"
+            )
         self._listen = listener
         self._settings = PushSettings(
             start_from=start_from,

@@ -113,7 +113,7 @@ class Unavailable(Exception):
 
 
 def lock_down(memory_bytes: int, parent: int) -> None:
-    """Give up everything but memory, the clock and the two pipes, for good."""
+    """Drop all rights but memory, the clock and the two pipes, for good."""
     if sys.platform != "linux":
         raise Unavailable(f"this system is {sys.platform}")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -296,7 +296,7 @@ def main() -> None:
         lock_down(memory_bytes, parent)
     except (Unavailable, OSError, ValueError) as error:
         needed = "they need Linux with seccomp, on x86-64 or arm64"
-        reply(REFUSED, text=f"code filters cannot give up their rights here: {error}; {needed}")
+        reply(REFUSED, text=f"code filters cannot drop their rights here: {error}; {needed}")
         return
     try:
         matches = load(source)

@@ -59,7 +59,7 @@ class _Selection:
     records: list[Buffer] = field(default_factory=list)
     seen: int = 0
     next_offset: int | None = None
-    """Where to go on, if not behind all of them."""
+    """The next offset, if it is not the one after all of them."""
     failure: str | None = None
 
     def add(self, batch: _Batch, verdicts: Verdicts, label: str, count_max: int) -> bool:
@@ -89,7 +89,7 @@ class Pulls:
         self._clock = clock
 
     async def pull(self, command: Command, _peer: Connection) -> Command:
-        """Answer as a broker does; what does not match is passed over."""
+        """Answer as a broker does; skip what does not match."""
         header = PullMessage.from_ext_fields(command.ext_fields)
         name = header.subscription if header.sys_flag & PULL_SUBSCRIPTION else None
         chosen = self._uploads.find(header.consumer_group, header.topic, name)
@@ -166,7 +166,7 @@ def _nothing_matched(command: Command, limits: PullMessageAnswer) -> Command:
 
 
 def _batch(body: bytes, at: int, count_max: int) -> tuple[_Batch, int]:
-    """Read records from a position on; return them, and where to go on."""
+    """Read records from a position; return them and the next position."""
     batch = _Batch([], [])
     whole, size = memoryview(body), 0
     while at < len(body) and size < _BATCH_BYTES_MAX and len(batch.messages) < count_max:

@@ -178,7 +178,7 @@ class Sandbox:
         child.PROGRESS.pack_into(self._progress, 0, 0)
         meter = _Meter(self._process.pid, self._progress, count)
         self._reply = reply = asyncio.ensure_future(self._exchange(frame))
-        # Of a process that is killed nobody asks why there was no reply.
+        # The missing reply of a killed process is not reported.
         reply.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             interval_s = min(allowed.cpu_ms, allowed.time_ms) / 2000

@@ -32,7 +32,7 @@ _SWEEP_INTERVAL_MS = 60_000
 _CHECK_IDLE_INTERVAL_MS = 1000
 _DRAIN_MS = 500
 _PULLS_MAX = 20_000
-"""Pulls of one client that wait at once: one for each of its queues."""
+"""Waiting pulls of one client: one for each of its queues."""
 
 
 class FilterServer:

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 STOPPED_MS = 60_000
 """How long a filter that was stopped is not run again."""
 UNUSED_MS = 600_000
-"""When a filter that nobody pulls through is removed."""
+"""When a filter without pulls is removed."""
 REPLACEABLE_MS = 60_000
 """When it may have to make room for another."""
 

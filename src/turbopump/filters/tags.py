@@ -47,8 +47,8 @@ def parse_tags(expression: str | None) -> TagFilter:
 def wanted_tags(expression: object, what: str) -> TagFilter:
     """Read what a user wants of a topic; ``what`` is how an error calls it.
 
-    Peers may send an expression without any tag, by which no message is wanted. Nobody writes one
-    on purpose, and a consumer with it would pass over everything and commit that.
+    Peers may send an expression without any tag, which matches no message. Users do not write one
+    on purpose, and a consumer with it would skip everything and commit that.
     """
     if expression is not None and not isinstance(expression, str):
         raise InvalidArgument(f"{what} is {expression!r}: {_INSTEAD}")

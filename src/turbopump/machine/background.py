@@ -29,7 +29,7 @@ class Worker(Protocol):
         ...
 
     def close(self) -> None:
-        """Take no more jobs, and return when all are done."""
+        """Refuse further jobs, and return when all are done."""
         ...
 
 

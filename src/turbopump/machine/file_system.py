@@ -1,4 +1,4 @@
-"""Forcing a whole file system to disk at once: thousands of files take one wait, not one each."""
+"""Syncing a whole file system: thousands of files take one wait, not one each."""
 
 from __future__ import annotations
 

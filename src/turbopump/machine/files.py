@@ -117,7 +117,7 @@ class Files:
             raise _with_path(error, "read", fd) from error
 
     def size(self, fd: int) -> int:
-        """Return how many bytes the file has at the moment."""
+        """Return the current size of the file."""
         return os.lseek(fd, 0, os.SEEK_END)
 
     @_with_context("resize")
@@ -149,7 +149,7 @@ class Files:
         try:
             return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
         except ValueError as error:
-            # Somebody has cut it.
+            # Another process has truncated it.
             raise OSError(errno.EIO, f"it is shorter than {size} bytes") from error
 
     @_with_context("rename")
@@ -254,7 +254,7 @@ class Files:
         """Take the lock that keeps out Java too, or raise OSError; it ends with the process.
 
         It belongs to the open file. Java's kind belongs to the process, and is lost as soon as
-        that closes any other descriptor of the file, as whoever copies the directory does.
+        that closes any other descriptor of the file, as a copy of the directory does.
         """
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FIRST_BYTE_LOCK)

@@ -24,7 +24,7 @@ def memory_bytes() -> int:
 
 
 def after_fork(action: Callable[[], None]) -> None:
-    """Have something called in every child that is made by fork."""
+    """Call a function in every forked child."""
     os.register_at_fork(after_in_child=action)
 
 

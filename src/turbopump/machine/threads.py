@@ -48,7 +48,7 @@ class DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more jobs; threads end when there are none left."""
+        """Refuse further jobs; threads end when none are left."""
         with self._lock:
             self._is_shut = True
             if cancel_futures:
@@ -71,7 +71,7 @@ class DaemonThreads(Executor):
         try:
             thread.start()
         except RuntimeError:
-            # The system allows no more threads: those that exist do the job later.
+            # The system refuses another thread: those that exist do the job later.
             if not self._threads:
                 raise
             return
@@ -107,7 +107,7 @@ def _do(job: Job, note_done: Callable[[], None]) -> None:
         return
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - whoever waits for the job is to see it
+    except BaseException as error:  # noqa: BLE001 - the waiter of the job gets it
         note_done()
         future.set_exception(error)
     else:

@@ -41,7 +41,7 @@ class NameServerConfig:
     in memory only."""
 
     connections_max: int = 10_000
-    """Open connections; more are closed as soon as they are made."""
+    """Open connections; further ones are closed immediately."""
 
     receive_bytes_max: int = RECEIVE_BYTES_MAX
     """Bytes received on all connections and not served, such as unfinished frames; above it, the

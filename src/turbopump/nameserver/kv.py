@@ -44,7 +44,7 @@ class KvConfig:
     def load(self) -> None:
         """Read the file, or its backup; raises StoreDamaged when there is one but none is readable.
 
-        Starting empty instead would overwrite at the next change what somebody might still save.
+        Starting empty would overwrite at the next change what an operator could still recover.
         """
         saved = self._file.load(KvTable)
         self._table = {} if saved is None else saved.config_table

@@ -12,7 +12,7 @@ from turbopump.tables import TableWriter, change_text
 from turbopump.wire.codes import ResponseCode
 
 CHANGEABLE_KEYS = frozenset({"orderMessageEnable"})
-"""What can act at once; the rest is only looked at when a name server starts."""
+"""Settings that take effect immediately; the others are read when a name server starts."""
 
 
 class LiveConfig:

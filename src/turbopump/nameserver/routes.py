@@ -184,7 +184,7 @@ class RouteTable:
     def remove(self, address: str) -> bool:
         """Remove the broker at an address; return whether it was there.
 
-        With its last address a broker name leaves its cluster and all topics; topics that nobody
+        With its last address a broker name leaves its cluster and all topics; topics that no broker
         serves any more vanish.
         """
         live = self._live.pop(address, None)

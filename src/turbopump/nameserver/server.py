@@ -1,4 +1,4 @@
-"""A name server: tells clients where topics are, as brokers have told it."""
+"""A name server: gives clients the routes that brokers register."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class NameServer:
         return self._server.address
 
     def _router(self) -> Router:
-        # Unlike the original, which stays silent, codes that nobody serves are answered: a client
-        # that tries a feature out learns at once that it is missing, instead of timing out.
+        # Unlike Apache RocketMQ, which stays silent, unknown codes are answered: a client
+        # that tries a feature learns immediately that it is missing, instead of timing out.
         return Router(
             {
                 **broker_handlers(self._routes, self._connections, self._kv, self._clock),

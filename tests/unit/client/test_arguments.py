@@ -64,7 +64,8 @@ def push(**given: Any) -> PushConsumer:
         ({"pulling": 1}, "pulling must be a Pulling"),
         ({"strategy": "average"}, "strategy must be a function"),
         ({"strategy": ConsistentHash}, "strategy must be a function"),
-        ({"offsets_directory": 7}, "offsets_directory must be a path, got 7"),
+        ({"offsets_directory": 7, "broadcast": True}, "offsets_directory must be a path, got 7"),
+        ({"offsets_directory": "offsets"}, "offsets_directory is for broadcasting: pass broadcast"),
     ],
 )
 def test_a_push_consumer_refuses_what_it_would_misunderstand(
@@ -193,7 +194,7 @@ def test_delays_that_no_broker_keeps_are_refused(given: dict[str, Any], error: s
 
 
 def test_dir_shows_every_public_name() -> None:
-    code = "import turbopump; print(set(turbopump.__all__) - set(dir(turbopump)))"
+    code = "import turbopump; print(set(turbopump.__all__) ^ set(dir(turbopump)))"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert shown.stdout == "set()\n"
 

@@ -13,7 +13,7 @@ _INTEGER_LENGTH_MAX = 4000
 
 _INT32_DIGITS = 9
 _INT64_DIGITS = 18
-"""So many digits without a sign always fit, which most numbers have."""
+"""Numbers of up to this many digits always fit, if they have no sign."""
 
 _DOUBLE = re.compile(
     r"""
