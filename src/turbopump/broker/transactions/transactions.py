@@ -243,10 +243,11 @@ class Transactions:
             offset = self.ledger.newest_copy(identity_of(view))
         if offset is not None and not self.was_committed(offset, view):
             return offset
-        fate = self._fate(end.queue_offset, view)
+        offset = self.ledger.abandoned_copy(identity_of(view), end.queue_offset)
+        fate = self._fate(offset, view)
         if fate is Fate.GIVEN_UP:
             # Better late than never.
-            return end.queue_offset
+            return offset
         if end.commits == (fate is Fate.COMMITTED):
             return None
         done = "committed" if fate is Fate.COMMITTED else "rolled back, or replaced by a copy,"
@@ -261,7 +262,7 @@ class Transactions:
 
     def _fate(self, offset: QueueOffset, view: MessageView) -> Fate:
         fate = self.ledger.fate(offset)
-        if fate in {Fate.COMMITTED, Fate.ROLLED_BACK}:
+        if fate in {Fate.COMMITTED, Fate.ROLLED_BACK, Fate.GIVEN_UP}:
             return fate
         if self.queues.was_committed(view):
             return Fate.COMMITTED
@@ -404,8 +405,10 @@ class Transactions:
         places, operations = appended[: len(replaced)], appended[len(replaced) :]
         for old, place, operation in zip(replaced, places, operations, strict=True):
             self.ledger.note_operation(operation.queue_offset, old.half.queue_offset)
-            self.ledger.close(old.half.queue_offset, fate)
-            if fate is Fate.REPLACED:
+            if fate is Fate.GIVEN_UP:
+                self.ledger.give_up(old.half)
+            else:
+                self.ledger.close(old.half.queue_offset, fate)
                 self.ledger.add(halves.copied(old.half, place, old.checks))
         outcome = await self._settled(appended)
         if isinstance(outcome, RemoteError):
@@ -444,6 +447,8 @@ class Transactions:
         if self.queues.was_committed(view):
             raise _refused("the transaction is already committed")
         half, copy = half_of(view), halves.copy_of(view, 0)
+        if half.identity in self._endings:
+            raise _refused("the transaction is being ended")
         self._load_earlier()
         offset = self.ledger.newest_copy(half.identity)
         if offset is not None:
@@ -458,7 +463,11 @@ class Transactions:
     def _is_resumable(self, view: MessageView) -> bool:
         if view.topic == HALF_TOPIC:
             return self.ledger.is_open(view.queue_offset)
-        return identity_of(view) is None or self.queues.was_abandoned(view)
+        identity = identity_of(view)
+        if identity is None:
+            return True
+        copy = self.ledger.abandoned_copy(identity, QueueOffset(-1))
+        return self._fate(copy, view) is Fate.GIVEN_UP
 
     async def _reopen(self, abandoned: Half, copy: Record) -> None:
         prepare_topics(self._topics)
@@ -468,6 +477,7 @@ class Transactions:
         if isinstance(outcome, RemoteError):
             self.ledger.forget(appended[0].queue_offset)
             raise outcome
+        self.ledger.note_resumed(abandoned.identity)
 
     # --- progress ---------------------------------------------------------------------------------
 
