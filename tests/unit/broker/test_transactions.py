@@ -278,6 +278,27 @@ async def test_a_slow_disk_is_reported_and_the_commit_counts_once(tmp_path: Path
             assert await bodies(client) == [b"x"]
 
 
+@virtual_time()
+async def test_an_end_that_a_bug_keeps_from_the_store_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError("a bug")
+
+    async with world(tmp_path) as (broker, client, producer):
+        places = [await producer.half(body) for body in (b"x", b"y", b"z")]
+        with monkeypatch.context() as bug:
+            bug.setattr(broker.store, "append", fail)
+            bug.setattr(broker.store, "append_all", fail)
+            # The first is stored by itself, the others together.
+            answers = await asyncio.gather(*(producer.end(place) for place in places))
+            assert {answer.code for answer in answers} == {ResponseCode.SYSTEM_ERROR}
+        assert (await producer.end(places[0], ROLLBACK)).code == ResponseCode.SUCCESS
+        for place in places[1:]:
+            assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        assert await bodies(client) == [b"y", b"z"]
+
+
 # --- what other runs and other brokers left -------------------------------------------------------
 
 

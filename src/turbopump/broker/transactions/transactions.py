@@ -212,13 +212,21 @@ class Transactions:
         if ending is None:
             ending = _Ending(target, commits=end.commits, was_open=self.ledger.is_open(target))
             record = self._final(view) if end.commits else self._rollback(ending, view)
-            self._endings[key] = ending
             ending.add(on_ended, args)
-            self._writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
+            self._begin(key, ending, record)
         elif ending.commits == end.commits:
             ending.add(on_ended, args)
         else:
             raise _refused("the transaction is being ended with the opposite decision")
+
+    def _begin(self, key: _Key, ending: _Ending, record: Record) -> None:
+        self._endings[key] = ending
+        try:
+            self._writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
+        except BaseException:
+            # Nothing is stored, or nobody would be told: it can be ended again.
+            self._endings.pop(key, None)
+            raise
 
     def _half_of(self, end: End) -> MessageView:
         """Return the half message that a request names, if everything about it fits."""
