@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -23,7 +27,7 @@ from transaction_peers import (
 )
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import TopicsConfig
-from turbopump.broker.transactions import ledger
+from turbopump.broker.transactions import ledger, queues
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.testing import (
@@ -532,3 +536,58 @@ async def test_a_producer_that_does_not_read_uses_up_few_checks(tmp_path: Path) 
         await asyncio.sleep(INTERVAL_S)
         checked = [half for half in broker.path.transactions.ledger.open.values() if half.checks]
         assert 0 < len(checked) < 200
+
+
+# --- the cost of a round --------------------------------------------------------------------------
+
+
+async def reads_of_rounds(directory: Path, ended: int) -> list[Counter[str]]:
+    """Return what three rounds read of the store, with five transactions open among others."""
+    reads: Counter[str] = Counter()
+    async with world(directory) as (broker, _, producer):
+        for _ in range(5):
+            await producer.half(b"open")
+            for number in range(ended):
+                place = await producer.half(b"ended")
+                await producer.end(place, COMMIT if number % 2 else ROLLBACK)
+        rounds = []
+        with counted(broker, reads):
+            for _ in range(3):
+                await asyncio.sleep(INTERVAL_S)
+                rounds.append(reads.copy())
+                reads.clear()
+        assert len(producer.asked) == 3 * 5
+    return rounds
+
+
+@contextmanager
+def counted(broker: Broker, calls: Counter[str]) -> Iterator[None]:
+    """Count the reads of a broker's store, and the records that transactions decode."""
+
+    def counting(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return right(*args, **options)
+
+        return call
+
+    with ExitStack() as patches:
+        for where, name in (
+            (broker.store, "read"),
+            (broker.store, "message_at"),
+            (broker.store, "messages_by_key"),
+            (queues, "decode_record"),
+        ):
+            wrapped = counting(name, getattr(where, name))
+            patches.enter_context(patch.object(where, name, wrapped))
+        yield
+
+
+@virtual_time()
+async def test_a_round_costs_by_what_is_open_not_by_what_was_sent(tmp_path: Path) -> None:
+    few = await reads_of_rounds(tmp_path / "few", 3)
+    many = await reads_of_rounds(tmp_path / "many", 60)
+    assert many == few
+    # Each open one is read once from its queue, then once for each copy that is made of it.
+    assert few[0]["decode_record"] == 10
+    assert few[1]["decode_record"] == few[2]["decode_record"] == 5
