@@ -100,6 +100,37 @@ class SendFailed(Event):
         return f"{self.key} not acknowledged: {self.reason}"
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionDecided(Event):
+    """The local transaction of a message has committed or rolled back."""
+
+    producer: str
+    key: str
+    commits: bool
+
+    @property
+    def who(self) -> str:
+        return self.producer
+
+    def __str__(self) -> str:
+        return f"{'commits' if self.commits else 'rolls back'} {self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsLeft(Event):
+    """Transactions are open although every producer has decided: always a violation."""
+
+    broker: str
+    keys: tuple[str, ...]
+
+    @property
+    def who(self) -> str:
+        return self.broker
+
+    def __str__(self) -> str:
+        return f"has open transactions: {', '.join(self.keys)}"
+
+
 # --- consuming ------------------------------------------------------------------------------------
 
 

@@ -276,7 +276,7 @@ class Faults:
 
     async def _kill_producer(self, fault: Fault) -> bool:
         self._began(fault)
-        await self._load.senders[fault.target].crash()
+        await self._load.crash_producer(fault.target)
         return True
 
     async def _break_work(self, fault: Fault) -> bool:

@@ -19,6 +19,7 @@ from turbopump.testing.simulate.checks.replicas import (
     ReplacedMastersSilent,
     ReplicasAgree,
 )
+from turbopump.testing.simulate.checks.transactions import TransactionsEnd
 from turbopump.testing.simulate.history import Check
 from turbopump.testing.simulate.ledger import Ledger
 
@@ -44,6 +45,7 @@ def all_checks(ledger: Ledger) -> Sequence[Check]:
         InOrder(ledger),
         RestartMovesNoQueue(ledger),
         NeverEarly(ledger),
+        TransactionsEnd(ledger),
         BoundedDuplicates(ledger),
         DeliveredPromptly(ledger),
         RecoveryIdempotent(),

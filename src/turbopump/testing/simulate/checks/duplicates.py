@@ -90,11 +90,13 @@ class BoundedDuplicates:
 
     def _up(self, event: BrokerUp) -> None:
         self._cause(event)
-        if event.promoted:
-            # What only the master before had is delivered or sent again.
-            for queue, message in self._ledger.removed:
-                if self._ledger.is_own(queue.topic):
-                    self._copies[message.key or ""] -= 1
+        transactions = self._ledger.plan.transactions.keys
+        # What only the master before had is delivered or sent again, and what is lost of a
+        # transaction is committed again.
+        for queue, message in self._ledger.removed:
+            key = message.key or ""
+            if self._ledger.is_own(queue.topic) and (event.promoted or key in transactions):
+                self._copies[key] -= 1
 
     def _cause(self, event: Event) -> None:
         self._causes.append(event.at_us)
