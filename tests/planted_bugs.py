@@ -162,7 +162,11 @@ def delayed_message_early(right: Function, self: Dispatcher, level: int) -> Any:
 @bug(text_files, "_write_synced", "commits do not go back", near=3)
 def offset_table_not_synced(right: Function, files: Files, path: Path, data: bytes) -> None:
     """The file of committed offsets replaces the one before without being synced."""
-    if not path.name.startswith("consumerOffset"):
+    _write_unsynced(right, files, path, data, "consumerOffset")
+
+
+def _write_unsynced(right: Function, files: Files, path: Path, data: bytes, name: str) -> None:
+    if not path.name.startswith(name):
         right(files, path, data)
         return
     fd = files.open_new(path)
@@ -327,3 +331,9 @@ def open_transactions_forgotten(right: Function, self: Transactions, age_ms: int
     """The check loop passes over all half messages that have not ended in time."""
     self.ledger.seen = self.queues.half_range[1]
     return False
+
+
+@bug(text_files, "_write_synced", "name servers keep values", near=5)
+def key_values_not_synced(right: Function, files: Files, path: Path, data: bytes) -> None:
+    """The file of a name server's key-values replaces the one before without being synced."""
+    _write_unsynced(right, files, path, data, "kvConfig")

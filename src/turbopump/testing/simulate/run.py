@@ -33,6 +33,7 @@ from turbopump.testing.simulate.events import (
 )
 from turbopump.testing.simulate.faults import Faults
 from turbopump.testing.simulate.history import History, Violation
+from turbopump.testing.simulate.key_values import read_key_values, store_key_values
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.load import Load
 from turbopump.testing.simulate.observer import Observer
@@ -214,7 +215,7 @@ class _Run:
         await load.start()
         faults = Faults(world, load, self._broken)
         self._faults = faults.injected
-        await asyncio.gather(load.send_all(), faults.run())
+        await asyncio.gather(load.send_all(), faults.run(), store_key_values(world))
         if self.plan.replicas.promotes:
             await self._settle_roles(world, faults)
         healed_s = virtual_loop().time()
@@ -226,6 +227,7 @@ class _Run:
         for left in _transactions_left(world):
             self.history.add(left)
         self.history.add(Calm(world.now_us))
+        await read_key_values(world)
         await self._probe(load, 0)
         if self.plan.last_restart is not None:
             await self._restart_in_calm(world, self.plan.last_restart)
@@ -339,6 +341,9 @@ class _Run:
             self._unexpected(f"{timers} timers left over")
         if world.network.open_connections:
             self._unexpected(f"{world.network.open_connections} connections left open")
+        files = world.open_nameserver_files()
+        if files:
+            self._unexpected(f"name servers have stopped and left files open: {files}")
 
     def _unexpected(self, text: str) -> None:
         self.history.add(Unexpected(round(self._loop.time() * 1e6), text))

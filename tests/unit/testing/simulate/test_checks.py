@@ -25,6 +25,8 @@ from turbopump.testing.simulate.events import (
     FaultBegan,
     FaultEnded,
     Joined,
+    KeyValuesRead,
+    KeyValueStored,
     Left,
     LogsCompared,
     Readable,
@@ -643,3 +645,24 @@ def test_what_was_lost_of_a_transaction_is_committed_again() -> None:
     again = BrokerUp(s(4), "a", contents, {})
     events = [up(0), *half(), decided(commits=True), visible(), down(3, Down.POWER_LOST), again]
     assert found_in([*events, visible(5)], is_sync=False) == set()
+
+
+# --- machines -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("machine", "is_kept"), [("", True), ("a", True), ("b", False)])
+def test_only_the_clock_of_its_own_machine_excuses_an_early_message(
+    machine: str, is_kept: bool
+) -> None:
+    send = [SendBegan(s(0), "p", "m0", "plain", delay_us=s(10)), SendTried(s(0), "p", "m0")]
+    jump = ClockJumped(s(1), s(60), machine)
+    events = [up(0), *send, jump, down(2), up(3), Readable(s(4), QUEUE, 0, Stored("m0"))]
+    assert violations(events) == (set() if is_kept else {"delays are not cut short"})
+
+
+def test_a_name_server_keeps_what_it_has_acknowledged() -> None:
+    stored = [KeyValueStored(s(1), "ns0", key) for key in ("k0", "k1")]
+    assert violations([*stored, KeyValuesRead(s(9), "ns0", ("k0", "k1", "k2"))]) == set()
+    assert violations([*stored, KeyValuesRead(s(9), "ns1", ())]) == set()
+    lost = violations([*stored, KeyValuesRead(s(9), "ns0", ("k1",))])
+    assert lost == {"name servers keep values"}

@@ -9,6 +9,7 @@ from turbopump.testing.simulate.checks.delays import NeverEarly
 from turbopump.testing.simulate.checks.duplicates import BoundedDuplicates
 from turbopump.testing.simulate.checks.durability import AcknowledgedKept, ReadableKept
 from turbopump.testing.simulate.checks.failures import NothingUnexpected, RecoveryIdempotent
+from turbopump.testing.simulate.checks.key_values import KeyValuesKept
 from turbopump.testing.simulate.checks.outcomes import DeadLettersExact, EveryMessageEnds
 from turbopump.testing.simulate.checks.owners import InOrder, OneOwner, RestartMovesNoQueue
 from turbopump.testing.simulate.checks.promptness import DeliveredPromptly
@@ -48,6 +49,7 @@ def all_checks(ledger: Ledger) -> Sequence[Check]:
         TransactionsEnd(ledger),
         BoundedDuplicates(ledger),
         DeliveredPromptly(ledger),
+        KeyValuesKept(),
         RecoveryIdempotent(),
         NothingUnexpected(),
     )
