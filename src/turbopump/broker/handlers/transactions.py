@@ -48,6 +48,7 @@ class TransactionRequests:
                 queue_offset=QueueOffset(header.tran_state_table_offset),
                 physical_offset=PhysicalOffset(header.commit_log_offset),
                 commits=commits,
+                message_id=header.msg_id,
             )
             self._transactions.end(end, _answer, request, peer)
         except RemoteError as error:

@@ -67,6 +67,8 @@ class End(Struct, frozen=True):
     queue_offset: QueueOffset
     physical_offset: PhysicalOffset
     commits: bool
+    message_id: str = ""
+    """What the producer calls the message: its unique key, if it goes by the protocol."""
 
 
 _Key = Identity | QueueOffset
@@ -241,6 +243,11 @@ class Transactions:
             )
         if view.properties.get(names.PRODUCER_GROUP, "") != end.group:
             raise _refused(f"the half message belongs to another producer group than {end.group!r}")
+        if halves.is_another(view, end.message_id):
+            raise _refused(
+                f"the half message at {end.physical_offset} is {view.unique_key}, not"
+                f" {end.message_id}, which was lost with the power"
+            )
         return view
 
     def _target(self, end: End, view: MessageView) -> QueueOffset | None:
