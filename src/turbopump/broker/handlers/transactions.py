@@ -8,7 +8,8 @@ from turbopump.broker.clients import Member
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.handlers.peers import commands_to
 from turbopump.broker.transactions.checks import Question
-from turbopump.broker.transactions.transactions import End, Transactions
+from turbopump.broker.transactions.endings import End
+from turbopump.broker.transactions.transactions import Transactions
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection

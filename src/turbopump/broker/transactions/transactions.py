@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVarTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +20,8 @@ from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
 from turbopump.broker.transactions import half as halves
-from turbopump.broker.transactions.half import QUEUE_ID, Half, Identity, half_of, identity_of
+from turbopump.broker.transactions.endings import End, Ending, EndingKey, OnEnded, Ts
+from turbopump.broker.transactions.half import QUEUE_ID, Half, half_of, identity_of
 from turbopump.broker.transactions.ledger import Fate, Ledger, Progress
 from turbopump.broker.transactions.queues import RUN_COUNT, TransactionQueues
 from turbopump.clock import Clock
@@ -53,45 +53,6 @@ RETRY_MS = 1000
 """How long to wait after the store refused an operation."""
 
 _MARKS_MAX = 16
-
-Ts = TypeVarTuple("Ts")
-
-OnEnded = Callable[[RemoteError | None, *Ts], None]
-"""Called once with what kept a transaction from ending, or None when it has."""
-
-
-class End(Struct, frozen=True):
-    """A producer's decision."""
-
-    group: str
-    queue_offset: QueueOffset
-    physical_offset: PhysicalOffset
-    commits: bool
-    message_id: str = ""
-    """What the producer calls the message: its unique key, if it goes by the protocol."""
-
-
-_Key = Identity | QueueOffset
-"""By which an ending is found, whichever copy a request names."""
-
-
-class _Ending:
-    """A transaction whose end is being stored."""
-
-    def __init__(self, target: QueueOffset, *, commits: bool, was_open: bool) -> None:
-        self.target = target
-        self.commits = commits
-        self.was_open = was_open
-        """Otherwise it was abandoned."""
-        self._waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-
-    def add(self, on_ended: Callable[..., None], args: tuple[object, ...]) -> None:
-        self._waiting.append((on_ended, args))
-
-    def report(self, error: RemoteError | None) -> None:
-        waiting, self._waiting = self._waiting, []
-        for on_ended, args in waiting:
-            on_ended(error, *args)
 
 
 class Replacement(Struct, frozen=True):
@@ -127,7 +88,7 @@ class Transactions:
         self.ledger = Ledger(QueueOffset(0), QueueOffset(0))
         self._earlier_end = QueueOffset(0)
         """Half messages before it are from an earlier run."""
-        self._endings: dict[_Key, _Ending] = {}
+        self._endings: dict[EndingKey, Ending] = {}
         self._unwritten: list[QueueOffset] = []
         """Half messages whose operation is to be written."""
         self._writing: asyncio.Handle | None = None
@@ -212,7 +173,7 @@ class Transactions:
         key = identity_of(view) or target
         ending = self._endings.get(key)
         if ending is None:
-            ending = _Ending(target, commits=end.commits, was_open=self.ledger.is_open(target))
+            ending = Ending(target, commits=end.commits, was_open=self.ledger.is_open(target))
             record = self._final(view) if end.commits else self._rollback(ending, view)
             ending.add(on_ended, args)
             self._begin(key, ending, record)
@@ -221,7 +182,7 @@ class Transactions:
         else:
             raise _refused("the transaction is being ended with the opposite decision")
 
-    def _begin(self, key: _Key, ending: _Ending, record: Record) -> None:
+    def _begin(self, key: EndingKey, ending: Ending, record: Record) -> None:
         self._endings[key] = ending
         try:
             self._writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
@@ -299,14 +260,14 @@ class Transactions:
         record = self._writer.record(draft)
         return replace(record, prepared_transaction_offset=view.physical_offset)
 
-    def _rollback(self, ending: _Ending, view: MessageView) -> Record:
+    def _rollback(self, ending: Ending, view: MessageView) -> Record:
         """Return the record to store: an operation, or a new copy of an abandoned half message.
 
         The copy shows, also after a restart, that it is no longer given up. Its operation follows.
         """
         return self._operation(ending.target) if ending.was_open else halves.copy_of(view, 0)
 
-    def _stored(self, outcome: Outcome, key: _Key, ending: _Ending) -> None:
+    def _stored(self, outcome: Outcome, key: EndingKey, ending: Ending) -> None:
         """Report an end as soon as that may be, and close the transaction when it is certain."""
         if isinstance(outcome, Late):
             ending.report(RemoteError(outcome.code, outcome.remark))
@@ -314,7 +275,7 @@ class Transactions:
         else:
             self._settle(key, ending, outcome)
 
-    def _settle(self, key: _Key, ending: _Ending, outcome: Outcome) -> None:
+    def _settle(self, key: EndingKey, ending: Ending, outcome: Outcome) -> None:
         del self._endings[key]
         if isinstance(outcome, RemoteError):
             ending.report(outcome)
