@@ -23,6 +23,7 @@ from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.replication.role_changes import RoleChanges
 from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.broker.retries import Dropped, Retries
+from turbopump.broker.transactions.transactions import Transactions
 from turbopump.client import continuity, rebalance
 from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.orderly import OrderlyDelivery
@@ -161,7 +162,11 @@ def delayed_message_early(right: Function, self: Dispatcher, level: int) -> Any:
 @bug(text_files, "_write_synced", "commits do not go back", near=3)
 def offset_table_not_synced(right: Function, files: Files, path: Path, data: bytes) -> None:
     """The file of committed offsets replaces the one before without being synced."""
-    if not path.name.startswith("consumerOffset"):
+    _write_unsynced(right, files, path, data, "consumerOffset")
+
+
+def _write_unsynced(right: Function, files: Files, path: Path, data: bytes, name: str) -> None:
+    if not path.name.startswith(name):
         right(files, path, data)
         return
     fd = files.open_new(path)
@@ -314,3 +319,34 @@ async def fencing_ignored(right: Function, self: RoleChanges, claim: Any) -> Non
 async def start_without_asking(right: Function, self: Mastership, address: str) -> Any:
     """A master that starts does not ask name servers whether it was replaced."""
     return self.load(), None
+
+
+@bug(Transactions, "end", "transactions end as decided")
+def rolled_back_message_visible(
+    right: Function, self: Transactions, end: Any, on_ended: Any, *args: Any
+) -> None:
+    """A broker commits the transactions that their producers roll back."""
+    right(self, replace(end, commits=True), on_ended, *args)
+
+
+@bug(Transactions, "_begin", "duplicates are bounded")
+def commit_stored_twice(
+    right: Function, self: Transactions, key: Any, ending: Any, record: Any
+) -> None:
+    """The message of a transaction that commits is stored twice."""
+    right(self, key, ending, record)
+    if ending.commits:
+        self._writer.append_groups([[record]])
+
+
+@bug(Transactions, "load_open", "transactions end as decided")
+def open_transactions_forgotten(right: Function, self: Transactions, age_ms: int) -> bool:
+    """The check loop passes over all half messages that have not ended in time."""
+    self.ledger.seen = self.queues.half_range[1]
+    return False
+
+
+@bug(text_files, "_write_synced", "name servers keep values", near=5)
+def key_values_not_synced(right: Function, files: Files, path: Path, data: bytes) -> None:
+    """The file of a name server's key-values replaces the one before without being synced."""
+    _write_unsynced(right, files, path, data, "kvConfig")

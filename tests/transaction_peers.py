@@ -94,18 +94,26 @@ class Producer:
         assert answer.code == ResponseCode.SUCCESS, answer
         return place_of(answer)
 
-    def end_header(self, place: Place, decision: int, group: str | None = None) -> EndTransaction:
+    def end_header(
+        self, place: Place, decision: int, group: str | None = None, message_id: str = "x"
+    ) -> EndTransaction:
         return EndTransaction(
             producer_group=self.group if group is None else group,
             tran_state_table_offset=place.queue_offset,
             commit_log_offset=place.physical_offset,
             commit_or_rollback=decision,
-            msg_id="x",
+            msg_id=message_id,
         )
 
-    async def end(self, place: Place, decision: int = COMMIT, group: str | None = None) -> Command:
+    async def end(
+        self,
+        place: Place,
+        decision: int = COMMIT,
+        group: str | None = None,
+        message_id: str = "x",
+    ) -> Command:
         """End a transaction, and wait for the answer."""
-        header = self.end_header(place, decision, group)
+        header = self.end_header(place, decision, group, message_id)
         return await self.client.ask(RequestCode.END_TRANSACTION, header, timeout_ms=20_000)
 
     async def commit(self, body: bytes = b"half", topic: str = "T", **named: str) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from brokers import BROKER_HOST, SMALL_STORE, SYNC_STORE, client_of, config_at
-from transaction_peers import COMMIT, ROLLBACK, Asked, Producer, producer_of
+from transaction_peers import COMMIT, ROLLBACK, UNKNOWN, Asked, Place, Producer, producer_of
 from turbopump.broker.broker import Broker
-from turbopump.errors import NetworkError
+from turbopump.broker.config import TransactionsConfig
+from turbopump.errors import NetworkError, StoreError
 from turbopump.store.config import StoreConfig
 from turbopump.testing import (
     Disk,
@@ -22,6 +23,9 @@ from turbopump.testing import (
     virtual_machine,
     virtual_time,
 )
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.headers import ResumeCheck
+from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +58,8 @@ class Death:
 class Work:
     """What a producer does, and what its database says of it."""
 
+    checks_max = 15
+
     def __init__(self) -> None:
         self.committed: list[bytes] = []
         self.acknowledged = False
@@ -70,6 +76,9 @@ class Work:
         await asyncio.sleep(INTERVAL_S + 1)
         await self.transaction(producer, b"later")
 
+    async def complete(self, producer: Producer) -> None:
+        """Do what is left to do after a restart: producers are asked about all the rest."""
+
     async def transaction(
         self, producer: Producer, body: bytes, *, says: bool = True, **named: str
     ) -> None:
@@ -79,12 +88,53 @@ class Work:
             await producer.end(place)
 
 
+class Abandoned(Work):
+    """Transactions that are given up; one is committed late, and one is resumed."""
+
+    checks_max = 2
+    rounds = 5
+    """Enough for all checks, and to give up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: Place | None = None
+
+    def decide(self, asked: Asked) -> int:
+        return COMMIT if asked.message.body in self.committed else UNKNOWN
+
+    async def run(self, producer: Producer) -> None:
+        await producer.half(b"given up")
+        late = await producer.half(b"late")
+        await producer.half(b"resumed")
+        await asyncio.sleep(self.rounds * INTERVAL_S)
+        self.committed.append(b"late")
+        self.late = late
+        assert (await producer.end(late)).code == ResponseCode.SUCCESS
+        letters = await producer.client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        header = ResumeCheck(msg_id=letters[2].offset_id)
+        answer = await producer.client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        assert answer.code == ResponseCode.SUCCESS, answer
+        self.committed.append(b"resumed")
+        await asyncio.sleep(2 * INTERVAL_S)
+
+    async def complete(self, producer: Producer) -> None:
+        await asyncio.sleep(self.rounds * INTERVAL_S)
+        if self.late is not None:
+            # Refused only where the half message was lost with the power.
+            await producer.end(self.late)
+
+
+def broker_of(disk: Disk, network: MemoryNetwork, store: StoreConfig, work: Work) -> Broker:
+    checks = TransactionsConfig(checks_max=work.checks_max)
+    config = config_at(DIRECTORY, store=store, transactions=checks)
+    return Broker(config, network.host(BROKER_HOST), virtual_machine(disk, seed=1))
+
+
 async def run_until_death(store: StoreConfig, writes: int, work: Work) -> Disk:
     network, disk = MemoryNetwork(), Disk(virtual_loop())
-    host = network.host(BROKER_HOST)
-    broker = Broker(config_at(DIRECTORY, store=store), host, virtual_machine(disk, seed=1))
+    broker = broker_of(disk, network, store, work)
     await broker.start()
-    death = Death(disk, network, host, writes)
+    death = Death(disk, network, network.host(BROKER_HOST), writes)
     with suppress(NetworkError):
         async with producer_of(network, broker.address, decide=work.decide) as producer:
             await work.run(producer)
@@ -95,45 +145,100 @@ async def run_until_death(store: StoreConfig, writes: int, work: Work) -> Disk:
     return disk
 
 
+async def die_in_recovery(disk: Disk, store: StoreConfig, writes: int, work: Work) -> bool:
+    """Start again, and die again at a certain write; return whether it came to that."""
+    network = MemoryNetwork()
+    broker = broker_of(disk, network, store, work)
+    death = Death(disk, network, network.host(BROKER_HOST), writes)
+    with suppress(NetworkError, OSError, StoreError):
+        await broker.start()
+        async with producer_of(network, broker.address, decide=work.decide) as producer:
+            await asyncio.sleep(2 * INTERVAL_S)
+            await work.complete(producer)
+    has_died = disk.on_operation is None
+    if not has_died:
+        death.come()
+    await broker.close()
+    return has_died
+
+
 async def visible_after_restart(disk: Disk, store: StoreConfig, work: Work) -> Counter[bytes]:
     """Return what consumers see once the producers were asked."""
-    network, config = MemoryNetwork(), config_at(DIRECTORY, store=store)
+    network = MemoryNetwork()
     async with (
-        Broker(config, network.host(BROKER_HOST), virtual_machine(disk)) as broker,
+        broker_of(disk, network, store, work) as broker,
         client_of(network, broker.address) as client,
-        producer_of(network, broker.address, decide=work.decide),
+        producer_of(network, broker.address, decide=work.decide) as producer,
     ):
         await asyncio.sleep(3 * INTERVAL_S)
+        await work.complete(producer)
         found = Counter(message.body for message in await client.messages())
         assert not broker.path.transactions.ledger.open
     return found
 
 
-async def crash_at(
-    store: StoreConfig, writes: int, *, power_fails: bool
-) -> tuple[Work, Counter[bytes]]:
-    work = Work()
-    disk = await run_until_death(store, writes, work)
+def cut_off(disk: Disk, *, power_fails: bool) -> None:
     if power_fails:
         disk.lose_unsynced()
     disk.close_all()
-    return work, await visible_after_restart(disk, store, work)
 
 
-@pytest.mark.parametrize("power_fails", [False, True])
-@pytest.mark.parametrize("store", [SMALL_STORE, SYNC_STORE], ids=["async", "sync"])
+def check(work: Work, found: Counter[bytes], *, may_lose: bool, where: object) -> None:
+    expected = Counter(work.committed)
+    if may_lose:
+        # What was not flushed may be lost; but nothing is there twice.
+        assert found <= expected, where
+    else:
+        assert found == expected, where
+
+
+STORES = pytest.mark.parametrize("store", [SMALL_STORE, SYNC_STORE], ids=["async", "sync"])
+POWER = pytest.mark.parametrize("power_fails", [False, True], ids=["killed", "power lost"])
+
+
+@pytest.mark.parametrize("kind", [Work, Abandoned])
+@POWER
+@STORES
 @virtual_time()
-async def test_a_broker_killed_at_any_write(store: StoreConfig, power_fails: bool) -> None:
+async def test_a_broker_killed_at_any_write(
+    store: StoreConfig, power_fails: bool, kind: type[Work]
+) -> None:
+    may_lose = store is SMALL_STORE and power_fails
     writes = 0
     while True:
-        work, found = await crash_at(store, writes, power_fails=power_fails)
-        expected = Counter(work.committed)
-        if store is SMALL_STORE and power_fails:
-            # What was not flushed may be lost; but nothing is there twice.
-            assert found <= expected, writes
-        else:
-            assert found == expected, writes
+        work = kind()
+        disk = await run_until_death(store, writes, work)
+        cut_off(disk, power_fails=power_fails)
+        found = await visible_after_restart(disk, store, work)
+        check(work, found, may_lose=may_lose, where=writes)
         if work.acknowledged:
             break
         writes += 1
     assert writes > 15
+
+
+@pytest.mark.parametrize("kind", [Work, Abandoned])
+@POWER
+@STORES
+@virtual_time()
+async def test_a_broker_killed_again_while_it_recovers(
+    store: StoreConfig, power_fails: bool, kind: type[Work]
+) -> None:
+    may_lose = store is SMALL_STORE and power_fails
+    # A crash early and one late in the work, then one at each fifth write of the next run.
+    deaths = 0
+    for first in (9, 22):
+        second = 0
+        while True:
+            work = kind()
+            disk = await run_until_death(store, first, work)
+            cut_off(disk, power_fails=power_fails)
+            has_died = await die_in_recovery(disk, store, second, work)
+            cut_off(disk, power_fails=power_fails)
+            found = await visible_after_restart(disk, store, work)
+            check(work, found, may_lose=may_lose, where=(first, second))
+            if not has_died:
+                break
+            second += 5
+            deaths += 1
+    assert deaths >= (2 if may_lose else 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVarTuple
 
@@ -19,6 +20,8 @@ from turbopump.wire.hosts import Host
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, Record
 from turbopump.wire.record_batch import RecordBatch
+
+_log = logging.getLogger(__name__)
 
 BURST_BYTES_MAX = 1024 * 1024
 """Bodies that are written together; a larger burst is written in parts."""
@@ -214,6 +217,12 @@ class MessageWriter:
             appended = self.append_groups([records for records, _, _, _ in burst])
         except RemoteError as error:
             self._append_one_by_one(burst, error)
+            return
+        except Exception as error:  # noqa: BLE001 - a bug: else most of them would wait forever
+            _log.exception("cannot store %d requests", len(burst))
+            failure = RemoteError(ResponseCode.SYSTEM_ERROR, repr(error))
+            for _, _, on_outcome, args in burst:
+                on_outcome(failure, *args)
             return
         acknowledge = self._durability.acknowledge
         for (_, promise, on_outcome, args), stored in zip(burst, appended, strict=True):

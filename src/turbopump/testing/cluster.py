@@ -366,7 +366,7 @@ class Cluster:
         disk = known.disk if known is not None else Disk(self._loop)
         place = self._places[name] = _Place(number, host, disk)
         broker = await self._started(
-            name, self._config_of(name, place), self._machine(disk, number)
+            name, self._config_of(name, place), self._broker_machine(place)
         )
         self.brokers[name] = broker
         return broker
@@ -411,6 +411,9 @@ class Cluster:
 
     def _nameserver_disk(self, number: int) -> Disk:  # noqa: ARG002 - by number in subclasses
         return Disk(self._loop)
+
+    def _broker_machine(self, place: _Place) -> Machine:
+        return self._machine(place.disk, place.number)
 
     def _machine(self, disk: Disk, seed: int) -> Machine:
         random = Random(seed)  # noqa: S311 - the same in every run

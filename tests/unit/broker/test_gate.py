@@ -10,6 +10,7 @@ import pytest
 
 from brokers import running_broker
 from imports import SOURCE, calls, modules, name_of
+from transaction_peers import COMMIT, ROLLBACK, world
 from turbopump.broker.durability import Durability
 from turbopump.broker.replies import Replies
 from turbopump.errors import RequestTimeout
@@ -81,3 +82,18 @@ def test_a_shut_gate_lets_no_success_through(
 
     monkeypatch.setattr(Replies, "_push", pushed)
     run()
+
+
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+@virtual_time()
+async def test_a_shut_gate_lets_no_end_of_a_transaction_through(
+    tmp_path: Path, decision: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as (broker, _, producer):
+        place = await producer.half()
+        stored = broker.store.written_end
+        with monkeypatch.context() as shut:
+            shut.setattr(Durability, "acknowledge", lambda *_, **__: None)
+            with pytest.raises(RequestTimeout):
+                await producer.end(place, decision)
+        assert broker.store.written_end > stored, "stored, but nobody was told"

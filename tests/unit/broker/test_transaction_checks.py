@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from brokers import SYNC_STORE, Client, running_broker, stuck_disk
+from brokers import SMALL_STORE, SYNC_STORE, Client, StuckDisk, running_broker, stuck_disk
 from transaction_peers import (
     COMMIT,
     GROUP,
@@ -20,8 +25,9 @@ from transaction_peers import (
     producer_of,
     world,
 )
+from turbopump.broker.broker import Broker
 from turbopump.broker.config import TopicsConfig
-from turbopump.broker.transactions import ledger
+from turbopump.broker.transactions import ledger, queues
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.testing import (
@@ -144,6 +150,83 @@ async def test_what_was_given_up_and_rolled_back_has_ended(tmp_path: Path) -> No
         await asyncio.sleep(3 * INTERVAL_S)
         assert producer.asked == []
         assert await bodies(client) == []
+
+
+# --- without an index, the broker knows what it has abandoned since it was started ----------------
+
+NO_INDEX = replace(SMALL_STORE, index_enabled=False)
+
+
+@pytest.mark.parametrize("named", [0, 4, -1])
+@virtual_time()
+async def test_a_late_commit_needs_no_index(tmp_path: Path, named: int) -> None:
+    async with world(tmp_path, store=NO_INDEX) as (_, client, producer):
+        first = await producer.half(b"x")
+        await asyncio.sleep(20 * INTERVAL_S)
+        places = [first, *(asked.place for asked in producer.asked)]
+        for place in (places[named], places[-1], first):
+            assert (await producer.end(place)).code == ResponseCode.SUCCESS
+            assert "committed" in ((await producer.end(place, ROLLBACK)).remark or "")
+        assert await bodies(client) == [b"x"]
+        [abandoned] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        assert "already ended" in ((await resume(client, abandoned.offset_id)).remark or "")
+
+
+@virtual_time()
+async def test_a_late_rollback_needs_no_index(tmp_path: Path) -> None:
+    async with world(tmp_path, store=NO_INDEX) as (_, client, producer):
+        place = await producer.half(b"x")
+        await asyncio.sleep(20 * INTERVAL_S)
+        for where in (place, producer.asked[-1].place):
+            assert (await producer.end(where, ROLLBACK)).code == ResponseCode.SUCCESS
+            assert "rolled back" in ((await producer.end(where)).remark or "")
+        [abandoned] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        assert "already ended" in ((await resume(client, abandoned.offset_id)).remark or "")
+        assert await bodies(client) == []
+
+
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+@virtual_time()
+async def test_resuming_needs_no_index(tmp_path: Path, decision: int) -> None:
+    async with world(tmp_path, store=NO_INDEX) as (_, client, producer):
+        await producer.half(b"x")
+        await asyncio.sleep(20 * INTERVAL_S)
+        [abandoned] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        given_up = producer.asked[-1].place
+        producer.asked.clear()
+        assert (await resume(client, abandoned.offset_id)).code == ResponseCode.SUCCESS
+        producer.decide = lambda _: decision
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert len(producer.asked) == 1
+        # That it was abandoned no longer counts.
+        assert "replaced by a copy" in ((await producer.end(given_up)).remark or "")
+        assert "already ended" in ((await resume(client, abandoned.offset_id)).remark or "")
+        assert await bodies(client) == ([b"x"] if decision == COMMIT else [])
+
+
+@virtual_time()
+async def test_what_is_being_committed_late_cannot_be_resumed(tmp_path: Path) -> None:
+    with stuck_disk() as disk:
+        async with world(tmp_path, store=SYNC_STORE) as (broker, client, producer):
+            place = await half_on(disk, broker, producer)
+            flushing = asyncio.create_task(flush_always(disk, broker))
+            await asyncio.sleep(20 * INTERVAL_S)
+            flushing.cancel()
+            [abandoned] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+            ending = asyncio.create_task(producer.end(place))
+            await asyncio.sleep(0.1)
+            resumed = await resume(client, abandoned.offset_id)
+            assert "being ended" in (resumed.remark or "")
+            disk.flush(broker.store)
+            assert (await ending).code == ResponseCode.SUCCESS
+            assert await bodies(client) == [b"x"]
+
+
+async def flush_always(disk: StuckDisk, broker: Broker) -> None:
+    while True:
+        await asyncio.sleep(0.1)
+        if not disk.flushes[-1].done():
+            disk.flush(broker.store)
 
 
 @virtual_time()
@@ -453,3 +536,58 @@ async def test_a_producer_that_does_not_read_uses_up_few_checks(tmp_path: Path) 
         await asyncio.sleep(INTERVAL_S)
         checked = [half for half in broker.path.transactions.ledger.open.values() if half.checks]
         assert 0 < len(checked) < 200
+
+
+# --- the cost of a round --------------------------------------------------------------------------
+
+
+async def reads_of_rounds(directory: Path, ended: int) -> list[Counter[str]]:
+    """Return what three rounds read of the store, with five transactions open among others."""
+    reads: Counter[str] = Counter()
+    async with world(directory) as (broker, _, producer):
+        for _ in range(5):
+            await producer.half(b"open")
+            for number in range(ended):
+                place = await producer.half(b"ended")
+                await producer.end(place, COMMIT if number % 2 else ROLLBACK)
+        rounds = []
+        with counted(broker, reads):
+            for _ in range(3):
+                await asyncio.sleep(INTERVAL_S)
+                rounds.append(reads.copy())
+                reads.clear()
+        assert len(producer.asked) == 3 * 5
+    return rounds
+
+
+@contextmanager
+def counted(broker: Broker, calls: Counter[str]) -> Iterator[None]:
+    """Count the reads of a broker's store, and the records that transactions decode."""
+
+    def counting(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return right(*args, **options)
+
+        return call
+
+    with ExitStack() as patches:
+        for where, name in (
+            (broker.store, "read"),
+            (broker.store, "message_at"),
+            (broker.store, "messages_by_key"),
+            (queues, "decode_record"),
+        ):
+            wrapped = counting(name, getattr(where, name))
+            patches.enter_context(patch.object(where, name, wrapped))
+        yield
+
+
+@virtual_time()
+async def test_a_round_costs_by_what_is_open_not_by_what_was_sent(tmp_path: Path) -> None:
+    few = await reads_of_rounds(tmp_path / "few", 3)
+    many = await reads_of_rounds(tmp_path / "many", 60)
+    assert many == few
+    # Each open one is read once from its queue, then once for each copy that is made of it.
+    assert few[0]["decode_record"] == 10
+    assert few[1]["decode_record"] == few[2]["decode_record"] == 5

@@ -181,6 +181,27 @@ async def test_forged_ends_change_nothing(tmp_path: Path) -> None:
         assert await bodies(client) == [b"plain", b"x"]
 
 
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+@virtual_time()
+async def test_an_end_of_a_lost_half_message_does_not_end_another_at_its_place(
+    tmp_path: Path, decision: int
+) -> None:
+    """A loss of power took it, in asynchronous mode, before its producer decided."""
+    lost, key = f"{1:032X}", f"{2:032X}"
+    async with world(tmp_path) as (_, client, producer):
+        place = await producer.half(b"x", UNIQ_KEY=key)
+        refused = await producer.end(place, decision, message_id=lost)
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert f"is {key}, not {lost}" in (refused.remark or "")
+        assert await bodies(client, HALF_OPERATIONS_TOPIC) == []
+        # Whatever else a client calls it: the unique key, the place itself, or nothing that helps.
+        [half] = await client.messages(HALF_TOPIC)
+        for message_id in (key, key.lower(), half.offset_id, "x", ""):
+            answer = await producer.end(place, message_id=message_id)
+            assert answer.code == ResponseCode.SUCCESS, message_id
+        assert await bodies(client) == [b"x"]
+
+
 @virtual_time()
 async def test_unknown_gets_no_answer_and_changes_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
@@ -276,6 +297,27 @@ async def test_a_slow_disk_is_reported_and_the_commit_counts_once(tmp_path: Path
             assert (await again).code == ResponseCode.SUCCESS
             disk.flush(broker.store)
             assert await bodies(client) == [b"x"]
+
+
+@virtual_time()
+async def test_an_end_that_a_bug_keeps_from_the_store_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError("a bug")
+
+    async with world(tmp_path) as (broker, client, producer):
+        places = [await producer.half(body) for body in (b"x", b"y", b"z")]
+        with monkeypatch.context() as bug:
+            bug.setattr(broker.store, "append", fail)
+            bug.setattr(broker.store, "append_all", fail)
+            # The first is stored by itself, the others together.
+            answers = await asyncio.gather(*(producer.end(place) for place in places))
+            assert {answer.code for answer in answers} == {ResponseCode.SYSTEM_ERROR}
+        assert (await producer.end(places[0], ROLLBACK)).code == ResponseCode.SUCCESS
+        for place in places[1:]:
+            assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        assert await bodies(client) == [b"y", b"z"]
 
 
 # --- what other runs and other brokers left -------------------------------------------------------

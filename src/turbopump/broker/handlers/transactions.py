@@ -8,7 +8,8 @@ from turbopump.broker.clients import Member
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.handlers.peers import commands_to
 from turbopump.broker.transactions.checks import Question
-from turbopump.broker.transactions.transactions import End, Transactions
+from turbopump.broker.transactions.endings import End
+from turbopump.broker.transactions.transactions import Transactions
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
@@ -48,6 +49,7 @@ class TransactionRequests:
                 queue_offset=QueueOffset(header.tran_state_table_offset),
                 physical_offset=PhysicalOffset(header.commit_log_offset),
                 commits=commits,
+                message_id=header.msg_id,
             )
             self._transactions.end(end, _answer, request, peer)
         except RemoteError as error:

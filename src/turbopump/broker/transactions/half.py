@@ -13,10 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.broker.message_writer import Draft, draft_like, record_of
+from turbopump.errors import InvalidArgument
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.outcomes import Appended
 from turbopump.wire import properties as names
 from turbopump.wire.hosts import Host
+from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.names import (
     CHECKED_TOO_OFTEN_TOPIC,
     HALF_OPERATIONS_TOPIC,
@@ -118,6 +120,21 @@ def identity_of(view: MessageView) -> Identity | None:
     """Return a message's identity; None if it has no unique key."""
     key = view.unique_key
     return None if key is None else (key, view.born_timestamp_ms, view.born_host)
+
+
+def is_another(view: MessageView, message_id: str) -> bool:
+    """Whether a producer means another half message, which a loss of power took from this place.
+
+    It says so by another unique key. Ids of other forms, and offset ids of this broker, which some
+    clients may send instead, are not compared.
+    """
+    key = view.unique_key
+    if key is None or len(message_id) != len(key) or message_id.upper() == key.upper():
+        return False
+    try:
+        return parse_offset_id(message_id)[0] != view.store_host
+    except InvalidArgument:
+        return False
 
 
 def copied(half: Half, at: Appended, checks: int) -> Half:

@@ -17,7 +17,7 @@ from turbopump.broker.transactions.half import Half, Identity
 from turbopump.message import QueueOffset
 
 CLOSED_MAX = 10_000
-"""Ended transactions before ``floor`` that are remembered, to answer repeated requests."""
+"""Ended transactions before ``floor``, and abandoned ones, that are remembered for requests."""
 
 
 class Fate(Enum):
@@ -50,6 +50,8 @@ class Ledger:
         self.open: dict[QueueOffset, Half] = {}
         self._by_identity: dict[Identity, QueueOffset] = {}
         self._closed: dict[QueueOffset, Fate] = {}
+        self._given_up: dict[Identity, QueueOffset] = {}
+        """The newest copy of each half message that was abandoned, whatever became of it since."""
         self._operations: deque[tuple[QueueOffset, QueueOffset]] = deque()
         """Offset in the queue of operations, and of the half message."""
         self._next_operation = next_operation
@@ -67,6 +69,13 @@ class Ledger:
         found = None if identity is None else self._by_identity.get(identity)
         return found if found is not None and self.open[found].is_copy else None
 
+    def abandoned_copy(self, identity: Identity | None, offset: QueueOffset) -> QueueOffset:
+        """Return the newest copy of a half message that was abandoned and not resumed.
+
+        Of one that was not, or of which that is not known, return ``offset``.
+        """
+        return offset if identity is None else self._given_up.get(identity, offset)
+
     def add(self, half: Half) -> QueueOffset | None:
         """Note an open half message; return an open one that it is a copy of."""
         self.open[half.queue_offset] = half
@@ -81,9 +90,23 @@ class Ledger:
         self.forget(offset)
         self._closed[offset] = fate
 
+    def give_up(self, half: Half) -> None:
+        """Note that a half message was abandoned."""
+        self.close(half.queue_offset, Fate.GIVEN_UP)
+        if half.identity is not None:
+            self._given_up[half.identity] = half.queue_offset
+
+    def note_resumed(self, identity: Identity | None) -> None:
+        """Note that an abandoned half message has a newer copy, which counts from now on."""
+        before = None if identity is None else self._given_up.pop(identity, None)
+        if before is not None:
+            self._closed[before] = Fate.REPLACED
+
     def reopen(self, half: Half) -> None:
         """Undo `close`, because what was stored instead is lost."""
         self._closed.pop(half.queue_offset, None)
+        if half.identity is not None:
+            self._given_up.pop(half.identity, None)
         self.add(half)
 
     def forget(self, offset: QueueOffset) -> None:
@@ -133,5 +156,7 @@ class Ledger:
             if offset >= self.floor:
                 break
             del self._closed[offset]
+        for identity in list(islice(self._given_up, max(0, len(self._given_up) - CLOSED_MAX))):
+            del self._given_up[identity]
         operation = self._operations[0][0] if self._operations else self._next_operation
         return Progress(self.floor, operation)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVarTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +20,8 @@ from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
 from turbopump.broker.transactions import half as halves
-from turbopump.broker.transactions.half import QUEUE_ID, Half, Identity, half_of, identity_of
+from turbopump.broker.transactions.endings import End, Ending, EndingKey, OnEnded, Ts
+from turbopump.broker.transactions.half import QUEUE_ID, Half, half_of, identity_of
 from turbopump.broker.transactions.ledger import Fate, Ledger, Progress
 from turbopump.broker.transactions.queues import RUN_COUNT, TransactionQueues
 from turbopump.clock import Clock
@@ -53,43 +53,6 @@ RETRY_MS = 1000
 """How long to wait after the store refused an operation."""
 
 _MARKS_MAX = 16
-
-Ts = TypeVarTuple("Ts")
-
-OnEnded = Callable[[RemoteError | None, *Ts], None]
-"""Called once with what kept a transaction from ending, or None when it has."""
-
-
-class End(Struct, frozen=True):
-    """A producer's decision."""
-
-    group: str
-    queue_offset: QueueOffset
-    physical_offset: PhysicalOffset
-    commits: bool
-
-
-_Key = Identity | QueueOffset
-"""By which an ending is found, whichever copy a request names."""
-
-
-class _Ending:
-    """A transaction whose end is being stored."""
-
-    def __init__(self, target: QueueOffset, *, commits: bool, was_open: bool) -> None:
-        self.target = target
-        self.commits = commits
-        self.was_open = was_open
-        """Otherwise it was abandoned."""
-        self._waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-
-    def add(self, on_ended: Callable[..., None], args: tuple[object, ...]) -> None:
-        self._waiting.append((on_ended, args))
-
-    def report(self, error: RemoteError | None) -> None:
-        waiting, self._waiting = self._waiting, []
-        for on_ended, args in waiting:
-            on_ended(error, *args)
 
 
 class Replacement(Struct, frozen=True):
@@ -125,7 +88,7 @@ class Transactions:
         self.ledger = Ledger(QueueOffset(0), QueueOffset(0))
         self._earlier_end = QueueOffset(0)
         """Half messages before it are from an earlier run."""
-        self._endings: dict[_Key, _Ending] = {}
+        self._endings: dict[EndingKey, Ending] = {}
         self._unwritten: list[QueueOffset] = []
         """Half messages whose operation is to be written."""
         self._writing: asyncio.Handle | None = None
@@ -210,15 +173,23 @@ class Transactions:
         key = identity_of(view) or target
         ending = self._endings.get(key)
         if ending is None:
-            ending = _Ending(target, commits=end.commits, was_open=self.ledger.is_open(target))
+            ending = Ending(target, commits=end.commits, was_open=self.ledger.is_open(target))
             record = self._final(view) if end.commits else self._rollback(ending, view)
-            self._endings[key] = ending
             ending.add(on_ended, args)
-            self._writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
+            self._begin(key, ending, record)
         elif ending.commits == end.commits:
             ending.add(on_ended, args)
         else:
             raise _refused("the transaction is being ended with the opposite decision")
+
+    def _begin(self, key: EndingKey, ending: Ending, record: Record) -> None:
+        self._endings[key] = ending
+        try:
+            self._writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
+        except BaseException:
+            # Nothing is stored, or nobody would be told: it can be ended again.
+            self._endings.pop(key, None)
+            raise
 
     def _half_of(self, end: End) -> MessageView:
         """Return the half message that a request names, if everything about it fits."""
@@ -233,6 +204,11 @@ class Transactions:
             )
         if view.properties.get(names.PRODUCER_GROUP, "") != end.group:
             raise _refused(f"the half message belongs to another producer group than {end.group!r}")
+        if halves.is_another(view, end.message_id):
+            raise _refused(
+                f"the half message at {end.physical_offset} is {view.unique_key}, not"
+                f" {end.message_id}, which was lost with the power"
+            )
         return view
 
     def _target(self, end: End, view: MessageView) -> QueueOffset | None:
@@ -243,10 +219,11 @@ class Transactions:
             offset = self.ledger.newest_copy(identity_of(view))
         if offset is not None and not self.was_committed(offset, view):
             return offset
-        fate = self._fate(end.queue_offset, view)
+        offset = self.ledger.abandoned_copy(identity_of(view), end.queue_offset)
+        fate = self._fate(offset, view)
         if fate is Fate.GIVEN_UP:
             # Better late than never.
-            return end.queue_offset
+            return offset
         if end.commits == (fate is Fate.COMMITTED):
             return None
         done = "committed" if fate is Fate.COMMITTED else "rolled back, or replaced by a copy,"
@@ -261,7 +238,7 @@ class Transactions:
 
     def _fate(self, offset: QueueOffset, view: MessageView) -> Fate:
         fate = self.ledger.fate(offset)
-        if fate in {Fate.COMMITTED, Fate.ROLLED_BACK}:
+        if fate in {Fate.COMMITTED, Fate.ROLLED_BACK, Fate.GIVEN_UP}:
             return fate
         if self.queues.was_committed(view):
             return Fate.COMMITTED
@@ -283,14 +260,14 @@ class Transactions:
         record = self._writer.record(draft)
         return replace(record, prepared_transaction_offset=view.physical_offset)
 
-    def _rollback(self, ending: _Ending, view: MessageView) -> Record:
+    def _rollback(self, ending: Ending, view: MessageView) -> Record:
         """Return the record to store: an operation, or a new copy of an abandoned half message.
 
         The copy shows, also after a restart, that it is no longer given up. Its operation follows.
         """
         return self._operation(ending.target) if ending.was_open else halves.copy_of(view, 0)
 
-    def _stored(self, outcome: Outcome, key: _Key, ending: _Ending) -> None:
+    def _stored(self, outcome: Outcome, key: EndingKey, ending: Ending) -> None:
         """Report an end as soon as that may be, and close the transaction when it is certain."""
         if isinstance(outcome, Late):
             ending.report(RemoteError(outcome.code, outcome.remark))
@@ -298,7 +275,7 @@ class Transactions:
         else:
             self._settle(key, ending, outcome)
 
-    def _settle(self, key: _Key, ending: _Ending, outcome: Outcome) -> None:
+    def _settle(self, key: EndingKey, ending: Ending, outcome: Outcome) -> None:
         del self._endings[key]
         if isinstance(outcome, RemoteError):
             ending.report(outcome)
@@ -404,8 +381,10 @@ class Transactions:
         places, operations = appended[: len(replaced)], appended[len(replaced) :]
         for old, place, operation in zip(replaced, places, operations, strict=True):
             self.ledger.note_operation(operation.queue_offset, old.half.queue_offset)
-            self.ledger.close(old.half.queue_offset, fate)
-            if fate is Fate.REPLACED:
+            if fate is Fate.GIVEN_UP:
+                self.ledger.give_up(old.half)
+            else:
+                self.ledger.close(old.half.queue_offset, fate)
                 self.ledger.add(halves.copied(old.half, place, old.checks))
         outcome = await self._settled(appended)
         if isinstance(outcome, RemoteError):
@@ -444,6 +423,8 @@ class Transactions:
         if self.queues.was_committed(view):
             raise _refused("the transaction is already committed")
         half, copy = half_of(view), halves.copy_of(view, 0)
+        if half.identity in self._endings:
+            raise _refused("the transaction is being ended")
         self._load_earlier()
         offset = self.ledger.newest_copy(half.identity)
         if offset is not None:
@@ -458,7 +439,11 @@ class Transactions:
     def _is_resumable(self, view: MessageView) -> bool:
         if view.topic == HALF_TOPIC:
             return self.ledger.is_open(view.queue_offset)
-        return identity_of(view) is None or self.queues.was_abandoned(view)
+        identity = identity_of(view)
+        if identity is None:
+            return True
+        copy = self.ledger.abandoned_copy(identity, QueueOffset(-1))
+        return self._fate(copy, view) is Fate.GIVEN_UP
 
     async def _reopen(self, abandoned: Half, copy: Record) -> None:
         prepare_topics(self._topics)
@@ -468,6 +453,7 @@ class Transactions:
         if isinstance(outcome, RemoteError):
             self.ledger.forget(appended[0].queue_offset)
             raise outcome
+        self.ledger.note_resumed(abandoned.identity)
 
     # --- progress ---------------------------------------------------------------------------------
 

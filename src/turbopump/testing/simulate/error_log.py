@@ -16,6 +16,8 @@ _EXPECTED = (OSError, TurbopumpError, InjectedFailure)
 
 _LOGGERS = ("turbopump", "asyncio")
 
+_UNHANDLED = "unhandled: "
+
 OnError = Callable[[str, BaseException | None], None]
 """Told of everything that is logged as an error, or that no code has handled."""
 
@@ -33,7 +35,10 @@ class _Errors(logging.Handler):
 
 
 def is_bug(text: str, error: BaseException | None) -> bool:
-    """Whether what was logged cannot come from a fault that was planned."""
+    """Whether what was logged cannot come from a fault that was planned, or was not handled."""
+    if text.startswith(_UNHANDLED):
+        # Whatever it was, its owner did not look at what became of its task.
+        return True
     # No fault of a run damages what was synced, and what was not is not served.
     if error is None:
         return "damaged message" in text
@@ -53,7 +58,7 @@ def capture_errors(tell: OnError) -> Iterator[Callable[[asyncio.AbstractEventLoo
 
     def on_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        tell(f"unhandled: {context.get('message')}", error or RuntimeError("no exception"))
+        tell(f"{_UNHANDLED}{context.get('message')}", error or RuntimeError("no exception"))
 
     try:
         yield lambda loop: loop.set_exception_handler(on_exception)

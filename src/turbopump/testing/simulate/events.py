@@ -100,6 +100,37 @@ class SendFailed(Event):
         return f"{self.key} not acknowledged: {self.reason}"
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionDecided(Event):
+    """The local transaction of a message has committed or rolled back."""
+
+    producer: str
+    key: str
+    commits: bool
+
+    @property
+    def who(self) -> str:
+        return self.producer
+
+    def __str__(self) -> str:
+        return f"{'commits' if self.commits else 'rolls back'} {self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsLeft(Event):
+    """Transactions are open although every producer has decided: always a violation."""
+
+    broker: str
+    keys: tuple[str, ...]
+
+    @property
+    def who(self) -> str:
+        return self.broker
+
+    def __str__(self) -> str:
+        return f"has open transactions: {', '.join(self.keys)}"
+
+
 # --- consuming ------------------------------------------------------------------------------------
 
 
@@ -417,16 +448,54 @@ class FaultEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class ClockJumped(Event):
-    """All wall clocks were set."""
+    """All wall clocks were set, or that of one machine."""
 
     by_us: int
+    machine: str = ""
 
     @property
     def who(self) -> str:
         return "fault"
 
     def __str__(self) -> str:
-        return f"clock set by {self.by_us / US_PER_S:+g} s"
+        of = f" of {self.machine}" if self.machine else ""
+        return f"clock{of} set by {self.by_us / US_PER_S:+g} s"
+
+
+# --- name servers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueStored(Event):
+    """A name server has acknowledged a value."""
+
+    server: str
+    key: str
+
+    @property
+    def who(self) -> str:
+        return self.server
+
+    def __str__(self) -> str:
+        return f"has stored {self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValuesRead(Event):
+    """What a name server has of the values that were stored."""
+
+    server: str
+    keys: tuple[str, ...]
+
+    @property
+    def who(self) -> str:
+        return self.server
+
+    def __str__(self) -> str:
+        return f"has {', '.join(self.keys) or 'no values'}"
+
+
+# --- the run --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

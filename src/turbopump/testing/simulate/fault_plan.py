@@ -24,6 +24,8 @@ class FaultKind(Enum):
     POWER_LOSS = "power loss of"
     RESTART_BROKER = "restart"
     KILL_NAMESERVER = "kill name server"
+    NAMESERVER_POWER_LOSS = "power loss of name server"
+    CRASH_NAMESERVER_AT_CHANGE = "crash at a change on the disk of name server"
     KILL_MEMBER = "kill member of"
     LEAVE = "leave of a member of"
     JOIN = "join of a member of"
@@ -41,6 +43,7 @@ class FaultKind(Enum):
     BROKEN_WORK = "failing background work of"
     # Clocks
     CLOCK_JUMP = "clock jump"
+    ONE_CLOCK_JUMP = "clock jump of"
 
 
 BROKER_FAULTS = (
@@ -64,6 +67,12 @@ HOST_FAULTS = (FaultKind.RESET, FaultKind.ISOLATE, FaultKind.FREEZE)
 LINK_FAULTS = (FaultKind.PARTITION, FaultKind.LOSE)
 SLAVE_FAULTS = (FaultKind.NEW_DISK, FaultKind.PROMOTE)
 """Of slaves only: a master without its disk has lost its messages."""
+MACHINE_FAULTS = (
+    FaultKind.ONE_CLOCK_JUMP,
+    FaultKind.NAMESERVER_POWER_LOSS,
+    FaultKind.CRASH_NAMESERVER_AT_CHANGE,
+)
+"""Decided apart from the others, see `machine_plan`."""
 
 _CALM_SHARE = 0.08
 """So many runs have no fault at all: there, nothing may be late or delivered twice."""
@@ -111,7 +120,7 @@ def planned_faults(
 
 def _kinds(chance: Random) -> list[FaultKind]:
     """Choose the kinds of a run: any, or those that go together."""
-    any_kind = [kind for kind in FaultKind if kind not in SLAVE_FAULTS]
+    any_kind = [kind for kind in FaultKind if kind not in (*SLAVE_FAULTS, *MACHINE_FAULTS)]
     themes = (
         any_kind,
         any_kind,
@@ -196,9 +205,9 @@ def _amount(chance: Random, kind: FaultKind) -> float:
             return chance.randrange(3)
         case FaultKind.FLAKY_DISK:
             return chance.choice((0.02, 0.2))
-        case FaultKind.CRASH_AT_CHANGE:
+        case FaultKind.CRASH_AT_CHANGE | FaultKind.CRASH_NAMESERVER_AT_CHANGE:
             return chance.randint(1, 30)
-        case FaultKind.CLOCK_JUMP:
+        case FaultKind.CLOCK_JUMP | FaultKind.ONE_CLOCK_JUMP:
             return chance.choice((-3600, -60, -1, 1, 60, 3600))
         case _:
             return 0.0

@@ -84,6 +84,8 @@ class Faults:
             FaultKind.REFUSE: self._refuse,
             FaultKind.FREEZE: self._freeze,
             FaultKind.KILL_NAMESERVER: self._kill_nameserver,
+            FaultKind.NAMESERVER_POWER_LOSS: self._kill_nameserver,
+            FaultKind.CRASH_NAMESERVER_AT_CHANGE: self._crash_nameserver_at_change,
             FaultKind.KILL_MEMBER: self._kill_member,
             FaultKind.LEAVE: self._leave,
             FaultKind.JOIN: self._join,
@@ -93,6 +95,7 @@ class Faults:
             FaultKind.PROMOTE: self._promote,
             FaultKind.BROKEN_WORK: self._break_work,
             FaultKind.CLOCK_JUMP: self._jump_clock,
+            FaultKind.ONE_CLOCK_JUMP: self._jump_one_clock,
         }
         return effects[fault.kind]
 
@@ -244,9 +247,34 @@ class Faults:
         number = int(fault.target.removeprefix("ns"))
         if number in self._world.down_nameservers:
             return False
-        await self._world.kill_nameserver(number)
+        loses_power = fault.kind is FaultKind.NAMESERVER_POWER_LOSS
+        await self._restart_nameserver(fault, Down.POWER_LOST if loses_power else Down.KILLED)
+        return True
+
+    async def _restart_nameserver(self, fault: Fault, how: Down) -> None:
+        number = int(fault.target.removeprefix("ns"))
+        await self._world.kill_nameserver(number, how)
         await asyncio.sleep(fault.duration_s)
         await self._world.restart_nameserver(number)
+
+    async def _crash_nameserver_at_change(self, fault: Fault) -> bool:
+        """Let a name server die at one of the next changes on its disk."""
+        world, number = self._world, int(fault.target.removeprefix("ns"))
+        if number in world.down_nameservers or world.is_nameserver_doomed(number):
+            return False
+        struck = asyncio.Event()
+        self._began(fault, f"({fault.amount:g} changes on)")
+        world.crash_nameserver_at_change(number, int(fault.amount), struck.set)
+        try:
+            async with asyncio.timeout(_DOOM_S):
+                await struck.wait()
+        except TimeoutError:
+            world.spare_nameserver(number)
+            return False
+        if number in world.down_nameservers:
+            # Another fault has ended it in the same turn.
+            return False
+        await self._restart_nameserver(fault, Down.KILLED if fault.turns % 2 else Down.POWER_LOST)
         return True
 
     async def _kill_member(self, fault: Fault) -> bool:
@@ -276,7 +304,7 @@ class Faults:
 
     async def _kill_producer(self, fault: Fault) -> bool:
         self._began(fault)
-        await self._load.senders[fault.target].crash()
+        await self._load.crash_producer(fault.target)
         return True
 
     async def _break_work(self, fault: Fault) -> bool:
@@ -346,6 +374,12 @@ class Faults:
         by_ms = round(fault.amount * 1000)
         virtual_loop().clock.jump_wall(by_ms)
         self._note(ClockJumped(self._world.now_us, by_ms * 1000))
+        return True
+
+    async def _jump_one_clock(self, fault: Fault) -> bool:
+        by_ms = round(fault.amount * 1000)
+        self._world.machine_clock(fault.target).jump_wall(by_ms)
+        self._note(ClockJumped(self._world.now_us, by_ms * 1000, fault.target))
         return True
 
     # --- noting -----------------------------------------------------------------------------------

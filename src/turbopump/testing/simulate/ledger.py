@@ -34,13 +34,21 @@ from turbopump.testing.simulate.events import (
 from turbopump.testing.simulate.fault_plan import DISK_FAULTS, FaultKind
 from turbopump.testing.simulate.history import Handler
 from turbopump.testing.simulate.plan import Group, GroupKind, Plan
-from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from turbopump.wire.names import (
+    CHECKED_TOO_OFTEN_TOPIC,
+    DEAD_LETTER_PREFIX,
+    HALF_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+)
 
 UNFLUSHED_US = 11 * US_PER_S
 """So much may be lost with the power in asynchronous mode: 10 s, and the flush itself."""
 
 _STALE_SIGHT_US = US_PER_S
 """A replaced master has written a message at most so long before or after it was stored."""
+
+_OWN_OF_BROKERS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
 
 _DISK_FAULTS = frozenset(kind.value for kind in DISK_FAULTS)
 
@@ -229,7 +237,9 @@ class Ledger:
 
     def is_own(self, topic: str) -> bool:
         """Whether producers send to a topic, and not the broker itself."""
-        return topic != SCHEDULE_TOPIC and not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+        return topic not in _OWN_OF_BROKERS and not topic.startswith(
+            (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+        )
 
     # --- events -----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from turbopump.testing.simulate.consumers import Member
 from turbopump.testing.simulate.observer import Observer
 from turbopump.testing.simulate.plan import Group, GroupKind
 from turbopump.testing.simulate.producers import Sender
+from turbopump.testing.simulate.tellers import Database, Teller
 from turbopump.testing.simulate.world import World
 
 _LOOK_EVERY_S = 1.0
@@ -19,6 +20,11 @@ class Load:
     def __init__(self, world: World, observer: Observer) -> None:
         plan = world.plan
         self.senders = {name: Sender(world, name, sends) for name, sends in plan.producers.items()}
+        database = Database(world)
+        self.tellers = {
+            name: Teller(world, name, deeds, database)
+            for name, deeds in plan.transactions.tellers.items()
+        }
         self._world = world
         self._observer = observer
         self._groups = {group.name: group for group in plan.groups}
@@ -35,16 +41,24 @@ class Load:
 
     async def send_all(self) -> None:
         """Have every producer send what it has to send."""
-        await asyncio.gather(*(sender.run() for sender in self.senders.values()))
+        await asyncio.gather(*(producer.run() for producer in self._producers.values()))
 
     async def close(self) -> None:
         """End everything in order."""
         if self._watching is not None:
             self._watching.cancel()
-        for sender in self.senders.values():
-            await sender.close()
+        for producer in self._producers.values():
+            await producer.close()
         members = [member for members in self._members.values() for member in members]
         await asyncio.gather(*(self.leave(member) for member in members))
+
+    async def crash_producer(self, name: str) -> None:
+        """Kill a producer; another process takes its place."""
+        await self._producers[name].crash()
+
+    @property
+    def _producers(self) -> dict[str, Sender | Teller]:
+        return {**self.senders, **self.tellers}
 
     # --- members ----------------------------------------------------------------------------------
 

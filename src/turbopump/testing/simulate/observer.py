@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from turbopump.broker.broker import Broker
+from turbopump.broker.transactions.transactions import PROGRESS_GROUP
 from turbopump.message import MessageQueue
 from turbopump.testing.simulate.events import (
     Assigned,
@@ -120,6 +121,9 @@ def _committed(broker: Broker, name: str) -> Offsets:
     found: Offsets = {}
     for key, queues in broker.state.offsets.snapshot.offset_table.items():
         topic, _, group = key.partition("@")
+        if group == PROGRESS_GROUP:
+            # The broker's own, about its half messages.
+            continue
         for queue_id, offset in queues.items():
             found[group, MessageQueue(topic, name, queue_id)] = offset
     return found

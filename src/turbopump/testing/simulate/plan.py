@@ -9,7 +9,9 @@ from random import Random
 
 from turbopump.testing.simulate.events import Down
 from turbopump.testing.simulate.fault_plan import Fault, FaultKind, planned_faults
+from turbopump.testing.simulate.machine_plan import MachinePlan, planned_machine_faults
 from turbopump.testing.simulate.replica_plan import ReplicaPlan, planned_replicas
+from turbopump.testing.simulate.transaction_plan import TransactionPlan, planned_transactions
 
 PLAIN = "plain"
 ORDERED = "ordered"
@@ -124,6 +126,8 @@ class Plan:
     opens_twice: bool
     """Whether a broker that crashed has its store opened, and abandoned, before it starts."""
     replicas: ReplicaPlan = field(default_factory=ReplicaPlan)
+    transactions: TransactionPlan = field(default_factory=TransactionPlan)
+    machine: MachinePlan = field(default_factory=MachinePlan)
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -145,6 +149,7 @@ class Plan:
         return [
             f"{len(self.brokers)} brokers with {self.mode}, {self.nameservers} name servers",
             *self.replicas.described(),
+            *self.transactions.described(),
             f"queues: {dict(self.queues)}",
             f"groups: {groups}",
             f"producers: {', '.join(f'{name} ({count})' for name, count in counts.items())}",
@@ -184,7 +189,7 @@ def planned(seed: int) -> Plan:
         last_restart=chance.choice((None, None, Down.STOPPED, Down.KILLED, Down.POWER_LOST)),
         opens_twice=chance.random() < 0.3,
     )  # fmt: skip
-    return _with_replicas(made)
+    return _with_machine_faults(_with_transactions(_with_replicas(made)))
 
 
 def _with_replicas(plan: Plan) -> Plan:
@@ -201,6 +206,39 @@ def _with_replicas(plan: Plan) -> Plan:
         replicas=found,
         settings={**plan.settings, **found.settings},
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+    )
+
+
+def _with_transactions(plan: Plan) -> Plan:
+    """Add the transactions that the seed decides on, where no slave is promoted."""
+    if plan.replicas.promotes:
+        return plan
+    found = planned_transactions(plan.seed, plan.brokers, plan.load_s, is_calm=not plan.faults)
+    fates = dict.fromkeys(found.keys, Fate(FateKind.SUCCEEDS, 0.001))
+    return replace(
+        plan,
+        transactions=found,
+        settings={**plan.settings, **found.settings},
+        groups=tuple(replace(each, fates={**each.fates, **fates}) for each in plan.groups),
+        faults=tuple(sorted((*plan.faults, *found.faults), key=lambda fault: fault.at_s)),
+    )
+
+
+def _with_machine_faults(plan: Plan) -> Plan:
+    """Add the faults of name servers' disks and of single clocks that the seed decides on."""
+    if not plan.faults:
+        return plan
+    found = planned_machine_faults(plan.seed, plan.nameservers, plan.brokers, plan.load_s)
+    faults = [
+        fault
+        for fault in found.faults
+        # Clocks have to agree where slaves are promoted.
+        if not (plan.replicas.promotes and fault.kind is FaultKind.ONE_CLOCK_JUMP)
+    ]
+    return replace(
+        plan,
+        machine=found,
+        faults=tuple(sorted((*plan.faults, *faults), key=lambda fault: fault.at_s)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from turbopump.client.calls import SendStatus
 from turbopump.client.outgoing import Outgoing
@@ -59,7 +59,7 @@ class Sender:
             await producer.close()
 
     async def _start(self) -> None:
-        producer = Producer(self.name, session=self._session, hooks=[_Tries(self)])
+        producer = Producer(self.name, session=self._session, hooks=[Tries(self.tried)])
         await producer.start()
         self._producer = producer
 
@@ -140,14 +140,14 @@ class Sender:
         self._world.history.add(event)
 
 
-class _Tries:
+class Tries:
     """Notes each request of a producer, retries included."""
 
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
+    def __init__(self, tried: Callable[[], None]) -> None:
+        self._tried = tried
 
     def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:  # noqa: ARG002 - as the protocol has it
-        self._sender.tried()
+        self._tried()
 
     def after_send(
         self, group: str, sent: Outgoing, queue: MessageQueue, outcome: SendReceipt | Exception

@@ -27,6 +27,8 @@ class Totals:
     stored_twice: int = 0
     consumed_twice: int = 0
     dead_letters: int = 0
+    committed: int = 0
+    rolled_back: int = 0
     began_s: float = field(default_factory=time.perf_counter)
 
     def add(self, outcome: Outcome) -> None:
@@ -42,6 +44,8 @@ class Totals:
         self.stored_twice += outcome.stored_twice
         self.consumed_twice += outcome.consumed_twice
         self.dead_letters += outcome.dead_letters
+        self.committed += outcome.committed
+        self.rolled_back += outcome.rolled_back
 
     def lines(self) -> Iterator[str]:
         """Describe the totals."""
@@ -57,6 +61,7 @@ class Totals:
             f"messages: {self.sent} sent, {self.acknowledged} acknowledged, "
             f"{self.deliveries} consumed, {self.dead_letters} dead letters"
         )
+        yield f"transactions: {self.committed} committed, {self.rolled_back} rolled back"
         yield (
             f"duplicates: {self.stored_twice} stored twice by retries of producers, "
             f"{self.consumed_twice} consumed again"

@@ -21,15 +21,26 @@ from turbopump.testing.simulate.checks import all_checks
 from turbopump.testing.simulate.checks.duplicates import BoundedDuplicates
 from turbopump.testing.simulate.checks.outcomes import EveryMessageEnds
 from turbopump.testing.simulate.checks.promptness import PROMPT_US, DeliveredPromptly
+from turbopump.testing.simulate.checks.transactions import TransactionsEnd
 from turbopump.testing.simulate.error_log import capture_errors, is_bug
-from turbopump.testing.simulate.events import US_PER_S, Calm, Down, Ended, Unexpected
+from turbopump.testing.simulate.events import (
+    US_PER_S,
+    Calm,
+    Down,
+    Ended,
+    TransactionsLeft,
+    Unexpected,
+)
 from turbopump.testing.simulate.faults import Faults
 from turbopump.testing.simulate.history import History, Violation
+from turbopump.testing.simulate.key_values import read_key_values, store_key_values
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.load import Load
 from turbopump.testing.simulate.observer import Observer
 from turbopump.testing.simulate.plan import GroupKind, Plan, Send, SendMode, planned
 from turbopump.testing.simulate.replica_plan import Slave
+from turbopump.testing.simulate.store_contents import open_transactions
+from turbopump.testing.simulate.tellers import resume_given_up
 from turbopump.testing.simulate.world import World
 from turbopump.testing.stack_dump import where
 from turbopump.testing.waiting import until
@@ -40,6 +51,8 @@ _DRAIN_S = 600.0
 _SETTLE_S = 60.0
 """After so long without faults, every client and server has noticed that they are over."""
 
+_RESUME_EVERY_S = 20.0
+"""Longer than all checks of a transaction that is given up after two."""
 _IDLE_S = 3.0
 _ARRIVED_S = 10.0
 """Nothing travels longer than that, not even over slow links."""
@@ -65,6 +78,8 @@ class Outcome:
     stored_twice: int = 0
     consumed_twice: int = 0
     dead_letters: int = 0
+    committed: int = 0
+    rolled_back: int = 0
 
 
 def simulate(seed: int, *, keeps_history: bool = False) -> Outcome:
@@ -107,6 +122,7 @@ class _Run:
         self._ends = next(check for check in checks if isinstance(check, EveryMessageEnds))
         self._prompt = next(check for check in checks if isinstance(check, DeliveredPromptly))
         self._twice = next(check for check in checks if isinstance(check, BoundedDuplicates))
+        self._transactions = next(check for check in checks if isinstance(check, TransactionsEnd))
         self._faults: Counter[str] = Counter()
         self._broken: list[BrokenWork] = []
         self._made: list[weakref.ref[Broker | Session]] = []
@@ -158,6 +174,8 @@ class _Run:
             stored_twice=self._twice.stored_twice,
             consumed_twice=self._twice.consumed_twice,
             dead_letters=sum(len(ledger.dead_letters(name)) for name in ledger.groups),
+            committed=self._transactions.committed,
+            rolled_back=self._transactions.rolled_back,
         )
 
     async def _until_violation(self) -> None:
@@ -197,15 +215,19 @@ class _Run:
         await load.start()
         faults = Faults(world, load, self._broken)
         self._faults = faults.injected
-        await asyncio.gather(load.send_all(), faults.run())
+        await asyncio.gather(load.send_all(), faults.run(), store_key_values(world))
         if self.plan.replicas.promotes:
             await self._settle_roles(world, faults)
         healed_s = virtual_loop().time()
+        await self._end_transactions(world)
         await self._drain(world)
         await asyncio.sleep(max(0.0, healed_s + _SETTLE_S - virtual_loop().time()))
         await self._settle(load)
         await self._catch_up(world)
+        for left in _transactions_left(world):
+            self.history.add(left)
         self.history.add(Calm(world.now_us))
+        await read_key_values(world)
         await self._probe(load, 0)
         if self.plan.last_restart is not None:
             await self._restart_in_calm(world, self.plan.last_restart)
@@ -230,6 +252,15 @@ class _Run:
                 for name, made in world.brokers.items()
             }
             self._unexpected(f"no settled roles {_DRAIN_S:g} s after the faults: {roles}")
+
+    async def _end_transactions(self, world: World) -> None:
+        """Wait until all transactions have ended; `Calm` tells of those that have not."""
+        deadline_s = self._loop.time() + _DRAIN_S
+        while any(True for _ in _transactions_left(world)) or self._transactions.invisible():
+            if self._loop.time() > deadline_s:
+                return
+            await resume_given_up(world)
+            await asyncio.sleep(_RESUME_EVERY_S)
 
     async def _restart_in_calm(self, world: World, how: Down) -> None:
         """Restart a broker when nothing else happens: no member may notice."""
@@ -310,9 +341,19 @@ class _Run:
             self._unexpected(f"{timers} timers left over")
         if world.network.open_connections:
             self._unexpected(f"{world.network.open_connections} connections left open")
+        files = world.open_nameserver_files()
+        if files:
+            self._unexpected(f"name servers have stopped and left files open: {files}")
 
     def _unexpected(self, text: str) -> None:
         self.history.add(Unexpected(round(self._loop.time() * 1e6), text))
+
+
+def _transactions_left(world: World) -> Iterator[TransactionsLeft]:
+    for name, broker in world.masters.items():
+        keys = open_transactions(broker.store)
+        if keys:
+            yield TransactionsLeft(world.now_us, name, tuple(keys))
 
 
 def _is_refused(world: World, slave: Slave) -> bool:

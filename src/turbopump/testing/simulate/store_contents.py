@@ -9,7 +9,9 @@ from turbopump.store.store import Store
 from turbopump.testing.cluster_state import queue_messages
 from turbopump.testing.simulate.bodies import key_of
 from turbopump.testing.simulate.events import Stored
-from turbopump.wire.names import OFFSET_MOVED_TOPIC
+from turbopump.wire.names import HALF_OPERATIONS_TOPIC, HALF_TOPIC, OFFSET_MOVED_TOPIC
+
+_WITHOUT_MESSAGES = (OFFSET_MOVED_TOPIC, HALF_OPERATIONS_TOPIC)
 
 Contents = dict[MessageQueue, tuple[int, tuple[Stored, ...]]]
 
@@ -26,7 +28,7 @@ def contents_of(store: Store, broker: str) -> Contents:
 
 def queues_of(store: Store) -> list[tuple[str, int]]:
     """Return the queues that hold messages of the run, and not events of the broker's own."""
-    return sorted(queue for queue in store.queue_ids() if queue[0] != OFFSET_MOVED_TOPIC)
+    return sorted(queue for queue in store.queue_ids() if queue[0] not in _WITHOUT_MESSAGES)
 
 
 def differences(
@@ -49,3 +51,11 @@ def messages_of(
         key = key_of(view.body) if view.queue_offset == offset else None
         record = (view.physical_offset, view.store_timestamp_ms)
         yield offset, Stored(key, view.reconsume_times, record)
+
+
+def open_transactions(store: Store) -> list[str]:
+    """Return the keys of half messages that no operation names, read from the store only."""
+    halves = queue_messages(store, HALF_TOPIC, 0)
+    operations = queue_messages(store, HALF_OPERATIONS_TOPIC, 0)
+    ended = {int(operation.body) for operation in operations}
+    return [key_of(half.body) or "" for half in halves if half.queue_offset not in ended]

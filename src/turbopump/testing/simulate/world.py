@@ -15,6 +15,7 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, Role
 from turbopump.broker.replicated import ReplicatedBroker
 from turbopump.client.session import Session
+from turbopump.clock import Clock
 from turbopump.errors import StoreDamaged, TurbopumpError
 from turbopump.machine import Machine
 from turbopump.nameserver import NameServer, NameServerConfig
@@ -40,6 +41,7 @@ from turbopump.testing.simulate.store_contents import Contents, contents_of, dif
 _DIRECTORY = Path("/")
 """On the disks in memory, of which each broker has its own."""
 _START_AGAIN_S = 1.0
+_DOWN_NAMESERVER = FaultKind.KILL_NAMESERVER.value
 _PROMOTION_MS = 20_000
 
 _CHANGES = frozenset(
@@ -57,6 +59,27 @@ _CHANGES = frozenset(
     }
 )
 """The operations of a disk that change what is on it."""
+
+
+class MachineClock:
+    """The clock of one machine, which can be set apart from the others."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._wall_offset_ms = 0
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self._wall_offset_ms
+
+    def monotonic_ms(self) -> int:
+        return self._clock.monotonic_ms()
+
+    def uptime_ms(self) -> int:
+        return self._clock.uptime_ms()
+
+    def jump_wall(self, by_ms: int) -> None:
+        """Set the wall clock forward or, with a negative number, back."""
+        self._wall_offset_ms += by_ms
 
 
 class World(Cluster):
@@ -88,6 +111,8 @@ class World(Cluster):
         self._lives: dict[str, ReplicatedBroker] = {}
         """Where slaves are promoted: what changes the roles of each machine that runs."""
         self._nameserver_disks: dict[int, Disk] = {}
+        self._clocks: dict[int, MachineClock] = {}
+        """By the number of a broker's machine; across all its starts."""
 
     async def start(self) -> None:
         """Start all servers."""
@@ -226,6 +251,14 @@ class World(Cluster):
         """Return the broker name of an address."""
         return self.roles.name_of(self.machine_at(address))
 
+    def machine_clock(self, name: str) -> MachineClock:
+        """Return the clock of a broker's machine."""
+        return self._clocks[self._places[name].number]
+
+    def _broker_machine(self, place: _Place) -> Machine:
+        clock = self._clocks.setdefault(place.number, MachineClock(self._waking_clock))
+        return replace(super()._broker_machine(place), clock=clock)
+
     # --- brokers ----------------------------------------------------------------------------------
 
     def calm_disk(self, name: str) -> None:
@@ -237,24 +270,20 @@ class World(Cluster):
         self, name: str, changes: int, how: Down, told: Callable[[], object]
     ) -> None:
         """Crash a broker just before the nth change on its disk."""
-        disk, left = self.disk(name), changes
 
-        def strike(operation: str, _: Path) -> None:
-            nonlocal left
-            left -= operation in _CHANGES
-            if left <= 0:
-                self.cancel_crash(name)
-                self.doomed[name] = how
-                self.history.add(BrokerDown(self.now_us, name, how))
-                disk.die()
-                # The disk may be at work on a thread, while the loop stands still.
-                self.network.silence(self._places[name].host.name)
-                self._loop.call_soon(self._die, name, told)
+        def strike() -> None:
+            # Not before: it may have started again meanwhile.
+            host = self._places[name].host
+            self.doomed[name] = how
+            self.history.add(BrokerDown(self.now_us, name, how))
+            # The disk may be at work on a thread, while the loop stands still.
+            self.network.silence(host.name)
+            self._loop.call_soon(self._die, host, told)
 
-        disk.on_operation = strike
+        _crash_at_change(self.disk(name), changes, strike)
 
-    def _die(self, name: str, told: Callable[[], object]) -> None:
-        self.network.kill(self._places[name].host)
+    def _die(self, host: MemoryHost, told: Callable[[], object]) -> None:
+        self.network.kill(host)
         told()
 
     def cancel_crash(self, name: str) -> None:
@@ -339,8 +368,8 @@ class World(Cluster):
 
     def _opened(self, name: str) -> Contents:
         """Open a store as a broker does, and abandon it."""
-        disk = self.disk(name)
-        config, machine = self._config_of(name, self._places[name]), self._machine(disk, 0)
+        disk, place = self.disk(name), self._places[name]
+        config, machine = self._config_of(name, place), self._broker_machine(place)
         store = Store.open(config.directory, config.store, machine)
         try:
             return contents_of(store, self.roles.name_of(name))
@@ -351,13 +380,42 @@ class World(Cluster):
 
     # --- name servers -----------------------------------------------------------------------------
 
-    async def kill_nameserver(self, number: int) -> None:
+    def crash_nameserver_at_change(
+        self, number: int, changes: int, told: Callable[[], object]
+    ) -> None:
+        """Crash a name server just before the nth change on its disk."""
+
+        def strike() -> None:
+            host = self.network.host(_host(self.nameservers[number]))
+            self.network.silence(host.name)
+            self._loop.call_soon(self._die, host, told)
+
+        _crash_at_change(self._nameserver_disk(number), changes, strike)
+
+    def is_nameserver_doomed(self, number: int) -> bool:
+        """Whether a name server is to crash at a change on its disk."""
+        return self._nameserver_disk(number).on_operation is not None
+
+    def spare_nameserver(self, number: int) -> None:
+        """Let a name server live on that was to crash."""
+        self._nameserver_disk(number).on_operation = None
+
+    async def kill_nameserver(self, number: int, how: Down = Down.KILLED) -> None:
         """End a name server at once; it knows no routes when it starts again."""
-        server = self.nameservers[number]
+        server, disk = self.nameservers[number], self._nameserver_disk(number)
         self.down_nameservers.add(number)
-        self.history.add(FaultBegan(self.now_us, "kill name server", f"ns{number}"))
+        self.history.add(FaultBegan(self.now_us, _DOWN_NAMESERVER, f"ns{number}", how.value))
+        self.spare_nameserver(number)
+        disk.die()
         self.network.kill(self.network.host(_host(server)))
         await server.__aexit__(None, None, None)
+        if how is Down.POWER_LOST:
+            disk.lose_unsynced()
+        disk.close_all()
+
+    def open_nameserver_files(self) -> list[Path]:
+        """Return the files that name servers have open; to be called when all have stopped."""
+        return [path for disk in self._nameserver_disks.values() for path in disk.close_all()]
 
     async def restart_nameserver(self, number: int) -> None:
         """Start a name server again at its address."""
@@ -372,7 +430,22 @@ class World(Cluster):
         server = NameServer(config, self.network.host(config.host), machine)
         self.nameservers[number] = await self._stack.enter_async_context(server)
         self.down_nameservers.discard(number)
-        self.history.add(FaultEnded(self.now_us, "kill name server", f"ns{number}"))
+        self.history.add(FaultEnded(self.now_us, _DOWN_NAMESERVER, f"ns{number}"))
+
+
+def _crash_at_change(disk: Disk, changes: int, strike: Callable[[], None]) -> None:
+    """Let a disk take nothing any more from its nth change on."""
+    left = changes
+
+    def look(operation: str, _: Path) -> None:
+        nonlocal left
+        left -= operation in _CHANGES
+        if left <= 0:
+            disk.on_operation = None
+            disk.die()
+            strike()
+
+    disk.on_operation = look
 
 
 def _host(server: NameServer) -> str:

@@ -25,6 +25,8 @@ from turbopump.testing.simulate.events import (
     FaultBegan,
     FaultEnded,
     Joined,
+    KeyValuesRead,
+    KeyValueStored,
     Left,
     LogsCompared,
     Readable,
@@ -36,6 +38,8 @@ from turbopump.testing.simulate.events import (
     SendTried,
     StaleWrite,
     Stored,
+    TransactionDecided,
+    TransactionsLeft,
     Unexpected,
 )
 from turbopump.testing.simulate.fault_plan import FaultKind
@@ -43,6 +47,8 @@ from turbopump.testing.simulate.history import History
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.plan import Fate, FateKind, Group, GroupKind, Plan
 from turbopump.testing.simulate.replica_plan import ReplicaPlan, Slave
+from turbopump.testing.simulate.transaction_plan import Deed, Ending, TransactionPlan
+from turbopump.wire.names import HALF_TOPIC
 
 QUEUE = MessageQueue("plain", "a", 0)
 RETRY = MessageQueue("%RETRY%g", "a", 0)
@@ -61,6 +67,7 @@ def group(kind: GroupKind = GroupKind.CONCURRENT) -> Group:
 
 
 NO_REPLICAS = ReplicaPlan()
+NO_TRANSACTIONS = TransactionPlan()
 
 
 def plan(
@@ -68,6 +75,7 @@ def plan(
     is_sync: bool = True,
     groups: Sequence[Group] = (group(),),
     replicas: ReplicaPlan = NO_REPLICAS,
+    transactions: TransactionPlan = NO_TRANSACTIONS,
 ) -> Plan:
     return Plan(
         seed=0,
@@ -87,6 +95,7 @@ def plan(
         last_restart=None,
         opens_twice=False,
         replicas=replicas,
+        transactions=transactions,
     )
 
 
@@ -679,3 +688,84 @@ def test_what_was_left_behind_may_be_stored_again() -> None:
     assert violations(events, plan(replicas=ASYNC_MASTER)) == set()
     twice = [up(0), *sent("m0"), Readable(s(2), QUEUE, 1, Stored("m0"))]
     assert violations(twice) == {"duplicates are bounded"}
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+HALF = MessageQueue(HALF_TOPIC, "a", 0)
+TELLER = TransactionPlan({"t": (Deed(0, "m0", 20, 0, Ending.COMMITS),)})
+AS_DECIDED = "transactions end as decided"
+
+
+def half(at: float = 0) -> list[Event]:
+    return [
+        SendBegan(s(at), "t", "m0", "plain"),
+        SendTried(s(at), "t", "m0"),
+        Readable(s(at), HALF, 0, Stored("m0")),
+        Acknowledged(s(at), "t", "m0", HALF, 0),
+    ]
+
+
+def decided(*, commits: bool, at: float = 1) -> TransactionDecided:
+    return TransactionDecided(s(at), "t", "m0", commits)
+
+
+def visible(at: float = 2, offset: int = 0) -> Readable:
+    return Readable(s(at), QUEUE, offset, Stored("m0"))
+
+
+def found_in(events: Sequence[Event], *, is_sync: bool = True) -> set[str]:
+    return violations(events, plan(is_sync=is_sync, transactions=TELLER))
+
+
+def test_a_transaction_is_visible_if_it_has_committed() -> None:
+    good = [*half(), decided(commits=True), visible(), *consumed("m0", 3), Calm(s(9))]
+    assert found_in(good) == set()
+    assert found_in([*half(), decided(commits=False), Calm(s(9))]) == set()
+    assert found_in([*half(), decided(commits=False), visible()]) == {AS_DECIDED}
+    assert found_in([*half(), visible()]) == {AS_DECIDED}
+    assert found_in([*half(), decided(commits=False), began("m0", 3)]) == {AS_DECIDED}
+    assert found_in([*half(), decided(commits=True), Calm(s(9))]) == {AS_DECIDED}
+
+
+def test_a_committed_message_is_stored_once() -> None:
+    events = [*half(), decided(commits=True), visible(), visible(3, 1)]
+    assert found_in(events) == {"duplicates are bounded"}
+
+
+def test_no_transaction_stays_open() -> None:
+    assert found_in([*half(), TransactionsLeft(s(9), "a", ("m0",))]) == {AS_DECIDED}
+
+
+def test_a_half_message_lost_with_the_power_is_excused_as_the_mode_promises() -> None:
+    lost = [up(0), *half(), decided(commits=True), down(2, Down.POWER_LOST), up(3), Calm(s(9))]
+    assert found_in(lost, is_sync=False) == set()
+    assert "acknowledged messages are kept" in found_in(lost)
+
+
+def test_what_was_lost_of_a_transaction_is_committed_again() -> None:
+    contents = {HALF: (0, (Stored("m0"),))}
+    again = BrokerUp(s(4), "a", contents, {})
+    events = [up(0), *half(), decided(commits=True), visible(), down(3, Down.POWER_LOST), again]
+    assert found_in([*events, visible(5)], is_sync=False) == set()
+
+
+# --- machines -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("machine", "is_kept"), [("", True), ("a", True), ("b", False)])
+def test_only_the_clock_of_its_own_machine_excuses_an_early_message(
+    machine: str, is_kept: bool
+) -> None:
+    send = [SendBegan(s(0), "p", "m0", "plain", delay_us=s(10)), SendTried(s(0), "p", "m0")]
+    jump = ClockJumped(s(1), s(60), machine)
+    events = [up(0), *send, jump, down(2), up(3), Readable(s(4), QUEUE, 0, Stored("m0"))]
+    assert violations(events) == (set() if is_kept else {"delays are not cut short"})
+
+
+def test_a_name_server_keeps_what_it_has_acknowledged() -> None:
+    stored = [KeyValueStored(s(1), "ns0", key) for key in ("k0", "k1")]
+    assert violations([*stored, KeyValuesRead(s(9), "ns0", ("k0", "k1", "k2"))]) == set()
+    assert violations([*stored, KeyValuesRead(s(9), "ns1", ())]) == set()
+    lost = violations([*stored, KeyValuesRead(s(9), "ns0", ("k1",))])
+    assert lost == {"name servers keep values"}

@@ -13,6 +13,7 @@ from turbopump.testing.simulate.checks.durability import AcknowledgedKept
 from turbopump.testing.simulate.fault_plan import FaultKind
 from turbopump.testing.simulate.plan import GroupKind, SendMode, planned
 from turbopump.testing.simulate.run import simulate
+from turbopump.testing.simulate.transaction_plan import Ending
 
 SEEDS = (3, 11)
 
@@ -106,6 +107,10 @@ def test_seeds_choose_everything_there_is() -> None:
     assert 50 < len(replicated) < 100
     assert {plan.replicas.is_sync_master for plan in replicated} == {True, False}
     assert all(plan.settings["brokerRole"] for plan in replicated)
+    with_tellers = [plan.transactions for plan in plans if plan.transactions.tellers]
+    assert 70 < len(with_tellers) < 130
+    deeds = [deed for each in with_tellers for deeds in each.tellers.values() for deed in deeds]
+    assert {deed.ending for deed in deeds} == set(Ending)
 
 
 def test_slaves_change_nothing_else_that_a_seed_decides() -> None:

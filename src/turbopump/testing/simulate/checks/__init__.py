@@ -9,6 +9,7 @@ from turbopump.testing.simulate.checks.delays import NeverEarly
 from turbopump.testing.simulate.checks.duplicates import BoundedDuplicates
 from turbopump.testing.simulate.checks.durability import AcknowledgedKept, ReadableKept
 from turbopump.testing.simulate.checks.failures import NothingUnexpected, RecoveryIdempotent
+from turbopump.testing.simulate.checks.key_values import KeyValuesKept
 from turbopump.testing.simulate.checks.outcomes import DeadLettersExact, EveryMessageEnds
 from turbopump.testing.simulate.checks.owners import InOrder, OneOwner, RestartMovesNoQueue
 from turbopump.testing.simulate.checks.promptness import DeliveredPromptly
@@ -19,6 +20,7 @@ from turbopump.testing.simulate.checks.replicas import (
     ReplacedMastersSilent,
     ReplicasAgree,
 )
+from turbopump.testing.simulate.checks.transactions import TransactionsEnd
 from turbopump.testing.simulate.history import Check
 from turbopump.testing.simulate.ledger import Ledger
 
@@ -44,8 +46,10 @@ def all_checks(ledger: Ledger) -> Sequence[Check]:
         InOrder(ledger),
         RestartMovesNoQueue(ledger),
         NeverEarly(ledger),
+        TransactionsEnd(ledger),
         BoundedDuplicates(ledger),
         DeliveredPromptly(ledger),
+        KeyValuesKept(),
         RecoveryIdempotent(),
         NothingUnexpected(),
     )

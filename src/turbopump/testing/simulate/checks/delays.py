@@ -86,7 +86,12 @@ class NeverEarly:
     def _forward_us(self, broker: str, since_us: int) -> int:
         """Return by how much a clock was set forward before the broker's last start."""
         started_us = self._started_us.get(broker, 0)
-        jumps = [jump.by_us for jump in self._jumps if since_us <= jump.at_us <= started_us]
+        machines = ("", self._ledger.masters[broker])
+        jumps = [
+            jump.by_us
+            for jump in self._jumps
+            if since_us <= jump.at_us <= started_us and jump.machine in machines
+        ]
         return sum(by_us for by_us in jumps if by_us > 0)
 
     def _started(self, event: BrokerUp) -> None:

@@ -1,0 +1,98 @@
+"""A message of a transaction is visible if, and only if, the transaction has committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from turbopump.testing.simulate.events import (
+    Acknowledged,
+    BrokerUp,
+    Calm,
+    ConsumeBegan,
+    Event,
+    Readable,
+    TransactionDecided,
+    TransactionsLeft,
+)
+from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.ledger import Ledger
+from turbopump.wire.names import HALF_TOPIC
+
+
+class TransactionsEnd:
+    """Committed messages are visible, all others never; no transaction stays open.
+
+    But for half messages that were lost with the power, as the mode does not promise them. How
+    often a message is visible, `BoundedDuplicates` judges: once for each half message.
+    """
+
+    name = "transactions end as decided"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._keys = frozenset(ledger.plan.transactions.keys)
+        self._commits: dict[str, bool] = {}
+        self._halves: dict[str, Acknowledged] = {}
+        self._lost: set[str] = set()
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {
+            Acknowledged: self._acknowledged,
+            TransactionDecided: self._decided,
+            Readable: self._readable,
+            ConsumeBegan: self._consumed,
+            BrokerUp: self._started,
+            TransactionsLeft: self._left,
+            Calm: self._at_end,
+        }
+
+    @property
+    def committed(self) -> int:
+        """How many transactions have committed."""
+        return sum(self._commits.values())
+
+    @property
+    def rolled_back(self) -> int:
+        """How many transactions were rolled back."""
+        return len(self._commits) - self.committed
+
+    def invisible(self) -> list[str]:
+        """Return the keys of committed messages that nobody can read."""
+        ledger = self._ledger
+        readable = {key for topic in ledger.plan.queues for key in ledger.keys_in(topic)}
+        committed = (key for key, commits in self._commits.items() if commits)
+        return [key for key in committed if key not in readable and key not in self._lost]
+
+    def _acknowledged(self, event: Acknowledged) -> None:
+        if event.queue.topic == HALF_TOPIC:
+            self._halves[event.key] = event
+
+    def _decided(self, event: TransactionDecided) -> None:
+        self._commits[event.key] = event.commits
+
+    def _readable(self, event: Readable) -> Iterator[str]:
+        if self._ledger.is_own(event.queue.topic):
+            yield from self._judge(event.message.key or "", f"is readable in {event.queue}")
+
+    def _consumed(self, event: ConsumeBegan) -> Iterator[str]:
+        yield from self._judge(event.key, f"is consumed by {event.group}")
+
+    def _judge(self, key: str, what: str) -> Iterator[str]:
+        if key in self._keys and not self._commits.get(key):
+            state = "rolled back" if key in self._commits else "open"
+            yield f"{key} {what}, but its transaction is {state}"
+
+    def _started(self, event: BrokerUp) -> None:
+        """Note which half messages are lost; `AcknowledgedKept` judges whether they may be."""
+        for key, half in self._halves.items():
+            if half.queue.broker == event.broker:
+                found = self._ledger.stored.get(half.queue, {}).get(half.offset)
+                if found is None or found.key != key:
+                    self._lost.add(key)
+
+    def _left(self, event: TransactionsLeft) -> Iterator[str]:
+        yield f"{', '.join(event.keys)} still open on {event.broker}"
+
+    def _at_end(self, _: Calm) -> Iterator[str]:
+        for key in self.invisible():
+            yield f"{key} was committed, and is not visible"
