@@ -176,7 +176,7 @@ class SilencedMarks(Silenced):
     """Loses the response to the first mark."""
 
     def is_lost(self, command: Command) -> bool:
-        return is_mark(bytes(command.body or b""))
+        return isinstance(command.body, bytes) and is_mark(command.body)
 
 
 def is_mark(body: bytes) -> bool:
