@@ -23,6 +23,11 @@ from turbopump.spark.source import DefaultSource, StreamReader
 BROKER = "broker-a"
 ROUNDS = 5
 EACH = 2
+FILTERS: dict[str, dict[str, str]] = {
+    "": {},
+    ", by tag": {"tags": "TagA"},
+    ", by SQL": {"sql": "TAGS = 'TagA'"},
+}
 
 
 async def fill_queues(nameserver: str, topic: str, queues: int) -> None:
@@ -45,21 +50,21 @@ def queue_results(nameserver: str, broker_pid: int, topic: str, queues: int) -> 
         here, there = meter.least(look)
         yield [f"{what}, {queues:,} queues, ms", f"{here * 1e3:.1f}", f"{there * 1e3:.1f}"]
     stream.stop()
-    options = SourceOptions.for_batch({"nameserver": nameserver, "topic": topic})
-    reader = PartitionReader.of(options)
     ranges = tuple(QueueRange(topic, BROKER, number, 0, EACH) for number in range(queues))
-
-    def read() -> None:
-        rows = sum(batch.num_rows for batch in reader.read(ranges))
-        assert rows == queues * EACH
-
-    here, there = meter.least(read)
     rows = queues * EACH
-    yield [
-        f"{queues:,} ranges of {EACH} messages, µs a row",
-        f"{here / rows * 1e6:.1f}",
-        f"{there / rows * 1e6:.1f}",
-    ]
+    for what, given in FILTERS.items():
+        options = SourceOptions.for_batch({"nameserver": nameserver, "topic": topic, **given})
+        here, there = meter.least(partial(_read, PartitionReader.of(options), ranges))
+        yield [
+            f"{queues:,} ranges of {EACH} messages{what}, µs a row",
+            f"{here / rows * 1e6:.1f}",
+            f"{there / rows * 1e6:.1f}",
+        ]
+
+
+def _read(reader: PartitionReader, ranges: tuple[QueueRange, ...]) -> None:
+    """Read all messages, which all match."""
+    assert sum(batch.num_rows for batch in reader.read(ranges)) == len(ranges) * EACH
 
 
 def _stream(nameserver: str, topic: str) -> StreamReader:

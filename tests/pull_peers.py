@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from random import Random
 from typing import Any
 
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.blocking_pool import BlockingPool
+from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS
 from turbopump.net.request_protocol import RequestProtocol
 from turbopump.net.sockets import SocketNetwork
@@ -77,12 +79,32 @@ def found(
     return asked.answer(ResponseCode.SUCCESS, place, body=b"".join(records))
 
 
+def matching(asked: Command, every: int, scanned_max: int = 60, min_offset: int = 0) -> Command:
+    """Answer as a broker does that filters: offsets that ``every`` divides match."""
+    header = PullMessage.from_ext_fields(asked.ext_fields)
+    at = int(header.queue_offset)
+    records: list[bytes] = []
+    for offset in range(at, min(at + scanned_max, COUNT)):
+        if len(records) == header.max_msg_nums:
+            break
+        at = offset + 1
+        if not offset % every:
+            records.append(RECORDS[offset])
+    place = PullMessageAnswer(
+        suggest_which_broker_id=0, next_begin_offset=at, min_offset=min_offset, max_offset=COUNT
+    )
+    code = ResponseCode.SUCCESS if records else ResponseCode.PULL_RETRY_IMMEDIATELY
+    return asked.answer(code, place, body=b"".join(records))
+
+
 def in_order(asked: list[Command]) -> list[bytes]:
     return [encode(found(each)) for each in asked]
 
 
 @contextmanager
-def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[BlockingConnection]:
+def peer(
+    replies: Replies, piece_bytes: int = 1 << 20, hooks: Sequence[Hook] = ()
+) -> Iterator[BlockingConnection]:
     """Run a peer in a thread at the other end of the connection."""
     near, far = socket.socketpair()
 
@@ -100,7 +122,8 @@ def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[BlockingConne
 
     thread = threading.Thread(target=serve)
     thread.start()
-    connection = BlockingConnection("peer", near, RequestProtocol(SYSTEM_CLOCK, DEFAULT_LIMITS, ()))
+    protocol = RequestProtocol[Command](SYSTEM_CLOCK, DEFAULT_LIMITS, hooks)
+    connection = BlockingConnection("peer", near, protocol)
     try:
         yield connection
     finally:
@@ -167,3 +190,14 @@ def rows_of(pull: BlockingPull) -> list[tuple[int, bytes]]:
 
 def expected(start: int, end: int) -> list[tuple[int, bytes]]:
     return [(offset, b"%d" % offset * (1 + offset % 40)) for offset in range(start, end)]
+
+
+def several(count: int = 60) -> list[QueueRange]:
+    """Return ranges that are small, but for a few."""
+    sizes = Random(7).choices([1, 2, 3, 45], [9, 9, 9, 1], k=count)
+    starts = Random(8).sample(range(COUNT - 45), count)
+    return [QueueRange("T", "a", 0, at, at + n) for at, n in zip(starts, sizes, strict=True)]
+
+
+def rows_in(ranges: list[QueueRange]) -> list[tuple[int, bytes]]:
+    return [row for each in ranges for row in expected(each.start, each.end)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql.streaming.query import StreamingQuery
 
 from bad_records import (
     COUNT,
@@ -22,7 +24,7 @@ from servers import Standalone
 from source_topics import fresh_topic
 from stored_messages import stored
 from turbopump.errors import InvalidArgument, SparkError
-from turbopump.spark import SparkConsumer
+from turbopump.spark import SparkConsumer, counted_stream, lag
 from turbopump.spark.pipelines import archive, read_archive, redrive, replay
 from turbopump.spark.records.schema import COLUMNS
 from turbopump.wire.names import dead_letter_topic
@@ -110,27 +112,63 @@ def test_a_batch(spark: SparkSession, broker: Standalone, options: dict[str, str
 def test_a_stream(
     spark: SparkSession, broker: Standalone, options: dict[str, str], tmp_path: Path
 ) -> None:
-    group = f"g-{options['topic']}"
+    topic = options["topic"]
 
-    def run(mode: str) -> list[tuple[int, int, int]]:
-        source = {"group": group, "startingOffsets": "earliest", "onBadRecord": mode}
-        if mode == "deadLetter":
-            source["columns"] = "queueOffset,body,decodeError"
-        frame = spark.readStream.format("rocketmq").options(**options, **source).load()
-        errors = F.count("decodeError") if "decodeError" in frame.columns else F.lit(0)
-        frame = frame.observe("read", F.count("*"), F.count("body"), F.max(F.lit(0)) + errors)
+    def source(name: str, mode: str, **more: str) -> dict[str, str]:
+        return {
+            **options,
+            "group": f"{name}-{topic}",
+            "startingOffsets": "earliest",
+            "onBadRecord": mode,
+            **more,
+        }
+
+    def plain(name: str, mode: str, **more: str) -> DataFrame:
+        return spark.readStream.format("rocketmq").options(**source(name, mode, **more)).load()
+
+    def observed(frame: DataFrame, name: str) -> DataFrame:
+        errors = F.count("decodeError") if "decodeError" in frame.columns else F.sum(F.lit(0))
+        return frame.observe(name, F.count("*"), F.count("body"), errors).select("body")
+
+    def run(frame: DataFrame, checkpoint: str) -> StreamingQuery:
         writer = frame.writeStream.format("noop").trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(tmp_path / mode)).start()
+        query = writer.option("checkpointLocation", str(tmp_path / checkpoint)).start()
         query.awaitTermination()
-        return [tuple(each.observedMetrics["read"]) for each in query.recentProgress]
+        return query
 
     with pytest.raises(PySparkException, match="set onBadRecord to null, skip or deadLetter"):
-        run("fail")
+        run(plain("one", "fail"), "one")
+    left_out, as_rows = (len(GOOD), len(GOOD), 0), (COUNT, len(GOOD), len(BAD))
     # The checkpoint of a query that failed is read on with another mode.
-    (tmp_path / "fail").rename(tmp_path / "skip")
-    assert (len(GOOD), len(GOOD), 0) in run("skip")
-    assert (COUNT, len(GOOD), len(BAD)) in run("deadLetter")
-    require_letters(broker, dead_letter_topic(group))
+    counted = counted_stream(spark, source("one", "skip"))
+    assert counted.columns == list(COLUMNS)
+    query = run(observed(counted, "skip"), "one")
+    assert left_out in counts(query, "skip")
+    assert (COUNT, len(BAD)) in counts(query, "turbopump")
+
+    shown = {"columns": "queueOffset,body,decodeError"}
+    dead = source("counted", "deadLetter", **shown)
+    frames = {
+        "null": plain("null", "null"),
+        "skip": plain("skip", "skip"),
+        "dead": plain("dead", "deadLetter"),
+        "shown": plain("shown", "deadLetter", **shown),
+        "counted": counted_stream(spark, dead, metrics="bad"),
+    }
+    # One query, as starting each takes seconds.
+    query = run(reduce(DataFrame.union, (observed(f, name) for name, f in frames.items())), "all")
+    expected = {
+        name: as_rows if "decodeError" in f.columns else left_out for name, f in frames.items()
+    }
+    assert list(expected.values()) == [as_rows, left_out, left_out, as_rows, as_rows]
+    assert expected == {name: max(counts(query, name)) for name in frames}
+    assert (COUNT, len(BAD)) in counts(query, "bad")
+    for name in ("dead", "shown", "counted"):
+        require_letters(broker, dead_letter_topic(f"{name}-{topic}"))
+
+
+def counts(query: StreamingQuery, metrics: str) -> list[tuple[int, ...]]:
+    return [tuple(each.observedMetrics[metrics]) for each in query.recentProgress]
 
 
 def test_a_consumer(
@@ -154,9 +192,15 @@ def test_a_consumer(
     group = f"c-{options['topic']}"
     with pytest.raises(PySparkException, match="set onBadRecord to null, skip or deadLetter"):
         consumer(f"{group}-fail", "fail").run(available_now=True)
-    report = consumer(group, "deadLetter").run(available_now=True)
-    assert (report.handled, report.bad, report.dead) == (len(GOOD), len(BAD), 0)
-    assert "2 bad records" in str(report)
+    sending = consumer(group, "deadLetter").start(available_now=True)
+    skipping = consumer(f"{group}-skip", "skip").start(available_now=True)
+    for run in (sending, skipping):
+        run.await_termination()
+        report = run.report()
+        assert (report.handled, report.bad, report.dead) == (len(GOOD), len(BAD), 0)
+        assert "2 bad records" in str(report)
+    assert sending.query.name == f"{options['topic']} (group {group})"
+    assert lag(sending.query)[0].bad == len(BAD)
     require_letters(broker, dead_letter_topic(group))
     # Neither these letters nor one that does not inflate itself stop a redrive, or are sent.
     send_not_inflating(broker.nameserver, dead_letter_topic(group))
@@ -183,6 +227,12 @@ def test_an_archive(
     rows = read_archive(spark, path)
     assert "decodeError" not in rows.columns
     assert numbers(rows.collect()) == GOOD
+
+    dead = {"onBadRecord": "deadLetter", "deadLetterTopic": f"{options['topic']}-dead"}
+    report = archive(spark, tmp_path / "dead", {**options, **dead})
+    assert (report.rows, report.bad_records) == (len(GOOD), len(BAD))
+    assert numbers(read_archive(spark, tmp_path / "dead").collect()) == GOOD
+    require_letters(broker, dead["deadLetterTopic"])
 
     whole = tmp_path / "null"
     report = archive(spark, whole, {**options, "onBadRecord": "null"})

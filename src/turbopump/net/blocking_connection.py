@@ -188,9 +188,28 @@ class BlockingConnection:
         """Return the id for the next encoded request."""
         return self._protocol.unused_opaque()
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether hooks must see each request and response: then use `put_request`, not `put`."""
+        return bool(self._protocol.hooks)
+
     def put(self, frame: bytes) -> None:
         """Add an encoded request to those that leave with the next `flush`."""
         self._unsent += frame
+
+    def put_request(self, command: Command) -> int:
+        """Add a request as hooks want it; return its id. `show` takes its response."""
+        protocol = self._protocol
+        command = protocol.prepare(command)
+        opaque = protocol.begin(command)
+        self._unsent += b"".join(protocol.frame(command, opaque))
+        return opaque
+
+    def show(self, response: Command) -> None:
+        """Show hooks a response that the caller has read from its own memory."""
+        asked = self._protocol.in_flight.pop(response.opaque, None)
+        if asked is not None:
+            self._protocol.finish(asked, response)
 
     def flush(self) -> None:
         """Write what can be written without waiting; `receive_into` writes the rest."""

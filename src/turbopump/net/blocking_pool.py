@@ -52,11 +52,6 @@ class BlockingPool:
         """Return how many idle connections there are."""
         return sum(map(len, self._idle.values()))
 
-    @property
-    def has_hooks(self) -> bool:
-        """Whether hooks must see each request, which rules out encoded ones."""
-        return bool(self._hooks)
-
     def request(self, address: str, command: Command, timeout_ms: int) -> Command:
         """Connect if necessary, send a request and return its response, all within the timeout."""
         connection, left_ms = self._take_in_time(address, timeout_ms)

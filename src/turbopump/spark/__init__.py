@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from turbopump.spark.query_lag import SourceLag, lag
     from turbopump.spark.session_builder import session
     from turbopump.spark.source import register
+    from turbopump.spark.stream_counts import counted_stream
     from turbopump.spark.writing.deduplication import without_duplicates
 else:
     _HOMES = {
@@ -28,6 +29,7 @@ else:
         "RetryLater": "turbopump.spark.consuming.outcomes",
         "SourceLag": "turbopump.spark.query_lag",
         "SparkConsumer": "turbopump.spark.consumer",
+        "counted_stream": "turbopump.spark.stream_counts",
         "lag": "turbopump.spark.query_lag",
         "register": "turbopump.spark.source",
         "session": "turbopump.spark.session_builder",
@@ -53,6 +55,7 @@ __all__ = [
     "RetryLater",
     "SourceLag",
     "SparkConsumer",
+    "counted_stream",
     "lag",
     "register",
     "session",

@@ -35,13 +35,13 @@ from turbopump.spark.consuming.handler_runner import (
     require_within,
 )
 from turbopump.spark.consuming.progress import (
-    METRICS,
     ConsumerReport,
     Reached,
     RunWatcher,
     start_watched,
 )
 from turbopump.spark.consuming.send_back import SendBack
+from turbopump.spark.observed_metrics import METRICS
 from turbopump.spark.query_lag import source_name
 from turbopump.spark.reading.counted_bad_records import counted_options
 from turbopump.spark.reading.options import SourceOptions, on_bad_record_of

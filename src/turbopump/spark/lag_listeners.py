@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -55,13 +54,15 @@ class LagListener(StreamingQueryListener):
         pass
 
 
+_Labels: TypeAlias = tuple[str, str, str]
 _LABELS = ("query", "topics", "group")
 
 
 class PrometheusListener(LagListener):
     """Exports the lag of all queries as metrics of ``prometheus_client``.
 
-    Metrics of a query disappear when it ends. ``registry`` is the default one if None.
+    Metrics of a query disappear when it ends, and those of a source when its topics change.
+    ``registry`` is the default one if None.
 
     ::
 
@@ -87,15 +88,33 @@ class PrometheusListener(LagListener):
         )
         self._total = Gauge(f"{start}_unread", "Unread messages", _LABELS, registry=to)
         self._rows = Counter(f"{start}_rows", "Messages read", _LABELS, registry=to)
+        self._bad = Counter(
+            f"{start}_bad_records", "Records that could not be decoded", _LABELS, registry=to
+        )
         self._batch = Gauge(f"{start}_batch", "Number of the last batch", _LABELS, registry=to)
-        self._by_run: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+        self._metrics = (
+            self._offsets,
+            self._seconds,
+            self._total,
+            self._rows,
+            self._bad,
+            self._batch,
+        )
+        self._by_run: dict[str, set[_Labels]] = {}
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        current = {_labels(each) for each in lag_of(event.progress)}
+        if current:
+            self._keep(str(event.progress.runId), current)
+        super().onQueryProgress(event)
 
     def _export(self, lag: SourceLag) -> None:
-        labels = (lag.query, ",".join(lag.topics), lag.group or "")
-        self._by_run[lag.run_id].add(labels)
+        labels = _labels(lag)
         self._batch.labels(*labels).set(lag.batch_id)
         self._rows.labels(*labels).inc(lag.rows)
         self._total.labels(*labels).set(lag.offsets_total)
+        if lag.bad is not None:
+            self._bad.labels(*labels).inc(lag.bad)
         for gauge, spread in ((self._offsets, lag.offsets), (self._seconds, lag.seconds)):
             if spread is not None:
                 gauge.labels(*labels, "min").set(spread.min)
@@ -103,7 +122,17 @@ class PrometheusListener(LagListener):
                 gauge.labels(*labels, "max").set(spread.max)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        for query, topics, group in self._by_run.pop(str(event.runId), ()):
-            of_source = {"query": query, "topics": topics, "group": group}
-            for metric in (self._offsets, self._seconds, self._total, self._rows, self._batch):
-                metric.remove_by_labels(of_source)
+        self._keep(str(event.runId), set())
+
+    def _keep(self, run_id: str, labels: set[_Labels]) -> None:
+        """Remove the metrics that a run has no more, unless another run has the same."""
+        outdated = self._by_run.pop(run_id, set()) - labels
+        if labels:
+            self._by_run[run_id] = labels
+        for each in outdated.difference(*self._by_run.values()):
+            for metric in self._metrics:
+                metric.remove_by_labels(dict(zip(_LABELS, each, strict=True)))
+
+
+def _labels(lag: SourceLag) -> _Labels:
+    return lag.query, ",".join(lag.topics), lag.group or ""

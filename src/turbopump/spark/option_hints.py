@@ -58,7 +58,7 @@ SINK_HINTS: Mapping[str, str] = {
     "kafka.request.timeout.ms": "sendTimeoutMs",
     "kafka.max.in.flight.requests.per.connection": "maxInFlight",
     "kafka.acks": "the broker's flushDiskType and brokerRole, and retryUnlessOk",
-    "kafka.enable.idempotence": "stamp, and turbopump.spark.without_duplicates when reading",
+    "kafka.enable.idempotence": "idempotent",
     "kafka.partitioner.class": "the columns queueId or shardingKey",
     "includeHeaders": "the column properties",
     "subscribe": "topic, or the column topic",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from turbopump.spark.observed_metrics import BAD, observed
 from turbopump.spark.reading.offsets import GROUP, flat, flat_marks, report_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ class SourceLag:
     A queue that has unread messages, but none that was read, does not count; None without others.
     """
 
+    bad: int | None = None
+    """Records of the batch that could not be decoded.
+
+    None unless the query counts them, as `SparkConsumer` and `counted_stream` do, and has one
+    source.
+    """
+
     @property
     def name(self) -> str:
         """The topics and the group, as in ``orders, payments (group billing)``."""
@@ -72,8 +80,9 @@ class SourceLag:
 
     def __str__(self) -> str:
         seconds = "unknown" if self.seconds is None else f"{self.seconds}"
+        bad = f", {self.bad} of them bad," if self.bad else ""
         return (
-            f"{self.name}, batch {self.batch_id}: {self.rows} rows from {self.queues} queues; "
+            f"{self.name}, batch {self.batch_id}: {self.rows} rows{bad} from {self.queues} queues; "
             f"min / avg / max behind: {self.offsets} messages, {seconds} seconds"
         )
 
@@ -94,8 +103,13 @@ def lag(query: StreamingQuery) -> tuple[SourceLag, ...]:
 
 def lag_of(progress: StreamingQueryProgress) -> tuple[SourceLag, ...]:
     """Return the lag in the progress of one batch, for each ``rocketmq`` source."""
-    found = (_source_lag(progress, source) for source in progress.sources)
-    return tuple(each for each in found if each is not None)
+    lags = (_source_lag(progress, source) for source in progress.sources)
+    found = tuple(each for each in lags if each is not None)
+    counts = observed(progress)
+    if len(found) != 1 or counts is None or BAD not in counts:
+        return found
+    # Null if the batch had no rows to count.
+    return (replace(found[0], bad=counts[BAD] or 0),)
 
 
 def _source_lag(progress: StreamingQueryProgress, source: SourceProgress) -> SourceLag | None:

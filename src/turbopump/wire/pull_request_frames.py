@@ -7,7 +7,7 @@ import struct
 from msgspec.structs import replace
 
 from turbopump.wire.codes import RequestCode
-from turbopump.wire.command import Serialize, request
+from turbopump.wire.command import Command, Serialize, request
 from turbopump.wire.framing import encode
 from turbopump.wire.headers import PullMessage
 
@@ -22,6 +22,7 @@ class PullRequestFrames:
     """
 
     def __init__(self, header: PullMessage) -> None:
+        self._header = header
         same = replace(header, queue_id=0, queue_offset=0, max_msg_nums=0)
         sample = request(RequestCode.PULL_MESSAGE, same)
         assert sample.serialize is Serialize.JSON
@@ -30,6 +31,13 @@ class PullRequestFrames:
         for name in (b'"queueId":"', b'"queueOffset":"', b'"maxMsgNums":"', b'"opaque":'):
             text = text.replace(name + b"0", name + b"%d")
         self._text = text
+
+    def command(self, queue_id: int, queue_offset: int, count_max: int) -> Command:
+        """Return a request before it is encoded, for those who have to change it."""
+        header = replace(
+            self._header, queue_id=queue_id, queue_offset=queue_offset, max_msg_nums=count_max
+        )
+        return request(RequestCode.PULL_MESSAGE, header)
 
     def frame(self, opaque: int, queue_id: int, queue_offset: int, count_max: int) -> bytes:
         """Return a request, with its id, for up to ``count_max`` messages from an offset."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from pull_peers import (
@@ -15,11 +16,14 @@ from pull_peers import (
     expected,
     found,
     in_order,
+    matching,
     offset_of,
     peer,
     pull_of,
     pull_of_ranges,
+    rows_in,
     rows_of,
+    several,
 )
 from turbopump import Message, Producer
 from turbopump.errors import RecordError
@@ -107,17 +111,6 @@ def test_frames_come_in_any_pieces_and_are_larger_than_the_buffer(
         assert rows_of(pull_of(connection, 0, 100, in_flight_max=3)) == expected(0, 100)
 
 
-def several(count: int = 60) -> list[QueueRange]:
-    """Return ranges that are small, but for a few."""
-    sizes = Random(7).choices([1, 2, 3, 45], [9, 9, 9, 1], k=count)
-    starts = Random(8).sample(range(COUNT - 45), count)
-    return [QueueRange("T", "a", 0, at, at + n) for at, n in zip(starts, sizes, strict=True)]
-
-
-def rows_in(ranges: list[QueueRange]) -> list[tuple[int, bytes]]:
-    return [row for each in ranges for row in expected(each.start, each.end)]
-
-
 @pytest.mark.parametrize("chunk_rows", [8192, 70, 1])
 @pytest.mark.parametrize(
     ("replies", "options"),
@@ -188,12 +181,18 @@ def test_what_is_unusual_in_one_range_leaves_it_and_the_later_ones_unread() -> N
         assert not connection.is_open
 
 
-def test_records_of_other_ranges_are_not_taken_for_those_of_these() -> None:
+def test_records_behind_a_range_are_left_out() -> None:
     def replies(asked: list[Command]) -> list[bytes]:
         return [encode(found(each, 3, is_generous=True)) for each in asked]
 
     ranges = [QueueRange("T", "a", 0, at, at + 2) for at in range(100, 300, 10)]
     with peer(replies) as connection:
+        assert rows_of(pull_of_ranges(connection, ranges)) == rows_in(ranges)
+
+
+def test_records_of_other_queues_are_not_taken_for_those_of_these() -> None:
+    ranges = [QueueRange("T", "a", 1, at, at + 2) for at in range(100, 300, 10)]
+    with peer(in_order) as connection:
         pull = pull_of_ranges(connection, ranges)
         chunk = pull.next_chunk()
         assert chunk is not None
@@ -203,6 +202,10 @@ def test_records_of_other_ranges_are_not_taken_for_those_of_these() -> None:
 
 def other_code(asked: Command) -> list[bytes]:
     return [encode(asked.answer(ResponseCode.PULL_NOT_FOUND, remark="none"))]
+
+
+def nothing_matched(asked: Command) -> list[bytes]:
+    return [encode(matching(asked, COUNT + 1))]
 
 
 def to_a_slave(asked: Command) -> list[bytes]:
@@ -262,6 +265,7 @@ def close(_: Command) -> None:
     "unusual",
     [
         other_code,
+        nothing_matched,
         to_a_slave,
         nowhere,
         without_fields,
@@ -317,7 +321,37 @@ def test_an_answer_that_comes_twice_is_unusual() -> None:
         assert rows_of(pull_of(connection, in_flight_max=3)) == expected(0, 32)
 
 
-# --- connections ----------------------------------------------------------------------------------
+class Signed:
+    """A hook that signs each request with what it asks for, and sees each response."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def before_request(self, address: str, command: Command) -> Command:
+        fields = {**(command.ext_fields or {}), "signature": f"{address} {offset_of(command)}"}
+        return msgspec.structs.replace(command, ext_fields=fields)
+
+    def after_response(self, address: str, request: Command, response: Command) -> None:
+        assert isinstance(response.body, bytes)
+        self.seen.append((offset_of(request), len(response.body)))
+
+
+def test_hooks_change_each_request_and_see_each_response() -> None:
+    asked: list[int] = []
+
+    def replies(commands: list[Command]) -> list[bytes]:
+        for each in commands:
+            asked.append(offset_of(each))
+            assert (each.ext_fields or {})["signature"] == f"peer {asked[-1]}"
+        return in_order(commands)
+
+    hook = Signed()
+    with peer(replies, hooks=[hook]) as connection:
+        pull = pull_of_ranges(connection, several(), in_flight_max=8)
+        assert rows_of(pull) == rows_in(several())
+        assert connection.is_usable()
+    assert sorted(offset for offset, _ in hook.seen) == sorted(asked)
+    assert all(size > 0 for _, size in hook.seen)
 
 
 # --- with a broker --------------------------------------------------------------------------------

@@ -23,11 +23,11 @@ from turbopump.filters.sql92 import Sql
 from turbopump.spark import SparkConsumer
 from turbopump.spark.consuming.handler_runner import Counts
 from turbopump.spark.consuming.progress import (
-    METRICS,
     ConsumerReport,
     PollingWatcher,
     ProgressListener,
 )
+from turbopump.spark.observed_metrics import METRICS
 from turbopump.spark.reading import positions
 from turbopump.spark.reading.options import SourceOptions
 

@@ -38,11 +38,13 @@ def source(end: dict[MessageQueue, int], latest: object, marks: Marks | None = N
     }
 
 
-def progress(*sources: Any, name: str | None = "stats") -> StreamingQueryProgress:
+def progress(
+    *sources: Any, name: str | None = "stats", run_id: str = RUN_ID, **observed: Any
+) -> StreamingQueryProgress:
     return StreamingQueryProgress.fromJson(
         {
             "id": "11111111-1111-1111-1111-111111111111",
-            "runId": RUN_ID,
+            "runId": run_id,
             "name": name,
             "timestamp": "2026-11-16T12:00:00.000Z",
             "batchId": 3,
@@ -52,7 +54,7 @@ def progress(*sources: Any, name: str | None = "stats") -> StreamingQueryProgres
             "stateOperators": [],
             "sources": list(sources),
             "sink": {"description": "noop", "numOutputRows": 70},
-            "observedMetrics": {},
+            "observedMetrics": observed,
         }
     )
 
@@ -118,12 +120,34 @@ def test_other_sources_and_unknown_ends_have_no_lag(latest: object) -> None:
 
 
 def test_each_source_of_a_query_has_its_own_lag() -> None:
-    payments = source({queue(0, "payments"): 5}, reported({queue(0, "payments"): 6}, "billing"))
-    found = lag_of(progress(ORDERS, payments))
+    found = lag_of(progress(ORDERS, PAYMENTS))
     assert [each.name for each in found] == [
         "orders (group order-stats)",
         "payments (group billing)",
     ]
+
+
+PAYMENTS = source({queue(0, "payments"): 5}, reported({queue(0, "payments"): 6}, "billing"))
+APART = {"values": [70, 2], "schema": {"fields": [{"name": "rows"}, {"name": "bad"}]}}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "bad"),
+    [
+        ({"turbopump": {"rows": 70, "bad": 2}}, 2),
+        ({"turbopump": APART}, 2),
+        ({"turbopump": {"rows": 0, "bad": None}}, 0),
+        ({"turbopump": {"rows": 70}}, None),
+        ({"others": {"bad": 2}}, None),
+    ],
+)
+def test_bad_records_are_those_that_the_query_counts(
+    metrics: dict[str, Any], bad: int | None
+) -> None:
+    assert lag_of(progress(ORDERS, **metrics))[0].bad == bad
+    assert [each.bad for each in lag_of(progress(ORDERS, PAYMENTS, **metrics))] == [None, None]
+    text = str(lag_of(progress(ORDERS, **metrics))[0])
+    assert ("70 rows, 2 of them bad, from 3 queues" in text) == (bad == 2)
 
 
 def test_a_query_before_its_first_batch_has_no_lag() -> None:
@@ -145,9 +169,26 @@ def test_a_listener_logs_or_calls_a_function(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages == [str(calls[0])]
 
 
-def test_prometheus_has_the_figures_of_running_queries_only() -> None:
-    prometheus_client = pytest.importorskip("prometheus_client")
-    registry = prometheus_client.CollectorRegistry()
+@pytest.fixture
+def registry() -> Any:
+    return pytest.importorskip("prometheus_client").CollectorRegistry()
+
+
+def ended(run_id: str = RUN_ID) -> QueryTerminatedEvent:
+    return cast(QueryTerminatedEvent, SimpleNamespace(runId=run_id))
+
+
+def exported(registry: Any) -> dict[str, set[str]]:
+    """Return for which topics each metric has values."""
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    return {
+        each.name: {other.labels["topics"] for other in samples if other.name == each.name}
+        for each in samples
+        if not each.name.endswith("_created")
+    }
+
+
+def test_prometheus_has_the_figures_of_running_queries_only(registry: Any) -> None:
     listener = PrometheusListener(registry)
     source_labels = {"query": "stats", "topics": "orders", "group": "order-stats"}
 
@@ -156,10 +197,34 @@ def test_prometheus_has_the_figures_of_running_queries_only() -> None:
         return cast("float | None", found)
 
     for _ in range(2):
-        listener.onQueryProgress(heard(progress(ORDERS)))
+        listener.onQueryProgress(heard(progress(ORDERS, turbopump={"bad": 3})))
     assert [value("lag_offsets", stat=stat) for stat in ("min", "avg", "max")] == [0, 22, 65]
     assert [value("lag_seconds", stat=stat) for stat in ("min", "avg", "max")] == [0, 3, 6]
     assert (value("rows_total"), value("unread"), value("batch")) == (140, 66, 3)
-    listener.onQueryTerminated(cast(QueryTerminatedEvent, SimpleNamespace(runId=RUN_ID)))
-    names = [sample.name for metric in registry.collect() for sample in metric.samples]
-    assert names == []
+    assert value("bad_records_total") == 6
+    listener.onQueryTerminated(ended())
+    assert exported(registry) == {}
+
+
+def test_prometheus_has_the_topics_of_the_last_batch_only(registry: Any) -> None:
+    listener = PrometheusListener(registry)
+    both = {queue(0): 1, queue(0, "new"): 1}
+    for latest in ({queue(0): 1}, both):
+        found = progress(source(latest, reported(latest, "g")), turbopump={"bad": 0})
+        listener.onQueryProgress(heard(found))
+    assert set.union(*exported(registry).values()) == {"new,orders"}
+    listener.onQueryProgress(heard(progress(source({queue(0): 1}, None))))
+    assert exported(registry), "a batch without figures leaves those of the one before"
+    listener.onQueryTerminated(ended())
+    assert exported(registry) == {}
+
+
+def test_prometheus_keeps_what_a_later_run_of_the_query_has(registry: Any) -> None:
+    listener = PrometheusListener(registry)
+    later = RUN_ID.replace("2", "3")
+    listener.onQueryProgress(heard(progress(ORDERS)))
+    listener.onQueryProgress(heard(progress(ORDERS, run_id=later)))
+    listener.onQueryTerminated(ended())
+    assert set.union(*exported(registry).values()) == {"orders"}
+    listener.onQueryTerminated(ended(later))
+    assert exported(registry) == {}

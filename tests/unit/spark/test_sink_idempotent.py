@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from clusters import BROKERS, Cluster, Recorder, cluster
@@ -19,6 +20,7 @@ from turbopump.spark.writing.idempotent_write import TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender
 from turbopump.spark.writing.row_converter import STAMP_PROPERTY, ConvertedRows, Origin
+from turbopump.spark.writing.sent_rows import SentRows
 from turbopump.spark.writing.write_marks import MARKS_TOPIC, Mark
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode
@@ -62,6 +64,11 @@ async def sent(sending: RetryingSender, rows: ConvertedRows) -> None:
 
 def bodies(world: Cluster) -> list[int]:
     return sorted(int(message.body) for message in world.messages("T"))
+
+
+def marks(world: Cluster) -> list[Mark]:
+    stored = (message.body for message in world.messages(MARKS_TOPIC))
+    return [msgspec.json.decode(body, type=Mark) for body in stored if is_mark(body)]
 
 
 @virtual_time()
@@ -150,16 +157,74 @@ async def test_marks_outlive_a_crash_of_the_broker(tmp_path: Path) -> None:
 
 
 class Silenced(Session):
-    """Loses the responses to some sends that brokers have stored."""
+    """Loses the response to the first send of rows, which the broker has stored."""
 
     lost = 1
 
     async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
         answer = await super().request(address, command, timeout_ms)
-        if command.code == RequestCode.SEND_BATCH_MESSAGE and self.lost:
+        if self.lost and self.is_lost(command):
             self.lost -= 1
             raise ConnectionLost("by a test")
         return answer
+
+    def is_lost(self, command: Command) -> bool:
+        return command.code == RequestCode.SEND_BATCH_MESSAGE
+
+
+class SilencedMarks(Silenced):
+    """Loses the response to the first mark."""
+
+    def is_lost(self, command: Command) -> bool:
+        return isinstance(command.body, bytes) and is_mark(command.body)
+
+
+def is_mark(body: bytes) -> bool:
+    return b'"attempt"' in body
+
+
+@virtual_time()
+async def test_mark_that_is_stored_twice_is_not_taken_for_an_earlier_attempt(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world, attempt(world, kind=SilencedMarks) as (task, sending):
+        start_ms = world.clock.monotonic_ms()
+        assert not (await task.begin()).rows
+        assert world.clock.monotonic_ms() - start_ms < 5000
+        await sent(sending, numbered(20))
+        assert [each.attempt for each in marks(world)] == [task.lease.attempt] * 2
+        assert bodies(world) == list(range(20))
+        async with attempt(world, host="10.0.1.2") as (later, _):
+            waiting = asyncio.create_task(later.begin())
+            await asyncio.sleep(15)
+            assert not waiting.done()
+            await task.lease.stop()
+            assert sorted((await waiting).rows) == list(range(20))
+
+
+@virtual_time()
+async def test_attempts_whose_marks_alternate_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, attempt(world, host="10.0.1.2") as (later, _):
+        waiting: list[asyncio.Task[SentRows]] = []
+
+        class LetsAnotherBegin(SilencedMarks):
+            """Sends its mark again behind the mark of another attempt."""
+
+            async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+                try:
+                    return await super().request(address, command, timeout_ms)
+                except ConnectionLost:
+                    waiting.append(asyncio.create_task(later.begin()))
+                    await asyncio.sleep(1)
+                    raise
+
+        async with attempt(world, kind=LetsAnotherBegin) as (task, sending):
+            assert not (await task.begin()).rows
+            first, between, last = marks(world)
+            assert first.attempt == last.attempt != between.attempt
+            await sent(sending, numbered(20))
+            assert not waiting[0].done()
+        assert sorted((await waiting[0]).rows) == list(range(20))
 
 
 @virtual_time()

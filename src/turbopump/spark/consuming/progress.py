@@ -21,9 +21,7 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.spark.consuming.handler_runner import Counts
-
-METRICS = "turbopump"
-"""What Spark's progress calls the counts of a consumer, under ``observedMetrics``."""
+from turbopump.spark.observed_metrics import observed
 
 _END_TIMEOUT_S = 10.0
 _LOOK_S = 0.25
@@ -110,15 +108,8 @@ def start_watched(
 
 def counts_of(progress: StreamingQueryProgress) -> Counts | None:
     """Return the counts in the progress of a batch, None if it had no messages."""
-    row = progress.observedMetrics.get(METRICS)
-    if row is None:
-        return None
-    told = row.asDict()
-    if "values" in told:
-        # As JSON that was made elsewhere has it, names apart from values.
-        names = [field["name"] for field in told["schema"]["fields"]]
-        told = dict(zip(names, told["values"], strict=True))
-    if told["handled"] is None:
+    told = observed(progress)
+    if told is None or told["handled"] is None:
         return None
     return Counts(**{field.name: told[field.name] for field in fields(Counts)})
 

@@ -1,4 +1,4 @@
-"""Pulling ranges without an event loop: the usual case, where every answer has messages.
+"""Pulling ranges without an event loop: the usual case, where messages are where they should be.
 
 A task only waits for messages and decodes them, so it reads the socket itself: no thread to wake
 up, no object per message, no copy between the socket and the columns. Anything unexpected ends the
@@ -12,6 +12,8 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -29,12 +31,17 @@ from turbopump.net.blocking_pool import BlockingPool
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.prefetch import ROWS_AHEAD, Prefetch
-from turbopump.spark.reading.pull_responses import PullResponse, UnexpectedResponse
+from turbopump.spark.reading.pull_responses import (
+    PullResponse,
+    PullResponseReader,
+    UnexpectedResponse,
+)
 from turbopump.spark.reading.response_buffer import ResponseBuffer
 from turbopump.spark.records.record_run import Span
 from turbopump.spark.shared_session import SharedSession
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.pull_request_frames import PullRequestFrames
+from turbopump.wire.record import FIXED_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +55,22 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class BufferedChunk:
-    """Records of some ranges in some stretches of a buffer, until the next.
-
-    Only where it has a single range may others lie before its start.
-    """
+    """Records of some ranges in some stretches of a buffer, until the next."""
 
     data: memoryview
     spans: list[Span]
+    wanted: list[Span]
+    """For each of the spans from which offset to before which one: others may lie around them."""
     ranges: list[QueueRange]
+    is_filtered: bool
+    """Whether not all offsets of the ranges have a record."""
+
+
+class _Part(NamedTuple):
+    """A response, and what it is for."""
+
+    response: PullResponse
+    wanted: Span
 
 
 class _RangePull(Struct):
@@ -82,7 +97,12 @@ class BlockingPull:
         follows_suggestions: bool = True,
     ) -> None:
         self._connection = connection
-        self._buffer = ResponseBuffer(connection, follows_suggestions=follows_suggestions)
+        reader = PullResponseReader(
+            follows_suggestions=follows_suggestions,
+            is_filtered=pulling.is_filtered,
+            show=connection.show if connection.has_hooks else None,
+        )
+        self._buffer = ResponseBuffer(connection, reader)
         self._pool = pool
         self._pulling = pulling
         self._requests = {topic: PullRequestFrames(header) for topic, header in headers.items()}
@@ -102,52 +122,45 @@ class BlockingPull:
         """
         self._keep_early()
         self._buffer.forget()
-        parts: list[PullResponse] = []
+        parts: list[_Part] = []
         ranges: list[QueueRange] = []
-        rows = size = 0
-        has_repeats = False
+        offsets = size = 0
         while self._open or self._unopened:
             self._ask()
             head = self._open[0]
             ahead, start = head.prefetch, head.prefetch.at
-            has_repeats |= not parts and ahead.asked[0].offset < start
             taken = self._take(ahead, parts)
+            offsets, size = offsets + ahead.at - start, size + (taken or 0)
+            # At most: a filter leaves fewer records than offsets.
+            rows = min(offsets, size // FIXED_BYTES)
+            is_large = rows >= CHUNK_ROWS or size >= CHUNK_BYTES
             if taken is not None:
-                rows, size = rows + ahead.at - start, size + taken
                 _extend(ranges, head.of, start, ahead.at)
-                if ahead.at < ahead.end:
-                    continue
-                self._close_first()
-                if has_repeats or rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
-                    break
+                if ahead.at == ahead.end:
+                    self._close_first()
+                    if is_large:
+                        break
                 continue
-            if isinstance(self._answers[ahead.asked[0].answer], PullResponse):
-                # What it repeats can be cut off only where a chunk begins.
-                break
-            if rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
-                break
             is_enough = rows >= ENOUGH_ROWS or size >= ENOUGH_BYTES
-            if not self._receive(is_enough=is_enough, is_begun=bool(parts)):
+            if is_large or not self._receive(is_enough=is_enough, is_begun=bool(parts)):
                 break
         self._flush()
         return self._chunk(parts, ranges) if parts else None
 
-    def _take(self, ahead: Prefetch[int], parts: list[PullResponse]) -> int | None:
+    def _take(self, ahead: Prefetch[int], parts: list[_Part]) -> int | None:
         """Take the answers that are next, return the bytes of their records; None if none is."""
         answers = self._answers
         size = None
         while ahead.asked:
-            head = ahead.asked[0]
-            answer, at = answers[head.answer], ahead.at
-            if isinstance(answer, int) or head.offset > at:
+            asked, at = ahead.asked[0], ahead.at
+            answer = answers[asked.answer]
+            if isinstance(answer, int) or asked.offset > at:
                 break
-            if head.offset < at < answer.next_offset and parts:
-                break
-            del answers[head.answer]
+            del answers[asked.answer]
             size = size or 0
             ahead.take(answer.next_offset)
-            if answer.next_offset > at:
-                parts.append(answer)
+            if ahead.at > at:
+                parts.append(_Part(answer, (at, ahead.at)))
                 size += answer.end - answer.start
         return size
 
@@ -186,12 +199,10 @@ class BlockingPull:
 
     def _open_next(self) -> None:
         of = self._unopened.popleft()
-        frames = self._requests[of.topic]
         self._rows_open += of.rows
 
         def ask(offset: int, count: int) -> int:
-            number = self._connection.unused_opaque()
-            self._connection.put(frames.frame(number, of.queue_id, offset, count))
+            number = self._put(of, offset, count)
             self._answers[number] = offset
             return number
 
@@ -201,8 +212,19 @@ class BlockingPull:
             ask,
             count_max=self._pulling.count_max,
             in_flight_max=self._pulling.in_flight_max,
+            is_filtered=self._pulling.is_filtered,
         )
         self._open.append(_RangePull(of, prefetch))
+
+    def _put(self, of: QueueRange, offset: int, count: int) -> int:
+        """Add a request to those that leave next; return its number."""
+        connection, frames = self._connection, self._requests[of.topic]
+        if connection.has_hooks:
+            # They may change each request, as a signature does: 9 µs instead of 1.
+            return connection.put_request(frames.command(of.queue_id, offset, count))
+        number = connection.unused_opaque()
+        connection.put(frames.frame(number, of.queue_id, offset, count))
+        return number
 
     def _close_first(self) -> None:
         closed = self._open.popleft()
@@ -252,6 +274,10 @@ class BlockingPull:
                 raise UnexpectedResponse(
                     f"the response goes from {offset} back to {answer.next_offset}"
                 )
+            if self._pulling.is_filtered and answer.min_offset > offset:
+                raise UnexpectedResponse(
+                    f"messages {offset} to {answer.min_offset - 1} were deleted"
+                )
             answers[number] = answer
 
     def _keep_early(self) -> None:
@@ -260,16 +286,21 @@ class BlockingPull:
         for number, each in self._answers.items():
             if isinstance(each, PullResponse) and each.kept is None:
                 kept = bytes(data[each.start : each.end])
-                self._answers[number] = PullResponse(number, each.next_offset, 0, len(kept), kept)
+                self._answers[number] = PullResponse(
+                    number, each.next_offset, 0, len(kept), each.min_offset, kept
+                )
 
-    def _chunk(self, parts: list[PullResponse], ranges: list[QueueRange]) -> BufferedChunk:
+    def _chunk(self, parts: list[_Part], ranges: list[QueueRange]) -> BufferedChunk:
         data = self._buffer.data
-        spans = [(part.start, part.end) for part in parts]
-        if any(part.kept is not None for part in parts) or spans != sorted(spans):
-            found = [part.kept or data[part.start : part.end] for part in parts]
-            data = memoryview(b"".join(found))
-            spans = [(0, len(data))]
-        return BufferedChunk(data, spans, ranges)
+        found = [part for part in parts if part.response.end > part.response.start]
+        responses = [part.response for part in found]
+        spans = [(each.start, each.end) for each in responses]
+        if any(each.kept is not None for each in responses) or spans != sorted(spans):
+            records = [each.kept or data[each.start : each.end] for each in responses]
+            data = memoryview(b"".join(records))
+            spans = list(pairwise(accumulate(map(len, records), initial=0)))
+        wanted = [part.wanted for part in found]
+        return BufferedChunk(data, spans, wanted, ranges, self._pulling.is_filtered)
 
     def _stop(self, why: str) -> None:
         unread = self.unread()
@@ -291,12 +322,9 @@ def start_blocking_pull(
 ) -> BlockingPull | None:
     """Begin to pull ranges of one broker; None if that is not possible, or not worth trying."""
     session = shared.session
-    if not session.has_blocking_pool or pulling.is_filtered:
+    if not session.has_blocking_pool:
         return None
     pool = session.blocking_pool()
-    if pool.has_hooks:
-        # They must see each request, and these are made from a template.
-        return None
     first = ranges[0]
     try:
         replica = shared.run(lambda session: _replica(session, first, pulling))

@@ -105,7 +105,8 @@ class PartitionReader:
                 if run is None:
                     return [*chunk.ranges, *pull.unread()]
                 for batch in made.batches_of(run, broker=ranges[0].broker):
-                    yield self._named(batch)
+                    if batch.num_rows:
+                        yield self._named(batch)
         finally:
             pull.close()
         return pull.unread()
@@ -187,14 +188,23 @@ class PartitionReader:
 
 def whole_run(made: RecordColumns, chunk: BufferedChunk) -> RecordRun | None:
     """Return all records of a chunk, None if some are damaged or missing."""
-    ranges = chunk.ranges
-    bounds = {"start": ranges[0].start, "end": ranges[0].end} if len(ranges) == 1 else {}
     try:
-        run = made.found(chunk.data, chunk.spans, **bounds)
+        run = made.found(chunk.data, chunk.spans)
     except RecordError:
         return None
-    is_whole = len(run) == ranges[0].rows if bounds else _are_of(run, ranges)
-    return run if is_whole else None
+    if chunk.is_filtered or len(run) != sum(each.rows for each in chunk.ranges):
+        run = _within(run, chunk)
+    return run if chunk.is_filtered or _are_of(run, chunk.ranges) else None
+
+
+def _within(run: RecordRun, chunk: BufferedChunk) -> RecordRun:
+    """Leave out records behind a range, and those that came with the response before."""
+    begins = np.array([begin for begin, _ in chunk.spans], np.int64)
+    spans = np.searchsorted(begins, run.starts, side="right") - 1
+    starts, ends = np.array(chunk.wanted, np.int64).reshape(-1, 2)[spans].T
+    offsets = run.queue_offsets()
+    wanted = (starts <= offsets) & (offsets < ends)
+    return run if wanted.all() else run.where(wanted)
 
 
 def _are_of(run: RecordRun, ranges: list[QueueRange]) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from turbopump.client.routes import MASTER_ID
 from turbopump.wire.codes import ResponseCode
@@ -16,6 +17,7 @@ from turbopump.wire.framing import read_header
 from turbopump.wire.headers import PullMessageAnswer
 
 _SUCCESS = int(ResponseCode.SUCCESS)
+_NOTHING_MATCHED = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 _LENGTH = struct.Struct(">i")
 _PREFIX = struct.Struct(">iI")
 _HEADER_BYTES_MAX = 0xFFFFFF
@@ -37,21 +39,23 @@ class PullResponse(Struct, frozen=True, gc=False):
     next_offset: int
     start: int
     end: int
+    min_offset: int = 0
     kept: bytes | None = None
 
 
-def _place(command: Command) -> PullMessageAnswer:
+def _place(command: Command, *, is_filtered: bool) -> PullMessageAnswer:
     """Return the offsets of a response; raises UnexpectedResponse."""
     if not command.is_response:
         raise UnexpectedResponse(f"frame {command.opaque} answers no pending request")
-    if command.code != _SUCCESS:
+    if command.code != _SUCCESS and not (is_filtered and command.code == _NOTHING_MATCHED):
         raise UnexpectedResponse(f"the broker returned {command.code}: {command.remark}")
     return PullMessageAnswer.from_ext_fields(command.ext_fields)
 
 
 def _numbers(header: bytes) -> Numbers:
     command = decode_header(header[_MARK_BYTES:], header[0])
-    place = _place(command)
+    # What was not expected is not learned, so it never comes here.
+    place = _place(command, is_filtered=True)
     return command.opaque, place.next_begin_offset, place.max_offset, place.min_offset
 
 
@@ -71,16 +75,25 @@ one asks for these, but answers with other ones are alike all the same."""
 class PullResponseReader:
     """Reads one answer after the other; a header with the layout of earlier ones costs less.
 
-    Answers for many queues have several layouts in turn: their offsets differ in length.
+    Answers for many queues have several layouts in turn: their offsets differ in length. With
+    ``follows_suggestions``, an answer that suggests a slave is unexpected. With a filter, one
+    without messages is not. ``show`` is called with every response.
     """
 
-    __slots__ = ("_seen", "_templates", "follows_suggestions")
+    __slots__ = ("_follows_suggestions", "_is_filtered", "_seen", "_show", "_templates")
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        follows_suggestions: bool = True,
+        is_filtered: bool = False,
+        show: Callable[[Command], None] | None = None,
+    ) -> None:
         self._templates: dict[bytes, FrameTemplate | None] = {}
         self._seen: set[bytes] = set()
-        self.follows_suggestions = True
-        """Whether an answer that suggests a slave is unexpected."""
+        self._follows_suggestions = follows_suggestions
+        self._is_filtered = is_filtered
+        self._show = show
 
     def row(self, data: memoryview, at: int, end: int) -> Iterator[PullResponse]:
         """Yield consecutive responses whose headers have known layouts.
@@ -100,7 +113,7 @@ class PullResponseReader:
             numbers = None if template is None else template.numbers(data, header_at)
             if numbers is None:
                 return
-            yield PullResponse(numbers[0], numbers[1], body_at, frame_end)
+            yield PullResponse(numbers[0], numbers[1], body_at, frame_end, numbers[3])
             at = frame_end
 
     def read(self, data: memoryview, at: int, end: int) -> PullResponse | int:
@@ -112,13 +125,18 @@ class PullResponseReader:
         if isinstance(found, int):
             return found
         command, body_at, frame_end = found
-        place = _place(command)
-        if self.follows_suggestions and place.suggest_which_broker_id != MASTER_ID:
+        if self._show is not None:
+            self._show(replace(command, body=bytes(data[body_at:frame_end])))
+        place = _place(command, is_filtered=self._is_filtered)
+        if self._follows_suggestions and place.suggest_which_broker_id != MASTER_ID:
             raise UnexpectedResponse(
                 f"the broker suggests reading from broker id {place.suggest_which_broker_id}"
             )
-        self._learn(data, at + _LENGTH.size, body_at)
-        return PullResponse(command.opaque, place.next_begin_offset, body_at, frame_end)
+        if self._show is None:
+            self._learn(data, at + _LENGTH.size, body_at)
+        return PullResponse(
+            command.opaque, place.next_begin_offset, body_at, frame_end, place.min_offset
+        )
 
     def _learn(self, data: memoryview, start: int, end: int) -> None:
         """Make a template of a layout that was seen before: of others it is not worth the time."""

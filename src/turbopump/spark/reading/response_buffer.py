@@ -17,15 +17,11 @@ _free: list[memoryview] = []
 
 
 class ResponseBuffer:
-    """Responses from one connection; they stay in the buffer until `forget`.
+    """Responses from one connection; they stay in the buffer until `forget`."""
 
-    With ``follows_suggestions``, a response that suggests a slave is unexpected.
-    """
-
-    def __init__(self, connection: BlockingConnection, *, follows_suggestions: bool = True) -> None:
+    def __init__(self, connection: BlockingConnection, reader: PullResponseReader) -> None:
         self._connection = connection
-        self._reader = PullResponseReader()
-        self._reader.follows_suggestions = follows_suggestions
+        self._reader = reader
         self.data = _buffer(BUFFER_BYTES)
         self._read_to = 0
         self._filled = 0

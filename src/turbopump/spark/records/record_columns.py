@@ -105,7 +105,7 @@ class RecordColumns:
         end: int | None = None,
     ) -> RecordRun:
         """Find the records of a buffer, or of some stretches of it; raises RecordError."""
-        run, damaged_at = find_in_spans(records, spans or [(0, len(records))])
+        run, damaged_at = find_in_spans(records, [(0, len(records))] if spans is None else spans)
         if damaged_at is not None:
             raise damage_at(records, damaged_at)
         return _between(run, start, end)

@@ -98,7 +98,10 @@ class TaskWrite:
         found = [each for each in found if each.mark.is_of(*same)]
         # The own mark is among them: when it can be read, so can those before it.
         self._firsts[broker] = min(each.offset for each in found)
-        return [each.mark for each in found if each.offset != end]
+        # It is stored again if a response is lost. The first one counts: whoever stored a mark
+        # behind it has seen it, and waits for this attempt.
+        own = min(each.offset for each in found if each.mark.attempt == mark.attempt)
+        return [each.mark for each in found if each.offset < own]
 
     async def _since(self, broker: str) -> int:
         if self._survey is not None:
