@@ -29,6 +29,7 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.pool_config import PoolConfig
+from turbopump.net.request_protocol import Request
 from turbopump.net.sockets import SocketNetwork
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Heartbeat, TopicRoute
@@ -312,12 +313,12 @@ class Session:
     # --- requests ---------------------------------------------------------------------------------
 
     def request(
-        self, address: str, command: Command, timeout_ms: int
+        self, address: str, command: Request, timeout_ms: int
     ) -> Coroutine[Any, Any, Command]:
         """Send a request and return its answer, whatever its code."""
         return self._running_pool().request(address, command, timeout_ms)
 
-    def oneway(self, address: str, command: Command, timeout_ms: int) -> Coroutine[Any, Any, None]:
+    def oneway(self, address: str, command: Request, timeout_ms: int) -> Coroutine[Any, Any, None]:
         """Send a request that is never answered; the time is for connecting and writing."""
         return self._running_pool().oneway(address, command, timeout_ms)
 
@@ -336,7 +337,8 @@ class Session:
     # --- inside -----------------------------------------------------------------------------------
 
     def _running_pool(self) -> ConnectionPool:
-        self.require_own_process()
+        if process_id() != self.pid:
+            self.require_own_process()
         if self._pool is None:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
         if self._loop is not asyncio.get_running_loop():

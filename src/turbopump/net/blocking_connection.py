@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout, WireError
 from turbopump.net.outbox import coalesced
-from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.wire.command import Buffer, Command
 
 _RECEIVE_BYTES = 64 * 1024
@@ -25,7 +25,7 @@ class BlockingConnection:
     """One connection driven by the caller's thread; after an error it is closed and useless."""
 
     def __init__(
-        self, address: str, connected: socket.socket, protocol: RequestProtocol[Command]
+        self, address: str, connected: socket.socket, protocol: RequestProtocol[Request]
     ) -> None:
         protocol.peer_address = address
         self.address = address
@@ -91,14 +91,14 @@ class BlockingConnection:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def request(self, command: Command, timeout_ms: int) -> Command:
+    def request(self, request: Request, timeout_ms: int) -> Command:
         """Send a request and return its response, whatever its code.
 
         Raises Overloaded when the peer did not take the whole request, so that it cannot have acted
         on it; RequestTimeout when no response came in time; ConnectionLost.
         """
         end_ms = self._clock.monotonic_ms() + timeout_ms
-        opaque = self.send(command, timeout_ms)
+        opaque = self.send(request, timeout_ms)
         while True:
             left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
             received = self._receive(left_ms)
@@ -106,23 +106,23 @@ class BlockingConnection:
                 if response.opaque == opaque:
                     return response
             if not left_ms:
-                self.close(f"request {command.code} timed out")
-                raise self._protocol.timed_out(command, timeout_ms)
+                self.close(f"request {request.code} timed out")
+                raise self._protocol.timed_out(request, timeout_ms)
 
-    def oneway(self, command: Command, timeout_ms: int) -> None:
+    def oneway(self, request: Request, timeout_ms: int) -> None:
         """Send a request that is never answered; raises Overloaded, ConnectionLost."""
         self._protocol.require_open()
-        command = self._protocol.prepare(command)
-        self._write(self._protocol.oneway_frame(command), timeout_ms)
+        request = self._protocol.prepare(request)
+        self._write(self._protocol.oneway_frame(request), timeout_ms)
 
-    def send(self, command: Command, timeout_ms: int) -> int:
+    def send(self, request: Request, timeout_ms: int) -> int:
         """Write a request, return the id that its response will have; raises as `oneway`."""
         protocol = self._protocol
         protocol.require_open()
-        command = protocol.prepare(command)
-        opaque = protocol.begin(command)
+        request = protocol.prepare(request)
+        opaque = protocol.begin(request)
         try:
-            self._write(protocol.frame(command, opaque), timeout_ms)
+            self._write(protocol.frame(request, opaque), timeout_ms)
         except BaseException:
             del protocol.in_flight[opaque]
             raise

@@ -14,7 +14,7 @@ from turbopump.machine.process import after_fork
 from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.hooks import Hook
 from turbopump.net.pool_config import Backoff, PoolConfig
-from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.net.sockets import CONNECT_TIMEOUT_MS, SocketNetwork
 from turbopump.wire.command import Command
 
@@ -57,19 +57,19 @@ class BlockingPool:
         """Whether hooks must see each request, which rules out encoded ones."""
         return bool(self._hooks)
 
-    def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    def request(self, address: str, request: Request, timeout_ms: int) -> Command:
         """Connect if necessary, send a request and return its response, all within the timeout."""
         connection, left_ms = self._take_in_time(address, timeout_ms)
         try:
-            return connection.request(command, left_ms)
+            return connection.request(request, left_ms)
         finally:
             self.give_back(connection)
 
-    def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+    def oneway(self, address: str, request: Request, timeout_ms: int) -> None:
         """Connect if necessary and send a one-way request, all within the timeout."""
         connection, left_ms = self._take_in_time(address, timeout_ms)
         try:
-            connection.oneway(command, left_ms)
+            connection.oneway(request, left_ms)
         finally:
             self.give_back(connection)
 
@@ -153,7 +153,7 @@ class BlockingPool:
         except ConnectFailed as error:
             backoff.failed(str(error))
             raise backoff.failure() from error
-        protocol = RequestProtocol[Command](self._clock, self._config.limits, self._hooks)
+        protocol = RequestProtocol[Request](self._clock, self._config.limits, self._hooks)
         return BlockingConnection(address, connected, protocol)
 
 

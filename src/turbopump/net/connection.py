@@ -16,7 +16,7 @@ from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
 from turbopump.net.receive_budget import ReceiveBudget
-from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
 from turbopump.net.turn import Turn
@@ -143,7 +143,7 @@ class Connection(asyncio.Protocol):
         """Bytes received and not served, such as those of an unfinished frame."""
         return self._inbox.held_bytes
 
-    async def request(self, command: Command, timeout_ms: int) -> Command:
+    async def request(self, request: Request, timeout_ms: int) -> Command:
         """Send a request and return its answer, whatever its code.
 
         ``timeout_ms`` covers waiting for a place as well as for the answer. Raises Overloaded when
@@ -154,29 +154,30 @@ class Connection(asyncio.Protocol):
         if self._draining:
             raise protocol.lost()
         if protocol.hooks:
-            command = protocol.prepare(command)
+            request = protocol.prepare(request)
         if not self._admission.try_enter():
             timeout_ms = await self._enter(timeout_ms)
         future: asyncio.Future[Command | None] = self._loop.create_future()
         opaque = protocol.begin(future)
-        deadline = self._deadlines.add(timeout_ms, _give_up, future)
+        bucket = self._deadlines.bucket(timeout_ms)
+        bucket[future] = _give_up
         chunks_received = protocol.chunks_received
         try:
             protocol.require_open()
-            self._send_parts(protocol.frame(command, opaque))
+            self._send_parts(protocol.frame(request, opaque))
             response = await future
         finally:
-            deadline.cancel()
+            bucket.pop(future, None)
             del protocol.in_flight[opaque]
             self._leave()
         if response is None:
             protocol.require_open()
             if self._aborts_silent:
                 await self._abort_if_silent(chunks_received, timeout_ms)
-            raise protocol.timed_out(command, timeout_ms)
-        return protocol.finish(command, response) if protocol.hooks else response
+            raise protocol.timed_out(request, timeout_ms)
+        return protocol.finish(request, response) if protocol.hooks else response
 
-    def oneway(self, command: Command) -> None:
+    def oneway(self, request: Request) -> None:
         """Send a one-way request; raises Overloaded while the peer does not read."""
         protocol = self._protocol
         protocol.require_open()
@@ -184,20 +185,19 @@ class Connection(asyncio.Protocol):
             raise protocol.lost()
         if not self._admission.writable:
             raise Overloaded(f"{self.peer_address} does not read: {self.unwritten_bytes} unwritten")
-        self._send_parts(protocol.oneway_frame(protocol.prepare(command)))
+        self._send_parts(protocol.oneway_frame(protocol.prepare(request)))
 
-    async def oneway_in_time(self, command: Command, timeout_ms: int) -> None:
+    async def oneway_in_time(self, request: Request, timeout_ms: int) -> None:
         """Send a one-way request after waiting until the peer reads."""
         protocol = self._protocol
         if self._draining:
             raise protocol.lost()
-        if protocol.hooks:
-            command = protocol.prepare(command)
+        request = protocol.prepare(request)
         if not self._admission.try_enter():
             await self._enter(timeout_ms)
         try:
             protocol.require_open()
-            self._send_parts(protocol.oneway_frame(command))
+            self._send_parts(protocol.oneway_frame(request))
         finally:
             self._leave()
 

@@ -20,6 +20,7 @@ from turbopump.net.hooks import Hook
 from turbopump.net.in_order import InOrder
 from turbopump.net.network import Network
 from turbopump.net.pool_config import Backoff, PoolConfig
+from turbopump.net.request_protocol import Request
 from turbopump.net.router import Router
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import split_address
@@ -107,32 +108,32 @@ class ConnectionPool:
         return connection
 
     def request(
-        self, address: str, command: Command, timeout_ms: int
+        self, address: str, request: Request, timeout_ms: int
     ) -> Coroutine[Any, Any, Command]:
         """Connect if necessary, send a request and return its answer, all within the timeout."""
         peer = self._peers.get(address)
         connection = None if peer is None else peer.ready
         if connection is not None:
-            return connection.request(command, timeout_ms)
-        return self._connect_and_request(address, command, timeout_ms)
+            return connection.request(request, timeout_ms)
+        return self._connect_and_request(address, request, timeout_ms)
 
     async def _connect_and_request(
-        self, address: str, command: Command, timeout_ms: int
+        self, address: str, request: Request, timeout_ms: int
     ) -> Command:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
-        return await connection.request(command, left_ms)
+        return await connection.request(request, left_ms)
 
-    def oneway(self, address: str, command: Command, timeout_ms: int) -> Coroutine[Any, Any, None]:
+    def oneway(self, address: str, request: Request, timeout_ms: int) -> Coroutine[Any, Any, None]:
         """Connect if necessary and send a one-way request, all within the timeout."""
         peer = self._peers.get(address)
         connection = None if peer is None else peer.ready
         if connection is not None:
-            return connection.oneway_in_time(command, timeout_ms)
-        return self._connect_and_send(address, command, timeout_ms)
+            return connection.oneway_in_time(request, timeout_ms)
+        return self._connect_and_send(address, request, timeout_ms)
 
-    async def _connect_and_send(self, address: str, command: Command, timeout_ms: int) -> None:
+    async def _connect_and_send(self, address: str, request: Request, timeout_ms: int) -> None:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
-        await connection.oneway_in_time(command, left_ms)
+        await connection.oneway_in_time(request, left_ms)
 
     def connection_number(self, address: str) -> int:
         """Return a number that no other connection of the pool has; 0 while there is none."""
