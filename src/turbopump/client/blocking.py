@@ -28,7 +28,14 @@ from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_c
 from turbopump.client.background import LoopThread, background, is_loop_thread
 from turbopump.client.config import ClientConfig
 from turbopump.client.handlers import Handler
-from turbopump.client.message_sender import MessageSender, SendIO, ThreadIO, run_to_end
+from turbopump.client.message_sender import (
+    HandOverIO,
+    MessageSender,
+    SendIO,
+    ThreadIO,
+    run_to_end,
+)
+from turbopump.client.session import Session
 from turbopump.client.stop_signals import stop_signals
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ForkedClient, NotRunning
@@ -363,10 +370,9 @@ def sending(
             thread: LoopThread = self._running()
             thread.require_other()
             running: producer.Running = self._client.running
-            if senders <= threads_max and running.session.has_blocking_pool:
-                io = ThreadIO(running.session, thread)
-                return run_to_end(method(running.sender, io, *args, **kwargs))
-            return thread.run(method(running.sender, running.io, *args, **kwargs))
+            own, shared = self._send_io(running.session, thread)
+            is_own = senders <= threads_max and running.session.has_blocking_pool
+            return run_to_end(method(running.sender, own if is_own else shared, *args, **kwargs))
 
     return _documented(call, documented)
 
@@ -398,6 +404,13 @@ class Producer(Blocking[producer.Producer]):
     def _hold(self, client: producer.Producer) -> None:
         super()._hold(client)
         self._senders = SendingThreads()
+        self._io: tuple[Session, ThreadIO, HandOverIO] | None = None
+
+    def _send_io(self, session: Session, thread: LoopThread) -> tuple[ThreadIO, HandOverIO]:
+        """Return the ways to send from threads: by themselves, or together."""
+        if self._io is None or self._io[0] is not session:
+            self._io = session, ThreadIO(session, thread), HandOverIO(session, thread)
+        return self._io[1:]
 
     send = sending(MessageSender.send, producer.Producer.send)
     send_batch = sending(MessageSender.send_batch, producer.Producer.send_batch)

@@ -38,6 +38,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.net.in_order import InOrder
 from turbopump.net.limits import require_at_least
 from turbopump.net.request_protocol import Request
+from turbopump.net.thread_request import ThreadRequest
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
@@ -50,6 +51,7 @@ To = MessageQueue | Selector | None
 """Where to: a queue, a function that chooses one, or None for the next in turn."""
 
 T = TypeVar("T")
+A = TypeVar("A")
 R = TypeVar("R", bound=SendReceipt | None)
 
 
@@ -69,7 +71,10 @@ class SendIO(Protocol):
         ...
 
 
-Attempt = Callable[[SendIO, Outgoing, MessageQueue, int], Awaitable[R]]
+Attempt = Callable[[SendIO, Outgoing, MessageQueue, int], Awaitable[A]]
+"""Sends a message to a queue, within a time, and returns the broker's answer, if it gives one."""
+
+ReceiptOf = Callable[[Outgoing, MessageQueue, A], R]
 
 
 class LoopIO:
@@ -97,7 +102,34 @@ class ThreadIO:
         self._session.blocking_pool().oneway(address, command, timeout_ms)
 
     async def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._thread.run(work())
+        return self._thread.run(_begun_there(work))
+
+
+class HandOverIO(ThreadIO):
+    """Hands requests to the session's event loop, which writes those of many threads together.
+
+    The calling thread blocks, and never suspends.
+    """
+
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+        session, waiting = self._session, ThreadRequest(command, timeout_ms)
+        begin = functools.partial(session.start_request, address, waiting)
+        self._thread.wait_for(waiting.finished, begin, waiting.abandon)
+        outcome = waiting.outcome
+        if isinstance(outcome, TurbopumpError):
+            raise outcome
+        if outcome is None:
+            # There is no connection, or no place in it, or hooks want to see the request.
+            return await self.wait(lambda: session.request(address, command, timeout_ms))
+        return outcome
+
+    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
+        await self.wait(lambda: self._session.oneway(address, command, timeout_ms))
+
+
+async def _begun_there(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Call only where it runs: what needs an event loop may look for it at once."""
+    return await work()
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -140,8 +172,11 @@ class MessageSender:
     ) -> Coroutine[Any, Any, SendReceipt]:
         """Send a message; ``extra`` are properties of the protocol. Checks it immediately."""
         if self._scopes:
-            return self._send_in_scopes(io, [message], extra, to, timeout_ms, self._attempt)
-        return self._deliver(io, self._ready(message, extra), to, timeout_ms, self._attempt)
+            return self._send_in_scopes(
+                io, [message], extra, to, timeout_ms, self._attempt, self._receipt
+            )
+        ready = self._ready(message, extra)
+        return self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
 
     def send_batch(
         self,
@@ -154,21 +189,25 @@ class MessageSender:
         """Send messages of one topic as one batch. Checks them immediately."""
         if self._scopes:
             return self._send_batch_in_scopes(io, messages, to, timeout_ms)
-        return self._deliver(io, self._ready_batch(messages), to, timeout_ms, self._attempt)
+        ready = self._ready_batch(messages)
+        return self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
 
     def send_ready(
         self, io: SendIO, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
     ) -> Coroutine[Any, Any, SendReceipt]:
         """Send what is encoded already, past the scopes."""
-        return self._deliver(io, sent, to, timeout_ms, self._attempt)
+        return self._deliver(io, sent, to, timeout_ms, self._attempt, self._receipt)
 
     def send_oneway(
         self, io: SendIO, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> Coroutine[Any, Any, None]:
         """Send a message without waiting for the broker's answer. Checks it immediately."""
         if self._scopes:
-            return self._send_in_scopes(io, [message], None, to, timeout_ms, self._attempt_oneway)
-        return self._deliver(io, self._ready(message, None), to, timeout_ms, self._attempt_oneway)
+            return self._send_in_scopes(
+                io, [message], None, to, timeout_ms, self._attempt_oneway, _no_receipt
+            )
+        ready = self._ready(message, None)
+        return self._deliver(io, ready, to, timeout_ms, self._attempt_oneway, _no_receipt)
 
     async def route(self, io: SendIO, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
         """Return the queues to write to of a topic, as brokers name them."""
@@ -226,17 +265,19 @@ class MessageSender:
         extra: Mapping[str, str] | None,
         to: To,
         timeout_ms: int | None,
-        attempt: Attempt[R],
+        attempt: Attempt[A],
+        receipt_of: ReceiptOf[A, R],
     ) -> R:
         with self._around(messages) as (given,):
-            return await self._deliver(io, self._ready(given, extra), to, timeout_ms, attempt)
+            ready = self._ready(given, extra)
+            return await self._deliver(io, ready, to, timeout_ms, attempt, receipt_of)
 
     async def _send_batch_in_scopes(
         self, io: SendIO, messages: Sequence[Message], to: To, timeout_ms: int | None
     ) -> SendReceipt:
         with self._around(messages) as given:
             ready = self._ready_batch(given)
-            return await self._deliver(io, ready, to, timeout_ms, self._attempt)
+            return await self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
 
     @contextmanager
     def _around(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -252,7 +293,8 @@ class MessageSender:
         sent: Outgoing,
         to: To,
         timeout_ms: int | None,
-        attempt: Attempt[R],
+        attempt: Attempt[A],
+        receipt_of: ReceiptOf[A, R],
     ) -> R:
         limit_ms = left_ms = self.limit_ms(timeout_ms)
         now_ms = self._clock.monotonic_ms()
@@ -265,7 +307,7 @@ class MessageSender:
                     avoided = () if retries is None else retries.avoided
                     queue = await self._queue(io, sent, to, avoided, end_ms)
                     left_ms = self._left_ms(end_ms, limit_ms)
-                receipt = await attempt(io, sent, queue, left_ms)
+                receipt = receipt_of(sent, queue, await attempt(io, sent, queue, left_ms))
             except (NetworkError, NoRoute, RemoteError) as error:
                 retries = retries or self._retries(sent, to, end_ms)
                 if not retries.after_error(error, queue):
@@ -301,37 +343,45 @@ class MessageSender:
             may_repeat=not sent.is_half,
         )
 
-    async def _attempt(
+    def _attempt(
         self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
-    ) -> SendReceipt:
+    ) -> Awaitable[Command]:
+        if self._hooks or self._faults is not None:
+            return self._observed_attempt(io, sent, queue, timeout_ms)
+        address = self._session.address_to_write(queue.broker)
+        return io.request(address, self._request(sent, queue), timeout_ms)
+
+    async def _observed_attempt(
+        self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
+    ) -> Command:
         for hook in self._hooks:
             hook.before_send(self._group, sent, queue)
-        faults = self._faults
-        start_ms = 0 if faults is None else self._clock.monotonic_ms()
+        start_ms = self._clock.monotonic_ms()
         try:
             address = self._session.address_to_write(queue.broker)
             answer = await io.request(address, self._request(sent, queue), timeout_ms)
             receipt = self._receipt(sent, queue, answer)
         except TurbopumpError as error:
-            if faults is not None:
-                faults.note(queue.broker, FAILURE_LATENCY_MS, self._clock.monotonic_ms())
+            self._note_latency(queue.broker, FAILURE_LATENCY_MS)
             for hook in self._hooks:
                 hook.after_send(self._group, sent, queue, error)
             raise
-        if faults is not None:
-            now_ms = self._clock.monotonic_ms()
-            faults.note(queue.broker, now_ms - start_ms, now_ms)
+        self._note_latency(queue.broker, self._clock.monotonic_ms() - start_ms)
         for hook in self._hooks:
             hook.after_send(self._group, sent, queue, receipt)
-        return receipt
+        return answer
 
-    async def _attempt_oneway(
+    def _attempt_oneway(
         self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
-    ) -> None:
+    ) -> Awaitable[None]:
         address = self._session.address_to_write(queue.broker)
         for hook in self._hooks:
             hook.before_send(self._group, sent, queue)
-        await io.oneway(address, self._request(sent, queue), timeout_ms)
+        return io.oneway(address, self._request(sent, queue), timeout_ms)
+
+    def _note_latency(self, broker: str, latency_ms: int) -> None:
+        if self._faults is not None:
+            self._faults.note(broker, latency_ms, self._clock.monotonic_ms())
 
     def _request(self, sent: Outgoing, queue: MessageQueue) -> SendRequest:
         wanted = self._config.messages.new_topic_queues
@@ -388,6 +438,10 @@ class MessageSender:
             stored.status,
             stored.region,
         )
+
+
+def _no_receipt(_: Outgoing, __: MessageQueue, ___: None) -> None:
+    """Return what a one-way send returns."""
 
 
 def unique_ids(session: Session) -> UniqueIds:

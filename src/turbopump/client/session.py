@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +32,7 @@ from turbopump.net.pool import ConnectionPool
 from turbopump.net.pool_config import PoolConfig
 from turbopump.net.request_protocol import Request
 from turbopump.net.sockets import SocketNetwork
+from turbopump.net.thread_request import ThreadRequest
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Heartbeat, TopicRoute
 from turbopump.wire.command import Command
@@ -95,6 +97,8 @@ class Session:
         self._pool: ConnectionPool | None = None
         self._blocking_pool: BlockingPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        """The loop's."""
         self._heartbeat_wanted = asyncio.Event()
         self._told: frozenset[str] = frozenset()
         self._beat_sent: tuple[Heartbeat, bytes] | None = None
@@ -117,6 +121,7 @@ class Session:
             self._pool = self._new_pool()
             self._blocking_pool = self._new_blocking_pool()
             self._loop = asyncio.get_running_loop()
+            self._thread = get_ident()
             self._heartbeat_wanted = asyncio.Event()
             interval_ms = self.config.route_interval_ms
             self.work.every("route refresh", interval_ms, self.refresh_routes)
@@ -318,6 +323,14 @@ class Session:
         """Send a request and return its answer, whatever its code."""
         return self._running_pool().request(address, command, timeout_ms)
 
+    def start_request(self, address: str, waiting: ThreadRequest) -> None:
+        """Send a request that a thread waits for; it has no outcome if it cannot leave now."""
+        try:
+            if not self._running_pool().start_request(address, waiting):
+                waiting.finish(None)
+        except TurbopumpError as error:
+            waiting.finish(error)
+
     def oneway(self, address: str, command: Request, timeout_ms: int) -> Coroutine[Any, Any, None]:
         """Send a request that is never answered; the time is for connecting and writing."""
         return self._running_pool().oneway(address, command, timeout_ms)
@@ -341,7 +354,8 @@ class Session:
             self.require_own_process()
         if self._pool is None:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
-        if self._loop is not asyncio.get_running_loop():
+        # Cheaper than asking for the running loop, which is a system call before Python 3.12.
+        if get_ident() != self._thread or self._loop is None or not self._loop.is_running():
             raise NotRunning(
                 f"client {self.client_id} was started in another event loop, and works only there"
             )

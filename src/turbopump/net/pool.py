@@ -22,6 +22,7 @@ from turbopump.net.network import Network
 from turbopump.net.pool_config import Backoff, PoolConfig
 from turbopump.net.request_protocol import Request
 from turbopump.net.router import Router
+from turbopump.net.thread_request import ThreadRequest
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import split_address
 
@@ -116,6 +117,12 @@ class ConnectionPool:
         if connection is not None:
             return connection.request(request, timeout_ms)
         return self._connect_and_request(address, request, timeout_ms)
+
+    def start_request(self, address: str, waiting: ThreadRequest) -> bool:
+        """Send a request that a thread waits for; False if it cannot leave now, see `request`."""
+        peer = self._peers.get(address)
+        connection = None if peer is None else peer.ready
+        return connection is not None and connection.start_request(waiting)
 
     async def _connect_and_request(
         self, address: str, request: Request, timeout_ms: int

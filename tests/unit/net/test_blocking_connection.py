@@ -18,7 +18,7 @@ from turbopump.errors import (
     Overloaded,
     RequestTimeout,
 )
-from turbopump.net.blocking_connection import BlockingConnection, readable
+from turbopump.net.blocking_connection import TRUSTED_MS, BlockingConnection, readable
 from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS
@@ -363,6 +363,7 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
     with far:
         far.send(b"x")
         assert readable([first], IN_TIME_MS)
+        clock.advance_ns(TRUSTED_MS * 1_000_000)
         third = pool.take(address)
         assert third is not first, "it sent what nobody asked for"
     pool.give_back(third)
@@ -383,12 +384,14 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
 
 
 def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: socket.socket) -> None:
-    pool = BlockingPool(SocketNetwork())
+    clock = VirtualClock()
+    pool = BlockingPool(SocketNetwork(), clock=clock)
     connection = pool.take(address_of(listening))
     far, _ = listening.accept()
     pool.give_back(connection)
     far.close()
     assert readable([connection], IN_TIME_MS)
+    clock.advance_ns(TRUSTED_MS * 1_000_000)
     again = pool.take(address_of(listening))
     assert again is not connection
     again.close()
