@@ -153,6 +153,7 @@ class MessageSender:
         self._clock = session.clock
         self._namespace = session.config.namespace
         self._config = config
+        self._new_topic_queues = config.messages.new_topic_queues
         self._hooks = tuple(hooks)
         self._scopes = tuple(hook for hook in hooks if isinstance(hook, SendScope))
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
@@ -299,7 +300,8 @@ class MessageSender:
         limit_ms = left_ms = self.limit_ms(timeout_ms)
         now_ms = self._clock.monotonic_ms()
         end_ms = now_ms + limit_ms
-        queue = self._next_in_turn(sent.topic, now_ms) if to is None else None
+        queues = self._known_queues(sent.topic) if to is None else None
+        queue = None if queues is None else self._choice.next(queues, (), now_ms)
         retries: SendRetries | None = None
         while True:
             try:
@@ -349,7 +351,8 @@ class MessageSender:
         if self._hooks or self._faults is not None:
             return self._observed_attempt(io, sent, queue, timeout_ms)
         address = self._session.address_to_write(queue.broker)
-        return io.request(address, self._request(sent, queue), timeout_ms)
+        request = sent.request(self._group, queue, self._clock.now_ms(), self._new_topic_queues)
+        return io.request(address, request, timeout_ms)
 
     async def _observed_attempt(
         self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
@@ -384,13 +387,7 @@ class MessageSender:
             self._faults.note(broker, latency_ms, self._clock.monotonic_ms())
 
     def _request(self, sent: Outgoing, queue: MessageQueue) -> SendRequest:
-        wanted = self._config.messages.new_topic_queues
-        return sent.request(self._group, queue, self._clock.now_ms(), wanted)
-
-    def _next_in_turn(self, topic: str, now_ms: int) -> MessageQueue | None:
-        """Return the next queue of a topic; None if its route has to be waited for."""
-        queues = self._known_queues(topic)
-        return None if queues is None else self._choice.next(queues, (), now_ms)
+        return sent.request(self._group, queue, self._clock.now_ms(), self._new_topic_queues)
 
     async def _queue(
         self, io: SendIO, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int
@@ -410,12 +407,13 @@ class MessageSender:
         return MessageQueue(sent.topic, chosen.broker, chosen.queue_id)
 
     async def _find_route(self, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
-        wanted = self._config.messages.new_topic_queues
         left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
         waiting = self._lookups.setdefault(topic, InOrder())
         try:
             async with asyncio.timeout(left_ms / 1000):
-                found = await waiting.after(self._session.route_to_send(topic, wanted))
+                found = await waiting.after(
+                    self._session.route_to_send(topic, self._new_topic_queues)
+                )
                 return found.writable
         except TimeoutError as error:
             raise RequestTimeout(

@@ -209,9 +209,15 @@ def properties_text(
         text += _entry(name, value)
     if extra:
         text += "".join([_entry(name, value) for name, value in extra.items()])
-    return _checked_length(text)
+    # No character takes more than four bytes, so most texts need not be counted.
+    if len(text) > _CHARS_TO_COUNT and len(text.encode()) > properties.BYTES_MAX:
+        raise InvalidArgument(
+            f"properties must be at most {properties.BYTES_MAX} bytes, got {len(text.encode())}"
+        )
+    return text
 
 
+_CHARS_TO_COUNT = properties.BYTES_MAX // 4
 _ID_MARK = f"{properties.UNIQUE_KEY}{properties.NAME_END}"
 
 
@@ -385,12 +391,3 @@ def _check_text(what: str, text: str) -> None:
         raise InvalidArgument(f"{what} must not be blank, got {text!r}")
     if properties.NAME_END in text or properties.ENTRY_END in text:
         raise InvalidArgument(f"{what} must not contain 0x01 or 0x02, got {text!r}")
-
-
-def _checked_length(text: str) -> str:
-    # No character takes more than four bytes, so most texts need not be counted.
-    if len(text) * 4 > properties.BYTES_MAX and len(text.encode()) > properties.BYTES_MAX:
-        raise InvalidArgument(
-            f"properties must be at most {properties.BYTES_MAX} bytes, got {len(text.encode())}"
-        )
-    return text

@@ -116,7 +116,7 @@ class Producer(ProducerMember):
 
             receipt = await producer.send(Message("orders", b"hello"), to=by_hash("customer-42"))
         """
-        running = self.running
+        running = self._running or self.running
         return await running.sender.send(running.io, message, to=to, timeout_ms=timeout_ms)
 
     async def send_batch(

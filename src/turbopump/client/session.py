@@ -92,6 +92,8 @@ class Session:
             self.work,
             self._route_changed,
         )
+        self.cached_route = self._routes.cached
+        """Returns what is known of a topic without asking."""
         self._users = 0
         self.pid = process_id()
         self._pool: ConnectionPool | None = None
@@ -221,10 +223,6 @@ class Session:
         """Return where to send; a topic that does not exist yet borrows its template's queues."""
         return await self._routes.to_send(topic, queues_wanted)
 
-    def cached_route(self, topic: str) -> Route | None:
-        """Return what is known of a topic without asking."""
-        return self._routes.cached(topic)
-
     async def refresh_route(self, topic: str) -> bool:
         """Ask again where a topic is; return whether anybody knows."""
         return await self._routes.refresh(topic)
@@ -247,7 +245,8 @@ class Session:
 
     def address_to_write(self, broker: str) -> str:
         """Return the master's address of a broker; raises NoRoute."""
-        address = self._routes.brokers.get(broker, {}).get(MASTER_ID)
+        addresses = self._routes.brokers.get(broker)
+        address = None if addresses is None else addresses.get(MASTER_ID)
         if address is None:
             raise NoRoute(f"broker {broker!r} has no master that a name server knows")
         return address

@@ -164,13 +164,16 @@ class Connection(asyncio.Protocol):
         bucket[future] = _give_up
         chunks_received = protocol.chunks_received
         try:
-            protocol.require_open()
+            if protocol.close_reason is not None:
+                raise protocol.lost()
             self._send_parts(protocol.frame(request, opaque))
             response = await future
         finally:
             bucket.pop(future, None)
             del protocol.in_flight[opaque]
-            self._leave()
+            self._admission.leave()
+            if self._draining:
+                self._note_quiet()
         if response is None:
             protocol.require_open()
             if self._aborts_silent:

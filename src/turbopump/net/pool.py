@@ -47,7 +47,8 @@ class _Peer:
     def ready(self) -> Connection | None:
         """The open connection, if no request still waits for it."""
         connection = self.connection
-        return connection if connection and connection.is_open and self.waiting.is_empty else None
+        is_ready = connection is not None and connection.is_open and self.waiting.is_empty
+        return connection if is_ready else None
 
 
 class ConnectionPool:
