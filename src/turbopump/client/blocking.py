@@ -69,9 +69,9 @@ PROMISES_MAX = 1000
 SENDING_THREADS_MAX = 4
 """Threads of a producer that send themselves at the same time; more send through the event loop.
 
-On two cores one thread sends 2.2 times as many messages so, four 1.3 times. With more they wait for
-the interpreter's lock: 32 would send only two thirds of what the loop does, which writes the
-requests of many threads together.
+On two cores two threads take half of the processor time so, four 0.8 of it. With more they wait for
+the interpreter's lock: 8 would send only 0.6 of what they do through the loop, which writes the
+requests of many threads together, 32 half of it.
 """
 
 EXIT_WAIT_S = 5.0

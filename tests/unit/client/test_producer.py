@@ -404,7 +404,7 @@ async def test_a_broker_that_has_moved_is_found_while_a_send_waits(tmp_path: Pat
         session = world.session()
         async with Producer("pg", session=session) as producer:
             await producer.send(Message("T", b"0"))
-            session._routes._brokers = {"a": {0: "10.0.0.9:10911"}}
+            session._routes.brokers = {"a": {0: "10.0.0.9:10911"}}
             assert (await producer.send(Message("T", b"1"))).status is SendStatus.OK
 
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,7 +26,7 @@ from turbopump.net.limits import DEFAULT_LIMITS
 from turbopump.net.request_protocol import RequestProtocol
 from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import VirtualClock
-from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
+from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, request
 from turbopump.wire.framing import FrameDecoder, decode, encode
 
 IN_TIME_MS = 10_000
@@ -104,6 +105,42 @@ def test_a_request_returns_its_response() -> None:
         assert connection.request(Command(310), IN_TIME_MS).remark == "to 4"
         assert [each.flag & FLAG_ONEWAY for each in asked] == [0, 0, 0, FLAG_ONEWAY, 0]
         assert connection.is_usable()
+
+
+class Counted(socket.socket):
+    """A socket that notes what is done with it."""
+
+    calls: ClassVar[list[str]] = []
+
+    def send(self, *args: Any) -> int:
+        self.calls.append("send")
+        return super().send(*args)
+
+    def recv(self, *args: Any) -> bytes:
+        self.calls.append("recv")
+        return super().recv(*args)
+
+    def setsockopt(self, *args: Any) -> None:
+        self.calls.append("setsockopt")
+        super().setsockopt(*args)
+
+    def settimeout(self, value: float | None) -> None:
+        self.calls.append("settimeout")
+        super().settimeout(value)
+
+
+def test_a_request_takes_two_system_calls() -> None:
+    near, far = socket.socketpair()
+    with Counted(fileno=near.detach()) as counted, far:
+        connection = over(counted)
+        with answering(far, lambda command: answer(command.opaque)):
+            connection.request(request(310, body=b"one"), IN_TIME_MS)
+            Counted.calls.clear()
+            for timeout_ms in (IN_TIME_MS, IN_TIME_MS - 1, IN_TIME_MS - 2):
+                assert connection.is_usable()
+                connection.request(request(310, body=b"other"), timeout_ms)
+            connection.close()
+    assert Counted.calls == ["send", "recv"] * 3
 
 
 def test_hooks_change_requests_and_see_responses() -> None:
