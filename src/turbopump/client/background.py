@@ -10,6 +10,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from turbopump.clock import SYSTEM_CLOCK
@@ -52,10 +53,11 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            if not self._is_stopped:
-                # Something ended the loop that must not: nobody may wait for it any longer.
-                self._is_stopped = True
-                for finished in list(self._waiting):
+            # Also if something ended the loop that must not: nobody may wait for it any longer.
+            self._is_stopped = True
+            for finished in list(self._waiting):
+                with suppress(RuntimeError):
+                    # Released already, as its work is done.
                     finished.release()
 
     def post(self, call: Callable[[], object]) -> None:

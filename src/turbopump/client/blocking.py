@@ -367,8 +367,11 @@ def sending(
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         # First: closing waits for those that are in here, and refuses those that come later.
         with self._senders as senders:
-            thread: LoopThread = self._running()
-            thread.require_other()
+            thread: LoopThread | None = self._thread
+            if thread is None or process_id() != thread.pid or is_loop_thread():
+                # As it says itself.
+                thread = self._running()
+                thread.require_other()
             running: producer.Running = self._client.running
             own, shared = self._send_io(running.session, thread)
             is_own = senders <= threads_max and running.session.has_blocking_pool

@@ -341,7 +341,8 @@ class Session:
 
     def blocking_pool(self) -> BlockingPool:
         """Return the connections for threads, which any thread may use."""
-        self.require_own_process()
+        if process_id() != self.pid:
+            self.require_own_process()
         if self._pool is None or self._blocking_pool is None:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
         return self._blocking_pool

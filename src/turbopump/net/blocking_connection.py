@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout, WireError
 from turbopump.net.outbox import coalesced
 from turbopump.net.request_protocol import Request, RequestProtocol
-from turbopump.wire.command import Buffer, Command
+from turbopump.wire.command import FLAG_RESPONSE, Buffer, Command
 
 _RECEIVE_BYTES = 64 * 1024
 TRUSTED_MS = 10
@@ -71,7 +71,8 @@ class BlockingConnection:
         """Whether it is open with nothing in flight in either direction, as far as is known."""
         protocol = self._protocol
         is_between_frames = not (protocol.in_flight or self._unsent)
-        return self.is_open and is_between_frames and not protocol.decoder.pending_bytes
+        is_open = protocol.close_reason is None
+        return is_open and is_between_frames and not protocol.decoder.pending_bytes
 
     @property
     def received_ms(self) -> int:
@@ -91,8 +92,11 @@ class BlockingConnection:
         return self._clock.monotonic_ms() - used_ms > self._protocol.limits.idle_ms // 2
 
     def is_usable(self) -> bool:
-        """Return whether it can be used after a pause: still clean, and not closed by the peer."""
-        if not self.is_clean:
+        """Return whether one that was clean can be used after a pause: the peer has not closed it.
+
+        Nor has it sent anything.
+        """
+        if self._protocol.close_reason is not None:
             return False
         unused_ms = self._clock.monotonic_ms() - max(self._written_ms, self._protocol.received_ms)
         if unused_ms < TRUSTED_MS:
@@ -135,7 +139,8 @@ class BlockingConnection:
         """Write a request, return the id that its response will have; raises as `oneway`."""
         protocol = self._protocol
         protocol.require_open()
-        request = protocol.prepare(request)
+        if protocol.hooks:
+            request = protocol.prepare(request)
         opaque = protocol.begin(request)
         try:
             self._write(protocol.frame(request, opaque), timeout_ms)
@@ -204,11 +209,12 @@ class BlockingConnection:
             commands = list(protocol.decoder.feed(data))
         except WireError as error:
             raise self._lost(f"malformed frame: {error}") from error
+        in_flight = protocol.in_flight
         return [
-            protocol.finish(request, command)
+            protocol.finish(request, command) if protocol.hooks else command
             for command in commands
-            if command.is_response
-            and (request := protocol.in_flight.pop(command.opaque, None)) is not None
+            if command.flag & FLAG_RESPONSE
+            and (request := in_flight.pop(command.opaque, None)) is not None
         ]
 
     # --- encoded requests, responses into the caller's memory -------------------------------------

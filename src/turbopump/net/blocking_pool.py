@@ -100,9 +100,14 @@ class BlockingPool:
     def close_idle(self) -> None:
         """Close connections that have been idle for too long to be used again."""
         for key, connection in tuple(self._idle.items()):
-            if connection.is_idle_for_long and (taken := self._idle.pop(key, None)) is not None:
-                # Perhaps another one by now, which is no loss.
+            if not connection.is_idle_for_long:
+                continue
+            taken = self._idle.pop(key, None)
+            if taken is connection:
                 taken.close()
+            elif taken is not None:
+                # Another one was given back meanwhile.
+                self._idle[key] = taken
 
     def close(self) -> None:
         """Close idle connections now, those in use when they are given back."""
