@@ -186,9 +186,9 @@ def consumption(batch_max: int) -> Scene:
 
 
 BOUNDS: dict[str, tuple[Scene, Work]] = {
-    "send, 1 in flight": (sends(1), Work(340, 205, 3.5, 2.1)),
-    "send, 32 in flight": (sends(32), Work(185, 135, 0.2, 0.35)),
-    "send in batches of 16": (batches, Work(46, 67, 0.25, 0.15)),
+    "send, 1 in flight": (sends(1), Work(290, 185, 3.5, 2.1)),
+    "send, 32 in flight": (sends(32), Work(140, 116, 0.2, 0.35)),
+    "send in batches of 16": (batches, Work(32.5, 47, 0.25, 0.15)),
     "pull": (pulls, Work(20, 15.5, 0.12, 0.07)),
     "consume, batch 1": (consumption(1), Work(20, 24.5, 0.08, 0.02)),
     "consume, batch 32": (consumption(32), Work(8, 12.5, 0.07, 0.02)),

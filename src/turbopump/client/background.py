@@ -10,6 +10,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from turbopump.clock import SYSTEM_CLOCK
@@ -52,10 +53,11 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            if not self._is_stopped:
-                # Something ended the loop that must not: nobody may wait for it any longer.
-                self._is_stopped = True
-                for finished in list(self._waiting):
+            # Also if something ended the loop that must not: nobody may wait for it any longer.
+            self._is_stopped = True
+            for finished in list(self._waiting):
+                with suppress(RuntimeError):
+                    # Released already, as its work is done.
                     finished.release()
 
     def post(self, call: Callable[[], object]) -> None:
@@ -80,7 +82,6 @@ class LoopThread:
 
         Raises TimeoutError soon after the monotonic time ``end_s``.
         """
-        # A bare lock instead of a concurrent Future: this is half of what a blocking call costs.
         finished = threading.Lock()
         finished.acquire()
         tasks: list[asyncio.Task[T]] = []
@@ -92,6 +93,23 @@ class LoopThread:
             tasks.append(task)
             task.add_done_callback(lambda _: finished.release())
 
+        self.wait_for(finished, begin, lambda: tasks[0].cancel(), end_s)
+        if not tasks or not tasks[0].done() or tasks[0].cancelled():
+            raise NotRunning(_CLOSED)
+        return tasks[0].result()
+
+    def wait_for(
+        self,
+        finished: threading.Lock,
+        begin: Callable[[], object],
+        abandon: Callable[[], object],
+        end_s: float = math.inf,
+    ) -> None:
+        """Call something on the loop, and wait until that, or the end of the loop, releases a lock.
+
+        A bare lock instead of a concurrent Future: that would be half of what a blocking call
+        costs. Who stops waiting has ``abandon`` called. Raises TimeoutError soon after ``end_s``.
+        """
         self._waiting.add(finished)
         try:
             self.post(begin)
@@ -103,13 +121,10 @@ class LoopThread:
         except NotRunning:
             raise
         except BaseException:
-            self.post(lambda: tasks[0].cancel())
+            self.post(abandon)
             raise
         finally:
             self._waiting.discard(finished)
-        if not tasks or not tasks[0].done() or tasks[0].cancelled():
-            raise NotRunning(_CLOSED)
-        return tasks[0].result()
 
     def start(
         self,
@@ -133,7 +148,7 @@ class LoopThread:
 
     def require_other(self) -> None:
         """Refuse the loop's own thread: waiting there for the loop would be for ever."""
-        if threading.current_thread() is self._thread:
+        if is_loop_thread() and threading.current_thread() is self._thread:
             raise ClientError(
                 "a blocking client was called on its own event loop, where it would wait for "
                 "ever: use turbopump.aio in async functions and in callbacks"

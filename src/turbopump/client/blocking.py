@@ -28,7 +28,14 @@ from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_c
 from turbopump.client.background import LoopThread, background, is_loop_thread
 from turbopump.client.config import ClientConfig
 from turbopump.client.handlers import Handler
-from turbopump.client.message_sender import MessageSender, SendIO, ThreadIO, run_to_end
+from turbopump.client.message_sender import (
+    HandOverIO,
+    MessageSender,
+    SendIO,
+    ThreadIO,
+    run_to_end,
+)
+from turbopump.client.session import Session
 from turbopump.client.stop_signals import stop_signals
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ForkedClient, NotRunning
@@ -62,9 +69,9 @@ PROMISES_MAX = 1000
 SENDING_THREADS_MAX = 4
 """Threads of a producer that send themselves at the same time; more send through the event loop.
 
-On two cores one thread sends 2.2 times as many messages so, four 1.3 times. With more they wait for
-the interpreter's lock: 32 would send only two thirds of what the loop does, which writes the
-requests of many threads together.
+On two cores two threads take half of the processor time so, four 0.8 of it. With more they wait for
+the interpreter's lock: 8 would send only 0.6 of what they do through the loop, which writes the
+requests of many threads together, 32 half of it.
 """
 
 EXIT_WAIT_S = 5.0
@@ -360,13 +367,15 @@ def sending(
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         # First: closing waits for those that are in here, and refuses those that come later.
         with self._senders as senders:
-            thread: LoopThread = self._running()
-            thread.require_other()
+            thread: LoopThread | None = self._thread
+            if thread is None or process_id() != thread.pid or is_loop_thread():
+                # As it says itself.
+                thread = self._running()
+                thread.require_other()
             running: producer.Running = self._client.running
-            if senders <= threads_max and running.session.has_blocking_pool:
-                io = ThreadIO(running.session, thread)
-                return run_to_end(method(running.sender, io, *args, **kwargs))
-            return thread.run(method(running.sender, running.io, *args, **kwargs))
+            own, shared = self._send_io(running.session, thread)
+            is_own = senders <= threads_max and running.session.has_blocking_pool
+            return run_to_end(method(running.sender, own if is_own else shared, *args, **kwargs))
 
     return _documented(call, documented)
 
@@ -398,6 +407,13 @@ class Producer(Blocking[producer.Producer]):
     def _hold(self, client: producer.Producer) -> None:
         super()._hold(client)
         self._senders = SendingThreads()
+        self._io: tuple[Session, ThreadIO, HandOverIO] | None = None
+
+    def _send_io(self, session: Session, thread: LoopThread) -> tuple[ThreadIO, HandOverIO]:
+        """Return the ways to send from threads: by themselves, or together."""
+        if self._io is None or self._io[0] is not session:
+            self._io = session, ThreadIO(session, thread), HandOverIO(session, thread)
+        return self._io[1:]
 
     send = sending(MessageSender.send, producer.Producer.send)
     send_batch = sending(MessageSender.send_batch, producer.Producer.send_batch)

@@ -128,13 +128,6 @@ async def send(
     return stored(await caller.request(broker, send_command(header, body), timeout_ms))
 
 
-async def send_oneway(
-    caller: Caller, broker: str, header: headers.SendMessage, body: Payload, timeout_ms: int
-) -> None:
-    """Send a message without hearing what becomes of it."""
-    await caller.oneway(broker, send_command(header, body), timeout_ms)
-
-
 async def send_reply(
     caller: Caller, broker: str, header: headers.SendMessage, body: Payload, timeout_ms: int
 ) -> None:

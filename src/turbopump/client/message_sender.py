@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from turbopump.client import calls
 from turbopump.client.background import LoopThread
-from turbopump.client.calls import SendStatus, Stored
+from turbopump.client.calls import SendStatus
 from turbopump.client.config import own_address
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.outgoing import Outgoing, outgoing, outgoing_batch
@@ -37,10 +37,13 @@ from turbopump.errors import (
 from turbopump.message import Message, MessageQueue
 from turbopump.net.in_order import InOrder
 from turbopump.net.limits import require_at_least
+from turbopump.net.request_protocol import Request
+from turbopump.net.thread_request import ThreadRequest
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import UniqueIds
+from turbopump.wire.send_request_frames import SendRequest
 
 _log = logging.getLogger(__name__)
 
@@ -48,15 +51,30 @@ To = MessageQueue | Selector | None
 """Where to: a queue, a function that chooses one, or None for the next in turn."""
 
 T = TypeVar("T")
+A = TypeVar("A")
 R = TypeVar("R", bound=SendReceipt | None)
 
 
-class SendIO(calls.Caller, Protocol):
+class SendIO(Protocol):
     """What a send waits for."""
+
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+        """Send a request and return its answer, whatever its code."""
+        ...
+
+    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
+        """Send a request that is never answered; the time is for connecting and writing."""
+        ...
 
     async def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run something that needs the session's event loop, such as a route lookup."""
         ...
+
+
+Attempt = Callable[[SendIO, Outgoing, MessageQueue, int], Awaitable[A]]
+"""Sends a message to a queue, within a time, and returns the broker's answer, if it gives one."""
+
+ReceiptOf = Callable[[Outgoing, MessageQueue, A], R]
 
 
 class LoopIO:
@@ -77,14 +95,41 @@ class ThreadIO:
         self._session = session
         self._thread = thread
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         return self._session.blocking_pool().request(address, command, timeout_ms)
 
-    async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
         self._session.blocking_pool().oneway(address, command, timeout_ms)
 
     async def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._thread.run(work())
+        return self._thread.run(_begun_there(work))
+
+
+class HandOverIO(ThreadIO):
+    """Hands requests to the session's event loop, which writes those of many threads together.
+
+    The calling thread blocks, and never suspends.
+    """
+
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+        session, waiting = self._session, ThreadRequest(command, timeout_ms)
+        begin = functools.partial(session.start_request, address, waiting)
+        self._thread.wait_for(waiting.finished, begin, waiting.abandon)
+        outcome = waiting.outcome
+        if isinstance(outcome, TurbopumpError):
+            raise outcome
+        if outcome is None:
+            # There is no connection, or no place in it, or hooks want to see the request.
+            return await self.wait(lambda: session.request(address, command, timeout_ms))
+        return outcome
+
+    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
+        await self.wait(lambda: self._session.oneway(address, command, timeout_ms))
+
+
+async def _begun_there(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Call only where it runs: what needs an event loop may look for it at once."""
+    return await work()
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -108,6 +153,7 @@ class MessageSender:
         self._clock = session.clock
         self._namespace = session.config.namespace
         self._config = config
+        self._new_topic_queues = config.messages.new_topic_queues
         self._hooks = tuple(hooks)
         self._scopes = tuple(hook for hook in hooks if isinstance(hook, SendScope))
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
@@ -116,7 +162,7 @@ class MessageSender:
         """The sends that wait for the route of a topic."""
         self.ids = unique_ids(session)
 
-    async def send(
+    def send(
         self,
         io: SendIO,
         message: Message,
@@ -124,54 +170,63 @@ class MessageSender:
         to: To = None,
         timeout_ms: int | None = None,
         extra: Mapping[str, str] | None = None,
-    ) -> SendReceipt:
-        """Send a message; ``extra`` are properties of the protocol."""
-        if not self._scopes:
-            ready = self._ready(message, extra)
-            return await self._deliver(io, ready, to, timeout_ms, self._attempt)
-        with self._around([message]) as (given,):
-            ready = self._ready(given, extra)
-            return await self._deliver(io, ready, to, timeout_ms, self._attempt)
+    ) -> Coroutine[Any, Any, SendReceipt]:
+        """Send a message; ``extra`` are properties of the protocol. Checks it immediately."""
+        if self._scopes:
+            return self._send_in_scopes(
+                io, [message], extra, to, timeout_ms, self._attempt, self._receipt
+            )
+        ready = self._ready(message, extra)
+        return self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
 
-    async def send_batch(
+    def send_batch(
         self,
         io: SendIO,
         messages: Sequence[Message],
         *,
         to: To = None,
         timeout_ms: int | None = None,
-    ) -> SendReceipt:
-        """Send messages of one topic as one batch."""
-        with self._around(messages) as given:
-            ids = [self.ids.next() for _ in given]
-            ready = outgoing_batch(given, ids, self._config.messages, self._namespace)
-            return await self._deliver(io, ready, to, timeout_ms, self._attempt)
+    ) -> Coroutine[Any, Any, SendReceipt]:
+        """Send messages of one topic as one batch. Checks them immediately."""
+        if self._scopes:
+            return self._send_batch_in_scopes(io, messages, to, timeout_ms)
+        ready = self._ready_batch(messages)
+        return self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
 
-    async def send_ready(
+    def send_ready(
         self, io: SendIO, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
-    ) -> SendReceipt:
+    ) -> Coroutine[Any, Any, SendReceipt]:
         """Send what is encoded already, past the scopes."""
-        return await self._deliver(io, sent, to, timeout_ms, self._attempt)
+        return self._deliver(io, sent, to, timeout_ms, self._attempt, self._receipt)
 
-    async def send_oneway(
+    def send_oneway(
         self, io: SendIO, message: Message, *, to: To = None, timeout_ms: int | None = None
-    ) -> None:
-        """Send a message without waiting for the broker's answer."""
-        with self._around([message]) as (given,):
-            ready = self._ready(given, None)
-            await self._deliver(io, ready, to, timeout_ms, self._attempt_oneway)
+    ) -> Coroutine[Any, Any, None]:
+        """Send a message without waiting for the broker's answer. Checks it immediately."""
+        if self._scopes:
+            return self._send_in_scopes(
+                io, [message], None, to, timeout_ms, self._attempt_oneway, _no_receipt
+            )
+        ready = self._ready(message, None)
+        return self._deliver(io, ready, to, timeout_ms, self._attempt_oneway, _no_receipt)
 
     async def route(self, io: SendIO, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
         """Return the queues to write to of a topic, as brokers name them."""
-        cached = self._session.cached_route(topic)
-        if cached is not None and cached.writable and topic not in self._lookups:
-            return cached.writable
+        known = self._known_queues(topic)
+        if known is not None:
+            return known
         return await io.wait(functools.partial(self._find_route, topic, end_ms))
+
+    def _known_queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
+        cached = self._session.cached_route(topic)
+        # Those who wait for the same route go first.
+        if cached is None or not cached.writable or topic in self._lookups:
+            return None
+        return cached.writable
 
     def header(self, sent: Outgoing, queue: MessageQueue) -> SendMessage:
         """Return the header of a request that sends a message to a queue."""
-        wanted = self._config.messages.new_topic_queues
-        return sent.header(self._group, queue, self._clock.now_ms(), wanted)
+        return self._request(sent, queue).header
 
     def end_ms(self, timeout_ms: int | None) -> int:
         """Return the deadline of a call."""
@@ -200,6 +255,31 @@ class MessageSender:
     def _ready(self, message: Message, extra: Mapping[str, str] | None) -> Outgoing:
         return outgoing(message, self.ids.next(), self._config.messages, self._namespace, extra)
 
+    def _ready_batch(self, messages: Sequence[Message]) -> Outgoing:
+        ids = self.ids.many(len(messages))
+        return outgoing_batch(messages, ids, self._config.messages, self._namespace)
+
+    async def _send_in_scopes(
+        self,
+        io: SendIO,
+        messages: Sequence[Message],
+        extra: Mapping[str, str] | None,
+        to: To,
+        timeout_ms: int | None,
+        attempt: Attempt[A],
+        receipt_of: ReceiptOf[A, R],
+    ) -> R:
+        with self._around(messages) as (given,):
+            ready = self._ready(given, extra)
+            return await self._deliver(io, ready, to, timeout_ms, attempt, receipt_of)
+
+    async def _send_batch_in_scopes(
+        self, io: SendIO, messages: Sequence[Message], to: To, timeout_ms: int | None
+    ) -> SendReceipt:
+        with self._around(messages) as given:
+            ready = self._ready_batch(given)
+            return await self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
+
     @contextmanager
     def _around(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """Enter the scopes, the first one outermost."""
@@ -214,20 +294,22 @@ class MessageSender:
         sent: Outgoing,
         to: To,
         timeout_ms: int | None,
-        attempt: Callable[[SendIO, Outgoing, MessageQueue, int], Awaitable[R]],
+        attempt: Attempt[A],
+        receipt_of: ReceiptOf[A, R],
     ) -> R:
-        limit_ms = self.limit_ms(timeout_ms)
-        end_ms = self.end_ms(limit_ms)
+        limit_ms = left_ms = self.limit_ms(timeout_ms)
+        now_ms = self._clock.monotonic_ms()
+        end_ms = now_ms + limit_ms
+        queues = self._known_queues(sent.topic) if to is None else None
+        queue = None if queues is None else self._choice.next(queues, (), now_ms)
         retries: SendRetries | None = None
         while True:
-            queue = None
             try:
-                avoided = () if retries is None else retries.avoided
-                queue = await self._queue(io, sent, to, avoided, end_ms)
-                left_ms = end_ms - self._clock.monotonic_ms()
-                if left_ms <= 0:
-                    raise RequestTimeout(f"no broker accepted the message within {limit_ms} ms")
-                receipt = await attempt(io, sent, queue, left_ms)
+                if queue is None:
+                    avoided = () if retries is None else retries.avoided
+                    queue = await self._queue(io, sent, to, avoided, end_ms)
+                    left_ms = self._left_ms(end_ms, limit_ms)
+                receipt = receipt_of(sent, queue, await attempt(io, sent, queue, left_ms))
             except (NetworkError, NoRoute, RemoteError) as error:
                 retries = retries or self._retries(sent, to, end_ms)
                 if not retries.after_error(error, queue):
@@ -242,8 +324,15 @@ class MessageSender:
             if to is not None and queue is not None:
                 # Whatever a function would choose now: the messages before are in this queue.
                 to = queue
+            queue = None
             if retries.pause_ms:
                 await io.wait(retries.pause)
+
+    def _left_ms(self, end_ms: int, limit_ms: int) -> int:
+        left_ms = end_ms - self._clock.monotonic_ms()
+        if left_ms <= 0:
+            raise RequestTimeout(f"no broker accepted the message within {limit_ms} ms")
+        return left_ms
 
     def _retries(self, sent: Outgoing, to: To, end_ms: int) -> SendRetries:
         # A second copy of a half message would be committed too, by the broker's check.
@@ -256,34 +345,49 @@ class MessageSender:
             may_repeat=not sent.is_half,
         )
 
-    async def _attempt(
+    def _attempt(
         self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
-    ) -> SendReceipt:
+    ) -> Awaitable[Command]:
+        if self._hooks or self._faults is not None:
+            return self._observed_attempt(io, sent, queue, timeout_ms)
+        address = self._session.address_to_write(queue.broker)
+        request = sent.request(self._group, queue, self._clock.now_ms(), self._new_topic_queues)
+        return io.request(address, request, timeout_ms)
+
+    async def _observed_attempt(
+        self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
+    ) -> Command:
         for hook in self._hooks:
             hook.before_send(self._group, sent, queue)
         start_ms = self._clock.monotonic_ms()
         try:
             address = self._session.address_to_write(queue.broker)
-            header = self.header(sent, queue)
-            stored = await calls.send(io, address, header, sent.body, timeout_ms)
+            answer = await io.request(address, self._request(sent, queue), timeout_ms)
+            receipt = self._receipt(sent, queue, answer)
         except TurbopumpError as error:
             self._note_latency(queue.broker, FAILURE_LATENCY_MS)
             for hook in self._hooks:
                 hook.after_send(self._group, sent, queue, error)
             raise
         self._note_latency(queue.broker, self._clock.monotonic_ms() - start_ms)
-        receipt = self._receipt(sent, queue, stored)
         for hook in self._hooks:
             hook.after_send(self._group, sent, queue, receipt)
-        return receipt
+        return answer
 
-    async def _attempt_oneway(
+    def _attempt_oneway(
         self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
-    ) -> None:
+    ) -> Awaitable[None]:
         address = self._session.address_to_write(queue.broker)
         for hook in self._hooks:
             hook.before_send(self._group, sent, queue)
-        await calls.send_oneway(io, address, self.header(sent, queue), sent.body, timeout_ms)
+        return io.oneway(address, self._request(sent, queue), timeout_ms)
+
+    def _note_latency(self, broker: str, latency_ms: int) -> None:
+        if self._faults is not None:
+            self._faults.note(broker, latency_ms, self._clock.monotonic_ms())
+
+    def _request(self, sent: Outgoing, queue: MessageQueue) -> SendRequest:
+        return sent.request(self._group, queue, self._clock.now_ms(), self._new_topic_queues)
 
     async def _queue(
         self, io: SendIO, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int
@@ -303,12 +407,13 @@ class MessageSender:
         return MessageQueue(sent.topic, chosen.broker, chosen.queue_id)
 
     async def _find_route(self, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
-        wanted = self._config.messages.new_topic_queues
         left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
         waiting = self._lookups.setdefault(topic, InOrder())
         try:
             async with asyncio.timeout(left_ms / 1000):
-                found = await waiting.after(self._session.route_to_send(topic, wanted))
+                found = await waiting.after(
+                    self._session.route_to_send(topic, self._new_topic_queues)
+                )
                 return found.writable
         except TimeoutError as error:
             raise RequestTimeout(
@@ -318,20 +423,23 @@ class MessageSender:
             if waiting.is_empty:
                 self._lookups.pop(topic, None)
 
-    def _note_latency(self, broker: str, latency_ms: int) -> None:
-        if self._faults is not None:
-            self._faults.note(broker, latency_ms, self._clock.monotonic_ms())
-
-    def _receipt(self, sent: Outgoing, queue: MessageQueue, stored: Stored) -> SendReceipt:
-        place = MessageQueue(sent.topic, queue.broker, stored.queue_id)
+    def _receipt(self, sent: Outgoing, queue: MessageQueue, answer: Command) -> SendReceipt:
+        stored = calls.stored(answer)
+        place = queue
+        if stored.queue_id != queue.queue_id or sent.topic != queue.topic:
+            place = MessageQueue(sent.topic, queue.broker, stored.queue_id)
         return SendReceipt(
             sent.message_id,
             stored.offset_id,
-            self.user_queue(place),
+            self.user_queue(place) if self._namespace else place,
             stored.queue_offset,
             stored.status,
             stored.region,
         )
+
+
+def _no_receipt(_: Outgoing, __: MessageQueue, ___: None) -> None:
+    """Return what a one-way send returns."""
 
 
 def unique_ids(session: Session) -> UniqueIds:

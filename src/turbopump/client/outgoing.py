@@ -17,12 +17,13 @@ from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
 from turbopump.net.limits import require_at_least
 from turbopump.wire import properties
-from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.batch import encode_entries
 from turbopump.wire.command import Buffer
 from turbopump.wire.compression import deflate
 from turbopump.wire.delay_levels import DELAY_LEVELS, parse_delay_levels
-from turbopump.wire.headers import SendMessage, SendMessageV2
-from turbopump.wire.names import RETRY_PREFIX, TEMPLATE_TOPIC
+from turbopump.wire.headers import SendMessage
+from turbopump.wire.names import RETRY_PREFIX
+from turbopump.wire.send_request_frames import SendRequest, send_request_frames
 from turbopump.wire.sysflag import (
     Compression,
     Transaction,
@@ -89,25 +90,25 @@ class Outgoing(Struct, frozen=True):
         """Whether it is to wait at the broker for the end of its transaction."""
         return transaction_of(self.sys_flag) is Transaction.PREPARED
 
+    def request(
+        self, group: str, queue: MessageQueue, born_ms: int, new_topic_queues: int
+    ) -> SendRequest:
+        """Return the request that stores it in a queue."""
+        return SendRequest(
+            send_request_frames(group, self.topic, queue.broker, new_topic_queues, self.is_batch),
+            queue.queue_id,
+            self.sys_flag,
+            born_ms,
+            self.flag,
+            self.properties,
+            self.body,
+        )
+
     def header(
         self, group: str, queue: MessageQueue, born_ms: int, new_topic_queues: int
     ) -> SendMessage:
         """Return the fields of the request."""
-        return SendMessageV2(
-            producer_group=group,
-            topic=self.topic,
-            default_topic=TEMPLATE_TOPIC,
-            default_topic_queue_nums=new_topic_queues,
-            queue_id=queue.queue_id,
-            sys_flag=self.sys_flag,
-            born_timestamp=born_ms,
-            flag=self.flag,
-            properties=self.properties,
-            reconsume_times=0,
-            unit_mode=False,
-            batch=self.is_batch,
-            broker_name=queue.broker,
-        )
+        return self.request(group, queue, born_ms, new_topic_queues).header
 
 
 def outgoing(
@@ -121,10 +122,11 @@ def outgoing(
 
     ``extra`` are properties of the protocol that the caller adds.
     """
-    check_message(message, rules)
+    if not _is_plain(message, rules):
+        check_message(message, rules)
     if message.delay is not None:
         message = replace(message, delay_level=_level_of(message, rules), delay=None)
-    topic = with_namespace(namespace, message.topic)
+    topic = with_namespace(namespace, message.topic) if namespace else message.topic
     check_topic_for_sending(topic)
     text = properties_text(message, message_id, namespace, extra)
     body, sys_flag = message.body, 0
@@ -148,9 +150,12 @@ def outgoing_batch(
     check_batch(messages, rules)
     topic = with_namespace(namespace, messages[0].topic)
     check_topic_for_sending(topic)
-    body = encode_batch(
-        BatchEntry(message.body, properties_text(message, unique).encode(), message.flag)
-        for message, unique in zip(messages, message_ids, strict=True)
+    texts = map(properties_text, messages, message_ids)
+    body = encode_entries(
+        [
+            (message.body, text.encode(), message.flag)
+            for message, text in zip(messages, texts, strict=True)
+        ]
     )
     own = {properties.WAIT: "true" if messages[0].wait_stored else "false"}
     return _batch(topic, ",".join(message_ids), body, own, rules, namespace)
@@ -190,24 +195,39 @@ def properties_text(
     extra: Mapping[str, str] | None = None,
 ) -> str:
     """Return all properties in their text form; raises InvalidArgument for those not allowed."""
-    named = {
-        properties.UNIQUE_KEY: message_id,
-        properties.WAIT: "true" if message.wait_stored else "false",
-    }
+    text = f"{_ID_MARK}{message_id}{_WAITS if message.wait_stored else _DOES_NOT_WAIT}"
     if message.tags:
-        named[properties.TAGS] = message.tags
+        text += _entry(properties.TAGS, message.tags)
     if message.keys:
-        named[properties.KEYS] = " ".join(_keys(message))
+        text += _entry(properties.KEYS, " ".join(_keys(message)))
     if message.delay_level:
-        named[properties.DELAY] = str(message.delay_level)
+        text += _entry(properties.DELAY, str(message.delay_level))
     if namespace:
-        named[properties.INSTANCE_ID] = namespace
+        text += _entry(properties.INSTANCE_ID, namespace)
     for name, value in message.properties.items():
         properties.check_user_property(name, value)
-        named[name] = value
+        text += _entry(name, value)
     if extra:
-        named.update(extra)
-    return _checked_length(properties.encode(named))
+        text += "".join([_entry(name, value) for name, value in extra.items()])
+    # No character takes more than four bytes, so most texts need not be counted.
+    if len(text) > _CHARS_TO_COUNT and len(text.encode()) > properties.BYTES_MAX:
+        raise InvalidArgument(
+            f"properties must be at most {properties.BYTES_MAX} bytes, got {len(text.encode())}"
+        )
+    return text
+
+
+_CHARS_TO_COUNT = properties.BYTES_MAX // 4
+_ID_MARK = f"{properties.UNIQUE_KEY}{properties.NAME_END}"
+
+
+def _entry(name: str, value: str) -> str:
+    """Return a property behind others."""
+    return f"{properties.ENTRY_END}{name}{properties.NAME_END}{value}"
+
+
+_WAITS = _entry(properties.WAIT, "true")
+_DOES_NOT_WAIT = _entry(properties.WAIT, "false")
 
 
 def check_message(message: Message, rules: MessageRules) -> None:
@@ -227,6 +247,22 @@ def check_message(message: Message, rules: MessageRules) -> None:
         _check_text("tags", message.tags)
 
 
+def _is_plain(message: Any, rules: MessageRules) -> bool:
+    """Whether a message has nothing but a body, which is allowed: most need no closer look."""
+    return (
+        message.__class__ is Message
+        and message.body.__class__ is bytes
+        and 0 < len(message.body) <= rules.body_bytes_max
+        and message.tags is None
+        and message.keys == ()
+        and not message.properties
+        and message.properties.__class__ is dict
+        and message.delay_level.__class__ is int
+        and not message.delay_level
+        and message.flag.__class__ is int
+    )
+
+
 def _check_types(message: Any) -> None:
     """Refuse what programs without types may give; here nothing is known of it yet."""
     if not isinstance(message, Message):
@@ -237,6 +273,8 @@ def _check_types(message: Any) -> None:
         raise InvalidArgument(f"tags must be one string or None, got {message.tags!r}")
     if not isinstance(message.delay_level, int):
         raise InvalidArgument(f"delay_level must be an integer, got {message.delay_level!r}")
+    if not isinstance(message.flag, int):
+        raise InvalidArgument(f"flag must be an integer, got {message.flag!r}")
     given: Any = message.properties
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -281,18 +319,25 @@ def check_batch(messages: Sequence[Message], rules: MessageRules) -> None:
         raise InvalidArgument("a batch must have at least one message")
     first = messages[0]
     for message in messages:
-        check_message(message, rules)
+        if not _is_plain(message, rules):
+            check_message(message, rules)
         if message.topic != first.topic or message.wait_stored != first.wait_stored:
             raise InvalidArgument(
                 "messages of a batch must have the same topic and wait_stored: "
                 f"{message.topic!r}, {message.wait_stored} differs from {first.topic!r}, "
                 f"{first.wait_stored}"
             )
-        if message.delay_level or message.delay or message.topic.startswith(RETRY_PREFIX):
-            raise InvalidArgument(
-                "messages of a batch must have no delay and no retry topic, got topic "
-                f"{message.topic!r} with delay {message.delay or message.delay_level}"
-            )
+        if message.delay_level or message.delay:
+            raise _unfit_for_batch(message)
+    if first.topic.startswith(RETRY_PREFIX):
+        raise _unfit_for_batch(first)
+
+
+def _unfit_for_batch(message: Message) -> InvalidArgument:
+    return InvalidArgument(
+        "messages of a batch must have no delay and no retry topic, got topic "
+        f"{message.topic!r} with delay {message.delay or message.delay_level}"
+    )
 
 
 def split_batch(
@@ -346,12 +391,3 @@ def _check_text(what: str, text: str) -> None:
         raise InvalidArgument(f"{what} must not be blank, got {text!r}")
     if properties.NAME_END in text or properties.ENTRY_END in text:
         raise InvalidArgument(f"{what} must not contain 0x01 or 0x02, got {text!r}")
-
-
-def _checked_length(text: str) -> str:
-    # No character takes more than four bytes, so most texts need not be counted.
-    if len(text) * 4 > properties.BYTES_MAX and len(text.encode()) > properties.BYTES_MAX:
-        raise InvalidArgument(
-            f"properties must be at most {properties.BYTES_MAX} bytes, got {len(text.encode())}"
-        )
-    return text

@@ -116,7 +116,7 @@ class Producer(ProducerMember):
 
             receipt = await producer.send(Message("orders", b"hello"), to=by_hash("customer-42"))
         """
-        running = self.running
+        running = self._running or self.running
         return await running.sender.send(running.io, message, to=to, timeout_ms=timeout_ms)
 
     async def send_batch(
@@ -166,8 +166,7 @@ class Producer(ProducerMember):
         try:
             # Raises if the producer was closed meanwhile.
             tasks = self.running.tasks
-            sending = running.sender.send(running.io, message, to=to, timeout_ms=timeout_ms)
-            task = tasks.start(sending)
+            task = tasks.start(running.send(message, to, timeout_ms))
         except BaseException:
             running.submitted.places.release()
             raise
@@ -276,6 +275,10 @@ class Running:
         self.io = LoopIO(session)
         self.tasks = Supervisor()
         self.submitted = Submitted(in_flight_max)
+
+    async def send(self, message: Message, to: To, timeout_ms: int | None) -> SendReceipt:
+        """Check a message too when it is awaited, not before."""
+        return await self.sender.send(self.io, message, to=to, timeout_ms=timeout_ms)
 
     async def finish(self) -> None:
         """Wait for all that was submitted; each has its own time limit."""

@@ -72,7 +72,9 @@ class QueueChoice:
         assert queues, "a route to send has queues"
         if self._faults is not None:
             return self._next_available(queues, self._faults, now_ms)
-        queue = self._advance(queues)
+        # As `_advance`, without a call for each message.
+        counter = self._counters.get(queues[0].topic)
+        queue = self._advance(queues) if counter is None else queues[next(counter) % len(queues)]
         if not avoided or queue.broker not in avoided:
             return queue
         for _ in range(len(queues) - 1):

@@ -61,13 +61,9 @@ class RouteCache:
         self._routes: dict[str, Route] = {}
         self._answers: dict[str, TopicRoute] = {}
         """What the routes that are not borrowed were made of."""
-        self._brokers: dict[str, Mapping[int, str]] = {}
-        self._lookups: dict[str, asyncio.Task[TopicRoute | None]] = {}
-
-    @property
-    def brokers(self) -> Mapping[str, Mapping[int, str]]:
+        self.brokers: dict[str, Mapping[int, str]] = {}
         """The addresses of all known brokers, by name and broker id."""
-        return self._brokers
+        self._lookups: dict[str, asyncio.Task[TopicRoute | None]] = {}
 
     def cached(self, topic: str) -> Route | None:
         """Return what is known already."""
@@ -155,8 +151,8 @@ class RouteCache:
         known = self._routes.pop(route.topic, None)
         self._routes[route.topic] = route
         for name, addresses in route.brokers.items():
-            _log_master(name, self._brokers.get(name, {}), addresses)
-        self._brokers |= route.brokers
+            _log_master(name, self.brokers.get(name, {}), addresses)
+        self.brokers |= route.brokers
         if route == known:
             return
         _log.info(
@@ -169,7 +165,7 @@ class RouteCache:
         self._on_change(route)
 
     def _forget_offline_brokers(self) -> None:
-        self._brokers = {
+        self.brokers = {
             name: addresses
             for route in self._routes.values()
             for name, addresses in route.brokers.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,7 +30,9 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.pool_config import PoolConfig
+from turbopump.net.request_protocol import Request
 from turbopump.net.sockets import SocketNetwork
+from turbopump.net.thread_request import ThreadRequest
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Heartbeat, TopicRoute
 from turbopump.wire.command import Command
@@ -89,11 +92,15 @@ class Session:
             self.work,
             self._route_changed,
         )
+        self.cached_route = self._routes.cached
+        """Returns what is known of a topic without asking."""
         self._users = 0
         self.pid = process_id()
         self._pool: ConnectionPool | None = None
         self._blocking_pool: BlockingPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        """The loop's."""
         self._heartbeat_wanted = asyncio.Event()
         self._told: frozenset[str] = frozenset()
         self._beat_sent: tuple[Heartbeat, bytes] | None = None
@@ -116,6 +123,7 @@ class Session:
             self._pool = self._new_pool()
             self._blocking_pool = self._new_blocking_pool()
             self._loop = asyncio.get_running_loop()
+            self._thread = get_ident()
             self._heartbeat_wanted = asyncio.Event()
             interval_ms = self.config.route_interval_ms
             self.work.every("route refresh", interval_ms, self.refresh_routes)
@@ -215,10 +223,6 @@ class Session:
         """Return where to send; a topic that does not exist yet borrows its template's queues."""
         return await self._routes.to_send(topic, queues_wanted)
 
-    def cached_route(self, topic: str) -> Route | None:
-        """Return what is known of a topic without asking."""
-        return self._routes.cached(topic)
-
     async def refresh_route(self, topic: str) -> bool:
         """Ask again where a topic is; return whether anybody knows."""
         return await self._routes.refresh(topic)
@@ -241,7 +245,8 @@ class Session:
 
     def address_to_write(self, broker: str) -> str:
         """Return the master's address of a broker; raises NoRoute."""
-        address = self._routes.brokers.get(broker, {}).get(MASTER_ID)
+        addresses = self._routes.brokers.get(broker)
+        address = None if addresses is None else addresses.get(MASTER_ID)
         if address is None:
             raise NoRoute(f"broker {broker!r} has no master that a name server knows")
         return address
@@ -312,12 +317,20 @@ class Session:
     # --- requests ---------------------------------------------------------------------------------
 
     def request(
-        self, address: str, command: Command, timeout_ms: int
+        self, address: str, command: Request, timeout_ms: int
     ) -> Coroutine[Any, Any, Command]:
         """Send a request and return its answer, whatever its code."""
         return self._running_pool().request(address, command, timeout_ms)
 
-    def oneway(self, address: str, command: Command, timeout_ms: int) -> Coroutine[Any, Any, None]:
+    def start_request(self, address: str, waiting: ThreadRequest) -> None:
+        """Send a request that a thread waits for; it has no outcome if it cannot leave now."""
+        try:
+            if not self._running_pool().start_request(address, waiting):
+                waiting.finish(None)
+        except TurbopumpError as error:
+            waiting.finish(error)
+
+    def oneway(self, address: str, command: Request, timeout_ms: int) -> Coroutine[Any, Any, None]:
         """Send a request that is never answered; the time is for connecting and writing."""
         return self._running_pool().oneway(address, command, timeout_ms)
 
@@ -328,7 +341,8 @@ class Session:
 
     def blocking_pool(self) -> BlockingPool:
         """Return the connections for threads, which any thread may use."""
-        self.require_own_process()
+        if process_id() != self.pid:
+            self.require_own_process()
         if self._pool is None or self._blocking_pool is None:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
         return self._blocking_pool
@@ -336,10 +350,12 @@ class Session:
     # --- inside -----------------------------------------------------------------------------------
 
     def _running_pool(self) -> ConnectionPool:
-        self.require_own_process()
+        if process_id() != self.pid:
+            self.require_own_process()
         if self._pool is None:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
-        if self._loop is not asyncio.get_running_loop():
+        # Cheaper than asking for the running loop, which is a system call before Python 3.12.
+        if get_ident() != self._thread or self._loop is None or not self._loop.is_running():
             raise NotRunning(
                 f"client {self.client_id} was started in another event loop, and works only there"
             )

@@ -7,10 +7,21 @@ import sys
 import threading
 from collections.abc import Callable
 
+_process_id = os.getpid()
+
 
 def process_id() -> int:
     """Return the number of this process; a child made by fork has another one."""
-    return os.getpid()
+    # Kept: clients ask before each request, and a system call each would be felt.
+    return _process_id
+
+
+def _note_process_id() -> None:
+    global _process_id
+    _process_id = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_process_id)
 
 
 def environment(name: str) -> str:

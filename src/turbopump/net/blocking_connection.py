@@ -9,15 +9,21 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout, WireError
 from turbopump.net.outbox import coalesced
-from turbopump.net.request_protocol import RequestProtocol
-from turbopump.wire.command import Buffer, Command
+from turbopump.net.request_protocol import Request, RequestProtocol
+from turbopump.wire.command import FLAG_RESPONSE, Buffer, Command
 
 _RECEIVE_BYTES = 64 * 1024
+TRUSTED_MS = 10
+"""How long after its last use a connection is not suspected to be closed: a look costs as much as
+sending does."""
+
+_TIME_VALUE = struct.Struct("@ll")
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -25,15 +31,20 @@ class BlockingConnection:
     """One connection driven by the caller's thread; after an error it is closed and useless."""
 
     def __init__(
-        self, address: str, connected: socket.socket, protocol: RequestProtocol[Command]
+        self, address: str, connected: socket.socket, protocol: RequestProtocol[Request]
     ) -> None:
         protocol.peer_address = address
         self.address = address
         self._socket = connected
         self._is_encrypted = isinstance(connected, ssl.SSLSocket)
+        if not self._is_encrypted:
+            # The kernel limits how long it waits. With a timeout of Python's, each call would poll
+            # before, which gives up the interpreter's lock once more.
+            connected.settimeout(None)
         self._protocol = protocol
         self._clock = protocol.clock
         self._timeout_ms: int | None = -1
+        """What the socket has; None for none."""
         self._written_ms = 0
         self._unsent = bytearray()
         self._arrivals = select.poll()
@@ -60,7 +71,8 @@ class BlockingConnection:
         """Whether it is open with nothing in flight in either direction, as far as is known."""
         protocol = self._protocol
         is_between_frames = not (protocol.in_flight or self._unsent)
-        return self.is_open and is_between_frames and not protocol.decoder.pending_bytes
+        is_open = protocol.close_reason is None
+        return is_open and is_between_frames and not protocol.decoder.pending_bytes
 
     @property
     def received_ms(self) -> int:
@@ -80,8 +92,16 @@ class BlockingConnection:
         return self._clock.monotonic_ms() - used_ms > self._protocol.limits.idle_ms // 2
 
     def is_usable(self) -> bool:
-        """Return whether it can be used after a pause: still clean, and not closed by the peer."""
-        if not self.is_clean or self.is_idle_for_long:
+        """Return whether one that was clean can be used after a pause: the peer has not closed it.
+
+        Nor has it sent anything.
+        """
+        if self._protocol.close_reason is not None:
+            return False
+        unused_ms = self._clock.monotonic_ms() - max(self._written_ms, self._protocol.received_ms)
+        if unused_ms < TRUSTED_MS:
+            return True
+        if unused_ms > self._protocol.limits.idle_ms // 2:
             return False
         try:
             # TLS sends more than data: a session ticket may have arrived.
@@ -91,38 +111,39 @@ class BlockingConnection:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def request(self, command: Command, timeout_ms: int) -> Command:
+    def request(self, request: Request, timeout_ms: int) -> Command:
         """Send a request and return its response, whatever its code.
 
         Raises Overloaded when the peer did not take the whole request, so that it cannot have acted
         on it; RequestTimeout when no response came in time; ConnectionLost.
         """
-        end_ms = self._clock.monotonic_ms() + timeout_ms
-        opaque = self.send(command, timeout_ms)
+        opaque = self.send(request, timeout_ms)
+        end_ms = self._written_ms + timeout_ms
+        left_ms = timeout_ms
         while True:
-            left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
-            received = self._receive(left_ms)
-            for response in received or ():
+            for response in self._receive(left_ms) or ():
                 if response.opaque == opaque:
                     return response
             if not left_ms:
-                self.close(f"request {command.code} timed out")
-                raise self._protocol.timed_out(command, timeout_ms)
+                self.close(f"request {request.code} timed out")
+                raise self._protocol.timed_out(request, timeout_ms)
+            left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
 
-    def oneway(self, command: Command, timeout_ms: int) -> None:
+    def oneway(self, request: Request, timeout_ms: int) -> None:
         """Send a request that is never answered; raises Overloaded, ConnectionLost."""
         self._protocol.require_open()
-        command = self._protocol.prepare(command)
-        self._write(self._protocol.oneway_frame(command), timeout_ms)
+        request = self._protocol.prepare(request)
+        self._write(self._protocol.oneway_frame(request), timeout_ms)
 
-    def send(self, command: Command, timeout_ms: int) -> int:
+    def send(self, request: Request, timeout_ms: int) -> int:
         """Write a request, return the id that its response will have; raises as `oneway`."""
         protocol = self._protocol
         protocol.require_open()
-        command = protocol.prepare(command)
-        opaque = protocol.begin(command)
+        if protocol.hooks:
+            request = protocol.prepare(request)
+        opaque = protocol.begin(request)
         try:
-            self._write(protocol.frame(command, opaque), timeout_ms)
+            self._write(protocol.frame(request, opaque), timeout_ms)
         except BaseException:
             del protocol.in_flight[opaque]
             raise
@@ -135,17 +156,13 @@ class BlockingConnection:
     def _write(self, parts: Sequence[Buffer], timeout_ms: int) -> None:
         """Write a whole frame; a partial one closes the connection, as the peer cannot skip it."""
         self._written_ms = self._clock.monotonic_ms()
-        end_ms = self._written_ms + timeout_ms
-        unwritten = deque(memoryview(part) for part in coalesced(parts))
+        pieces = parts if len(parts) == 1 else coalesced(parts)
         try:
-            while unwritten:
-                self._set_timeout(max(end_ms - self._clock.monotonic_ms(), 1))
-                written = self._write_some(unwritten)
-                while unwritten and written >= len(unwritten[0]):
-                    written -= len(unwritten.popleft())
-                if unwritten:
-                    unwritten[0] = unwritten[0][written:]
-        except TimeoutError as error:
+            self._set_timeout(timeout_ms)
+            written = self._write_some(pieces)
+            if len(pieces) > 1 or written < len(pieces[0]):
+                self._write_rest(pieces, written, self._written_ms + timeout_ms)
+        except (*_NOT_YET, TimeoutError) as error:
             self.close("the peer does not read")
             raise Overloaded(f"{self.address} read too little for {timeout_ms} ms") from error
         except OSError as error:
@@ -154,15 +171,32 @@ class BlockingConnection:
             self.close("writing was interrupted")
             raise
 
-    def _write_some(self, parts: deque[memoryview]) -> int:
+    def _write_rest(self, pieces: Sequence[Buffer], written: int, end_ms: int) -> None:
+        """Write pieces of which so many bytes are written."""
+        unwritten = deque(memoryview(piece) for piece in pieces)
+        while True:
+            while unwritten and written >= len(unwritten[0]):
+                written -= len(unwritten.popleft())
+            if not unwritten:
+                return
+            unwritten[0] = unwritten[0][written:]
+            self._set_timeout(max(end_ms - self._clock.monotonic_ms(), 1))
+            written = self._write_some(unwritten)
+
+    def _write_some(self, pieces: Sequence[Buffer]) -> int:
         # TLS has no gathering write.
-        return self._socket.send(parts[0]) if self._is_encrypted else self._socket.sendmsg(parts)
+        if self._is_encrypted or len(pieces) == 1:
+            return self._socket.send(pieces[0])
+        return self._socket.sendmsg(pieces)
 
     def _receive(self, wait_ms: int | None) -> list[Command] | None:
         """Read once; return the responses that this completes, None if nothing came in time."""
-        self._set_timeout(wait_ms)
         try:
-            data = self._socket.recv(_RECEIVE_BYTES)
+            if wait_ms != 0:
+                self._set_timeout(wait_ms)
+                data = self._socket.recv(_RECEIVE_BYTES)
+            else:
+                data = self._socket.recv(_RECEIVE_BYTES, self._no_wait())
         except (*_NOT_YET, TimeoutError):
             return None
         except OSError as error:
@@ -175,11 +209,12 @@ class BlockingConnection:
             commands = list(protocol.decoder.feed(data))
         except WireError as error:
             raise self._lost(f"malformed frame: {error}") from error
+        in_flight = protocol.in_flight
         return [
-            protocol.finish(request, command)
+            protocol.finish(request, command) if protocol.hooks else command
             for command in commands
-            if command.is_response
-            and (request := protocol.in_flight.pop(command.opaque, None)) is not None
+            if command.flag & FLAG_RESPONSE
+            and (request := in_flight.pop(command.opaque, None)) is not None
         ]
 
     # --- encoded requests, responses into the caller's memory -------------------------------------
@@ -213,10 +248,10 @@ class BlockingConnection:
 
     def flush(self) -> None:
         """Write what can be written without waiting; `receive_into` writes the rest."""
-        self._set_timeout(0)
+        flags = self._no_wait()
         while self._unsent:
             try:
-                written = self._socket.send(self._unsent)
+                written = self._socket.send(self._unsent, flags)
             except _NOT_YET:
                 return
             except OSError as error:
@@ -228,10 +263,10 @@ class BlockingConnection:
 
         Raises RequestTimeout after a wait, ConnectionLost.
         """
-        self._set_timeout(0)
+        flags = self._no_wait()
         while True:
             try:
-                count = self._socket.recv_into(room)
+                count = self._socket.recv_into(room, 0, flags)
             except _NOT_YET:
                 if not wait_ms:
                     return 0
@@ -260,10 +295,29 @@ class BlockingConnection:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def _set_timeout(self, timeout_ms: int | None) -> None:
-        # Each change is a system call, and most waits begin in the same millisecond.
-        if timeout_ms != self._timeout_ms:
+        """Limit waits, on plain sockets roughly: who waits looks at the clock afterwards."""
+        present_ms = self._timeout_ms
+        if timeout_ms == present_ms:
+            return
+        if self._is_encrypted:
             self._socket.settimeout(None if timeout_ms is None else timeout_ms / 1000)
-            self._timeout_ms = timeout_ms
+        else:
+            # Each change is two system calls, and most waits are about as long as the one before.
+            if present_ms and timeout_ms and abs(present_ms - timeout_ms) <= timeout_ms >> 6:
+                return
+            # 0 is for ever.
+            value = _TIME_VALUE.pack(*divmod((timeout_ms or 0) * 1000, 1_000_000))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._timeout_ms = timeout_ms
+
+    def _no_wait(self) -> int:
+        """Return the flag for calls that do not wait."""
+        if not self._is_encrypted:
+            return socket.MSG_DONTWAIT
+        # TLS knows no flags.
+        self._set_timeout(0)
+        return 0
 
     def _lost(self, reason: str) -> ConnectionLost:
         self.close(reason)

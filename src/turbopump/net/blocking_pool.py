@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
+from threading import get_ident
 from weakref import WeakSet
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
@@ -14,7 +15,7 @@ from turbopump.machine.process import after_fork
 from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.hooks import Hook
 from turbopump.net.pool_config import Backoff, PoolConfig
-from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.net.sockets import CONNECT_TIMEOUT_MS, SocketNetwork
 from turbopump.wire.command import Command
 
@@ -39,42 +40,37 @@ class BlockingPool:
         self._hooks = tuple(hooks)
         self._clock = clock
         self._random = random or Random()  # noqa: S311 - spreads load, keeps no secret
-        # Reentrant: a signal handler may send while its thread is in here.
-        self._lock = threading.RLock()
-        self._idle: dict[str, dict[int, BlockingConnection]] = {}
+        self._idle: dict[tuple[str, int], BlockingConnection] = {}
         """By address and by the thread that used it last: one-way requests of a thread keep their
-        order, as it gets the same connection again."""
+        order, as it gets the same connection again. There is no lock: each change is one call,
+        which neither another thread nor a signal handler that sends can interrupt."""
         self._backoffs: dict[str, Backoff] = {}
         self._is_closed = False
         _pools.add(self)
 
     def __len__(self) -> int:
         """Return how many idle connections there are."""
-        return sum(map(len, self._idle.values()))
+        return len(self._idle)
 
-    def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    def request(self, address: str, request: Request, timeout_ms: int) -> Command:
         """Connect if necessary, send a request and return its response, all within the timeout."""
         connection, left_ms = self._take_in_time(address, timeout_ms)
         try:
-            return connection.request(command, left_ms)
+            return connection.request(request, left_ms)
         finally:
             self.give_back(connection)
 
-    def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+    def oneway(self, address: str, request: Request, timeout_ms: int) -> None:
         """Connect if necessary and send a one-way request, all within the timeout."""
         connection, left_ms = self._take_in_time(address, timeout_ms)
         try:
-            connection.oneway(command, left_ms)
+            connection.oneway(request, left_ms)
         finally:
             self.give_back(connection)
 
     def take(self, address: str, timeout_ms: int = CONNECT_TIMEOUT_MS) -> BlockingConnection:
         """Return a connection for the caller alone; raises ConnectFailed."""
-        while (connection := self._pop_idle(address)) is not None:
-            if connection.is_usable():
-                return connection
-            connection.close()
-        return self._connect(address, timeout_ms)
+        return self._take_idle(address) or self._connect(address, timeout_ms)
 
     def give_back(self, connection: BlockingConnection) -> None:
         """Keep a connection for the next caller, unless it cannot be used again."""
@@ -84,25 +80,29 @@ class BlockingPool:
         elif backoff is not None and not connection.is_open:
             # A peer that accepts connections only to drop them is as good as down.
             backoff.failed(f"{connection.address}: closed without sending anything")
-        surplus: BlockingConnection | None = connection
-        if connection.is_clean:
-            with self._lock:
-                if not self._is_closed:
-                    idle = self._idle.setdefault(connection.address, {})
-                    thread = threading.get_ident()
-                    surplus, idle[thread] = idle.get(thread), connection
+        if not connection.is_clean:
+            connection.close()
+            return
+        key = connection.address, get_ident()
+        surplus = self._idle.get(key)
+        self._idle[key] = connection
         if surplus is not None:
             surplus.close()
+        if self._is_closed:
+            # Afterwards: either this or whoever closes the pool sees the connection.
+            self._close_all()
 
     def close_idle(self) -> None:
         """Close connections that have been idle for too long to be used again."""
-        with self._lock:
-            for address, idle in list(self._idle.items()):
-                for thread, connection in list(idle.items()):
-                    if connection.is_idle_for_long:
-                        idle.pop(thread).close()
-                if not idle:
-                    del self._idle[address]
+        for key, connection in tuple(self._idle.items()):
+            if not connection.is_idle_for_long:
+                continue
+            taken = self._idle.pop(key, None)
+            if taken is connection:
+                taken.close()
+            elif taken is not None:
+                # Another one was given back meanwhile.
+                self._idle[key] = taken
 
     def close(self) -> None:
         """Close idle connections now, those in use when they are given back."""
@@ -111,27 +111,36 @@ class BlockingPool:
 
     def after_fork(self) -> None:
         """Start without connections in a child: the parent keeps using its own."""
-        self._lock = threading.RLock()
         self._close_all()
 
     def _close_all(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, {}
-        for each in idle.values():
-            for connection in each.values():
-                connection.close()
+        while self._idle:
+            with suppress(KeyError):
+                self._idle.popitem()[1].close()
 
     def _take_in_time(self, address: str, timeout_ms: int) -> tuple[BlockingConnection, int]:
+        connection = self._take_idle(address)
+        if connection is not None:
+            return connection, timeout_ms
         start_ms = self._clock.monotonic_ms()
-        connection = self.take(address, timeout_ms)
+        connection = self._connect(address, timeout_ms)
         return connection, max(timeout_ms - (self._clock.monotonic_ms() - start_ms), 1)
 
-    def _pop_idle(self, address: str) -> BlockingConnection | None:
-        with self._lock:
-            idle = self._idle.get(address)
-            if not idle:
-                return None
-            return idle.pop(threading.get_ident(), None) or idle.popitem()[1]
+    def _take_idle(self, address: str) -> BlockingConnection | None:
+        """Return a connection that can be used: the one of this thread, or else another one."""
+        connection = self._idle.pop((address, get_ident()), None)
+        if connection is None and self._idle:
+            connection = self._pop_any(address)
+        while connection is not None and not connection.is_usable():
+            connection.close()
+            connection = self._pop_any(address)
+        return connection
+
+    def _pop_any(self, address: str) -> BlockingConnection | None:
+        for key in tuple(self._idle):
+            if key[0] == address and (connection := self._idle.pop(key, None)) is not None:
+                return connection
+        return None
 
     def _connect(self, address: str, timeout_ms: int) -> BlockingConnection:
         if self._is_closed:
@@ -148,7 +157,7 @@ class BlockingPool:
         except ConnectFailed as error:
             backoff.failed(str(error))
             raise backoff.failure() from error
-        protocol = RequestProtocol[Command](self._clock, self._config.limits, self._hooks)
+        protocol = RequestProtocol[Request](self._clock, self._config.limits, self._hooks)
         return BlockingConnection(address, connected, protocol)
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from turbopump.errors import Overloaded
 from turbopump.net.admission import Admission
-from turbopump.net.deadlines import Deadline, Deadlines
+from turbopump.net.deadlines import Bucket, Deadline, Deadlines
 from turbopump.net.hooks import Hook
 from turbopump.net.inbox import Inbox, Reader
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
 from turbopump.net.receive_budget import ReceiveBudget
-from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
+from turbopump.net.thread_request import UNHEARD, Outcome, ThreadRequest
 from turbopump.net.turn import Turn
 from turbopump.net.unread import hang_up_check, unread_chunks
 from turbopump.wire.command import FLAG_RESPONSE, Buffer, Command
@@ -31,15 +33,16 @@ _CANCEL_GRACE_S = 0.25
 
 OnChange = Callable[["Connection"], None]
 OnServed = Callable[[int], None]
+Waiter = asyncio.Future[Command | None] | ThreadRequest
 
 
 def no_notice(_: Connection) -> None:
     """Ignore that a connection opens or closes."""
 
 
-def _give_up(future: asyncio.Future[Command | None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _give_up(waiter: Waiter) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -80,9 +83,7 @@ class Connection(asyncio.Protocol):
         self._clock = deadlines.clock
         self._limits = limits
         # A waiter gets None when no response will come: it knows best what to raise.
-        self._protocol: RequestProtocol[asyncio.Future[Command | None]] = RequestProtocol(
-            deadlines.clock, limits, hooks
-        )
+        self._protocol: RequestProtocol[Waiter] = RequestProtocol(deadlines.clock, limits, hooks)
         self._accepted = accepted
         self._aborts_silent = aborts_silent
         self._on_open = on_open
@@ -143,7 +144,7 @@ class Connection(asyncio.Protocol):
         """Bytes received and not served, such as those of an unfinished frame."""
         return self._inbox.held_bytes
 
-    async def request(self, command: Command, timeout_ms: int) -> Command:
+    async def request(self, request: Request, timeout_ms: int) -> Command:
         """Send a request and return its answer, whatever its code.
 
         ``timeout_ms`` covers waiting for a place as well as for the answer. Raises Overloaded when
@@ -154,29 +155,78 @@ class Connection(asyncio.Protocol):
         if self._draining:
             raise protocol.lost()
         if protocol.hooks:
-            command = protocol.prepare(command)
+            request = protocol.prepare(request)
         if not self._admission.try_enter():
             timeout_ms = await self._enter(timeout_ms)
         future: asyncio.Future[Command | None] = self._loop.create_future()
         opaque = protocol.begin(future)
-        deadline = self._deadlines.add(timeout_ms, _give_up, future)
+        bucket = self._deadlines.bucket(timeout_ms)
+        bucket[future] = _give_up
         chunks_received = protocol.chunks_received
         try:
-            protocol.require_open()
-            self._send_parts(protocol.frame(command, opaque))
+            if protocol.close_reason is not None:
+                raise protocol.lost()
+            self._send_parts(protocol.frame(request, opaque))
             response = await future
         finally:
-            deadline.cancel()
+            bucket.pop(future, None)
             del protocol.in_flight[opaque]
-            self._leave()
+            self._admission.leave()
+            if self._draining:
+                self._note_quiet()
         if response is None:
             protocol.require_open()
             if self._aborts_silent:
-                await self._abort_if_silent(chunks_received, timeout_ms)
-            raise protocol.timed_out(command, timeout_ms)
-        return protocol.finish(command, response) if protocol.hooks else response
+                # A turn later: a delayed loop sees timers before data that has arrived.
+                await asyncio.sleep(0)
+                self._abort_if_silent(chunks_received, timeout_ms)
+            raise protocol.timed_out(request, timeout_ms)
+        return protocol.finish(request, response) if protocol.hooks else response
 
-    def oneway(self, command: Command) -> None:
+    def start_request(self, waiting: ThreadRequest) -> bool:
+        """Send a request that a thread waits for, as `request` does.
+
+        Returns False if it has to wait for a place, or hooks must see it: then nothing was done.
+        """
+        protocol = self._protocol
+        if protocol.hooks or not self.is_open or not self._admission.try_enter():
+            return False
+        opaque = protocol.begin(waiting)
+        bucket = self._deadlines.bucket(waiting.timeout_ms)
+        bucket[waiting] = ThreadRequest.give_up
+        waiting.on_answer = functools.partial(
+            self._end_request, opaque, bucket, protocol.chunks_received
+        )
+        try:
+            self._send_parts(protocol.frame(waiting.request, opaque))
+        except BaseException:
+            waiting.on_answer(waiting, UNHEARD)
+            waiting.on_answer = None
+            raise
+        return True
+
+    def _end_request(
+        self,
+        opaque: int,
+        bucket: Bucket,
+        chunks_received: int,
+        waiting: ThreadRequest,
+        response: Command | None,
+    ) -> Outcome:
+        """Return what becomes of a request that a thread waits for."""
+        protocol = self._protocol
+        bucket.pop(waiting, None)
+        del protocol.in_flight[opaque]
+        self._leave()
+        if response is not None:
+            return response
+        if protocol.close_reason is not None:
+            return protocol.lost()
+        if self._aborts_silent:
+            self._loop.call_soon(self._abort_if_silent, chunks_received, waiting.timeout_ms)
+        return protocol.timed_out(waiting.request, waiting.timeout_ms)
+
+    def oneway(self, request: Request) -> None:
         """Send a one-way request; raises Overloaded while the peer does not read."""
         protocol = self._protocol
         protocol.require_open()
@@ -184,20 +234,19 @@ class Connection(asyncio.Protocol):
             raise protocol.lost()
         if not self._admission.writable:
             raise Overloaded(f"{self.peer_address} does not read: {self.unwritten_bytes} unwritten")
-        self._send_parts(protocol.oneway_frame(protocol.prepare(command)))
+        self._send_parts(protocol.oneway_frame(protocol.prepare(request)))
 
-    async def oneway_in_time(self, command: Command, timeout_ms: int) -> None:
+    async def oneway_in_time(self, request: Request, timeout_ms: int) -> None:
         """Send a one-way request after waiting until the peer reads."""
         protocol = self._protocol
         if self._draining:
             raise protocol.lost()
-        if protocol.hooks:
-            command = protocol.prepare(command)
+        request = protocol.prepare(request)
         if not self._admission.try_enter():
             await self._enter(timeout_ms)
         try:
             protocol.require_open()
-            self._send_parts(protocol.oneway_frame(command))
+            self._send_parts(protocol.oneway_frame(request))
         finally:
             self._leave()
 
@@ -272,9 +321,7 @@ class Connection(asyncio.Protocol):
         except TimeoutError:
             self._serving.log_running()
 
-    async def _abort_if_silent(self, chunks_received: int, timeout_ms: int) -> None:
-        # After a turn of the loop: one that was delayed sees timers before data that has arrived.
-        await asyncio.sleep(0)
+    def _abort_if_silent(self, chunks_received: int, timeout_ms: int) -> None:
         if self._protocol.chunks_received == chunks_received and self._inbox.is_reading:
             reason = f"nothing received for {timeout_ms} ms"
             _log.warning("%s: aborted, %s", self, reason)
@@ -393,8 +440,8 @@ class Connection(asyncio.Protocol):
     def _discard(self) -> None:
         """Drop what was received and not served, and fail requests in flight."""
         self._inbox.clear()
-        for future in self._protocol.in_flight.values():
-            _give_up(future)
+        for waiter in tuple(self._protocol.in_flight.values()):
+            _give_up(waiter)
 
     def _check_idle(self) -> None:
         used_ms = max(self._written_ms, self._protocol.received_ms)
@@ -423,11 +470,11 @@ class Connection(asyncio.Protocol):
         if not command.flag & FLAG_RESPONSE:
             self._serving.serve(command)
             return
-        future = self._protocol.in_flight.get(command.opaque)
-        if future is None or future.done():
+        waiter = self._protocol.in_flight.get(command.opaque)
+        if waiter is None or waiter.done():
             _log.debug("%s: answer to unknown request %d dropped", self, command.opaque)
         else:
-            future.set_result(command)
+            waiter.set_result(command)
 
     @property
     def _is_quiet(self) -> bool:

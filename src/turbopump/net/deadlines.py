@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
-from typing import TypeVarTuple
+from typing import Any, TypeVarTuple
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.machine.timers import Repeated
@@ -14,6 +14,9 @@ Ts = TypeVarTuple("Ts")
 
 GRANULARITY_MS = 50
 
+Bucket = dict[Any, Callable[[Any], None]]
+"""What falls due in the same 50 ms, each with what to call with it."""
+
 
 class Deadline:
     """A call that is made at a deadline unless it is cancelled before."""
@@ -21,7 +24,7 @@ class Deadline:
     __slots__ = ("_args", "_bucket", "_on_due")
 
     def __init__(
-        self, on_due: Callable[..., None], args: tuple[object, ...], bucket: dict[Deadline, None]
+        self, on_due: Callable[..., None], args: tuple[object, ...], bucket: Bucket
     ) -> None:
         self._on_due = on_due
         self._args = args
@@ -47,8 +50,8 @@ class Deadlines:
     def __init__(self, clock: Clock = SYSTEM_CLOCK, granularity_ms: int = GRANULARITY_MS) -> None:
         self.clock = clock
         self._granularity_ms = granularity_ms
-        # Dicts as ordered sets: calls of one bucket are made in the order they were added.
-        self._buckets: dict[int, dict[Deadline, None]] = {}
+        # Dicts keep their order: calls of one bucket are made in the order they were added.
+        self._buckets: dict[int, Bucket] = {}
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_bucket = 0
@@ -58,14 +61,20 @@ class Deadlines:
 
     def add(self, timeout_ms: int, on_due: Callable[[*Ts], None], *args: *Ts) -> Deadline:
         """Call ``on_due`` with the arguments after ``timeout_ms``."""
+        bucket = self.bucket(timeout_ms)
+        deadline = Deadline(on_due, args, bucket)
+        bucket[deadline] = Deadline.fall_due
+        return deadline
+
+    def bucket(self, timeout_ms: int) -> Bucket:
+        """Return where a thing is put, with what to call with it after ``timeout_ms``.
+
+        Taking it out again cancels the call. This is `add` without an object for each deadline.
+        """
         # Rounded up: the clock counts whole milliseconds, and no call may be early.
         number = (self.clock.monotonic_ms() + timeout_ms) // self._granularity_ms + 1
         bucket = self._buckets.get(number)
-        if bucket is None:
-            bucket = self._open_bucket(number)
-        deadline = Deadline(on_due, args, bucket)
-        bucket[deadline] = None
-        return deadline
+        return self._open_bucket(number) if bucket is None else bucket
 
     def close(self) -> None:
         """Cancel all deadlines."""
@@ -77,7 +86,7 @@ class Deadlines:
             self._timer.cancel()
             self._timer = None
 
-    def _open_bucket(self, number: int) -> dict[Deadline, None]:
+    def _open_bucket(self, number: int) -> Bucket:
         # An empty bucket stays until it is due, so that each number enters the heap once.
         bucket = self._buckets[number] = {}
         heapq.heappush(self._order, number)
@@ -110,9 +119,8 @@ class Deadlines:
         finally:
             self._arm()
 
-    def _call_all(self, bucket: dict[Deadline, None]) -> None:
+    def _call_all(self, bucket: Bucket) -> None:
         while bucket:
             # One at a time: a call may cancel others of the same bucket.
-            deadline = next(iter(bucket))
-            del bucket[deadline]
-            deadline.fall_due()
+            due = next(iter(bucket))
+            bucket.pop(due)(due)

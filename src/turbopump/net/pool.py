@@ -20,7 +20,9 @@ from turbopump.net.hooks import Hook
 from turbopump.net.in_order import InOrder
 from turbopump.net.network import Network
 from turbopump.net.pool_config import Backoff, PoolConfig
+from turbopump.net.request_protocol import Request
 from turbopump.net.router import Router
+from turbopump.net.thread_request import ThreadRequest
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import split_address
 
@@ -45,7 +47,8 @@ class _Peer:
     def ready(self) -> Connection | None:
         """The open connection, if no request still waits for it."""
         connection = self.connection
-        return connection if connection and connection.is_open and self.waiting.is_empty else None
+        is_ready = connection is not None and connection.is_open and self.waiting.is_empty
+        return connection if is_ready else None
 
 
 class ConnectionPool:
@@ -107,32 +110,38 @@ class ConnectionPool:
         return connection
 
     def request(
-        self, address: str, command: Command, timeout_ms: int
+        self, address: str, request: Request, timeout_ms: int
     ) -> Coroutine[Any, Any, Command]:
         """Connect if necessary, send a request and return its answer, all within the timeout."""
         peer = self._peers.get(address)
         connection = None if peer is None else peer.ready
         if connection is not None:
-            return connection.request(command, timeout_ms)
-        return self._connect_and_request(address, command, timeout_ms)
+            return connection.request(request, timeout_ms)
+        return self._connect_and_request(address, request, timeout_ms)
+
+    def start_request(self, address: str, waiting: ThreadRequest) -> bool:
+        """Send a request that a thread waits for; False if it cannot leave now, see `request`."""
+        peer = self._peers.get(address)
+        connection = None if peer is None else peer.ready
+        return connection is not None and connection.start_request(waiting)
 
     async def _connect_and_request(
-        self, address: str, command: Command, timeout_ms: int
+        self, address: str, request: Request, timeout_ms: int
     ) -> Command:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
-        return await connection.request(command, left_ms)
+        return await connection.request(request, left_ms)
 
-    def oneway(self, address: str, command: Command, timeout_ms: int) -> Coroutine[Any, Any, None]:
+    def oneway(self, address: str, request: Request, timeout_ms: int) -> Coroutine[Any, Any, None]:
         """Connect if necessary and send a one-way request, all within the timeout."""
         peer = self._peers.get(address)
         connection = None if peer is None else peer.ready
         if connection is not None:
-            return connection.oneway_in_time(command, timeout_ms)
-        return self._connect_and_send(address, command, timeout_ms)
+            return connection.oneway_in_time(request, timeout_ms)
+        return self._connect_and_send(address, request, timeout_ms)
 
-    async def _connect_and_send(self, address: str, command: Command, timeout_ms: int) -> None:
+    async def _connect_and_send(self, address: str, request: Request, timeout_ms: int) -> None:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
-        await connection.oneway_in_time(command, left_ms)
+        await connection.oneway_in_time(request, left_ms)
 
     def connection_number(self, address: str) -> int:
         """Return a number that no other connection of the pool has; 0 while there is none."""

@@ -7,7 +7,7 @@ caller's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -21,6 +21,24 @@ from turbopump.wire.framing import FrameDecoder, encode_parts
 W = TypeVar("W")
 
 _OPAQUE_BITS = 0x7FFF_FFFF
+
+
+class PreparedRequest(Protocol):
+    """A request that makes its own frame, faster than it would be encoded."""
+
+    @property
+    def code(self) -> int: ...
+
+    def command(self) -> Command:
+        """Return the same request for hooks, which want to see and change it."""
+        ...
+
+    def frame_parts(self, opaque: int, frame_flag: int, frame_bytes_max: int) -> list[Buffer]:
+        """Return the frame; raises InvalidArgument if it exceeds the limit."""
+        ...
+
+
+Request = Command | PreparedRequest
 
 
 class RequestProtocol(Generic[W]):
@@ -48,8 +66,11 @@ class RequestProtocol(Generic[W]):
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def prepare(self, command: Command) -> Command:
+    def prepare(self, request: Request) -> Request:
         """Return the request as hooks want it sent."""
+        if not self.hooks:
+            return request
+        command = request if isinstance(request, Command) else request.command()
         for hook in self.hooks:
             command = hook.before_request(self.peer_address, command)
         return command
@@ -69,13 +90,19 @@ class RequestProtocol(Generic[W]):
         self._next_opaque = (opaque + 1) & _OPAQUE_BITS
         return opaque
 
-    def frame(self, command: Command, opaque: int) -> list[Buffer]:
+    def frame(self, request: Request, opaque: int) -> list[Buffer]:
         """Encode a request; raises InvalidArgument if it exceeds the frame limit."""
-        return encode_parts(replace(command, opaque=opaque), self.limits.frame_bytes_max)
+        bytes_max = self.limits.frame_bytes_max
+        if isinstance(request, Command):
+            return encode_parts(replace(request, opaque=opaque), bytes_max)
+        return request.frame_parts(opaque, 0, bytes_max)
 
-    def oneway_frame(self, command: Command) -> list[Buffer]:
+    def oneway_frame(self, request: Request) -> list[Buffer]:
         """Encode a request that is never answered."""
-        return self.frame(replace(command, flag=command.flag | FLAG_ONEWAY), self.unused_opaque())
+        opaque = self.unused_opaque()
+        if isinstance(request, Command):
+            return self.frame(replace(request, flag=request.flag | FLAG_ONEWAY), opaque)
+        return request.frame_parts(opaque, FLAG_ONEWAY, self.limits.frame_bytes_max)
 
     # --- responses --------------------------------------------------------------------------------
 
@@ -84,16 +111,17 @@ class RequestProtocol(Generic[W]):
         self.received_ms = self.clock.monotonic_ms()
         self.chunks_received += 1
 
-    def finish(self, request: Command, response: Command) -> Command:
+    def finish(self, request: Request, response: Command) -> Command:
         """Show a response to hooks and return it."""
         for hook in self.hooks:
+            assert isinstance(request, Command), "hooks have seen the request"
             hook.after_response(self.peer_address, request, response)
         return response
 
     # --- failures ---------------------------------------------------------------------------------
 
-    def timed_out(self, command: Command, timeout_ms: int) -> RequestTimeout:
-        text = f"no answer to request {command.code} of {self.peer_address} within {timeout_ms} ms"
+    def timed_out(self, request: Request, timeout_ms: int) -> RequestTimeout:
+        text = f"no answer to request {request.code} of {self.peer_address} within {timeout_ms} ms"
         return RequestTimeout(text)
 
     def lost(self) -> ConnectionLost:

@@ -27,21 +27,34 @@ class BatchEntry(Struct, frozen=True):
 
 def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
     """Return the batch body."""
+    return encode_entries((entry.body, entry.properties, entry.flag) for entry in entries)
+
+
+def encode_entries(entries: Iterable[tuple[bytes, bytes, int]]) -> bytes:
+    """Return the batch body of bodies with their properties and flags."""
     parts: list[bytes] = []
-    for entry in entries:
-        size, most = len(entry.properties), properties.BYTES_MAX
-        if size > most:
-            raise InvalidArgument(f"properties must be at most {most} bytes, got {size}")
-        if not -(2**31) <= entry.flag < 2**31:
-            raise InvalidArgument(f"flag must fit into 32 bits, got {entry.flag}")
-        size = _SMALLEST + len(entry.body) + len(entry.properties)
-        parts += (
-            _HEAD.pack(size, 0, 0, entry.flag, len(entry.body)),
-            entry.body,
-            _PROPERTIES_LENGTH.pack(len(entry.properties)),
-            entry.properties,
-        )
+    # Messages of a batch mostly have the same lengths.
+    head = middle = b""
+    before: tuple[int, int, int] | None = None
+    for body, text, flag in entries:
+        lengths = (len(body), len(text), flag)
+        if lengths != before:
+            head, middle = _between(*lengths)
+            before = lengths
+        parts += (head, body, middle, text)
     return b"".join(parts)
+
+
+def _between(body_length: int, length: int, flag: int) -> tuple[bytes, bytes]:
+    """Return what stands before the body of a message, and between that and its properties."""
+    if length > properties.BYTES_MAX:
+        raise InvalidArgument(
+            f"properties must be at most {properties.BYTES_MAX} bytes, got {length}"
+        )
+    if not -(2**31) <= flag < 2**31:
+        raise InvalidArgument(f"flag must fit into 32 bits, got {flag}")
+    head = _HEAD.pack(_SMALLEST + body_length + length, 0, 0, flag, body_length)
+    return head, _PROPERTIES_LENGTH.pack(length)
 
 
 def decode_batch(body: bytes) -> Iterator[BatchEntry]:

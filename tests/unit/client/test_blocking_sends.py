@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from scripted_broker import Batch, ScriptedBroker, refused, scripted_broker, taken
-from turbopump import Message, MessageQueue, Producer, ProducerConfig
+from turbopump import Message, MessageQueue, MessageRules, Producer, ProducerConfig
 from turbopump.aio import Session
 from turbopump.client import blocking
 from turbopump.client.config import ClientConfig
@@ -114,8 +114,7 @@ def test_more_threads_than_send_themselves_send_through_the_loop() -> None:
                 broker.post(functools.partial(batch.peer.answer, batch.request, taken(batch)))
             receipts = [each.result(WAIT_S) for each in sends]
         assert len({receipt.message_id for receipt in receipts}) == count
-        own = [name for name in seen.names if name.startswith("sender")]
-        assert len(own) == blocking.SENDING_THREADS_MAX
+        assert sorted(set(seen.names)) == sorted(f"sender_{number}" for number in range(count))
         assert len({batch.peer for batch in batches}) == blocking.SENDING_THREADS_MAX + 1
 
 
@@ -135,7 +134,55 @@ def test_a_network_without_sockets_is_sent_to_through_the_loop() -> None:
         with Producer("pg", session=session, hooks=[seen]) as producer:
             producer.send(MESSAGE)
             producer.send_oneway(MESSAGE)
-    assert seen.names == ["turbopump-client"] * 2
+    assert seen.names == [threading.current_thread().name] * 2
+
+
+@contextmanager
+def handing_over(
+    decide: Decide = taken, hooks: Sequence[Any] = (), **settings: Any
+) -> Iterator[tuple[ScriptedBroker, Producer]]:
+    """Give a producer whose threads never have connections of their own."""
+    with scripted_broker(decide) as broker:
+        session = Session(ClientConfig(broker.address), OtherNetwork(), hooks=hooks)
+        with Producer("pg", session=session, **settings) as producer:
+            yield broker, producer
+
+
+def test_requests_handed_over_fail_as_others_do() -> None:
+    config = ProducerConfig(retries_max=0, messages=MessageRules(body_bytes_max=1 << 25))
+
+    def decide(batch: Batch) -> Command | None:
+        if batch.number == 1:
+            batch.peer.abort("gone")
+        return None if batch.number in {1, 2} else taken(batch)
+
+    with handing_over(decide, config=config) as (_, producer):
+        producer.send(MESSAGE)
+        with pytest.raises(ConnectionLost, match="closed by the peer"):
+            producer.send(MESSAGE)
+        with pytest.raises(RequestTimeout, match="no answer to request 310 of"):
+            producer.send(MESSAGE, timeout_ms=100)
+        assert producer.send(MESSAGE).queue_offset == 7
+        with pytest.raises(InvalidArgument, match="a frame must be at most"):
+            producer.send(Message("T", os.urandom(1 << 24)))
+        assert producer.send(MESSAGE, timeout_ms=WAIT_S * 1000).queue_offset == 7
+
+
+def test_hooks_of_the_session_see_requests_that_are_handed_over() -> None:
+    class Seen:
+        codes: ClassVar[list[int]] = []
+
+        def before_request(self, address: str, command: Command) -> Command:
+            self.codes.append(command.code)
+            return command
+
+        def after_response(self, address: str, request: Command, response: Command) -> None:
+            self.codes.append(-request.code)
+
+    with handing_over(hooks=[Seen()]) as (_, producer):
+        producer.send(MESSAGE)
+        producer.send(MESSAGE)
+    assert [code for code in Seen.codes if abs(code) == 310] == [310, -310] * 2
 
 
 def test_a_send_that_waits_for_a_loop_is_a_mistake() -> None:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusters import BROKERS, Cluster, Recorder, cluster
 from turbopump.client.calls import SendStatus
@@ -28,6 +29,7 @@ from turbopump.errors import (
     RequestTimeout,
 )
 from turbopump.message import Message, MessageQueue, QueueOffset
+from turbopump.net.request_protocol import Request
 from turbopump.store.outcomes import Found
 from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -402,7 +404,7 @@ async def test_a_broker_that_has_moved_is_found_while_a_send_waits(tmp_path: Pat
         session = world.session()
         async with Producer("pg", session=session) as producer:
             await producer.send(Message("T", b"0"))
-            session._routes._brokers = {"a": {0: "10.0.0.9:10911"}}
+            session._routes.brokers = {"a": {0: "10.0.0.9:10911"}}
             assert (await producer.send(Message("T", b"1"))).status is SendStatus.OK
 
 
@@ -556,11 +558,11 @@ async def test_hooks_see_every_try(tmp_path: Path) -> None:
 class Unflushed(Session):
     """A session whose brokers are all slow to flush."""
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         answer = await super().request(address, command, timeout_ms)
         if command.code != SEND:
             return answer
-        return command.answer(ResponseCode.FLUSH_DISK_TIMEOUT, answer.ext_fields)
+        return replace(answer, code=ResponseCode.FLUSH_DISK_TIMEOUT)
 
 
 @virtual_time()

@@ -382,7 +382,7 @@ async def test_a_forked_child_cannot_use_its_parents_session(
 ) -> None:
     async with cluster(tmp_path) as world, world.session() as session:
         with monkeypatch.context() as child:
-            child.setattr(os, "getpid", lambda: session.pid + 1)
+            child.setattr("turbopump.machine.process._process_id", session.pid + 1)
             with pytest.raises(ForkedClient, match="after the fork"):
                 await session.start()
             with pytest.raises(ForkedClient, match="after the fork"):

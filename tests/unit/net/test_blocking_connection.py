@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,14 +19,14 @@ from turbopump.errors import (
     Overloaded,
     RequestTimeout,
 )
-from turbopump.net.blocking_connection import BlockingConnection, readable
+from turbopump.net.blocking_connection import TRUSTED_MS, BlockingConnection, readable
 from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS
 from turbopump.net.request_protocol import RequestProtocol
 from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import VirtualClock
-from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
+from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, request
 from turbopump.wire.framing import FrameDecoder, decode, encode
 
 IN_TIME_MS = 10_000
@@ -104,6 +105,42 @@ def test_a_request_returns_its_response() -> None:
         assert connection.request(Command(310), IN_TIME_MS).remark == "to 4"
         assert [each.flag & FLAG_ONEWAY for each in asked] == [0, 0, 0, FLAG_ONEWAY, 0]
         assert connection.is_usable()
+
+
+class Counted(socket.socket):
+    """A socket that notes what is done with it."""
+
+    calls: ClassVar[list[str]] = []
+
+    def send(self, *args: Any) -> int:
+        self.calls.append("send")
+        return super().send(*args)
+
+    def recv(self, *args: Any) -> bytes:
+        self.calls.append("recv")
+        return super().recv(*args)
+
+    def setsockopt(self, *args: Any) -> None:
+        self.calls.append("setsockopt")
+        super().setsockopt(*args)
+
+    def settimeout(self, value: float | None) -> None:
+        self.calls.append("settimeout")
+        super().settimeout(value)
+
+
+def test_a_request_takes_two_system_calls() -> None:
+    near, far = socket.socketpair()
+    with Counted(fileno=near.detach()) as counted, far:
+        connection = over(counted)
+        with answering(far, lambda command: answer(command.opaque)):
+            connection.request(request(310, body=b"one"), IN_TIME_MS)
+            Counted.calls.clear()
+            for timeout_ms in (IN_TIME_MS, IN_TIME_MS - 1, IN_TIME_MS - 2):
+                assert connection.is_usable()
+                connection.request(request(310, body=b"other"), timeout_ms)
+            connection.close()
+    assert Counted.calls == ["send", "recv"] * 3
 
 
 def test_hooks_change_requests_and_see_responses() -> None:
@@ -363,6 +400,7 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
     with far:
         far.send(b"x")
         assert readable([first], IN_TIME_MS)
+        clock.advance_ns(TRUSTED_MS * 1_000_000)
         third = pool.take(address)
         assert third is not first, "it sent what nobody asked for"
     pool.give_back(third)
@@ -383,12 +421,14 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
 
 
 def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: socket.socket) -> None:
-    pool = BlockingPool(SocketNetwork())
+    clock = VirtualClock()
+    pool = BlockingPool(SocketNetwork(), clock=clock)
     connection = pool.take(address_of(listening))
     far, _ = listening.accept()
     pool.give_back(connection)
     far.close()
     assert readable([connection], IN_TIME_MS)
+    clock.advance_ns(TRUSTED_MS * 1_000_000)
     again = pool.take(address_of(listening))
     assert again is not connection
     again.close()

@@ -206,11 +206,24 @@ def test_unique_ids_do_not_repeat_among_threads() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as threads:
-            each = [threads.submit(lambda: [made.next() for _ in range(10_000)]) for _ in range(4)]
-            found = [one for done in each for one in done.result()]
+            each = [threads.submit(lambda: [made.next() for _ in range(5000)]) for _ in range(2)]
+            many = [
+                threads.submit(lambda: [one for _ in range(500) for one in made.many(10)])
+                for _ in range(2)
+            ]
+            found = [one for done in each + many for one in done.result()]
     finally:
         sys.setswitchinterval(interval)
-    assert len(set(found)) == 40_000
+    assert len(set(found)) == 20_000
+
+
+def test_several_unique_ids_follow_one_another() -> None:
+    made = ids.UniqueIds(HandClock(epoch_ms(2026, 1, 1)), bytes(4), process=1, maker=2)
+    prefix, first = made.claim(0xFFFE)
+    expected = [ids.with_counter(prefix, first + 0xFFFE + place) for place in range(3)]
+    assert made.many(3) == expected
+    assert expected[1:] == [f"{prefix}FFFF", f"{prefix}0000"]
+    assert made.next() == f"{prefix}0001"
 
 
 @pytest.mark.parametrize("text", ["", "7F", "zz" * 16, "7F" * 15, "7F 00" * 6, "7F" * 17])
