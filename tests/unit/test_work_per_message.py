@@ -346,7 +346,7 @@ BOUNDS: dict[str, tuple[Scene, Work]] = {
     # each body, over one slice.
     "Spark source, a row": (source_rows, Work(0.05, 2.2)),
     "Spark sink, a row": (sink_rows, Work(0.05, 0.05)),
-    "recovered record": (recovered_records, Work(27, 22)),
+    "recovered record": (recovered_records, Work(0.05, 2.2)),
 }
 
 
