@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bare_frames import batch_request, flood, send_request
 from broker import TIMEOUT_MS, Server, connected, pull_request, server
@@ -39,6 +38,9 @@ from turbopump.wire.hosts import split_address
 
 AT_ONCE = 64
 ROUNDS = 3
+MEASURABLE_S = 0.05
+"""Of processor time, which the system counts in hundredths of seconds."""
+
 HELD_PER_CONNECTION = 1000
 BATCH = 200
 BODY = b"x" * 1024
@@ -52,8 +54,8 @@ class Size:
     count: int
     send_us: float
     """The broker's processor time for each send."""
-    add_us: float
-    """The same for each thing added to reach this number."""
+    add_us: float | None
+    """The same for each thing added to reach this number; None if they took too little in all."""
     memory_bytes: float
     """By which each of those made the process grow."""
 
@@ -203,7 +205,8 @@ async def measured(add: Add, sizes: Sequence[int], seconds: float) -> list[Size]
             cpu_s, memory = made.running.cpu_s, made.running.memory_mib
             await add(made, added)
             made.count = size
-            add_us = (made.running.cpu_s - cpu_s) / len(added) * 1e6
+            used_s = made.running.cpu_s - cpu_s
+            add_us = used_s / len(added) * 1e6 if used_s >= MEASURABLE_S else None
             grown = (made.running.memory_mib - memory) * 2**20 / len(added)
             # The least of them: other work on the machine adds to the processor time, too.
             send_us = min([await send_cost_us(made.running, seconds) for _ in range(ROUNDS)])
@@ -217,31 +220,42 @@ async def send_cost_us(running: Server, seconds: float) -> float:
     return (running.cpu_s - cpu_s) / sent * 1e6
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
+Cost = Callable[[Size], float | None]
+COSTS: dict[str, Cost] = {
+    "CPU µs a send": lambda size: size.send_us,
+    "CPU µs to add one": lambda size: size.add_us,
+}
+
+
+def points(sizes: Sequence[Size], cost: Cost) -> list[tuple[float, float]]:
+    """Return numbers of things and costs, where those are known."""
+    found = ((float(size.count), cost(size)) for size in sizes)
+    return [(count, value) for count, value in found if value is not None]
+
+
+def slope(sizes: Sequence[Size], cost: Cost) -> str:
     """Return how the cost grows with the size, both as logarithms: least squares."""
-    logs = [(math.log(size), math.log(max(cost, 0.1))) for size, cost in points]
-    middle_x, middle_y = (sum(each) / len(logs) for each in zip(*logs, strict=True))
+    logs = [(math.log(count), math.log(value)) for count, value in points(sizes, cost)]
+    if len(logs) < 3:
+        return ""
+    middle_x, middle_y = (math.fsum(each) / len(logs) for each in zip(*logs, strict=True))
     above = math.fsum((x - middle_x) * (y - middle_y) for x, y in logs)
-    return above / math.fsum((x - middle_x) ** 2 for x, _ in logs)
+    return f"{above / math.fsum((x - middle_x) ** 2 for x, _ in logs):.2f}"
 
 
 def report(name: str, sizes: Sequence[Size]) -> None:
-    print(f"\n{name}\n")
-    columns = [name, "CPU µs a send", "CPU µs to add one", "bytes each"]
     rows = [
-        [f"{s.count:,}", f"{s.send_us:.1f}", f"{s.add_us:,.0f}", f"{s.memory_bytes:,.0f}"]
-        for s in sizes
+        [
+            f"{size.count:,}",
+            f"{size.send_us:.1f}",
+            "" if size.add_us is None else f"{size.add_us:,.0f}",
+            f"{size.memory_bytes:,.0f}",
+        ]
+        for size in sizes
     ]
-    sends, adds = ([(s.count, cost(s)) for s in sizes] for cost in (_send_us, _add_us))
-    print_table(columns, [*rows, ["slope", f"{slope(sends):.2f}", f"{slope(adds):.2f}", ""]])
-
-
-def _send_us(size: Size) -> float:
-    return size.send_us
-
-
-def _add_us(size: Size) -> float:
-    return size.add_us
+    print(f"\n{name}\n")
+    slopes = ["slope", *(slope(sizes, cost) for cost in COSTS.values()), ""]
+    print_table([name, *COSTS, "bytes each"], [*rows, slopes])
 
 
 def write_plot(found: dict[str, list[Size]], path: Path) -> None:
@@ -252,14 +266,11 @@ def write_plot(found: dict[str, list[Size]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    titles: list[tuple[str, Callable[[Size], float]]] = [
-        ("CPU µs a send", _send_us),
-        ("CPU µs to add one", _add_us),
-    ]
-    for panel, (title, cost) in zip(panels, titles, strict=True):
+    for panel, (title, cost) in zip(panels, COSTS.items(), strict=True):
         for name, sizes in found.items():
-            counts: list[Any] = [each.count for each in sizes]
-            panel.loglog(counts, [max(cost(each), 0.1) for each in sizes], marker=".", label=name)
+            known = points(sizes, cost)
+            counts, costs = [count for count, _ in known], [value for _, value in known]
+            panel.loglog(counts, costs, marker=".", label=name)
         panel.set_title(title, loc="left")
         panel.set_xlabel("things")
     panels[0].legend(fontsize="small")
