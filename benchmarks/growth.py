@@ -194,6 +194,8 @@ async def growing() -> AsyncIterator[Growing]:
             await made.ask_all([topic("Bench", 4), *(send_request(queue) for queue in range(4))])
             await flood(running.address, AT_ONCE, 0.5, send_request())
             yield made
+            # Nothing that it would still write is needed.
+            running.process.kill()
 
 
 async def measured(add: Add, sizes: Sequence[int], seconds: float) -> list[Size]:
