@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from typing import cast
 
 from msgspec.structs import replace
@@ -50,10 +51,10 @@ def send_request(
 class Flood(asyncio.Protocol):
     """Keeps requests in flight: each answer is checked, and makes room for the next request."""
 
-    def __init__(self, command: Command, in_flight: int, seconds: float) -> None:
+    def __init__(self, commands: Sequence[Command], in_flight: int, seconds: float) -> None:
         self.answered = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._command = command
+        self._commands = commands
         self._in_flight = in_flight
         self._end = time.perf_counter() + seconds
         self._decoder = FrameDecoder()
@@ -84,15 +85,21 @@ class Flood(asyncio.Protocol):
         numbers = range(self._opaque, self._opaque + count)
         self._opaque += count
         self._waiting.update(numbers)
-        frames = [encode(replace(self._command, opaque=number)) for number in numbers]
+        commands = self._commands
+        frames = [
+            encode(replace(commands[number % len(commands)], opaque=number)) for number in numbers
+        ]
         self._transport.write(b"".join(frames))
 
 
-async def flood(address: str, in_flight: int, seconds: float, command: Command) -> int:
-    """Keep so many requests in flight on a connection; return how many were answered."""
+async def flood(address: str, in_flight: int, seconds: float, *commands: Command) -> int:
+    """Keep so many requests in flight on a connection; return how many were answered.
+
+    They are sent in turn.
+    """
     host, port = split_address(address)
     transport, requests = await asyncio.get_running_loop().create_connection(
-        lambda: Flood(command, in_flight, seconds), host, port
+        lambda: Flood(commands, in_flight, seconds), host, port
     )
     try:
         await requests.done
@@ -101,9 +108,9 @@ async def flood(address: str, in_flight: int, seconds: float, command: Command) 
     return requests.answered
 
 
-def batch_request(count: int, body: bytes) -> Command:
+def batch_request(count: int, body: bytes, queue_id: int = 0) -> Command:
     entries = [BatchEntry(body, PROPERTIES.encode()) for _ in range(count)]
-    return send_request(body=encode_batch(entries), batch=True)
+    return send_request(queue_id, encode_batch(entries), batch=True)
 
 
 async def main() -> None:
@@ -112,15 +119,21 @@ async def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--queues", type=int, default=1, help="sent to in turn")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--warm-up", type=float, default=0.5)
     parser.add_argument("--cpu-of", type=int, action="append", default=[])
     options = parser.parse_args()
     body = b"x" * options.size
-    command = batch_request(options.batch, body) if options.batch > 1 else send_request(body=body)
-    await flood(options.address, options.concurrency, options.warm_up, command)
+    commands = [
+        batch_request(options.batch, body, queue)
+        if options.batch > 1
+        else send_request(queue, body)
+        for queue in range(options.queues)
+    ]
+    await flood(options.address, options.concurrency, options.warm_up, *commands)
     watched, watch = WatchedProcesses(options.cpu_of), Stopwatch()
-    sent = await flood(options.address, options.concurrency, options.seconds, command)
+    sent = await flood(options.address, options.concurrency, options.seconds, *commands)
     sample = watch.sample(sent * options.batch)
     print(json.dumps(summary([sample], options.size, watched.used_s())))
 

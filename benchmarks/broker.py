@@ -90,7 +90,7 @@ def started(*arguments: str) -> Iterator[Server]:
         yield Server(process, addresses["broker"], addresses.get("nameserver", ""))
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 @contextmanager

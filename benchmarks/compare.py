@@ -1,10 +1,11 @@
 """Our clients against bare frames, and against other systems through their Python clients.
 
-    benchmarks/run [--rounds 3] [--seconds 2] [--only send,batch] [--json FILE] [--plot FILE]
+    benchmarks/run [--rounds 3] [--seconds 2] [--only send,batch] [--sizes 128,1024] [--json FILE]
+        [--plot FILE]
 
-Each figure is of one client process against one broker. Rounds are interleaved: each measures every
-system once, so that other work on the machine disturbs all alike. Systems that are not installed
-are listed as absent.
+Each figure is of one client process against one broker; topics of ours have 8 queues. Rounds are
+interleaved: each measures every system once, so that other work on the machine disturbs all alike.
+Systems that are not installed are listed as absent.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from typing import Any
 from broker import Server, server
 from compare_report import Case, Measured, print_report, write_plot
 from peer_servers import PEER_SERVERS, RunningServer, peer_server
+from recover import STATES
 
 HERE = Path(__file__).parent
-WORKS = ("send", "batch", "drain", "latency")
+WORKS = ("send", "batch", "batch32", "drain", "orderly", "latency", "recovery")
 LEVELS = (1, 8, 32, 64, 512)
 OUR_LEVELS = (1, 8, 32, 512)
 THREAD_LEVELS = (1, 8, 32)
 BATCH_LEVELS = (1, 8)
-BATCH = 16
+BATCHES = {"batch": 16, "batch32": 32}
 QUEUES = 8
 RATE = 200
 FILL_BATCH = 200
+WARM_DRAIN_MIN = 500_000
+"""Messages of a backlog of which some are drained before it is measured."""
 TIMEOUT_S = 900
 
 
@@ -73,30 +77,37 @@ class Run:
 class Plan:
     """Builds the commands of all clients."""
 
-    def __init__(self, options: argparse.Namespace, systems: Systems) -> None:
+    def __init__(self, options: argparse.Namespace, systems: Systems, size: int) -> None:
         self._options = options
         self._systems = systems
+        self._size = size
+        self._backlog_topic = f"Drain{size}"
         timed = [f"--seconds={options.seconds}", f"--warm-up={options.warm_up}"]
-        self._sent = [*timed, f"--size={options.size}"]
+        self._sent = [*timed, f"--size={size}"]
         self._ours = [f"--cpu-of={systems.broker.process.pid}"]
 
     def runs(self, works: Sequence[str]) -> Iterator[Run]:
         makers = {
             "send": self._sends,
-            "batch": self._batches,
+            "batch": lambda: self._batches("batch"),
+            "batch32": lambda: self._batches("batch32"),
             "drain": self._drains,
+            "orderly": self._orderly_drains,
             "latency": self._latencies,
+            "recovery": self._recoveries,
         }
         for work in works:
             yield from makers[work]()
 
+    def _case(self, work: str, system: str, level: int) -> Case:
+        return Case(work, system, level, self._size)
+
     def fill(self) -> None:
         """Store the backlog that consumers drain."""
         batches = [f"--batch={FILL_BATCH}", "--concurrency=8", "--warm-up=0"]
-        amount = [f"--count={self._options.backlog}", f"--size={self._options.size}"]
-        subprocess.run(
-            self._turbopump("produce", "Drain", *batches, *amount), check=True, capture_output=True
-        )
+        amount = [f"--count={self._options.backlog}", f"--size={self._size}"]
+        command = self._turbopump("produce", self._backlog_topic, *batches, *amount)
+        subprocess.run(command, check=True, capture_output=True)
 
     def _turbopump(self, work: str, topic: str, *options: str) -> list[str]:
         words = [sys.executable, "-m", "turbopump", "bench", work, topic, *options]
@@ -104,7 +115,8 @@ class Plan:
 
     def _bare(self, *options: str) -> list[str]:
         script = [sys.executable, str(HERE / "bare_frames.py")]
-        return [*script, f"--address={self._systems.broker.address}", *options, *self._ours]
+        where = [f"--address={self._systems.broker.address}", f"--queues={QUEUES}"]
+        return [*script, *where, *options, *self._ours]
 
     def _peer(self, name: str, work: str, running: RunningServer, *options: str) -> list[str]:
         script = [sys.executable, str(HERE / "peers.py"), name, work]
@@ -114,50 +126,69 @@ class Plan:
     def _sends(self) -> Iterator[Run]:
         for level in LEVELS:
             options = [f"--concurrency={level}", *self._sent]
-            yield Run(Case("send", "bare frames", level), self._bare(*options))
+            yield Run(self._case("send", "bare frames", level), self._bare(*options))
             if level in OUR_LEVELS:
                 command = self._turbopump("produce", "Bench", *options)
-                yield Run(Case("send", "turbopump asyncio", level), command)
+                yield Run(self._case("send", "turbopump asyncio", level), command)
             if level in THREAD_LEVELS:
                 command = self._turbopump("produce", "Bench", "--mode=threads", *options)
-                yield Run(Case("send", "turbopump threads", level), command)
+                yield Run(self._case("send", "turbopump threads", level), command)
                 if find_spec("rocketmq") is not None:
                     ours = RunningServer(
                         self._systems.nameserver, (self._systems.broker.process.pid,)
                     )
                     command = self._peer("cpp", "produce", ours, *options)
-                    yield Run(Case("send", "C++ client", level), command)
+                    yield Run(self._case("send", "C++ client", level), command)
             if level in OUR_LEVELS:
                 for name, running in self._systems.peers.items():
                     command = self._peer(name, "produce", running, *options)
-                    yield Run(Case("send", name, level), command)
+                    yield Run(self._case("send", name, level), command)
 
-    def _batches(self) -> Iterator[Run]:
+    def _batches(self, work: str) -> Iterator[Run]:
         for level in BATCH_LEVELS:
-            options = [f"--concurrency={level}", f"--batch={BATCH}", *self._sent]
-            yield Run(Case("batch", "bare frames", level), self._bare(*options))
+            options = [f"--concurrency={level}", f"--batch={BATCHES[work]}", *self._sent]
+            yield Run(self._case(work, "bare frames", level), self._bare(*options))
             command = self._turbopump("produce", "Bench", *options)
-            yield Run(Case("batch", "turbopump asyncio", level), command)
+            yield Run(self._case(work, "turbopump asyncio", level), command)
             command = self._turbopump("produce", "Bench", "--mode=threads", *options)
-            yield Run(Case("batch", "turbopump threads", level), command)
+            yield Run(self._case(work, "turbopump threads", level), command)
+
+    def _drain(self, *options: str) -> list[str]:
+        """Return the command that drains the backlog; a large one after a warm-up."""
+        is_large = self._options.backlog >= WARM_DRAIN_MIN
+        warm_up_s = min(self._options.warm_up, 0.5) if is_large else 0
+        return self._turbopump("consume", self._backlog_topic, f"--warm-up={warm_up_s}", *options)
 
     def _drains(self) -> Iterator[Run]:
         for batch in (1, 32):
-            options = [f"--batch={batch}", "--warm-up=0"]
+            of_batch = f"--batch={batch}"
             for mode in ("asyncio", "threads"):
-                command = self._turbopump("consume", "Drain", f"--mode={mode}", *options)
-                yield Run(Case("drain", f"turbopump {mode}", batch), command)
-            command = self._turbopump("consume", "Drain", "--processes=2", *options)
-            yield Run(Case("drain", "turbopump asyncio, 2 processes", batch), command)
+                command = self._drain(f"--mode={mode}", of_batch)
+                yield Run(self._case("drain", f"turbopump {mode}", batch), command)
+            command = self._drain("--processes=2", of_batch)
+            yield Run(self._case("drain", "turbopump asyncio, 2 processes", batch), command)
         for name, running in self._systems.peers.items():
-            count = [f"--count={self._options.backlog // 10}", f"--size={self._options.size}"]
-            yield Run(Case("drain", name, 1), self._peer(name, "consume", running, *count))
+            count = [f"--count={self._options.backlog // 10}", f"--size={self._size}"]
+            yield Run(self._case("drain", name, 1), self._peer(name, "consume", running, *count))
+
+    def _orderly_drains(self) -> Iterator[Run]:
+        for batch in (1, 32):
+            for mode in ("asyncio", "threads"):
+                command = self._drain("--orderly", f"--mode={mode}", f"--batch={batch}")
+                yield Run(self._case("orderly", f"turbopump {mode}", batch), command)
+
+    def _recoveries(self) -> Iterator[Run]:
+        mib = self._options.log_mib
+        for state in STATES:
+            script = [sys.executable, str(HERE / "recover.py"), f"--state={state}"]
+            command = [*script, f"--mib={mib}", f"--size={self._size}"]
+            yield Run(self._case("recovery", f"turbopump store, {state}", mib), command)
 
     def _latencies(self) -> Iterator[Run]:
         for mode in ("asyncio", "threads"):
             options = [f"--mode={mode}", f"--rate={RATE}", *self._sent]
             command = self._turbopump("latency", "Latency", *options)
-            yield Run(Case("latency", f"turbopump {mode}", RATE), command)
+            yield Run(self._case("latency", f"turbopump {mode}", RATE), command)
 
 
 def absent_systems(wanted: Sequence[str]) -> dict[str, str]:
@@ -180,14 +211,17 @@ def measure(options: argparse.Namespace, absent: dict[str, str]) -> list[Measure
             except OSError as error:
                 absent[name] = f"cannot be started: {error}"
         broker = stack.enter_context(server())
-        for topic in ("Bench", "Drain", "Latency"):
+        sizes = options.sizes
+        for topic in ("Bench", "Latency", *(f"Drain{size}" for size in sizes)):
             create = [sys.executable, "-m", "turbopump", "topic", "create", topic]
             where = [f"--queues={QUEUES}", f"--nameserver={broker.nameserver}"]
             subprocess.run([*create, *where], check=True, capture_output=True)
-        plan = Plan(options, Systems(broker.nameserver, broker, peers))
-        runs = list(plan.runs(options.only))
-        if "drain" in options.only:
-            plan.fill()
+        systems = Systems(broker.nameserver, broker, peers)
+        plans = [Plan(options, systems, size) for size in sizes]
+        runs = [run for plan in plans for run in plan.runs(options.only)]
+        if {"drain", "orderly"} & set(options.only):
+            for plan in plans:
+                plan.fill()
         results: dict[Case, list[dict[str, Any]]] = {run.case: [] for run in runs}
         for number in range(options.rounds):
             for place, run in enumerate(runs, 1):
@@ -211,6 +245,13 @@ def works(text: str) -> list[str]:
     return chosen
 
 
+def body_sizes(text: str) -> list[int]:
+    chosen = text.split(",")
+    if not all(each.isdecimal() and int(each) for each in chosen):
+        raise argparse.ArgumentTypeError(f"expected sizes in bytes such as 128,1024, got {text!r}")
+    return [int(each) for each in chosen]
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks/run",
@@ -220,8 +261,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before each")
-    parser.add_argument("--size", type=int, default=128, help="bytes of each body")
+    parser.add_argument("--sizes", type=body_sizes, default=[128], help="of bodies, in bytes")
     parser.add_argument("--backlog", type=int, default=1_000_000, help="messages to drain")
+    parser.add_argument("--log-mib", type=int, default=256, help="size of the log to recover")
     parser.add_argument("--only", type=works, default=list(WORKS), help=f"of {','.join(WORKS)}")
     parser.add_argument("--peers", default=",".join(PEER_SERVERS), help="empty for none")
     parser.add_argument("--json", type=Path, help="write all results to this file")

@@ -14,7 +14,17 @@ BARE = "bare frames"
 ASYNCIO, THREADS = "turbopump asyncio", "turbopump threads"
 TWO = "turbopump asyncio, 2 processes"
 PEERS = ("nats", "redis", "rabbitmq")
-LEVEL = {"send": "in flight", "batch": "in flight", "drain": "batch", "latency": "per second"}
+LEVEL = {
+    "send": "in flight",
+    "batch": "in flight",
+    "batch32": "in flight",
+    "drain": "batch",
+    "orderly": "batch",
+    "latency": "per second",
+    "recovery": "MiB",
+}
+USUAL_BYTES = 128
+"""Of bodies; targets are for those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +34,17 @@ class Case:
     work: str
     system: str
     level: int
+    size: int = USUAL_BYTES
 
     @property
     def name(self) -> str:
-        return f"{self.work}, {self.system}, {self.level} {LEVEL[self.work]}"
+        return f"{self.work}, {self.label} {LEVEL[self.work]}"
+
+    @property
+    def label(self) -> str:
+        """The name within its work."""
+        size = "" if self.size == USUAL_BYTES else f", {self.size} B"
+        return f"{self.system}{size}, {self.level}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +72,7 @@ class Measured:
             "work": self.case.work,
             "system": self.case.system,
             "level": self.case.level,
+            "size": self.case.size,
             "median": statistics.median(rates),
             "min": min(rates),
             "max": max(rates),
@@ -87,13 +105,16 @@ class Target:
         }
 
 
-def find(every: Iterable[Measured], work: str, system: str, level: int) -> Measured | None:
-    return next((each for each in every if each.case == Case(work, system, level)), None)
+def find(
+    every: Iterable[Measured], work: str, system: str, level: int, size: int = USUAL_BYTES
+) -> Measured | None:
+    case = Case(work, system, level, size)
+    return next((each for each in every if each.case == case), None)
 
 
 def bare(every: Iterable[Measured], case: Case) -> Measured | None:
     """Return what bare frames did at the same level, if they do such work."""
-    return find(every, case.work, BARE, case.level)
+    return find(every, case.work, BARE, case.level, case.size)
 
 
 def targets(every: Sequence[Measured]) -> list[Target]:
@@ -108,7 +129,11 @@ def _ratios(every: Sequence[Measured]) -> Iterable[Target]:
             for level, ratio in ((1, 0.75), (8, 0.7), (32, 0.6))
         ),
         *((("send", ASYNCIO, level), ("send", BARE, level), 0.9) for level in (1, 8, 32, 512)),
-        *((("batch", ASYNCIO, level), ("batch", BARE, level), 0.8) for level in (1, 8)),
+        *(
+            ((work, ASYNCIO, level), (work, BARE, level), 0.8)
+            for work in ("batch", "batch32")
+            for level in (1, 8)
+        ),
         *((("drain", TWO, batch), ("drain", ASYNCIO, batch), 1.7) for batch in (1, 32)),
         *(
             (("send", ASYNCIO, level), ("send", peer, level), 1.3)
@@ -128,6 +153,7 @@ def _costs(every: Sequence[Measured]) -> Iterable[Target]:
     wanted = [
         ("send", BARE, 64, "watched_cpu_us", "broker CPU µs", 12.0),
         ("batch", BARE, 8, "watched_cpu_us", "broker CPU µs", 3.0),
+        ("batch32", BARE, 8, "watched_cpu_us", "broker CPU µs", 3.0),
         *(
             ("drain", system, batch, "client_cpu_us", "client CPU µs", limit)
             for system in (ASYNCIO, THREADS)
@@ -212,7 +238,7 @@ def _row(measured: Measured, every: Sequence[Measured]) -> list[str]:
     base = bare(every, measured.case)
     ratio = "" if base is None else f"{measured.ratio_to(base):.2f}"
     cells = [cell(measured) for _, cell in _CELLS]
-    return [f"{measured.case.system}, {measured.case.level}", *cells, ratio]
+    return [measured.case.label, *cells, ratio]
 
 
 def write_plot(every: Sequence[Measured], path: Path) -> None:
@@ -235,7 +261,7 @@ def write_plot(every: Sequence[Measured], path: Path) -> None:
     for work, panel in zip(works, panels[:, 0], strict=True):
         key = "p50_ms" if work == "latency" else "messages_per_second"
         drawn = [each for each in every if each.case.work == work]
-        names = [f"{each.case.system}, {each.case.level}" for each in drawn]
+        names = [each.case.label for each in drawn]
         medians = [statistics.median(each.values(key)) for each in drawn]
         below = [m - min(each.values(key)) for m, each in zip(medians, drawn, strict=True)]
         above = [max(each.values(key)) - m for m, each in zip(medians, drawn, strict=True)]

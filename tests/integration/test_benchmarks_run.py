@@ -67,7 +67,19 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 def test_unknown_work_is_refused() -> None:
     done = run("--only", "sending")
     assert done.returncode == 2
-    assert "expected some of send,batch,drain,latency, got 'sending'" in done.stderr
+    known = "send,batch,batch32,drain,orderly,latency,recovery"
+    assert f"expected some of {known}, got 'sending'" in done.stderr
+
+
+def test_sizes_are_compared_with_the_same_size(report: Any) -> None:
+    bare = [
+        report.Measured(report.Case("send", "bare frames", 1, size), [result(rate)])
+        for size, rate in ((128, 100), (1024, 50))
+    ]
+    ours = report.Measured(report.Case("send", "turbopump asyncio", 1, 1024), [result(40)])
+    assert ours.as_json([*bare, ours])["to_bare_frames"] == 0.8
+    assert ours.case.name == "send, turbopump asyncio, 1024 B, 1 in flight"
+    assert report.targets([*bare, ours]) == []
 
 
 @pytest.mark.slow

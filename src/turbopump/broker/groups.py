@@ -12,7 +12,7 @@ from turbopump.broker.creation_quota import CreationQuota
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
-from turbopump.tables import Table, TableFile, changed
+from turbopump.tables import Table, TableFile, put_into
 from turbopump.wire.bodies import DataVersion, GroupConfig, GroupConfigTable
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import check_name, retry_topic
@@ -64,36 +64,30 @@ class Groups:
         self.config = config
         self._file = file
         self._clock = clock
-        self._current = GroupConfigTable(
-            data_version=DataVersion(counter=0, timestamp=clock.now_ms()),
-            subscription_group_table={name: GroupConfig(group_name=name) for name in BOOT_GROUPS},
-        )
+        self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
+        self._table = {name: GroupConfig(group_name=name) for name in BOOT_GROUPS}
         self._quota = CreationQuota()
-        self.saving = Table("groups", file, lambda: msgspec.json.encode(self._current))
+        self.saving = Table("groups", file, lambda: msgspec.json.encode(self.snapshot))
 
     def load(self) -> bool:
         """Read what was saved, if anything was."""
         saved = self._file.load(GroupConfigTable)
         if saved is not None:
-            table = self._current.subscription_group_table | saved.subscription_group_table
-            self._current = GroupConfigTable(
-                data_version=saved.data_version, subscription_group_table=table
-            )
+            self._table |= saved.subscription_group_table
+            self.data_version = saved.data_version
         return saved is not None
 
     @property
     def table(self) -> Mapping[str, GroupConfig]:
         """A live view of all groups."""
-        return MappingProxyType(self._current.subscription_group_table)
-
-    @property
-    def data_version(self) -> DataVersion:
-        return self._current.data_version
+        return MappingProxyType(self._table)
 
     @property
     def snapshot(self) -> GroupConfigTable:
         """All groups, as they are now, and their version; never changed afterwards."""
-        return self._current
+        return GroupConfigTable(
+            data_version=self.data_version, subscription_group_table=dict(self._table)
+        )
 
     def find(self, name: str, client: str = "") -> GroupConfig | None:
         """Return a group, made when it is not known and that is allowed.
@@ -101,7 +95,7 @@ class Groups:
         Raises RemoteError when there are too many already, or when the host of the client, given by
         its address, has created its share.
         """
-        known = self._current.subscription_group_table.get(name)
+        known = self._table.get(name)
         if known is not None:
             return known
         allowed = self.config.auto_create or name.startswith(_SYSTEM_PREFIX)
@@ -112,7 +106,7 @@ class Groups:
             raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, wrong)
         self._quota.note(name, client)
         made = GroupConfig(group_name=name)
-        self._adopt(self._current.subscription_group_table | {name: made})
+        self._put({name: made})
         return made
 
     async def update(self, group: GroupConfig) -> None:
@@ -134,47 +128,41 @@ class Groups:
     def adopt_copy(self, copied: GroupConfigTable) -> None:
         """Take over a master's table and its version in place of the own one; for a slave."""
         groups = copied.subscription_group_table.items()
-        self._replace(
-            GroupConfigTable(
-                data_version=copied.data_version,
-                subscription_group_table={
-                    name: group for name, group in groups if check_group_name(name) is None
-                },
-            )
-        )
+        self._table = {name: group for name, group in groups if check_group_name(name) is None}
+        self._note_change(copied.data_version)
 
     def _check_room(self, name: str) -> str | None:
         """Return why a group cannot be added, or None."""
-        count, most = len(self._current.subscription_group_table), self.config.groups_max
-        if name in self._current.subscription_group_table or count < most:
+        count, most = len(self._table), self.config.groups_max
+        if name in self._table or count < most:
             return None
         return f"cannot create group {name}: {count} groups exist and groupsMax is {most}"
 
     def _check_share(self, name: str, client: str) -> str | None:
-        free = self.config.groups_max - len(self._current.subscription_group_table)
+        free = self.config.groups_max - len(self._table)
         wrong = self._quota.refusal(client, free)
         return wrong and f"group {name} is not created: {wrong} (groupsMax)"
 
-    def _adopt(self, table: dict[str, GroupConfig]) -> None:
-        """Let a table count from now on, and have it written soon."""
-        version = next_version(self.data_version, self._clock.now_ms())
-        self._replace(GroupConfigTable(data_version=version, subscription_group_table=table))
+    def _put(self, changes: Mapping[str, GroupConfig | None]) -> None:
+        """Let groups count from now on, or with None no more, and have that written soon."""
+        put_into(self._table, changes)
+        self._note_change(next_version(self.data_version, self._clock.now_ms()))
 
-    def _replace(self, current: GroupConfigTable) -> None:
-        self._current = current
+    def _note_change(self, version: DataVersion) -> None:
+        self.data_version = version
         self.saving.changes += 1
         self.saving.save_soon()
 
     async def _change(self, name: str, group: GroupConfig | None) -> None:
         """Let a group, or its absence, count once it is on disk."""
-        before = self.table.get(name)
-        self._adopt(changed(self.table, name, group))
+        before = self._table.get(name)
+        self._put({name: group})
         try:
             await self.saving.save()
         except WriteFailed:
             # Unless somebody has changed it again meanwhile.
-            if self.table.get(name) is group:
-                self._adopt(changed(self.table, name, before))
+            if self._table.get(name) is group:
+                self._put({name: before})
             raise
 
 

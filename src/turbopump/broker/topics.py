@@ -19,7 +19,7 @@ from turbopump.broker.creation_quota import CreationQuota
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
 from turbopump.message import MessageQueue
-from turbopump.tables import Table, TableFile, changed
+from turbopump.tables import Table, TableFile, put_into
 from turbopump.wire.bodies import QUEUES_MAX, DataVersion, TopicConfig, TopicConfigTable
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import (
@@ -221,7 +221,7 @@ class Topics:
             if name not in self._table and check_name(name) is None and not self.is_system(name)
         }
         if made:
-            self._adopt(self._table | made)
+            self._put(made)
         return made
 
     def adopt_copy(self, copied: TopicConfigTable) -> list[str]:
@@ -232,13 +232,14 @@ class Topics:
             for name, topic in copied.topic_config_table.items()
             if check_name(name) is None
         }
-        self._replace(self._boot | valid, copied.data_version)
+        self._table = self._boot | valid
+        self._note_change(copied.data_version)
         self._tell([topic for name, topic in valid.items() if before.get(name) != topic])
         return [name for name in before if name not in self._table]
 
     def renew_version(self) -> None:
         """Count a change of how topics are announced: name servers pass over an equal version."""
-        self._adopt(self._table)
+        self._put({})
 
     def mark_ordered(self, names: frozenset[str]) -> None:
         """Note which topics are ordered: those that name servers list, and no others."""
@@ -248,7 +249,7 @@ class Topics:
             if topic.order != (name in names)
         }
         if others:
-            self._adopt(self._table | others)
+            self._put(others)
 
     def _from_template(
         self, name: str, template: str, queues_wanted: int, sys_flag: int
@@ -275,7 +276,7 @@ class Topics:
         if wrong is not None:
             raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, wrong)
         _require_names(topics)
-        self._adopt(self._table | {topic.topic_name: topic for topic in topics})
+        self._put({topic.topic_name: topic for topic in topics})
         self._tell(topics)
 
     def _check_room(self, topics: list[TopicConfig]) -> str | None:
@@ -292,12 +293,12 @@ class Topics:
             for listener in self._listeners:
                 listener(topic)
 
-    def _adopt(self, table: dict[str, TopicConfig]) -> None:
-        """Let a table count from now on, and have it written soon."""
-        self._replace(table, next_version(self.data_version, self._clock.now_ms()))
+    def _put(self, changes: Mapping[str, TopicConfig | None]) -> None:
+        """Let topics count from now on, or with None no more, and have that written soon."""
+        put_into(self._table, changes)
+        self._note_change(next_version(self.data_version, self._clock.now_ms()))
 
-    def _replace(self, table: dict[str, TopicConfig], version: DataVersion) -> None:
-        self._table = table
+    def _note_change(self, version: DataVersion) -> None:
         self.data_version = version
         self.saving.changes += 1
         self.saving.save_soon()
@@ -305,13 +306,13 @@ class Topics:
     async def _change(self, name: str, topic: TopicConfig | None) -> None:
         """Let a topic, or its absence, count once it is on disk."""
         before = self._table.get(name)
-        self._adopt(changed(self._table, name, topic))
+        self._put({name: topic})
         try:
             await self.saving.save()
         except WriteFailed:
             # Unless somebody has changed it again meanwhile.
             if self._table.get(name) is topic:
-                self._adopt(changed(self._table, name, before))
+                self._put({name: before})
             raise
 
 

@@ -10,10 +10,11 @@ from typing import TypeAlias, cast
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store.commit_log import UNWRITTEN, CommitLog, scan
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import StoreConfig
 from turbopump.store.dispatch import INVISIBLE_BIT
 from turbopump.store.entry_batch import EntryBatch
+from turbopump.store.log_scan import UNWRITTEN, scan
 from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, MAGIC, Record, RecordEntry
 from turbopump.wire.record_batch import RecordBatch

@@ -7,7 +7,6 @@ import errno
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,8 @@ from turbopump.machine.files import Files, OpenFiles, sync_path
 from turbopump.message import PhysicalOffset
 from turbopump.store.segment import COPIED_AT_ONCE, Segment
 from turbopump.store.segments import Segments
-from turbopump.wire.record import BLANK_BYTES, MAGIC, RecordEntry, decode_entry, encode_blank
+from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
 
-UNWRITTEN = b"\0"
-_MAGIC_BYTES = MAGIC.to_bytes(4, "big")
-_MAGIC_AT = 4
 _SMALL_BYTES = 4 * 1024
 _ZEROED_AT_ONCE = 64 * 1024
 
@@ -242,7 +238,9 @@ class CommitLog:
             segment = self._segment(start)
             first = max(start, self.flushed)
             last = min(start + self.segment_bytes, self.written)
-            segment.write(bytes(segment.view()[first - start : last - start]), first)
+            for at in range(first, last, COPIED_AT_ONCE):
+                end = min(at + COPIED_AT_ONCE, last)
+                segment.write(bytes(segment.view()[at - start : end - start]), at)
 
     def drop_first(self) -> None:
         """Delete the first file; those who still hold views into it are not disturbed."""
@@ -327,115 +325,3 @@ class CommitLog:
         segment = self._open.pop(start, None)
         if segment is not None:
             segment.close()
-
-
-def scan(
-    log: CommitLog,
-    start: PhysicalOffset,
-    *,
-    check_crc: bool,
-    end: PhysicalOffset | None = None,
-    synced_to: PhysicalOffset | None = None,
-) -> Iterator[RecordEntry | PhysicalOffset]:
-    """Walk the records from a position on; last comes the position behind the last good one.
-
-    Stops at ``end``, or at the first bytes that are no record: unwritten, torn, damaged, or not
-    complete yet at ``end``. What lies behind ``synced_to`` may lack any page of any record.
-    """
-    position = int(start)
-    limit = log.starts[-1] + log.segment_bytes if log.starts else 0
-    if end is not None:
-        limit = min(limit, end)
-    while position < limit:
-        view = log.rest_of_segment(position)
-        if not view:
-            # Cut by another process: nothing of it can be read.
-            break
-        base, at = position, 0
-        while base + at < limit and (entry := good_entry(view, at, base, check_crc)) is not None:
-            if base + at + entry.size > limit:
-                break
-            if end is None and UNWRITTEN in entry.properties:
-                unsynced = synced_to is not None and base + at >= synced_to
-                if unsynced or _is_last(view, at + entry.size, base):
-                    break
-            yield entry
-            at += entry.size
-        position = base + at
-        if at < len(view) and not is_blank(view, at):
-            break
-        position = base + len(view)
-        if position >= limit and end is None:
-            # The last file is full and ends with its filler.
-            break
-    yield PhysicalOffset(min(position, limit))
-
-
-def next_record(log: CommitLog, position: int, end: int) -> tuple[RecordEntry | None, int]:
-    """Return the record at a position, or None, and where to look next.
-
-    Behind damage, that is where the next record begins, or the end of what was to be looked at.
-    """
-    start = log.start_at(position)
-    if start is None:
-        # A file is missing: go on behind it, or behind all.
-        later = [start for start in log.starts if start > position]
-        return None, min(later[0], end) if later else end
-    view, at = log.rest_of_segment(start), position - start
-    if at >= len(view):
-        return None, start + log.segment_bytes
-    entry = good_entry(view, at, start, False)
-    if entry is not None:
-        return entry, position + entry.size
-    if is_blank(view, at):
-        return None, start + log.segment_bytes
-    found = next_magic(view, at, min(end - start, len(view)), start)
-    return None, start + found
-
-
-def next_magic(view: memoryview, at: int, end: int, start: int) -> int:
-    """Return where the next record may begin that says that it lies there, or the end."""
-    data = bytes(view[at:end])
-    found = data.find(_MAGIC_BYTES, _MAGIC_AT + 1)
-    while found >= 0:
-        record_at = at + found - _MAGIC_AT
-        if good_entry(view, record_at, start, False) is not None:
-            return record_at
-        found = data.find(_MAGIC_BYTES, found + 1)
-    # The magic number may lie across the end: look at the last bytes again next time.
-    return max(at + 1, end - _MAGIC_AT - len(_MAGIC_BYTES) + 1)
-
-
-def is_blank(view: memoryview, at: int) -> bool:
-    """Whether the filler stands here that ends a file."""
-    return len(view) - at >= BLANK_BYTES and view[at : at + BLANK_BYTES] == encode_blank(
-        len(view) - at
-    )
-
-
-def good_entry(view: memoryview, at: int, base: int, check_crc: bool) -> RecordEntry | None:
-    entry = decode_entry(view, at, check_crc=check_crc)
-    if entry is None or entry.physical_offset != base + at or entry.queue_id < 0:
-        return None
-    return entry if is_topic_name(entry.topic) else None
-
-
-def _is_last(view: memoryview, behind: int, base: int) -> bool:
-    """Whether nothing good follows a record, so that its pages may never have reached the disk.
-
-    The checksum covers the body only. Missing pages read as zeros, which no properties of ours
-    contain. Those of others may: with something good behind it, a record counts as written.
-    """
-    return not is_blank(view, behind) and good_entry(view, behind, base, False) is None
-
-
-@lru_cache(maxsize=4096)
-def is_topic_name(topic: bytes) -> bool:
-    """Whether a topic can name a directory; a damaged or hostile one must not lead elsewhere."""
-    if not topic or b"/" in topic or b"\0" in topic or topic in {b".", b".."}:
-        return False
-    try:
-        topic.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -331,10 +331,7 @@ class ConsumeQueue:
 
         Returns their files, at least the last one, each with where the units begin in it.
         """
-        first = self.written_offset
-        while (unit := self.unit(QueueOffset(first - 1))) is not None and unit[0] >= position:
-            first = QueueOffset(first - 1)
-        at, found = first * UNIT_BYTES, {}
+        at, found = self._first_written_since(position) * UNIT_BYTES, {}
         for start in self._segments.starts:
             if start + self._segments.segment_bytes > at or start == self._segments.starts[-1]:
                 path, begin = self._segments.path(start), max(0, at - start)
@@ -343,6 +340,22 @@ class ConsumeQueue:
                 self._files.write(fd, self._files.read(fd, max(0, units - begin), begin), begin)
                 found[path] = begin
         return found
+
+    def _first_written_since(self, position: PhysicalOffset) -> QueueOffset:
+        """Return the offset from which on all units in files are of messages from a position on."""
+        end = self.written_offset
+        while end > self.min_offset:
+            # Those of one file, as far as they are read at once.
+            file_first = (end - 1) // self.units_per_segment * self.units_per_segment
+            first = QueueOffset(max(self.min_offset, file_first, end - _SCAN_UNITS))
+            units = as_units(self.units(first, end - first) or b"")
+            if len(units) < end - first:
+                break
+            earlier = np.flatnonzero(units["physical_offset"] < position)
+            if len(earlier):
+                return QueueOffset(first + int(earlier[-1]) + 1)
+            end = first
+        return end
 
     def fill_to(self, offset: QueueOffset) -> None:
         """Leave out offsets whose messages cannot be read from the log."""

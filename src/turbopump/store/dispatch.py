@@ -6,7 +6,7 @@ It can start again at any earlier position: what is entered already is recognise
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -16,15 +16,17 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.entry_batch import EntryBatch, tags_codes
+from turbopump.store.entry_run import EntryRun
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.outcomes import Arrival
 from turbopump.store.queues import Queues
 from turbopump.wire import properties, sysflag
+from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import RecordEntry
 
-_SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
+SCHEDULE_TOPIC_BYTES = SCHEDULE_TOPIC.encode()
 """Its units hold the time of delivery in place of the tag's hash."""
 _UNKNOWN_LEVEL_MS = 1000
 QUEUE_PENDING_MAX = 16 * 1024 // UNIT_BYTES
@@ -166,6 +168,32 @@ class Dispatcher:
         if self.listener is not None:
             self.listener(arrivals)
 
+    def enter_run(self, run: EntryRun, following: Iterable[tuple[ConsumeQueue, Ints]]) -> None:
+        """Enter records of the log, those that simply follow in each queue; for a start.
+
+        Nobody listens then. All records go into the index, unless they are in already.
+        """
+        texts, positions = run.texts(), run.positions
+        units = run.units(tags_codes(texts))
+        for queue, rows in following:
+            if len(rows):
+                first, last = int(rows[0]), int(rows[-1])
+                end = PhysicalOffset(int(positions[last] + run.sizes[last]))
+                queue.add_units(units[rows].tobytes(), end)
+                time_ms, position = int(run.times_ms[first]), PhysicalOffset(int(positions[first]))
+                self._note_waiting(queue, time_ms, position)
+        if self._index is not None:
+            self._index.add_run(run.topic_of_each(), texts, positions, run.times_ms)
+        self.store_timestamp_ms = run.store_timestamp_ms
+        self._queues.entered_to = run.end
+
+    def _note_waiting(self, queue: ConsumeQueue, time_ms: int, position: PhysicalOffset) -> None:
+        """Remember that a queue has new units, and if they are worth a write."""
+        if not queue.is_waiting:
+            self._queues.mark_waiting(queue, time_ms, position)
+        if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
+            self.crowded.append(queue)
+
     def _enter_queues(self, entries: Sequence[RecordEntry | EntryBatch]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
         queue_of, removed = self._queues.for_record, self._removed
@@ -184,7 +212,7 @@ class Dispatcher:
                 last, watch = queue, self.watched.get(queue.key) or _NOBODY
             tags = property_value(entry.properties, _TAGS)
             code = _code(tags) if tags else 0
-            is_delayed = topic == _SCHEDULE_TOPIC
+            is_delayed = topic == SCHEDULE_TOPIC_BYTES
             if is_delayed:
                 code = self._delivery_ms(entry) or code
             if queue.add(entry.queue_offset, at, entry.size, code):
@@ -201,16 +229,17 @@ class Dispatcher:
     def _enter_run(self, queue: ConsumeQueue, run: EntryBatch) -> list[Arrival]:
         """Enter the messages of a batch, all at once where they simply follow."""
         follows = run.queue_offset == queue.max_offset
-        if not follows or run.physical_offset < queue.physical_end or run.topic == _SCHEDULE_TOPIC:
+        if (
+            not follows
+            or run.physical_offset < queue.physical_end
+            or run.topic == SCHEDULE_TOPIC_BYTES
+        ):
             return self._enter_queues(run.entries())
         texts = run.texts()
         at_once = len(run) >= _MANY or texts.columns is not None
         found = tags_codes(texts) if at_once else [*map(_tags_code, texts.parts)]
         queue.add_units(run.units(found), PhysicalOffset(run.physical_offset + run.size))
-        if not queue.is_waiting:
-            self._queues.mark_waiting(queue, run.store_timestamp_ms, run.physical_offset)
-        if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
-            self.crowded.append(queue)
+        self._note_waiting(queue, run.store_timestamp_ms, run.physical_offset)
         watch = self.watched.get(queue.key)
         if watch is None:
             return []
@@ -231,7 +260,7 @@ class Dispatcher:
     def code_of(self, entry: RecordEntry) -> int:
         """Return what a unit keeps of a message's tag, or of its delivery time if it is delayed."""
         code = _tags_code(entry.properties)
-        return self._delivery_ms(entry) or code if entry.topic == _SCHEDULE_TOPIC else code
+        return self._delivery_ms(entry) or code if entry.topic == SCHEDULE_TOPIC_BYTES else code
 
     def _delivery_ms(self, entry: RecordEntry) -> int | None:
         """Return when a delayed message is due; None when it is not delayed."""

@@ -16,11 +16,11 @@ from msgspec import Struct
 from turbopump.errors import RecordError, StoreDamaged
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint
-from turbopump.store.commit_log import good_entry, is_blank, next_magic
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import FILLER_SIZE
 from turbopump.store.index_file import EMPTY, ENTRY_BYTES, HEADER_BYTES, IndexHeader, read_header
 from turbopump.store.key_index import is_index_name
+from turbopump.store.log_scan import good_entry, is_blank, next_magic
 from turbopump.store.outcomes import Units
 from turbopump.store.survey import (
     Damage,

@@ -58,12 +58,13 @@ _NO_KEYS: Ints = np.empty((3, 0), np.int64)
 # Final, so that its type can be looked at, as each single message is asked.
 @final
 class _Run(Struct, frozen=True, eq=False):
-    """What the index needs of the messages of a batch."""
+    """What the index needs of messages that come together."""
 
-    topic: bytes
+    topics: list[bytes]
+    """That of each message, or one that all of them have."""
     texts: PropertyTexts
     positions: Ints
-    store_timestamp_ms: int
+    times_ms: Ints
     text_bytes: int
 
     @property
@@ -83,18 +84,17 @@ class _Run(Struct, frozen=True, eq=False):
         ends = np.cumsum(self.texts.lengths)
         numbers = np.arange(_TEXT_BYTES_MAX, self.text_bytes, _TEXT_BYTES_MAX)
         cuts = [0, *np.unique(np.searchsorted(ends, numbers)).tolist(), len(ends)]
-        return [self._part(slice(start, end)) for start, end in pairwise(cuts) if start < end]
+        return [self.part(slice(start, end)) for start, end in pairwise(cuts) if start < end]
 
-    def _part(self, some: slice) -> _Run:
-        texts = self.texts[some]
-        size = int(texts.lengths.sum())
-        return _Run(self.topic, texts, self.positions[some], self.store_timestamp_ms, size)
+    def part(self, some: slice) -> _Run:
+        """Return some of the messages."""
+        topics = self.topics if len(self.topics) == 1 else self.topics[some]
+        return _new_run(topics, self.texts[some], self.positions[some], self.times_ms[some])
 
     def keys(self) -> Ints:
         """Return hashes, positions and store times."""
-        owners, hashes = key_hashes([self.topic], self.texts)
-        times_ms = np.full(len(hashes), self.store_timestamp_ms)
-        return np.array((hashes, self.positions[owners], times_ms))
+        owners, hashes = key_hashes(self.topics, self.texts)
+        return np.array((hashes, self.positions[owners], self.times_ms[owners]))
 
 
 class _Messages:
@@ -117,11 +117,10 @@ class _Messages:
         self._times_ms += [entry.store_timestamp_ms for entry in entries]
 
     def add_run(self, run: _Run) -> None:
-        count = len(run.positions)
-        self._topics += [run.topic] * count
+        self._topics += run.topics * (len(run.positions) if len(run.topics) == 1 else 1)
         self._texts += run.texts.parts
         self._positions += run.positions.tolist()
-        self._times_ms += [run.store_timestamp_ms] * count
+        self._times_ms += run.times_ms.tolist()
 
     def keys(self) -> Ints:
         """Return hashes, positions and store times."""
@@ -255,6 +254,19 @@ class KeyIndex:
             else:
                 self._pending.append(entry)
 
+    def add_run(
+        self, topics: list[bytes], texts: PropertyTexts, positions: Ints, times_ms: Ints
+    ) -> None:
+        """Enter messages that are in order, unless they are in already; none was rolled back.
+
+        ``topics`` has that of each, or one that all of them have.
+        """
+        known = int(np.searchsorted(positions, self._replayed_to, "right"))
+        if known < len(positions):
+            run = _new_run(topics, texts, positions, times_ms)
+            self._pending += (run.part(slice(known, None)) if known else run).parts()
+            self._pending_count += len(positions) - known
+
     def absorb(self) -> None:
         """Put the keys that wait into files; the slots of the newest stay in memory."""
         while self._keys.size or self._pending:
@@ -370,9 +382,12 @@ class KeyIndex:
 
 
 def _run(run: EntryBatch) -> _Run:
-    texts = run.texts()
-    size = int(texts.lengths.sum())
-    return _Run(run.topic, texts, run.positions, run.store_timestamp_ms, size)
+    times_ms = np.full(len(run), run.store_timestamp_ms)
+    return _new_run([run.topic], run.texts(), run.positions, times_ms)
+
+
+def _new_run(topics: list[bytes], texts: PropertyTexts, positions: Ints, times_ms: Ints) -> _Run:
+    return _Run(topics, texts, positions, times_ms, int(texts.lengths.sum()))
 
 
 def _text_bytes(waiting: RecordEntry | _Run) -> int:

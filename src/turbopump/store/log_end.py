@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
-from turbopump.store.commit_log import CommitLog, good_entry, next_magic, scan
+from turbopump.store.commit_log import CommitLog
+from turbopump.store.entry_run import EntryRun
+from turbopump.store.log_scan import good_entry, next_magic, scan_runs
 from turbopump.store.scan_start import scan_start
 from turbopump.wire.record import RecordEntry
 
@@ -47,13 +49,18 @@ class LogEnd:
         """What cannot be read before the end: positions of its first byte and behind its last."""
         self._newest_ms = 0
 
-    def find(self, see: Callable[[RecordEntry], None]) -> PhysicalOffset:
+    def find(self, see: Callable[[RecordEntry | EntryRun], None]) -> PhysicalOffset:
         """Look at all records up to the end of the log, and return that."""
         synced_to = (self._checkpoint.log_end or None) if self._crashed else None
         position: PhysicalOffset | None = self.start
         while position is not None:
-            for found in scan(self._log, position, check_crc=self._check_crc, synced_to=synced_to):
-                if isinstance(found, RecordEntry):
+            for found in scan_runs(
+                self._log, position, check_crc=self._check_crc, synced_to=synced_to
+            ):
+                if isinstance(found, EntryRun):
+                    self._newest_ms = max(self._newest_ms, found.newest_ms)
+                    see(found)
+                elif isinstance(found, RecordEntry):
                     self._newest_ms = max(self._newest_ms, found.store_timestamp_ms)
                     see(found)
                 else:
@@ -74,12 +81,14 @@ class LogEnd:
         return PhysicalOffset(0)
 
 
-def records(log: CommitLog, start: PhysicalOffset, end: PhysicalOffset) -> Iterator[RecordEntry]:
+def records(
+    log: CommitLog, start: PhysicalOffset, end: PhysicalOffset
+) -> Iterator[RecordEntry | EntryRun]:
     """Return all records between two positions, passing over what is damaged."""
     position: PhysicalOffset | None = start
     while position is not None and position < end:
-        for found in scan(log, position, check_crc=False, end=end):
-            if isinstance(found, RecordEntry):
+        for found in scan_runs(log, position, check_crc=False, end=end):
+            if isinstance(found, EntryRun | RecordEntry):
                 yield found
             else:
                 position = found

@@ -27,6 +27,7 @@ from turbopump.store.config import UNIT_BYTES, StoreConfig
 from turbopump.store.config_files import load_table
 from turbopump.store.consume_queue import FILLER_SIZE, QueueKey
 from turbopump.store.directory import StoreDirectory
+from turbopump.store.entry_run import EntryRun
 from turbopump.store.log_end import LogEnd
 from turbopump.store.outcomes import Units
 from turbopump.store.segments import Segments, segment_files
@@ -257,9 +258,16 @@ class _Search:
             run.insert(0, start)
         return run
 
-    def _note(self, entry: RecordEntry) -> None:
-        key = entry.topic.decode(), entry.queue_id
-        self._queue_ends[key] = max(self._queue_ends.get(key, 0), entry.queue_offset + 1)
+    def _note(self, found: RecordEntry | EntryRun) -> None:
+        if isinstance(found, RecordEntry):
+            self._note_last(found.topic, found.queue_id, found.queue_offset)
+        else:
+            for topic, queue_id, rows in found.by_queue():
+                self._note_last(topic, queue_id, int(found.queue_offsets[rows].max()))
+
+    def _note_last(self, topic: bytes, queue_id: int, queue_offset: int) -> None:
+        key = topic.decode(), queue_id
+        self._queue_ends[key] = max(self._queue_ends.get(key, 0), queue_offset + 1)
 
     def _reason(self, gaps: list[Range], cut: list[int], end: int, vouched: int) -> str:
         size = self._segment_bytes

@@ -11,8 +11,8 @@ from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.machine.files import Files, OpenFiles
 from turbopump.message import PhysicalOffset
-from turbopump.store.commit_log import is_topic_name
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
+from turbopump.store.entry_run import is_topic_name
 from turbopump.store.removed_topics import RemovedTopics
 from turbopump.store.segments import BrokenRow, Segments
 

@@ -13,9 +13,10 @@ from typing import cast
 import numpy as np
 
 from turbopump.message import QueueOffset
-from turbopump.store.commit_log import CommitLog, is_topic_name
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
+from turbopump.store.entry_run import is_topic_name
 from turbopump.store.outcomes import (
     EVERYTHING,
     UNIT_DTYPE,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 from msgspec import Struct
 
 from turbopump.errors import StoreDamaged
@@ -17,14 +18,17 @@ from turbopump.store.config import StoreConfig
 from turbopump.store.damage import DamageLog
 from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
+from turbopump.store.entry_run import EntryRun
 from turbopump.store.key_index import KeyIndex
-from turbopump.store.log_end import LogEnd, records
+from turbopump.store.log_end import LogEnd
 from turbopump.store.losses import find_losses
 from turbopump.store.queue_rebuild import QueueRebuild
 from turbopump.store.queues import Queues
+from turbopump.store.replay import Replay
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
-from turbopump.wire.record import FIXED_BYTES, RecordEntry
+from turbopump.wire.aligned_properties import Ints
+from turbopump.wire.record import RecordEntry
 
 _log = logging.getLogger(__name__)
 
@@ -64,14 +68,13 @@ class Recovery:
         self._log = log
         self._queues = queues
         self._index = index
-        self._dispatcher = dispatcher
         self._behind = behind
         self._deferred = deferred
         self._repair = repair
         self._damage = damage
         self._rebuild = rebuild
         self._removed = queues.removed
-        self._replayed = 0
+        self._replay = Replay(log, queues, dispatcher, behind, deferred)
         self._last_ms = 0
 
     def run(self, *, crashed: bool) -> Recovered:
@@ -113,7 +116,7 @@ class Recovery:
         elif taken_from < end:
             missing_from = start
         missing_from = min(missing_from, self._unindexed_from(end))
-        self._replay(max(self._log.min_offset, missing_from), end)
+        self._replay.run(max(self._log.min_offset, missing_from), end)
         self._rebuild.keep_ends(end)
         for queue in self._queues:
             queue.next_offset = queue.max_offset
@@ -121,7 +124,7 @@ class Recovery:
         self._queues.entered_to = end
         self._deferred.attempt(lambda: self._make_durable(start, crashed))
         self._deferred.attempt(self._rebuild.finish)
-        return Recovered(crashed, end, cut_bytes, self._replayed)
+        return Recovered(crashed, end, cut_bytes, self._replay.count)
 
     def _begin_anew(self, crashed: bool) -> Recovered:
         # Without a log the queues point nowhere.
@@ -141,11 +144,11 @@ class Recovery:
         indexed = index.end_offset if index is not None else None
         missing_from: PhysicalOffset | None = None
 
-        def see(entry: RecordEntry) -> None:
+        def see(found: RecordEntry | EntryRun) -> None:
             nonlocal missing_from
-            self._last_ms = entry.store_timestamp_ms
-            if missing_from is None and self._lacks(entry, indexed):
-                missing_from = entry.physical_offset
+            self._last_ms = found.store_timestamp_ms
+            if missing_from is None:
+                missing_from = self._first_missing(found, indexed)
 
         end = found.find(see)
         return end, end if missing_from is None else missing_from
@@ -162,18 +165,43 @@ class Recovery:
             _log.error(message, log.directory, position, behind)
         self._damage.log_ranges += len(found.damaged)
 
+    def _first_missing(
+        self, found: RecordEntry | EntryRun, indexed: int | None
+    ) -> PhysicalOffset | None:
+        """Return the first message that its queue or the index lacks."""
+        if isinstance(found, RecordEntry):
+            return found.physical_offset if self._lacks(found, indexed) else None
+        first = len(found)
+        if indexed is not None:
+            first = int(np.searchsorted(found.positions, indexed))
+        queue_lacks: tuple[bytes, int] | None = None
+        for topic, queue_id, rows in found.by_queue():
+            lacking = self._first_lacking(found, topic, queue_id, rows)
+            if lacking < first:
+                first, queue_lacks = lacking, (topic, queue_id)
+        if queue_lacks is not None:
+            # Now it is known that there is such a queue, though all of its files may be gone.
+            self._queues.for_record(*queue_lacks)
+        return PhysicalOffset(int(found.positions[first])) if first < len(found) else None
+
+    def _first_lacking(self, run: EntryRun, topic: bytes, queue_id: int, rows: Ints) -> int:
+        """Return the first of a queue's records in a run that it lacks, or the run's length."""
+        queue = self._queues.find(topic.decode(), queue_id)
+        rows = rows[run.sys_flags[rows] & INVISIBLE_BIT == 0]
+        positions = run.positions[rows]
+        ends = positions + run.sizes[rows]
+        lacks = ends > (-1 if queue is None else queue.physical_end)
+        lacks &= positions >= self._removed.end_of(topic)
+        found = rows[lacks]
+        return int(found[0]) if len(found) else len(run)
+
     def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
         if indexed is not None and entry.physical_offset >= indexed:
             return True
-        if not self._is_readable(entry):
+        if not self._replay.is_readable(entry):
             return False
         queue = self._queues.for_record(entry.topic, entry.queue_id)
         return entry.physical_offset + entry.size > queue.physical_end
-
-    def _is_readable(self, entry: RecordEntry) -> bool:
-        """Whether a message belongs into a queue: not half a transaction, not removed."""
-        invisible = entry.sys_flag & INVISIBLE_BIT
-        return not invisible and not self._removed.covers(entry.topic, entry.physical_offset)
 
     def _finish_removals(self, end: PhysicalOffset) -> None:
         """Delete the queues of removed topics that a kill or another broker left."""
@@ -244,40 +272,12 @@ class Recovery:
             _log.error(message, log.directory, end, cut_bytes, kept)
         log.truncate(end)
 
-    def _replay(self, start: PhysicalOffset, end: PhysicalOffset) -> None:
-        if start < end and not self._replay_from(start, end):
-            # Some queue lacks more than was to be entered again: make all of them complete.
-            self._replay_from(self._log.min_offset, end)
-
-    def _replay_from(self, start: PhysicalOffset, end: PhysicalOffset) -> bool:
-        complete = start == self._log.min_offset
-        reached, unread_bytes = int(start), 0
-        for entry in records(self._log, start, end):
-            unread_bytes += entry.physical_offset - reached
-            reached = entry.physical_offset + entry.size
-            if self._is_readable(entry):
-                queue = self._queues.for_record(entry.topic, entry.queue_id)
-                if entry.queue_offset > queue.max_offset:
-                    if not complete:
-                        return False
-                    if queue.last_position <= self._log.min_offset:
-                        # What it holds is deleted, and so is what it lacks: it begins here.
-                        self._queues.remove(queue)
-                    elif (entry.queue_offset - queue.max_offset) * FIXED_BYTES <= unread_bytes:
-                        # Damaged in the log: the messages behind keep their offsets.
-                        queue.fill_to(entry.queue_offset)
-            self._dispatcher.enter_all((entry,))
-            if self._deferred.error is None:
-                self._deferred.attempt(self._behind.spill)
-            self._replayed += 1
-        return True
-
     def _make_durable(self, start: PhysicalOffset, crashed: bool) -> None:
         self._behind.write_all()
         if crashed:
             self._log.rewrite_unflushed()
             self._behind.rewrite_from(start)
-        changed = crashed or self._replayed > 0
+        changed = crashed or self._replay.count > 0
         job = self._behind.sync_job(self._last_ms if changed else 0)
         self._log.sync()
         job()

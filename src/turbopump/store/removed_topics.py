@@ -38,6 +38,10 @@ class RemovedTopics:
         """Whether the message at a position was removed with its topic."""
         return position < self._ends.get(topic, 0)
 
+    def end_of(self, topic: bytes) -> int:
+        """Return the position behind the last message that was removed with its topic, or 0."""
+        return self._ends.get(topic, 0)
+
     def add(self, topic: bytes, log_min: PhysicalOffset, end: PhysicalOffset) -> None:
         """Remember that a topic's messages up to a position are gone; on disk when it returns."""
         kept = {other: known for other, known in self._ends.items() if known > log_min}

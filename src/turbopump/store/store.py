@@ -19,7 +19,7 @@ from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender, Group
-from turbopump.store.commit_log import CommitLog, scan
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.damage import DamageLog
@@ -31,6 +31,7 @@ from turbopump.store.entry_batch import EntryBatch
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal
 from turbopump.store.key_index import KeyIndex
+from turbopump.store.log_scan import scan
 from turbopump.store.losses import check_files
 from turbopump.store.maintenance import Maintenance
 from turbopump.store.outcomes import EVERYTHING, Appended, Filter, ReadOutcome

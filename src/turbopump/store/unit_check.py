@@ -18,6 +18,7 @@ from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
 from turbopump.store.outcomes import Units
 from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.record import FIXED_BYTES, MAGIC
+from turbopump.wire.record_arrays import read_at
 
 _FEW = 48
 """Up to this many units are compared faster one by one than as arrays (measured)."""
@@ -169,7 +170,7 @@ def _matching_in_file(
         return 0, 0
     try:
         # Positions before the file wrap around, and do not match what is found there.
-        heads = _gathered(view, at, _HEAD_BYTES).view(_HEAD_DTYPE)
+        heads = read_at(view, f"V{_HEAD_BYTES}", at).view(_HEAD_DTYPE)
     except IndexError:
         return 0, 0
     count = _same_heads(heads, at + start, sizes, queue, offset)
@@ -212,7 +213,7 @@ def _same_topics(
         heads, at, sizes = heads[:same], at[:same], sizes[:same]
         fixed_bytes += _V6_EXTRA * int(kinds[0]).bit_count()
         lengths_at = at + (fixed_bytes - _BODY_LENGTH.size)
-        bodies = _gathered(view, lengths_at, _BODY_LENGTH.size).view(">i4")
+        bodies = read_at(view, ">i4", lengths_at)
     topics_at = at + bodies
     topics_at += fixed_bytes
     size = len(topic) + _PROPERTIES_LENGTH.size
@@ -220,7 +221,7 @@ def _same_topics(
     left -= topics_at
     left -= size
     try:
-        found = _gathered(view, topics_at, size).view(np.uint8).reshape(-1, size)
+        found = read_at(view, f"V{size}", topics_at).view(np.uint8).reshape(-1, size)
     except IndexError:
         return 0
     # Unsigned: no length equals what is left if that is negative.
@@ -229,12 +230,6 @@ def _same_topics(
     if topics.tobytes() == topic * count:
         return count
     return _leading((topics == np.frombuffer(topic, np.uint8)).all(axis=1))
-
-
-def _gathered(view: memoryview, at: Ints, size: int) -> NDArray[np.void]:
-    """Copy as many bytes from each of some positions of a file."""
-    every = np.ndarray((len(view) - size + 1,), f"V{size}", view, strides=(1,))
-    return every[at]
 
 
 def _leading(good: NDArray[np.bool_]) -> int:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from enum import Enum
 
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store.commit_log import CommitLog, next_record
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from turbopump.store.damage import DamageLog
+from turbopump.store.log_scan import next_record
 from turbopump.store.unit_check import unit_matches
 from turbopump.wire.record import FIXED_BYTES, RecordEntry
 

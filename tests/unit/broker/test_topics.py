@@ -130,6 +130,19 @@ def test_system_topics() -> None:
 # --- making and changing --------------------------------------------------------------------------
 
 
+def test_changes_do_not_copy_the_table() -> None:
+    """Or the cost of a change would grow with the topics that there are."""
+    topics = made()
+    seen, saved = topics.table, topics.snapshot.topic_config_table
+    topics.create_by_send("T", "TBW102", 4)
+    assert "T" in seen
+    finished(topics.update(TopicConfig(topic_name="U")))
+    assert "U" in seen
+    finished(topics.delete("T"))
+    assert "T" not in seen
+    assert "U" not in saved
+
+
 def test_one_host_leaves_room_for_others() -> None:
     topics = made(config=TopicsConfig(topics_max=len(made().table) + 10))
     for number in range(5):

@@ -19,20 +19,17 @@ import pyarrow as pa
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.spark.records.arrow_arrays import Int64s
 from turbopump.spark.records.record_run import (
-    HEAD,
-    HEAD_BYTES,
     FieldSpans,
     Mask,
     RecordRun,
     Span,
-    are_same,
     first_of,
-    read_at,
 )
 from turbopump.wire import sysflag
 from turbopump.wire.hashing import INT_MAX
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES
 from turbopump.wire.record import FIXED_BYTES, MAGIC, MAGIC_V2, decode_record
+from turbopump.wire.record_arrays import HEAD_BYTES, are_same, follow_sizes, heads_at, read_at
 
 _BODY_LENGTH_AT = 84
 _V6_EXTRA = V6_BYTES - V4_BYTES
@@ -86,7 +83,7 @@ def _alike(view: memoryview, spans: Sequence[Span]) -> RecordRun | None:
     if size is None:
         return None
     starts = _in_steps(spans, size)
-    heads = _heads(view, starts)
+    heads = heads_at(view, starts)
     if (
         (heads["size"] != size).any()
         or (heads["magic"] != MAGIC).any()
@@ -136,16 +133,12 @@ def _in_steps(spans: Sequence[Span], size: int) -> Int64s:
     return starts
 
 
-def _heads(view: memoryview, starts: Int64s) -> npt.NDArray[Any]:
-    return read_at(view, f"V{HEAD_BYTES}", starts).view(HEAD)
-
-
 def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Int64s, int | None]:
     """Return where records start, and where something else lies."""
     found: list[int] = []
     damaged_at = None
     for at, end in spans:
-        reached = _walk(view, at, end, found)
+        reached = follow_sizes(view, at, end, found)
         if reached < end:
             damaged_at = reached
             break
@@ -153,26 +146,9 @@ def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Int64s, int | None]
     return np.frombuffer(array("q", found), np.int64), damaged_at
 
 
-def _walk(view: memoryview, at: int, end: int, starts: list[int]) -> int:
-    """Follow the sizes, and add where records start; return how far that leads.
-
-    The last one may have any of its other parts damaged.
-    """
-    found = starts.append
-    size_at = _SIZE.unpack_from
-    last = end - FIXED_BYTES
-    while at <= last:
-        size = size_at(view, at)[0]
-        if size < FIXED_BYTES:
-            break
-        found(at)
-        at += size
-    return starts.pop() if at > end else at
-
-
 def _checked(view: memoryview, starts: Int64s) -> tuple[RecordRun, int | None]:
     """Find the parts of each record, up to the first one that is damaged; return where it is."""
-    heads = _heads(view, starts)
+    heads = heads_at(view, starts)
     sizes = heads["size"].astype(np.int64)
     bad = heads["magic"] != MAGIC
     two_bytes = bad & (heads["magic"] == MAGIC_V2) if bad.any() else None

@@ -28,6 +28,7 @@ from turbopump.wire import sysflag
 from turbopump.wire.command import Buffer
 from turbopump.wire.hashing import INT_MAX
 from turbopump.wire.hosts import V4_BYTES
+from turbopump.wire.record_arrays import are_same, read_at
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Span: TypeAlias = tuple[int, int]
@@ -35,32 +36,6 @@ Span: TypeAlias = tuple[int, int]
 Hosts: TypeAlias = "tuple[list[bytes], Column | None]"
 """The different ones, and for each record which one it has: None where there is only one."""
 
-_HEAD_FIELDS = (
-    ("size", ">i4", 0),
-    ("magic", ">u4", 4),
-    ("crc", ">i4", 8),
-    ("queue_id", ">i4", 12),
-    ("queue_offset", ">i8", 20),
-    ("physical_offset", ">i8", 28),
-    ("sys_flag", ">i4", 36),
-    ("born_time", ">i8", 40),
-    ("born_host", "u8", 48),
-    ("store_time", ">i8", 56),
-    ("store_host", "u8", 64),
-    ("reconsume", ">i4", 72),
-    ("body_length", ">i4", 84),
-)
-"""The fields before the body and where they lie, while both hosts are IPv4 ones: address and port
-together. Of an IPv6 one, everything behind the born host's address lies elsewhere."""
-HEAD_BYTES = 88
-HEAD = np.dtype(
-    {
-        "names": [name for name, _, _ in _HEAD_FIELDS],
-        "formats": [kind for _, kind, _ in _HEAD_FIELDS],
-        "offsets": [at for _, _, at in _HEAD_FIELDS],
-        "itemsize": HEAD_BYTES,
-    }
-)
 _BORN_HOST_AT = 48
 _STORE_TIME_AT = 56
 _STORE_HOST_AT = 64
@@ -291,18 +266,6 @@ class FieldSpans:
         return FieldSpans(self.start[wanted], length if isinstance(length, int) else length[wanted])
 
 
-def read_at(view: memoryview, kind: str, positions: Int64s) -> npt.NDArray[Any]:
-    """Return what lies at each position."""
-    if not len(positions):
-        return np.empty(0, kind)
-    # Every position of the buffer is an element, so that any of them can be asked for.
-    width = np.dtype(kind).itemsize
-    elements: npt.NDArray[Any] = np.ndarray(
-        (len(view) - width + 1,), kind, buffer=view, strides=(1,)
-    )
-    return elements[positions]
-
-
 def _copies(column: Column, width: int | None) -> Iterable[bytes]:
     """Return binaries as objects, all of the same width if it is known."""
     if width is None:
@@ -319,12 +282,6 @@ def _few(values: npt.NDArray[Any]) -> Hosts:
         return [values[0].tobytes()], None
     found: Encoded = pa.array(np.ascontiguousarray(values)).dictionary_encode()
     return [value.tobytes() for value in found.dictionary.to_numpy()], found.indices
-
-
-def are_same(values: npt.NDArray[Any]) -> bool:
-    """Whether all are the same bytes; there is at least one."""
-    raw, width = values.view(np.uint8), values.dtype.itemsize
-    return bool((raw[width:] == raw[:-width]).all())
 
 
 def first_of(mask: Mask) -> int | None:

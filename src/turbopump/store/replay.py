@@ -1,0 +1,120 @@
+"""Entering what the log has into queues and index again: many records at a time if they follow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from turbopump.message import PhysicalOffset
+from turbopump.store.commit_log import CommitLog
+from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.deferred_steps import DeferredSteps
+from turbopump.store.dispatch import INVISIBLE_BIT, SCHEDULE_TOPIC_BYTES, Dispatcher
+from turbopump.store.entry_run import EntryRun
+from turbopump.store.log_end import records
+from turbopump.store.queues import Queues
+from turbopump.store.write_behind import WriteBehind
+from turbopump.wire.aligned_properties import Ints
+from turbopump.wire.record import FIXED_BYTES, RecordEntry
+
+_RECORDS_AT_ONCE = 2048
+"""Their properties are looked at together, which takes up to 40 times as much memory."""
+
+
+class Replay:
+    """Enters the messages of a log that queues and index lack."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: Queues,
+        dispatcher: Dispatcher,
+        behind: WriteBehind,
+        deferred: DeferredSteps,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._removed = queues.removed
+        self._dispatcher = dispatcher
+        self._behind = behind
+        self._deferred = deferred
+        self.count = 0
+        """How many messages were entered again."""
+
+    def run(self, start: PhysicalOffset, end: PhysicalOffset) -> None:
+        """Enter all messages between two positions."""
+        if start < end and not self._run_from(start, end):
+            # Some queue lacks more than was to be entered again: make all of them complete.
+            self._run_from(self._log.min_offset, end)
+
+    def is_readable(self, entry: RecordEntry) -> bool:
+        """Whether a message belongs into a queue: not half a transaction, not removed."""
+        invisible = entry.sys_flag & INVISIBLE_BIT
+        return not invisible and not self._removed.covers(entry.topic, entry.physical_offset)
+
+    def _run_from(self, start: PhysicalOffset, end: PhysicalOffset) -> bool:
+        complete = start == self._log.min_offset
+        reached, unread_bytes = int(start), 0
+        for found in records(self._log, start, end):
+            unread_bytes += found.physical_offset - reached
+            reached = (
+                found.end if isinstance(found, EntryRun) else found.physical_offset + found.size
+            )
+            if not self._enter(found, complete, unread_bytes):
+                return False
+        return True
+
+    def _enter(self, found: EntryRun | RecordEntry, complete: bool, unread_bytes: int) -> bool:
+        """Enter messages; False if there are some before them that are missing."""
+        if isinstance(found, RecordEntry):
+            return self._enter_one(found, complete, unread_bytes)
+        for part in found.parts(_RECORDS_AT_ONCE):
+            following = self._following(part)
+            if following is not None:
+                self._dispatcher.enter_run(part, following)
+                self._spill(len(part))
+            elif not all(
+                self._enter_one(entry, complete, unread_bytes) for entry in part.entries()
+            ):
+                return False
+        return True
+
+    def _following(self, run: EntryRun) -> list[tuple[ConsumeQueue, Ints]] | None:
+        """Return for each queue the records that it lacks; None unless they simply follow."""
+        if np.bitwise_or.reduce(run.sys_flags) & INVISIBLE_BIT:
+            return None
+        positions, found = run.positions, []
+        for topic, queue_id, rows in run.by_queue():
+            first = PhysicalOffset(int(positions[rows[0]]))
+            if topic == SCHEDULE_TOPIC_BYTES or self._removed.covers(topic, first):
+                return None
+            queue = self._queues.for_record(topic, queue_id)
+            offsets, ends = run.queue_offsets[rows], positions[rows] + run.sizes[rows]
+            known = int(np.searchsorted(ends, queue.physical_end, "right"))
+            expected = np.arange(queue.max_offset, queue.max_offset + len(rows) - known)
+            if (offsets[:known] > queue.max_offset).any() or (offsets[known:] != expected).any():
+                return None
+            if known < len(rows) and positions[rows[known]] < queue.physical_end:
+                return None
+            found.append((queue, rows[known:]))
+        return found
+
+    def _enter_one(self, entry: RecordEntry, complete: bool, unread_bytes: int) -> bool:
+        if self.is_readable(entry):
+            queue = self._queues.for_record(entry.topic, entry.queue_id)
+            if entry.queue_offset > queue.max_offset:
+                if not complete:
+                    return False
+                if queue.last_position <= self._log.min_offset:
+                    # What it holds is deleted, and so is what it lacks: it begins here.
+                    self._queues.remove(queue)
+                elif (entry.queue_offset - queue.max_offset) * FIXED_BYTES <= unread_bytes:
+                    # Damaged in the log: the messages behind keep their offsets.
+                    queue.fill_to(entry.queue_offset)
+        self._dispatcher.enter_all((entry,))
+        self._spill(1)
+        return True
+
+    def _spill(self, count: int) -> None:
+        if self._deferred.error is None:
+            self._deferred.attempt(self._behind.spill)
+        self.count += count

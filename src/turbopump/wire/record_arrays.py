@@ -1,0 +1,78 @@
+"""Where many stored records lie in a buffer, and their fixed fields, as arrays."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turbopump.wire.aligned_properties import Ints
+from turbopump.wire.record import FIXED_BYTES
+
+_SIZE = struct.Struct(">i")
+_HEAD_FIELDS = (
+    ("size", ">i4", 0),
+    ("magic", ">u4", 4),
+    ("crc", ">i4", 8),
+    ("queue_id", ">i4", 12),
+    ("queue_offset", ">i8", 20),
+    ("physical_offset", ">i8", 28),
+    ("sys_flag", ">i4", 36),
+    ("born_time", ">i8", 40),
+    ("born_host", "u8", 48),
+    ("store_time", ">i8", 56),
+    ("store_host", "u8", 64),
+    ("reconsume", ">i4", 72),
+    ("body_length", ">i4", 84),
+)
+"""The fields before the body and where they lie, while both hosts are IPv4 ones: address and port
+together. Of an IPv6 one, everything behind the born host's address lies elsewhere."""
+HEAD_BYTES = 88
+HEAD = np.dtype(
+    {
+        "names": [name for name, _, _ in _HEAD_FIELDS],
+        "formats": [kind for _, kind, _ in _HEAD_FIELDS],
+        "offsets": [at for _, _, at in _HEAD_FIELDS],
+        "itemsize": HEAD_BYTES,
+    }
+)
+
+
+def read_at(view: memoryview, kind: str, positions: Ints) -> NDArray[Any]:
+    """Return what lies at each position; raises IndexError for those behind the end."""
+    if not len(positions):
+        return np.empty(0, kind)
+    # Every position of the buffer is an element, so that any of them can be asked for.
+    width = np.dtype(kind).itemsize
+    elements: NDArray[Any] = np.ndarray((len(view) - width + 1,), kind, buffer=view, strides=(1,))
+    return elements[positions]
+
+
+def heads_at(view: memoryview, positions: Ints) -> NDArray[Any]:
+    """Return the fixed fields of the records at some positions."""
+    return read_at(view, f"V{HEAD_BYTES}", positions).view(HEAD)
+
+
+def are_same(values: NDArray[Any]) -> bool:
+    """Whether all are the same bytes; there is at least one."""
+    raw, width = values.view(np.uint8), values.dtype.itemsize
+    return bool((raw[width:] == raw[:-width]).all())
+
+
+def follow_sizes(view: memoryview, at: int, end: int, starts: list[int]) -> int:
+    """Follow the sizes of records, and add where they start; return how far that leads.
+
+    The last one may have any of its other parts damaged.
+    """
+    found = starts.append
+    size_at = _SIZE.unpack_from
+    last = end - FIXED_BYTES
+    while at <= last:
+        size = size_at(view, at)[0]
+        if size < FIXED_BYTES:
+            break
+        found(at)
+        at += size
+    return starts.pop() if at > end else at

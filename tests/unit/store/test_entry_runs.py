@@ -1,0 +1,206 @@
+"""Records that are checked by the column are found exactly as one by one, whatever is damaged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turbopump.machine import Machine
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store import Store, entry_run, log_scan, replay
+from turbopump.store.commit_log import CommitLog
+from turbopump.store.entry_run import EntryRun
+from turbopump.store.log_scan import scan_runs
+from turbopump.wire.hosts import host
+from turbopump.wire.names import SCHEDULE_TOPIC
+from turbopump.wire.record import Record, RecordEntry, encode_blank
+from turbopump.wire.sysflag import Transaction
+from unit.store.support import HOST, ManualClock, record, small_config
+
+SEGMENT_BYTES = 8192
+V6 = host("2001:db8::1", 1)
+NOW_MS = 1_700_000_000_000
+
+
+@dataclass
+class LogBytes:
+    """Two files of a log, in memory."""
+
+    data: bytes
+    segment_bytes: int = SEGMENT_BYTES
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return tuple(range(0, len(self.data), self.segment_bytes))
+
+    def rest_of_segment(self, position: int) -> memoryview:
+        end = position - position % self.segment_bytes + self.segment_bytes
+        return memoryview(self.data)[position:end]
+
+
+@contextmanager
+def runs(*, allowed: bool) -> Iterator[None]:
+    """Look for runs, however short, or at records one by one only."""
+    with pytest.MonkeyPatch.context() as patch:
+        if allowed:
+            patch.setattr(log_scan, "_PIECE_BYTES", 1000)
+            patch.setattr(log_scan, "_PIECE_BYTES_MIN", 200)
+            patch.setattr(entry_run, "_RUN_MIN", 2)
+            patch.setattr(entry_run, "_TRIED_FIRST", 3)
+            patch.setattr(replay, "_RECORDS_AT_ONCE", 5)
+        else:
+            patch.setattr(log_scan, "find_run", lambda *_, **__: None)
+        yield
+
+
+def one_by_one(found: EntryRun | RecordEntry | PhysicalOffset) -> list[RecordEntry | int]:
+    return [*found.entries()] if isinstance(found, EntryRun) else [found]
+
+
+RECORDS = st.builds(
+    Record,
+    topic=st.sampled_from([b"a", b"a", b"a", b"longer", "ü".encode(), b"/", b"\xff"]),
+    queue_id=st.sampled_from([0, 0, 1, 2]),
+    body=st.sampled_from([b"body", b"body", b"", b"long body" * 5]),
+    properties=st.sampled_from([b"K\x01v", b"K\x01w", b"", b"K\x01\0", b"K\x01longer\x02"]),
+    sys_flag=st.sampled_from([0, 0, 0, int(Transaction.PREPARED)]),
+    born_timestamp_ms=st.just(1),
+    born_host=st.sampled_from([HOST] * 20 + [V6]),
+    store_host=st.sampled_from([HOST] * 20 + [V6]),
+)
+GROUPS = st.lists(st.tuples(RECORDS, st.integers(1, 12)), max_size=20)
+PLACES = st.integers(0, 2 * SEGMENT_BYTES - 1)
+DAMAGES = st.lists(
+    st.tuples(PLACES, st.sampled_from([b"\0" * 40, b"\xff", b"\x01", b""])), max_size=3
+)
+
+
+def log_of(groups: list[tuple[Record, int]], damages: list[tuple[int, bytes]]) -> LogBytes:
+    """Return a log with each record as often as is told, as much as fits."""
+    data = bytearray()
+    for each, count in groups:
+        for number in range(count):
+            room = SEGMENT_BYTES - len(data) % SEGMENT_BYTES
+            if each.size + 8 > room:
+                data += encode_blank(room).ljust(room, b"\0")
+            if len(data) + each.size > 2 * SEGMENT_BYTES:
+                break
+            data += each.encode(QueueOffset(number), PhysicalOffset(len(data)), NOW_MS + number)
+    data = data[: 2 * SEGMENT_BYTES].ljust(2 * SEGMENT_BYTES, b"\0")
+    for at, damage in damages:
+        if damage:
+            data[at : at + len(damage)] = damage
+        else:
+            # Torn: everything behind is gone.
+            data[at:] = bytes(len(data) - at)
+    return LogBytes(bytes(data[: 2 * SEGMENT_BYTES]))
+
+
+@given(GROUPS, DAMAGES, st.booleans(), st.one_of(st.none(), PLACES), st.one_of(st.none(), PLACES))
+def test_scans_find_the_same(
+    groups: list[tuple[Record, int]],
+    damages: list[tuple[int, bytes]],
+    check_crc: bool,
+    end: PhysicalOffset | None,
+    synced_to: PhysicalOffset | None,
+) -> None:
+    log = cast(CommitLog, log_of(groups, damages))
+
+    def scanned() -> list[Any]:
+        start = PhysicalOffset(0)
+        found = scan_runs(log, start, check_crc=check_crc, end=end, synced_to=synced_to)
+        return [entry for part in found for entry in one_by_one(part)]
+
+    with runs(allowed=False):
+        expected = scanned()
+    with runs(allowed=True):
+        assert scanned() == expected
+
+
+def test_ordinary_records_are_found_as_runs() -> None:
+    """Or the comparison above would compare nothing."""
+    log = cast(CommitLog, log_of([(record(), 20), (record(b"other"), 20)], []))
+    with runs(allowed=True):
+        found = list(scan_runs(log, PhysicalOffset(0), check_crc=True))
+    assert sum(len(part) for part in found if isinstance(part, EntryRun)) > 30
+
+
+TOPICS = st.sampled_from(["a", "a", "b", "removed", SCHEDULE_TOPIC])
+STEPS = st.lists(
+    st.tuples(TOPICS, st.integers(0, 1), st.integers(1, 15), st.booleans()), max_size=8
+)
+
+
+@settings(max_examples=25)
+@given(
+    STEPS,
+    st.sampled_from(["", "queues", "queue", "index", "queues and index", "checkpoint"]),
+    st.integers(0, 400),
+    st.booleans(),
+)
+def test_stores_are_recovered_to_the_same_files(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, int, int, bool]],
+    missing: str,
+    cut_bytes: int,
+    crashed: bool,
+) -> None:
+    root = tmp_path_factory.mktemp("stores")
+    made = filled(root / "made", steps)
+    damage(made, missing, cut_bytes, crashed)
+    outcomes = []
+    for allowed in (False, True):
+        copied = root / str(allowed)
+        shutil.copytree(made, copied)
+        with runs(allowed=allowed):
+            outcomes.append(recovered(copied))
+    assert outcomes[0] == outcomes[1]
+
+
+def filled(root: Path, steps: list[tuple[str, int, int, bool]]) -> Path:
+    with Store.open(root, small_config(), machine=Machine(clock=ManualClock())) as store:
+        for number, (topic, queue_id, count, is_half) in enumerate(steps):
+            flag = int(Transaction.PREPARED) if is_half and number % 3 == 0 else 0
+            properties = {"TAGS": f"t{number % 2}", "KEYS": f"k{number} ü", "DELAY": "2"}
+            one = record(b"x" * number, topic=topic, queue_id=queue_id, sys_flag=flag, **properties)
+            store.append_all([(one,)] * count)
+            if topic == "removed" and is_half:
+                store.remove_topic(topic)
+    return root
+
+
+def damage(root: Path, missing: str, cut_bytes: int, crashed: bool) -> None:
+    if "queues" in missing:
+        shutil.rmtree(root / "consumequeue", ignore_errors=True)
+    if missing == "queue":
+        shutil.rmtree(root / "consumequeue" / "a" / "0", ignore_errors=True)
+    if "index" in missing:
+        shutil.rmtree(root / "index", ignore_errors=True)
+    if missing == "checkpoint" or cut_bytes:
+        (root / "checkpoint").unlink(missing_ok=True)
+    if crashed:
+        (root / "abort").touch()
+    logs = sorted((root / "commitlog").iterdir())
+    if cut_bytes and crashed and logs:
+        data = logs[-1].read_bytes()
+        used = len(data.rstrip(b"\0"))
+        logs[-1].write_bytes(data[: max(0, used - cut_bytes)].ljust(len(data), b"\0"))
+
+
+def recovered(root: Path) -> Any:
+    with Store.open(root, small_config(), machine=Machine(clock=ManualClock())) as store:
+        found = store.recovered
+    files = {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+    return found, files
