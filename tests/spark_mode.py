@@ -29,10 +29,9 @@ def main() -> None:
     (rows.write.format("rocketmq").options(**cluster, topic=topic).mode("append").save())
     read = spark.read.format("rocketmq").options(**cluster, topic=topic)
     found = read.load().selectExpr("count(*) n", "count(distinct body) bodies").collect()[0]
+    source = {**cluster, "topic": topic, "startingOffsets": "earliest", "onBadRecord": "skip"}
     query = (
-        spark.readStream.format("rocketmq")
-        .options(**cluster, topic=topic, startingOffsets="earliest")
-        .load()
+        turbopump.spark.counted_stream(spark, source)
         .select("body")
         .writeStream.format("rocketmq")
         .options(**cluster, topic=topic + "-copy", checkpointLocation=folder)
@@ -40,6 +39,8 @@ def main() -> None:
         .start()
     )
     query.awaitTermination()
+    (behind,) = turbopump.spark.lag(query)
+    assert (behind.rows, behind.bad, behind.offsets_total) == (ROWS, 0, 0), behind
     copied = spark.read.format("rocketmq").options(**cluster, topic=topic + "-copy").load()
     once = turbopump.spark.without_duplicates(copied)
     consumer = turbopump.spark.SparkConsumer(

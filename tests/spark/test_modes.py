@@ -96,6 +96,43 @@ def test_standalone_master_and_workers_without_packages(broker: Standalone, tmp_
         assert list(tmp_path.glob(f"work{number}/app-*/*/turbopump/bin/python")), "not used"
 
 
+READS_FROM_ZIP = """
+import sys, turbopump.spark
+spark = turbopump.spark.session("app")
+cluster = {"nameserver": sys.argv[1], "topic": "py-files"}
+rows = spark.sql("select cast(id as string) body from range(100)")
+rows.write.format("rocketmq").options(**cluster).mode("append").save()
+found = spark.read.format("rocketmq").options(**cluster).load()
+print(turbopump.__file__, found.count())
+"""
+
+
+def test_py_files(broker: Standalone, tmp_path: Path) -> None:
+    """The recipe for workers that have the dependencies, but not Turbopump."""
+    package = write_package(tmp_path / "turbopump-spark.zip").path
+    (tmp_path / "app.py").write_text(READS_FROM_ZIP)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(package),
+        "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(find_java(os.environ)),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    submit = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[1]"]
+    program = ["--py-files", str(package), str(tmp_path / "app.py"), broker.nameserver]
+    done = subprocess.run(
+        [*submit, *program],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [f"{package}/turbopump/__init__.py", "100"]
+
+
 def bare_python(folder: Path) -> Path:
     """Return a directory for the PATH whose Python has no packages."""
     venv.create(folder / "bare")

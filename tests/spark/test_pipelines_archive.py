@@ -21,9 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from servers import Standalone
+from shells import wait_for
 from turbopump import Message, Producer
 from turbopump.cli.app import app
 from turbopump.errors import InvalidArgument, SparkError
+from turbopump.spark import LagListener
 from turbopump.spark.pipelines import archive, archive_writer, compact, compaction, read_archive
 from turbopump.spark.pipelines.archive_reader import batch_folders, pending_merges
 from turbopump.spark.pipelines.progress import Step
@@ -236,7 +238,12 @@ def killed(*arguments: object) -> None:
 
 
 def test_delta_table_has_each_message_once_whenever_it_is_killed(
-    spark: SparkSession, broker: Standalone, producer: Producer, topic: str, tmp_path: Path
+    spark: SparkSession,
+    broker: Standalone,
+    producer: Producer,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # By name: mypy checks this where the package is not installed, too.
     DeltaTable = import_module("deltalake").DeltaTable  # noqa: N806 - a class
@@ -256,8 +263,16 @@ def test_delta_table_has_each_message_once_whenever_it_is_killed(
     report = archive(spark, path, source, format="delta")
     assert (report.rows, report.files) == (0, 0), "the table has the batch that was not noted"
     send(producer, topic, range(40, 43))
-    report = archive(spark, path, source, format="delta")
-    assert (report.rows, rows()) == (3, Counter(range(43)))
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    names: set[str] = set()
+    listener = LagListener(lambda lag: names.add(lag.query))
+    spark.streams.addListener(listener)
+    line = ["pipeline", "archive", topic, "--to", str(path), "--format", "delta", "--json"]
+    told = CliRunner().invoke(app, [*line, "--nameserver", broker.nameserver])
+    assert told.exit_code == 0, told.stderr
+    assert (json.loads(told.stdout)["rows"], rows()) == (3, Counter(range(43)))
+    wait_for(lambda: names == {f"archive of {topic} in {path}"})
+    spark.streams.removeListener(listener)
     found = DeltaTable(path).to_pyarrow_table()
     dates = [each.date() for each in found.column("storeTimestamp").to_pylist()]
     assert found.column("date").to_pylist() == dates
