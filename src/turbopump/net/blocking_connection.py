@@ -92,11 +92,8 @@ class BlockingConnection:
         return self._clock.monotonic_ms() - used_ms > self._protocol.limits.idle_ms // 2
 
     def is_usable(self) -> bool:
-        """Return whether one that was clean can be used after a pause: the peer has not closed it.
-
-        Nor has it sent anything.
-        """
-        if self._protocol.close_reason is not None:
+        """Return whether it can be used after a pause: still clean, and not closed by the peer."""
+        if not self.is_clean:
             return False
         unused_ms = self._clock.monotonic_ms() - max(self._written_ms, self._protocol.received_ms)
         if unused_ms < TRUSTED_MS:
