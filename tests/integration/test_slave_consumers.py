@@ -354,7 +354,7 @@ async def test_consumers_of_a_replaced_master_look_for_the_new_one(
                 await stack.enter_async_context(consumer)
                 assert len([each async for each in polled(consumer, 10)]) == 10
             # The routes of before: the slave was master, and there was no other one.
-            session._routes._brokers = {MASTER: {0: cluster.slave.address}}
+            session._routes.brokers = {MASTER: {0: cluster.slave.address}}
             requests.requests.clear()
             await asyncio.sleep(28)
             asked = [address for address, _ in pulls(requests)]

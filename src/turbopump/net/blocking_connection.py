@@ -19,9 +19,12 @@ from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.wire.command import FLAG_RESPONSE, Buffer, Command
 
 _RECEIVE_BYTES = 64 * 1024
-TRUSTED_MS = 10
-"""How long after its last use a connection is not suspected to be closed: a look costs as much as
-sending does."""
+TRUSTED_MS = 100
+"""How long after its last use a connection is not suspected to have received anything."""
+
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_ESTABLISHED = b"\x01"
+"""How `TCP_INFO` of a connection begins that neither side has closed."""
 
 _TIME_VALUE = struct.Struct("@ll")
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -41,6 +44,8 @@ class BlockingConnection:
             # The kernel limits how long it waits. With a timeout of Python's, each call would poll
             # before, which gives up the interpreter's lock once more.
             connected.settimeout(None)
+        is_tcp = connected.family in {socket.AF_INET, socket.AF_INET6}
+        self._tells_state = _TCP_INFO is not None and is_tcp
         self._protocol = protocol
         self._clock = protocol.clock
         self._timeout_ms: int | None = -1
@@ -92,15 +97,12 @@ class BlockingConnection:
         return self._clock.monotonic_ms() - used_ms > self._protocol.limits.idle_ms // 2
 
     def is_usable(self) -> bool:
-        """Return whether one that was clean can be used after a pause: the peer has not closed it.
-
-        Nor has it sent anything.
-        """
-        if self._protocol.close_reason is not None:
+        """Return whether it can be used after a pause: still clean, and not closed by the peer."""
+        if not self.is_clean:
             return False
         unused_ms = self._clock.monotonic_ms() - max(self._written_ms, self._protocol.received_ms)
-        if unused_ms < TRUSTED_MS:
-            return True
+        if self._tells_state and unused_ms < TRUSTED_MS:
+            return self._is_established()
         if unused_ms > self._protocol.limits.idle_ms // 2:
             return False
         try:
@@ -108,6 +110,14 @@ class BlockingConnection:
             return not self._arrivals.poll(0) or self._receive(0) is None
         except ConnectionLost:
             return False
+
+    def _is_established(self) -> bool:
+        """Return whether the peer has not closed it.
+
+        Unlike polling it, this does not give up the interpreter's lock.
+        """
+        assert _TCP_INFO is not None
+        return self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1) == _ESTABLISHED
 
     # --- requests ---------------------------------------------------------------------------------
 

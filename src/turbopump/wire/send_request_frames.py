@@ -47,7 +47,7 @@ class SendRequestFrames:
         self.text = text
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)
 def send_request_frames(
     group: str, topic: str, broker: str, new_topic_queues: int, is_batch: bool
 ) -> SendRequestFrames:

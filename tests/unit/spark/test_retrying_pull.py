@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from brokers import SMALL_STORE
 from clusters import Cluster, Recorder, cluster
@@ -22,6 +23,7 @@ from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, DataLost, NoRoute, RemoteError
 from turbopump.filters.sql92 import Sql
 from turbopump.message import Message, QueueOffset
+from turbopump.net.request_protocol import Request
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.retrying_pull import RetryingPull
@@ -31,7 +33,7 @@ from turbopump.testing import virtual_time
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request
-from turbopump.wire.headers import NoFields, PullMessage
+from turbopump.wire.headers import PullMessage
 
 COUNT = 300
 
@@ -303,14 +305,14 @@ class WithSlave(Session):
             broker.broker_addrs[1] = SLAVE
         return found
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         answer = await super().request(
             self.master if address == SLAVE else address, command, timeout_ms
         )
         if command.code == RequestCode.PULL_MESSAGE:
             self.pulled_from.append(address)
             fields = {**(answer.ext_fields or {}), "suggestWhichBrokerId": "1"}
-            return command.answer(answer.code, fields, body=answer.body)
+            return with_fields(answer, ext_fields=fields)
         return answer
 
 
@@ -331,11 +333,11 @@ class WithIgnorantSlave(WithSlave):
 
     refusal = ResponseCode.TOPIC_NOT_EXIST, "topic[T] not exist"
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         answer = await super().request(address, command, timeout_ms)
         if address == SLAVE and command.code == RequestCode.PULL_MESSAGE:
             code, remark = self.refusal
-            return command.answer(code, NoFields(), remark=remark)
+            return with_fields(answer, code=code, remark=remark, ext_fields={}, body=b"")
         return answer
 
 

@@ -16,6 +16,7 @@ from clusters import BROKERS, Cluster, Recorder, cluster
 from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, SparkError
 from turbopump.message import Message
+from turbopump.net.request_protocol import Request
 from turbopump.spark.writing.idempotent_write import TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender
@@ -161,7 +162,7 @@ class Silenced(Session):
 
     lost = 1
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         answer = await super().request(address, command, timeout_ms)
         if self.lost and self.is_lost(command):
             self.lost -= 1

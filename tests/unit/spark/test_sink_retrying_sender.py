@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusters import BROKERS, Cluster, Recorder, cluster
 from turbopump.client.calls import SendStatus
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, RemoteError, SparkError
 from turbopump.message import Message, QueueOffset
+from turbopump.net.request_protocol import Request
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender, SendCounts
 from turbopump.spark.writing.row_converter import ConvertedRows
@@ -250,7 +252,7 @@ class Narrow(Session):
 
     active = 0
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         if command.code not in SENDS:
             return await super().request(address, command, timeout_ms)
         if Narrow.active >= 2:
@@ -301,11 +303,11 @@ async def test_row_and_column_are_blamed(
 class Unflushed(Session):
     """Hears of every send that it was stored, but not flushed in time."""
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         answer = await super().request(address, command, timeout_ms)
         if command.code not in SENDS:
             return answer
-        return command.answer(ResponseCode.FLUSH_DISK_TIMEOUT, answer.ext_fields)
+        return replace(answer, code=ResponseCode.FLUSH_DISK_TIMEOUT)
 
 
 @virtual_time()
