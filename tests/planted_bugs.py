@@ -225,7 +225,7 @@ def lock_given_to_two(
     return None
 
 
-@bug(Delays, "load", "duplicates are bounded", near=42)
+@bug(Delays, "load", "duplicates are bounded", near=52)
 def delay_progress_not_loaded(right: Function, self: Delays) -> bool:
     """A broker that starts delivers all delayed messages again."""
     return True

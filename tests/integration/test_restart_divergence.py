@@ -217,6 +217,23 @@ async def test_a_push_consumer_that_stops_commits_nothing_before_it_has_compared
 
 
 @virtual_time()
+async def test_a_queue_that_is_released_is_compared_before_its_position_is_committed(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            await store_some(world)
+            await wait_until(lambda: seen.count == 10)
+            await lose_the_end(world, 20)
+            await consumer.unsubscribe("T")
+            await wait_until(lambda: QUEUE not in consumer.progress("T"))
+            await consumer.subscribe("T")
+            wanted = {*bodies(0, 10), *bodies(0, 20, b"new")}
+            await wait_until(lambda: set(seen.bodies) == wanted, 120)
+
+
+@virtual_time()
 async def test_a_push_consumer_that_waits_for_its_first_message(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         before, seen = Seen(), Seen()
