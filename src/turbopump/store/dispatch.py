@@ -15,14 +15,16 @@ import numpy as np
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
-from turbopump.store.entry_batch import EntryBatch, tags_codes
+from turbopump.store.entry_batch import Batch, EntryBatch, tags_codes
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.outcomes import Arrival
 from turbopump.store.queues import Queues
 from turbopump.wire import properties, sysflag
+from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import RecordEntry
+from turbopump.wire.record_batch import RecordBatch
 
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
 """Its units hold the time of delivery in place of the tag's hash."""
@@ -33,10 +35,6 @@ QUEUE_PENDING_MAX = 16 * 1024 // UNIT_BYTES
 _WAITING_MAX = 64
 """Messages that wait to be entered, unless somebody reads: many at a time cost less. A batch that
 is stored at once counts as one, since its messages are entered together anyway."""
-
-_MANY = 128
-"""Messages of a batch whose tags are found faster all at once than one by one, if they are not laid
-out alike."""
 
 INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & sysflag.Transaction.ROLLBACK.value
 """Set in the system flag of prepared and rolled back messages, and of no others."""
@@ -168,7 +166,7 @@ class Dispatcher:
 
     def _enter_queues(self, entries: Sequence[RecordEntry | EntryBatch]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
-        queue_of, removed = self._queues.for_record, self._removed
+        queues, removed = self._queues.by_record, self._removed
         arrivals: list[Arrival] = []
         last: ConsumeQueue | None = None
         watch = _NOBODY
@@ -176,14 +174,14 @@ class Dispatcher:
             topic, at = entry.topic, entry.physical_offset
             if entry.sys_flag & INVISIBLE_BIT or (removed.has_any and removed.covers(topic, at)):
                 continue
-            queue = queue_of(topic, entry.queue_id)
+            queue = queues[topic, entry.queue_id]
             if type(entry) is EntryBatch:
                 arrivals += self._enter_run(queue, entry)
                 continue
             if queue is not last:
                 last, watch = queue, self.watched.get(queue.key) or _NOBODY
-            tags = property_value(entry.properties, _TAGS)
-            code = _code(tags) if tags else 0
+            text = entry.properties
+            code = _code(property_value(text, _TAGS)) if _TAGS.first in text else 0
             is_delayed = topic == _SCHEDULE_TOPIC
             if is_delayed:
                 code = self._delivery_ms(entry) or code
@@ -203,9 +201,7 @@ class Dispatcher:
         follows = run.queue_offset == queue.max_offset
         if not follows or run.physical_offset < queue.physical_end or run.topic == _SCHEDULE_TOPIC:
             return self._enter_queues(run.entries())
-        texts = run.texts()
-        at_once = len(run) >= _MANY or texts.columns is not None
-        found = tags_codes(texts) if at_once else [*map(_tags_code, texts.parts)]
+        found = _tags_codes(run.batch)
         queue.add_units(run.units(found), PhysicalOffset(run.physical_offset + run.size))
         if not queue.is_waiting:
             self._queues.mark_waiting(queue, run.store_timestamp_ms, run.physical_offset)
@@ -274,16 +270,35 @@ def property_value(text: bytes, name: PropertyName) -> bytes | None:
 
 _TAGS = PropertyName(properties.TAGS)
 _DELAY = PropertyName(properties.DELAY)
+_NO_TAGS = _TAGS.later + _TAGS.later
+"""Never stands where the last tags begin."""
 
 
 @lru_cache(maxsize=4096)
-def _code(tags: bytes) -> int:
-    return tags_code(tags.decode("utf-8", "replace"))
+def _code(tags: bytes | None) -> int:
+    return tags_code(tags.decode("utf-8", "replace")) if tags else 0
 
 
 def _tags_code(text: bytes) -> int:
-    tags = property_value(text, _TAGS)
-    return _code(tags) if tags else 0
+    return _code(property_value(text, _TAGS))
+
+
+def _tags_codes(batch: Batch) -> Sequence[int] | Ints:
+    """Return what a queue keeps of each message's tag."""
+    if type(batch) is RecordBatch:
+        return tags_codes(batch.texts())
+    codes, later = [], _TAGS.later
+    # Messages of a batch mostly have the same tag as the one before.
+    before, code = _NO_TAGS, 0
+    for text in batch.stored_texts:
+        start = text.rfind(later)
+        if start < 0 or not text.startswith(before, start):
+            code = _tags_code(text)
+            end = text.find(_ENTRY_END, start + len(later))
+            is_given = start >= 0 and end > start + len(later)
+            before = text[start : end + 1] if is_given else _NO_TAGS
+        codes.append(code)
+    return codes
 
 
 def _delay_level(text: bytes) -> int:
