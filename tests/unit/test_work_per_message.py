@@ -186,9 +186,9 @@ def consumption(batch_max: int) -> Scene:
 
 
 BOUNDS: dict[str, tuple[Scene, Work]] = {
-    "send, 1 in flight": (sends(1), Work(340, 205, 3.5, 2.1)),
-    "send, 32 in flight": (sends(32), Work(185, 135, 0.2, 0.35)),
-    "send in batches of 16": (batches, Work(46, 67, 0.25, 0.15)),
+    "send, 1 in flight": (sends(1), Work(305, 165, 3.5, 2.1)),
+    "send, 32 in flight": (sends(32), Work(156, 120, 0.2, 0.35)),
+    "send in batches of 16": (batches, Work(36, 52, 0.25, 0.15)),
     "pull": (pulls, Work(20, 15.5, 0.12, 0.07)),
     "consume, batch 1": (consumption(1), Work(49, 40, 0.25, 0.08)),
     "consume, batch 32": (consumption(32), Work(18.5, 19, 0.22, 0.08)),

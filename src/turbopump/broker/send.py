@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from random import Random
@@ -40,6 +41,7 @@ from turbopump.wire.names import (
     dead_letter_topic,
     is_forbidden_to_send,
 )
+from turbopump.wire.properties import DELAY, TRANSACTION_PREPARED, WAIT, taken_out
 from turbopump.wire.record import Record
 from turbopump.wire.record_batch import record_batch
 from turbopump.wire.record_list import record_list
@@ -57,7 +59,7 @@ OnSent = Callable[[Outcome, int, *Ts], None]
 """Called once with the outcome, the queue, and the arguments that were given along with it."""
 
 
-class Send(Struct, frozen=True, kw_only=True):
+class Send(Struct, frozen=True, kw_only=True, gc=False):
     """A message or a batch to be stored."""
 
     client: str
@@ -132,16 +134,20 @@ class Sends:
         self._later_cluster = names.ENTRY_END + self._cluster
         self._body_bytes_max = config.limits.message_bytes_max
         self._sends_from_ms = config.access.sends_from_ms
-        self._wait_max_ms = overload.send_wait_max_ms if overload.fast_failure else None
+        self._wait_max_ms = overload.send_wait_max_ms if overload.fast_failure else sys.maxsize
 
     def accept(self, send: Send, on_outcome: OnSent[*Ts], *args: *Ts) -> None:
         """Refuse immediately, or report the outcome when the message is stored."""
         try:
-            self._refuse_when_busy()
+            if self._is_closed or self._queueing_delay.wait_ms > self._wait_max_ms:
+                raise self._busy()
             target = self._target(send)
-            records, waits = (
-                self._batch(send, target) if send.is_batch else self._single(send, target)
-            )
+            try:
+                records, waits = (
+                    self._batch(send, target) if send.is_batch else self._single(send, target)
+                )
+            except InvalidArgument as error:
+                raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         except (RemoteError, WriteRefused) as error:
             self._stats.put_failed()
             # The latter: a new topic that could not be saved.
@@ -183,16 +189,14 @@ class Sends:
         """Accept no further messages; outcomes of those accepted are still reported."""
         self._is_closed = True
 
-    def _refuse_when_busy(self) -> None:
+    def _busy(self) -> RemoteError:
         if self._is_closed:
-            raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is closing")
-        waited_ms = self._queueing_delay.wait_ms
-        if self._wait_max_ms is not None and waited_ms > self._wait_max_ms:
-            raise RemoteError(
-                ResponseCode.SYSTEM_BUSY,
-                f"[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait behind {waited_ms} ms of work:"
-                " start flow control for a while",
-            )
+            return RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is closing")
+        return RemoteError(
+            ResponseCode.SYSTEM_BUSY,
+            "[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait behind"
+            f" {self._queueing_delay.wait_ms} ms of work: start flow control for a while",
+        )
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -296,10 +300,10 @@ class Sends:
     def _single(self, send: Send, target: _Target) -> tuple[list[Record], bool]:
         """Return the record of a single send, and whether the sender waits for the disk."""
         text = send.properties
-        if names.DELAY in text or names.TRANSACTION_PREPARED in text:
+        if DELAY in text or TRANSACTION_PREPARED in text:
             return self._special(send, target, names.decode(text))
         # The way of nearly all messages: their properties are not taken apart.
-        kept, wait = names.taken_out(text, names.WAIT)
+        kept, wait = taken_out(text, WAIT)
         stored = kept + self._later_cluster if kept else self._cluster
         record = self._record(send, target, bytes(send.body), stored.encode(), send.flag)
         return [record], wait is None or wait == "true" or wait.lower() == "true"
@@ -350,27 +354,22 @@ class Sends:
             return record_list(like, bytes(send.body), of_all), waits
         except BodyError as error:
             raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, f"batch: {error}") from error
-        except InvalidArgument as error:
-            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
     def _record(
         self, send: Send, target: _Target, body: bytes, properties: bytes, flag: int
     ) -> Record:
-        try:
-            return Record(
-                topic=target.stored_topic,
-                queue_id=target.queue_id,
-                body=body,
-                properties=properties,
-                flag=flag,
-                sys_flag=send.sys_flag | target.sys_flag,
-                born_timestamp_ms=send.born_timestamp_ms,
-                born_host=host_of(send.client),
-                store_host=self._store_host,
-                reconsume_times=send.reconsume_times,
-            )
-        except InvalidArgument as error:
-            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        return Record(
+            topic=target.stored_topic,
+            queue_id=target.queue_id,
+            body=body,
+            properties=properties,
+            flag=flag,
+            sys_flag=send.sys_flag | target.sys_flag,
+            born_timestamp_ms=send.born_timestamp_ms,
+            born_host=host_of(send.client),
+            store_host=self._store_host,
+            reconsume_times=send.reconsume_times,
+        )
 
 
 def _check_queue(queue_id: int, topic: TopicConfig) -> None:

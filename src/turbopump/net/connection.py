@@ -21,7 +21,7 @@ from turbopump.net.router import Router
 from turbopump.net.serving import Serving
 from turbopump.net.turn import Turn
 from turbopump.net.unread import hang_up_check, unread_chunks
-from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Buffer, Command
+from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
 from turbopump.wire.framing import encode_parts, frame_length, too_long
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,8 @@ class Connection(asyncio.Protocol):
         self._admission = Admission(limits.requests_in_flight_max, deadlines)
         self._serving = Serving(self, router, self._send, self._note_serving)
         reader = Reader(
-            take=self._take,
+            serve=self._serving.serve,
+            finish=self._finish,
             settle=self._serving.settle,
             may_read=self._may_read,
             on_resumed=self._note_quiet,
@@ -422,10 +423,7 @@ class Connection(asyncio.Protocol):
         self._inbox.clear()
         self.close(reason)
 
-    def _take(self, command: Command) -> None:
-        if not command.flag & FLAG_RESPONSE:
-            self._serving.serve(command)
-            return
+    def _finish(self, command: Command) -> None:
         future = self._protocol.in_flight.get(command.opaque)
         if future is None or future.done():
             _log.debug("%s: answer to unknown request %d dropped", self, command.opaque)

@@ -11,7 +11,7 @@ from turbopump.errors import WireError
 from turbopump.net.outbox import Outbox
 from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.turn import LARGE_CHUNK_BYTES, Turn
-from turbopump.wire.command import Command
+from turbopump.wire.command import FLAG_RESPONSE, Command
 from turbopump.wire.framing import FrameDecoder
 
 _REASON_CHARS_MAX = 200
@@ -22,7 +22,10 @@ _NO_FRAMES: Iterator[Command] = iter(())
 class Reader:
     """What a connection does with frames."""
 
-    take: Callable[[Command], None]
+    serve: Callable[[Command], None]
+    """Takes a request."""
+    finish: Callable[[Command], None]
+    """Takes a response."""
     settle: Callable[[], None]
     """Called after the frames of a chunk."""
     may_read: Callable[[], bool]
@@ -156,10 +159,13 @@ class Inbox:
             self._reader.settle()
 
     def _take_frames(self) -> None:
-        taken, take = 0, self._reader.take
+        taken, serve = 0, self._reader.serve
         for command in self._frames:
             taken += 1
-            take(command)
+            if command.flag & FLAG_RESPONSE:
+                self._reader.finish(command)
+            else:
+                serve(command)
             if not self.is_reading:
                 # What is left of the chunk stays in the iterator.
                 break

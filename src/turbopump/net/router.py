@@ -89,9 +89,8 @@ class Router:
         """Run the handler of a request; raises what hook and handler raise."""
         if len(request.body) > DEFAULT_BODY_BYTES_MAX:
             self._check_body(request)
-        if self.hooks:
-            for hook in self.hooks:
-                request = hook.before_request(peer.peer_address, request)
+        for hook in self.hooks:
+            request = hook.before_request(peer.peer_address, request)
         return self._handlers.get(request.code, self._unknown)(request, peer)
 
     def _check_body(self, request: Command) -> None:

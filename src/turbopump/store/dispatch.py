@@ -170,7 +170,10 @@ class Dispatcher:
         arrivals: list[Arrival] = []
         last: ConsumeQueue | None = None
         watch = _NOBODY
-        for entry in entries:
+        codes = _tags_codes(
+            [b"" if type(entry) is EntryBatch else entry.properties for entry in entries]
+        )
+        for entry, code in zip(entries, codes, strict=True):
             topic, at = entry.topic, entry.physical_offset
             if entry.sys_flag & INVISIBLE_BIT or (removed.has_any and removed.covers(topic, at)):
                 continue
@@ -180,8 +183,6 @@ class Dispatcher:
                 continue
             if queue is not last:
                 last, watch = queue, self.watched.get(queue.key) or _NOBODY
-            text = entry.properties
-            code = _code(property_value(text, _TAGS)) if _TAGS.first in text else 0
             is_delayed = topic == _SCHEDULE_TOPIC
             if is_delayed:
                 code = self._delivery_ms(entry) or code
@@ -201,7 +202,7 @@ class Dispatcher:
         follows = run.queue_offset == queue.max_offset
         if not follows or run.physical_offset < queue.physical_end or run.topic == _SCHEDULE_TOPIC:
             return self._enter_queues(run.entries())
-        found = _tags_codes(run.batch)
+        found = _batch_tags_codes(run.batch)
         queue.add_units(run.units(found), PhysicalOffset(run.physical_offset + run.size))
         if not queue.is_waiting:
             self._queues.mark_waiting(queue, run.store_timestamp_ms, run.physical_offset)
@@ -283,22 +284,39 @@ def _tags_code(text: bytes) -> int:
     return _code(property_value(text, _TAGS))
 
 
-def _tags_codes(batch: Batch) -> Sequence[int] | Ints:
-    """Return what a queue keeps of each message's tag."""
-    if type(batch) is RecordBatch:
-        return tags_codes(batch.texts())
-    codes, later = [], _TAGS.later
-    # Messages of a batch mostly have the same tag as the one before.
-    before, code = _NO_TAGS, 0
-    for text in batch.stored_texts:
-        start = text.rfind(later)
-        if start < 0 or not text.startswith(before, start):
-            code = _tags_code(text)
-            end = text.find(_ENTRY_END, start + len(later))
-            is_given = start >= 0 and end > start + len(later)
-            before = text[start : end + 1] if is_given else _NO_TAGS
+def _batch_tags_codes(batch: Batch) -> Sequence[int] | Ints:
+    """Return what a queue keeps of the tag of each message of a batch."""
+    return (
+        tags_codes(batch.texts()) if type(batch) is RecordBatch else _tags_codes(batch.stored_texts)
+    )
+
+
+def _tags_codes(texts: Sequence[bytes]) -> list[int]:
+    """Return what a queue keeps of each message's tag.
+
+    Mostly it is that of the message before, which is compared faster than it is taken out.
+    """
+    codes, first, later = [], _TAGS.first, _TAGS.later
+    before, last = _NO_TAGS, 0
+    for text in texts:
+        start, code = text.rfind(later), 0
+        if start >= 0 and text.startswith(before, start):
+            code = last
+        elif start >= 0 or text.startswith(first):
+            code = last = _tags_code(text)
+            before = _tags_entry(text, start)
         codes.append(code)
     return codes
+
+
+def _tags_entry(text: bytes, start: int) -> bytes:
+    """Return the tags that begin at a position, with what ends them; `_NO_TAGS` if that is missing.
+
+    Messages whose last tags begin with it have the same tags.
+    """
+    value_at = start + _TAGS.later_bytes
+    end = text.find(_ENTRY_END, value_at)
+    return text[start : end + 1] if start >= 0 and end > value_at else _NO_TAGS
 
 
 def _delay_level(text: bytes) -> int:

@@ -36,7 +36,7 @@ _JSON = Serialize.JSON.value
 _JSON_FORM = Serialize.JSON
 
 
-class Command(Struct, frozen=True):
+class Command(Struct, frozen=True, gc=False):
     """A request or an answer.
 
     ``language`` is None when the sender's is unknown. ``ext_fields`` is None when there is no

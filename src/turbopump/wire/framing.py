@@ -115,9 +115,10 @@ class FrameDecoder:
                     return
                 yield self._begun(chunk, at)
             end = len(chunk)
+            length_of, length_max = _LENGTH.unpack_from, self._frame_bytes_max
             while end - at >= _LENGTH_BYTES:
-                (length,) = _LENGTH.unpack_from(chunk, at)
-                if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
+                (length,) = length_of(chunk, at)
+                if not _LENGTH_BYTES <= length <= length_max:
                     raise self._wrong_length(length, at)
                 frame_end = at + _LENGTH_BYTES + length
                 if frame_end > end:

@@ -55,7 +55,8 @@ class SendResponseFrames:
     ) -> bytes:
         """Return the answer to a request with a number: where its message lies."""
         header = self._form % (position, queue_id, queue_offset, opaque)
-        return _framed(header)
+        # As _framed, without a call for each message.
+        return _PREFIX.pack(len(header) + 4, len(header)) + header
 
     def batch_frame(
         self,

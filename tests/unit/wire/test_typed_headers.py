@@ -34,7 +34,7 @@ MEMBERS = st.fixed_dictionaries(
 )
 
 
-def header_of(command: Command) -> SendMessageV2 | str:
+def header_of(command: Command) -> object:
     try:
         return SendMessageV2.from_ext_fields(command.ext_fields)
     except HeaderError as error:

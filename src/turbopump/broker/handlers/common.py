@@ -17,7 +17,6 @@ from turbopump.wire.command import Command, whole_body
 from turbopump.wire.schema import Body, Header
 
 B = TypeVar("B", bound=Body)
-H = TypeVar("H", bound=Header)
 
 _CLIENT_LIMITS_RETRIES_SINCE = 121
 """From this version number on, a client's own limit of retries counts."""
@@ -32,12 +31,6 @@ class Requests(Protocol):
 def handler_table(served: Iterable[Requests]) -> dict[int, Handler]:
     """Join the handlers of several parts."""
     return {code: serve for requests in served for code, serve in requests.handlers().items()}
-
-
-def header_of(request: Command, kind: type[H]) -> H:
-    """Return a request's fields; raises HeaderError, which becomes the answer."""
-    header = request.header
-    return header if isinstance(header, kind) else kind.from_ext_fields(request.ext_fields)
 
 
 def body_of(request: Command, kind: type[B]) -> B:

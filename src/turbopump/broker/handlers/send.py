@@ -6,7 +6,7 @@ import logging
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Late, Outcome
-from turbopump.broker.handlers.common import header_of, retries_max_of
+from turbopump.broker.handlers.common import retries_max_of
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.send import Send, Sends
 from turbopump.clock import Clock
@@ -67,7 +67,9 @@ class SendRequests:
 
     def send_v2(self, request: Command, peer: Connection) -> None:
         """Serve a send whose fields have letters for names."""
-        header = header_of(request, SendMessageV2)
+        header = request.header
+        if not isinstance(header, SendMessage):
+            header = SendMessageV2.from_ext_fields(request.ext_fields)
         self._sends.accept(send_of(request, peer, header), self._answer, request, peer)
 
     def _answer(self, outcome: Outcome, queue_id: int, request: Command, peer: Connection) -> None:
@@ -114,7 +116,11 @@ def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
         topic=header.topic,
         queue_id=header.queue_id,
         # A batch is taken apart where it lies: it need not be copied as a whole.
-        body=sent if is_batch and isinstance(sent, memoryview) else whole_body(request),
+        body=(
+            sent
+            if type(sent) is bytes or (is_batch and isinstance(sent, memoryview))
+            else whole_body(request)
+        ),
         properties=header.properties or "",
         flag=header.flag,
         sys_flag=header.sys_flag,
