@@ -16,6 +16,7 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.filter_servers import FilterServerProcesses
 from turbopump.broker.handlers.filter_servers import SWEEP_MS, FilterServers
+from turbopump.broker.handlers.send import HEADER_TYPES
 from turbopump.broker.handlers.slave import refusals
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
@@ -91,8 +92,10 @@ class Broker:
         self._ready = False
         self._advertised: Host | None = None
         self._warned_of: set[str] = set()
-        self._router = Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX)
-        self._vip_router = Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX)
+        self._router, self._vip_router = (
+            Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX, header_types=HEADER_TYPES)
+            for _ in range(2)
+        )
         self._pool = ConnectionPool(network, clock=clock, random=machine.random)
         self._server = Server(
             network,

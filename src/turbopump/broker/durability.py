@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from enum import Enum
 from typing import Protocol, TypeAlias, TypeVarTuple
@@ -26,6 +26,9 @@ from turbopump.wire.codes import ResponseCode
 _log = logging.getLogger(__name__)
 
 Ts = TypeVarTuple("Ts")
+
+Report: TypeAlias = "tuple[Promise, Callable[..., None], tuple[object, ...]]"
+"""What a sender is promised, where the outcome goes, and what is given along with it."""
 
 
 class Promise(Enum):
@@ -223,6 +226,15 @@ class Durability:
             on_outcome(appended, *args)
             return
         self._flush(appended, promise, on_outcome, args, sends)
+
+    def acknowledge_all(self, appended: Iterable[Appended], reports: Iterable[Report]) -> None:
+        """Do as `acknowledge` for several sends, each with its own report."""
+        if self._replicas is None and not self._is_synchronous:
+            for stored, (_, on_outcome, args) in zip(appended, reports, strict=True):
+                on_outcome(stored, *args)
+            return
+        for stored, (promise, on_outcome, args) in zip(appended, reports, strict=True):
+            self.acknowledge(stored, promise, on_outcome, *args)
 
     def _flush(
         self,

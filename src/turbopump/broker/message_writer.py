@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVarTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.broker.durability import Durability, OnOutcome, Promise
+from turbopump.broker.durability import Durability, OnOutcome, Promise, Report
 from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
 from turbopump.store.append import Group
 from turbopump.store.outcomes import Appended
@@ -20,6 +20,7 @@ from turbopump.wire.hosts import Host
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, Record
 from turbopump.wire.record_batch import RecordBatch
+from turbopump.wire.record_list import RecordList
 
 _log = logging.getLogger(__name__)
 
@@ -30,9 +31,6 @@ BURST_GROWTH = 8
 BURST_MAX = 64
 
 Ts = TypeVarTuple("Ts")
-
-_Waiting = tuple[Group, Promise, Callable[..., None], tuple[object, ...]]
-"""Records to be appended, what their sender is promised, and where the outcome goes."""
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -144,7 +142,9 @@ class MessageWriter:
         self._store = store
         self._durability = durability
         self._delay_levels = delay_levels
-        self._burst: list[_Waiting] = []
+        # Records to be appended, and what becomes of their outcome.
+        self._burst: list[Group] = []
+        self._reports: list[Report] = []
         self._burst_bytes = 0
         self._burst_size = 1
 
@@ -190,13 +190,15 @@ class MessageWriter:
             self._burst_size = BURST_GROWTH
             self.append_now(records, promise, on_outcome, *args)
             return
-        self._burst.append((records, promise, on_outcome, args))
-        if type(records) is RecordBatch:
-            self._burst_bytes += int(records.body_lengths.sum())
+        burst = self._burst
+        burst.append(records)
+        self._reports.append((promise, on_outcome, args))
+        if type(records) is RecordBatch or type(records) is RecordList:
+            self._burst_bytes += records.body_bytes
         else:
             for record in records:
                 self._burst_bytes += len(record.body)
-        if len(self._burst) >= self._burst_size or self._burst_bytes > BURST_BYTES_MAX:
+        if len(burst) >= self._burst_size or self._burst_bytes > BURST_BYTES_MAX:
             self._burst_size = min(self._burst_size * BURST_GROWTH, BURST_MAX)
             self._append_burst()
 
@@ -207,31 +209,32 @@ class MessageWriter:
             self._append_burst()
 
     def _append_burst(self) -> None:
-        burst, self._burst, self._burst_bytes = self._burst, [], 0
+        burst, reports = self._burst, self._reports
+        self._burst, self._reports, self._burst_bytes = [], [], 0
         busy = self.busy()
         if busy is not None:
-            for _, _, on_outcome, args in burst:
+            for _, on_outcome, args in reports:
                 on_outcome(busy, *args)
             return
         try:
-            appended = self.append_groups([records for records, _, _, _ in burst])
+            appended = self.append_groups(burst)
         except RemoteError as error:
-            self._append_one_by_one(burst, error)
+            self._append_one_by_one(burst, reports, error)
             return
         except Exception as error:  # noqa: BLE001 - a bug: else most of them would wait forever
             _log.exception("cannot store %d requests", len(burst))
             failure = RemoteError(ResponseCode.SYSTEM_ERROR, repr(error))
-            for _, _, on_outcome, args in burst:
+            for _, on_outcome, args in reports:
                 on_outcome(failure, *args)
             return
-        acknowledge = self._durability.acknowledge
-        for (_, promise, on_outcome, args), stored in zip(burst, appended, strict=True):
-            acknowledge(stored, promise, on_outcome, *args)
+        self._durability.acknowledge_all(appended, reports)
         self._store.dispatch()
 
-    def _append_one_by_one(self, burst: Sequence[_Waiting], error: RemoteError) -> None:
+    def _append_one_by_one(
+        self, burst: Sequence[Group], reports: Sequence[Report], error: RemoteError
+    ) -> None:
         """Find out whom the refusal of a whole burst concerns: perhaps only one of them."""
-        for records, promise, on_outcome, args in burst:
+        for records, (promise, on_outcome, args) in zip(burst, reports, strict=True):
             if len(burst) == 1:
                 on_outcome(error, *args)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from random import Random
@@ -31,7 +32,6 @@ from turbopump.errors import BodyError, InvalidArgument, RemoteError, WriteRefus
 from turbopump.store.append import Group
 from turbopump.store.outcomes import Appended
 from turbopump.wire import properties as names
-from turbopump.wire.batch import decode_batch
 from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hosts import Host, host, split_address
@@ -41,11 +41,15 @@ from turbopump.wire.names import (
     dead_letter_topic,
     is_forbidden_to_send,
 )
+from turbopump.wire.properties import DELAY, TRANSACTION_PREPARED, WAIT, taken_out
 from turbopump.wire.record import Record
 from turbopump.wire.record_batch import record_batch
+from turbopump.wire.record_list import record_list
 from turbopump.wire.sysflag import MULTI_TAGS, Transaction, transaction_of
 
-_ENTRY_END = names.ENTRY_END.encode()
+_TARGETS_MAX = 65536
+# Looking up a member of an enumeration takes as long as a call.
+_DURABLE, _WRITTEN = Promise.DURABLE, Promise.WRITTEN
 UNIT_TOPIC = 1
 UNIT_RETRY_TOPIC = 2
 
@@ -55,7 +59,7 @@ OnSent = Callable[[Outcome, int, *Ts], None]
 """Called once with the outcome, the queue, and the arguments that were given along with it."""
 
 
-class Send(Struct, frozen=True, kw_only=True):
+class Send(Struct, frozen=True, kw_only=True, gc=False):
     """A message or a batch to be stored."""
 
     client: str
@@ -81,12 +85,15 @@ class Send(Struct, frozen=True, kw_only=True):
 
 
 class _Target(Struct, frozen=True):
-    """Where a message goes that has passed the checks."""
+    """Where a message goes that has passed the checks of its topic and queue."""
 
+    config: TopicConfig
+    """The settings that it was checked with."""
     topic: str
+    stored_topic: bytes
     queue_id: int
     sys_flag: int
-    born_host: Host
+    """Bits that all messages of the topic get."""
 
 
 class Sends:
@@ -115,6 +122,8 @@ class Sends:
         self._clock = clock
         self._chance = chance
         self._is_closed = False
+        # Of queues to which most messages may go without further checks, by topic and queue.
+        self._targets: dict[tuple[str, int], _Target] = {}
         self._take_over(config.current)
         config.listen(lambda _, changed: self._take_over(changed))
 
@@ -122,18 +131,23 @@ class Sends:
         """Prepare what every message is checked with, and what goes into it."""
         overload = config.overload
         self._cluster = names.encode({names.CLUSTER: config.identity.cluster})
+        self._later_cluster = names.ENTRY_END + self._cluster
         self._body_bytes_max = config.limits.message_bytes_max
         self._sends_from_ms = config.access.sends_from_ms
-        self._wait_max_ms = overload.send_wait_max_ms if overload.fast_failure else None
+        self._wait_max_ms = overload.send_wait_max_ms if overload.fast_failure else sys.maxsize
 
     def accept(self, send: Send, on_outcome: OnSent[*Ts], *args: *Ts) -> None:
         """Refuse immediately, or report the outcome when the message is stored."""
         try:
-            self._refuse_when_busy()
+            if self._is_closed or self._queueing_delay.wait_ms > self._wait_max_ms:
+                raise self._busy()
             target = self._target(send)
-            records, waits = (
-                self._batch(send, target) if send.is_batch else self._single(send, target)
-            )
+            try:
+                records, waits = (
+                    self._batch(send, target) if send.is_batch else self._single(send, target)
+                )
+            except InvalidArgument as error:
+                raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         except (RemoteError, WriteRefused) as error:
             self._stats.put_failed()
             # The latter: a new topic that could not be saved.
@@ -141,18 +155,14 @@ class Sends:
             return
         # Retried copies inherit WAIT=false: their consumer commits the original once they are
         # acknowledged, so the broker's mode decides.
-        durable = waits or _is_retry(send)
-        promise = Promise.DURABLE if durable else Promise.WRITTEN
-        self._writer.append_soon(
-            records, promise, self._stored, send, target, len(records), on_outcome, args
-        )
+        promise = _DURABLE if waits or _is_retry(send) else _WRITTEN
+        self._writer.append_soon(records, promise, self._stored, send, target, on_outcome, args)
 
     def _stored(
         self,
         outcome: Outcome,
         send: Send,
         target: _Target,
-        count: int,
         on_outcome: Callable[..., None],
         args: tuple[object, ...],
     ) -> None:
@@ -170,40 +180,57 @@ class Sends:
         if appended is None:
             self._stats.put_failed()
         else:
-            size = appended.end_offset - appended.physical_offsets[0]
-            self._stats.put(target.topic, target.queue_id, count, size)
+            positions = appended.physical_offsets
+            size = appended.end_offset - positions[0]
+            self._stats.put(target.topic, target.queue_id, len(positions), size)
         on_outcome(outcome, target.queue_id, *args)
 
     def close(self) -> None:
         """Accept no further messages; outcomes of those accepted are still reported."""
         self._is_closed = True
 
-    def _refuse_when_busy(self) -> None:
+    def _busy(self) -> RemoteError:
         if self._is_closed:
-            raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is closing")
-        waited_ms = self._queueing_delay.wait_ms
-        if self._wait_max_ms is not None and waited_ms > self._wait_max_ms:
-            raise RemoteError(
-                ResponseCode.SYSTEM_BUSY,
-                f"[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait behind {waited_ms} ms of work:"
-                " start flow control for a while",
-            )
+            return RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is closing")
+        return RemoteError(
+            ResponseCode.SYSTEM_BUSY,
+            "[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait behind"
+            f" {self._queueing_delay.wait_ms} ms of work: start flow control for a while",
+        )
 
     # --- checks -----------------------------------------------------------------------------------
 
     def _target(self, send: Send) -> _Target:
         if len(send.body) > self._body_bytes_max:
             raise self._too_large(len(send.body))
+        target = self._targets.get((send.topic, send.queue_id))
+        if (
+            target is not None
+            and target.config is self._topics.find(send.topic)
+            and self._writer.suspension is None
+            and not self._sends_from_ms
+        ):
+            return target
+        return self._checked_target(send)
+
+    def _checked_target(self, send: Send) -> _Target:
         topic = self.admit(send)
         queue_id = send.queue_id
         if queue_id < 0:
             queue_id = self._chance.randrange(topic.write_queue_nums)
         name = topic.topic_name
-        if name.startswith(RETRY_PREFIX) and self._is_hopeless(send):
+        is_retry = name.startswith(RETRY_PREFIX)
+        if is_retry and self._is_hopeless(send):
             dead_letters = dead_letter_topic(name.removeprefix(RETRY_PREFIX))
             name, queue_id = self._topics.create_internal(dead_letters, queues=1).topic_name, 0
         multi_tags = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        return _Target(name, queue_id, send.sys_flag | multi_tags, host_of(send.client))
+        target = _Target(topic, name, name.encode(), queue_id, multi_tags)
+        if queue_id == send.queue_id and not is_retry and not topic.order:
+            # The settings of a topic are replaced when they change: then it is checked again.
+            if len(self._targets) >= _TARGETS_MAX:
+                self._targets.clear()
+            self._targets[send.topic, queue_id] = target
+        return target
 
     def admit(self, send: Send) -> TopicConfig:
         """Return the topic that a message may be stored in, made from its template if need be."""
@@ -273,13 +300,13 @@ class Sends:
     def _single(self, send: Send, target: _Target) -> tuple[list[Record], bool]:
         """Return the record of a single send, and whether the sender waits for the disk."""
         text = send.properties
-        if names.DELAY in text or names.TRANSACTION_PREPARED in text:
+        if DELAY in text or TRANSACTION_PREPARED in text:
             return self._special(send, target, names.decode(text))
         # The way of nearly all messages: their properties are not taken apart.
-        kept, wait = names.taken_out(text, names.WAIT)
-        stored = f"{kept}{names.ENTRY_END}{self._cluster}" if kept else self._cluster
+        kept, wait = taken_out(text, WAIT)
+        stored = kept + self._later_cluster if kept else self._cluster
         record = self._record(send, target, bytes(send.body), stored.encode(), send.flag)
-        return [record], wait is None or wait.lower() == "true"
+        return [record], wait is None or wait == "true" or wait.lower() == "true"
 
     def _special(
         self, send: Send, target: _Target, properties: dict[str, str]
@@ -296,9 +323,9 @@ class Sends:
             properties=properties,
             body=bytes(send.body),
             flag=send.flag,
-            sys_flag=target.sys_flag,
+            sys_flag=send.sys_flag | target.sys_flag,
             born_timestamp_ms=send.born_timestamp_ms,
-            born_host=target.born_host,
+            born_host=host_of(send.client),
             store_host=self._store_host,
             reconsume_times=send.reconsume_times,
         )
@@ -311,65 +338,38 @@ class Sends:
 
     def _batch(self, send: Send, target: _Target) -> tuple[Group, bool]:
         """Return the records of a batch, and whether the sender waits for the disk."""
-        shared = names.decode(send.properties)
-        in_transaction = transaction_of(target.sys_flag) is not Transaction.NONE
-        if not send.body or delay_level_of(shared) > 0 or in_transaction:
+        in_transaction = transaction_of(send.sys_flag) is not Transaction.NONE
+        cluster = self._config.current.identity.cluster
+        of_all, waits, is_delayed = _shared_properties(send.properties, cluster)
+        if not send.body or is_delayed or in_transaction:
             raise RemoteError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a batch must have messages, and cannot be delayed or transactional",
             )
-        waits = waits_for_disk(shared)
-        shared[names.CLUSTER] = self._config.current.identity.cluster
-        of_all = names.encode(shared).encode()
         like = self._record(send, target, b"", b"", 0)
         made = record_batch(like, send.body, of_all)
-        return (self._records(send, target, of_all) if made is None else made), waits
-
-    def _records(self, send: Send, target: _Target, of_all: bytes) -> list[Record]:
-        """Make the records of a batch; all of them get some properties."""
-        later = _ENTRY_END + of_all
-        topic, queue_id, sys_flag = target.topic.encode(), target.queue_id, target.sys_flag
-        born_ms, born_host = send.born_timestamp_ms, target.born_host
-        store_host, reconsumed = self._store_host, send.reconsume_times
+        if made is not None:
+            return made, waits
         try:
-            return [
-                Record(
-                    topic=topic,
-                    queue_id=queue_id,
-                    body=entry.body,
-                    properties=_joined(entry.properties, of_all, later),
-                    flag=entry.flag,
-                    sys_flag=sys_flag,
-                    born_timestamp_ms=born_ms,
-                    born_host=born_host,
-                    store_host=store_host,
-                    reconsume_times=reconsumed,
-                )
-                for entry in decode_batch(bytes(send.body))
-            ]
+            return record_list(like, bytes(send.body), of_all), waits
         except BodyError as error:
             raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, f"batch: {error}") from error
-        except InvalidArgument as error:
-            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
     def _record(
         self, send: Send, target: _Target, body: bytes, properties: bytes, flag: int
     ) -> Record:
-        try:
-            return Record(
-                topic=target.topic.encode(),
-                queue_id=target.queue_id,
-                body=body,
-                properties=properties,
-                flag=flag,
-                sys_flag=target.sys_flag,
-                born_timestamp_ms=send.born_timestamp_ms,
-                born_host=target.born_host,
-                store_host=self._store_host,
-                reconsume_times=send.reconsume_times,
-            )
-        except InvalidArgument as error:
-            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        return Record(
+            topic=target.stored_topic,
+            queue_id=target.queue_id,
+            body=body,
+            properties=properties,
+            flag=flag,
+            sys_flag=send.sys_flag | target.sys_flag,
+            born_timestamp_ms=send.born_timestamp_ms,
+            born_host=host_of(send.client),
+            store_host=self._store_host,
+            reconsume_times=send.reconsume_times,
+        )
 
 
 def _check_queue(queue_id: int, topic: TopicConfig) -> None:
@@ -393,6 +393,13 @@ def host_of(client: str) -> Host:
     return host(*split_address(client))
 
 
-def _joined(own: bytes, shared: bytes, later: bytes) -> bytes:
-    """Add properties that all have; ``later`` are the same with what ends the one before."""
-    return own + shared if not own or own.endswith(_ENTRY_END) else own + later
+@lru_cache(maxsize=256)
+def _shared_properties(text: str, cluster: str) -> tuple[bytes, bool, bool]:
+    """Return what all messages of a batch get, and whether it waits for the disk, or is delayed.
+
+    Batches of a client mostly have the same ones.
+    """
+    shared = names.decode(text)
+    waits, is_delayed = waits_for_disk(shared), delay_level_of(shared) > 0
+    shared[names.CLUSTER] = cluster
+    return names.encode(shared).encode(), waits, is_delayed

@@ -103,8 +103,14 @@ class Stats:
         if counter is None:
             counter = self._put[topic, queue_id] = self._table.counter()
             self._puts_of.setdefault(topic, []).append(counter)
-        counter.add(messages, size)
-        self.puts.add(messages, size)
+        # Without calls, as it is done for each message.
+        counter.messages += messages
+        counter.bytes += size
+        counter.times += 1
+        total = self.puts
+        total.messages += messages
+        total.bytes += size
+        total.times += 1
 
     def get(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
         """Count messages that were delivered by one pull."""

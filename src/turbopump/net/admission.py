@@ -16,15 +16,11 @@ class Admission:
         self._places = places
         self._free = places
         self._deadlines = deadlines
-        self._writable = True
+        self.writable = True
+        """Whether the transport takes more bytes."""
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._admitted = 0
         """Waiters with a place that have not continued yet; nobody may overtake them."""
-
-    @property
-    def writable(self) -> bool:
-        """Whether the transport takes more bytes."""
-        return self._writable
 
     @property
     def is_idle(self) -> bool:
@@ -33,7 +29,7 @@ class Admission:
 
     def try_enter(self) -> bool:
         """Take a place if one is free."""
-        if self._free and self._writable and not self._waiting and not self._admitted:
+        if self._free and self.writable and not self._waiting and not self._admitted:
             self._free -= 1
             return True
         return False
@@ -71,10 +67,10 @@ class Admission:
 
     def pause(self) -> None:
         """Admit nothing until `resume`: the transport is full."""
-        self._writable = False
+        self.writable = False
 
     def resume(self) -> None:
-        self._writable = True
+        self.writable = True
         self._admit_next()
 
     def fail_all(self, error: NetworkError) -> None:
@@ -83,7 +79,7 @@ class Admission:
             self._fail(waiter, error)
 
     def _admit_next(self) -> None:
-        while self._free and self._writable and self._waiting:
+        while self._free and self.writable and self._waiting:
             waiter, _ = self._waiting.popitem(last=False)
             # A cancelled waiter stays until its task runs.
             if not waiter.done():
@@ -98,7 +94,7 @@ class Admission:
             waiter.set_exception(error)
 
     def _obstacle(self) -> str:
-        return "no request in flight finished" if self._writable else "the peer read nothing"
+        return "no request in flight finished" if self.writable else "the peer read nothing"
 
 
 def _was_granted(waiter: asyncio.Future[None]) -> bool:

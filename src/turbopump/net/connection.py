@@ -23,7 +23,7 @@ from turbopump.net.serving import Serving
 from turbopump.net.thread_request import UNHEARD, Outcome, ThreadRequest
 from turbopump.net.turn import Turn
 from turbopump.net.unread import hang_up_check, unread_chunks
-from turbopump.wire.command import FLAG_RESPONSE, Buffer, Command
+from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
 from turbopump.wire.framing import encode_parts, frame_length, too_long
 
 _log = logging.getLogger(__name__)
@@ -93,12 +93,14 @@ class Connection(asyncio.Protocol):
         self._admission = Admission(limits.requests_in_flight_max, deadlines)
         self._serving = Serving(self, router, self._send, self._note_serving)
         reader = Reader(
-            take=self._take,
+            serve=self._serving.serve,
+            finish=self._finish,
             settle=self._serving.settle,
             may_read=self._may_read,
             on_resumed=self._note_quiet,
             fail=self._close_unread,
         )
+        self._protocol.decoder.typed = router.typed_headers
         self._inbox = Inbox(self._protocol.decoder, reader, budget)
         self._ends_handlers = True
         self.is_observed = bool(router.hooks)
@@ -264,7 +266,8 @@ class Connection(asyncio.Protocol):
         As with `answer`, nothing is sent for one-way requests, nor to a peer that is gone, and a
         frame above the limit is replaced by an error.
         """
-        if not self._serving.is_answerable(request):
+        # As Serving.is_answerable, without a call for each message.
+        if request.flag & FLAG_ONEWAY or self._serving.is_stopped:
             return
         if len(parts) > 1 and frame_length(parts) > self._limits.frame_bytes_max:
             error = too_long(frame_length(parts), self._limits.frame_bytes_max)
@@ -351,10 +354,11 @@ class Connection(asyncio.Protocol):
     def _send_parts(self, parts: Sequence[Buffer]) -> None:
         if self._inbox.is_finishing:
             return
-        if not self._outbox.is_held:
+        outbox = self._outbox
+        if not outbox.is_held:
             # Otherwise something has just been received, which counts too.
             self._written_ms = self._clock.monotonic_ms()
-        self._outbox.put(parts)
+        outbox.put(parts)
         if not self._admission.writable:
             self._check_unwritten()
 
@@ -466,10 +470,7 @@ class Connection(asyncio.Protocol):
         self._inbox.clear()
         self.close(reason)
 
-    def _take(self, command: Command) -> None:
-        if not command.flag & FLAG_RESPONSE:
-            self._serving.serve(command)
-            return
+    def _finish(self, command: Command) -> None:
         waiter = self._protocol.in_flight.get(command.opaque)
         if waiter is None or waiter.done():
             _log.debug("%s: answer to unknown request %d dropped", self, command.opaque)

@@ -11,7 +11,7 @@ from turbopump.errors import WireError
 from turbopump.net.outbox import Outbox
 from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.turn import LARGE_CHUNK_BYTES, Turn
-from turbopump.wire.command import Command
+from turbopump.wire.command import FLAG_RESPONSE, Command
 from turbopump.wire.framing import FrameDecoder
 
 _REASON_CHARS_MAX = 200
@@ -22,7 +22,10 @@ _NO_FRAMES: Iterator[Command] = iter(())
 class Reader:
     """What a connection does with frames."""
 
-    take: Callable[[Command], None]
+    serve: Callable[[Command], None]
+    """Takes a request."""
+    finish: Callable[[Command], None]
+    """Takes a response."""
     settle: Callable[[], None]
     """Called after the frames of a chunk."""
     may_read: Callable[[], bool]
@@ -54,6 +57,8 @@ class Inbox:
         self._frames = _NO_FRAMES
         self._chunks: deque[bytes] = deque()
         self._on_finished: Callable[[], None] | None = None
+        self.is_finishing = False
+        """Whether the peer has closed and frames that it sent before are left."""
 
     def open(self, transport: asyncio.Transport, outbox: Outbox, turn: Turn) -> None:
         """Attach it to a transport."""
@@ -67,11 +72,6 @@ class Inbox:
         """Bytes received and not served."""
         held_bytes = self.decoder.held_bytes
         return held_bytes + sum(map(len, self._chunks)) if self._chunks else held_bytes
-
-    @property
-    def is_finishing(self) -> bool:
-        """Whether the peer has closed and frames that it sent before are left."""
-        return self._on_finished is not None
 
     def receive(self, data: bytes) -> int:
         """Serve a chunk, or keep it until reading resumes; return the number of frames served."""
@@ -101,7 +101,7 @@ class Inbox:
 
     def finish(self, unread: Iterable[bytes], on_finished: Callable[[], None]) -> None:
         """Serve what a closed peer sent before, yielding to other peers, then call a function."""
-        self._on_finished = on_finished
+        self._on_finished, self.is_finishing = on_finished, True
         self._chunks.extend(unread)
         self.is_reading = False
         self._resume()
@@ -126,6 +126,7 @@ class Inbox:
         if self._on_finished is not None:
             if self.is_reading or not self.held_bytes:
                 on_finished, self._on_finished = self._on_finished, None
+                self.is_finishing = False
                 on_finished()
         elif self.is_reading and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -158,10 +159,13 @@ class Inbox:
             self._reader.settle()
 
     def _take_frames(self) -> None:
-        taken, take = 0, self._reader.take
+        taken, serve = 0, self._reader.serve
         for command in self._frames:
             taken += 1
-            take(command)
+            if command.flag & FLAG_RESPONSE:
+                self._reader.finish(command)
+            else:
+                serve(command)
             if not self.is_reading:
                 # What is left of the chunk stays in the iterator.
                 break

@@ -50,7 +50,8 @@ class Outbox:
         self._corked_bytes = 0
         self._corked_frames = 0
         self._burst = 1
-        self._flush_is_due = False
+        self.is_held = False
+        """Whether a flush at the end of this turn is due."""
         is_joined = type(transport).__module__ in _ALWAYS_JOINED
         self._joined_bytes_max = sys.maxsize if is_joined else _JOINED_BYTES_MAX
 
@@ -74,24 +75,19 @@ class Outbox:
         if self._corked_frames >= self._burst or self._corked_bytes >= self._bytes_max:
             self._burst = min(self._burst * _BURST_GROWTH, _BURST_FRAMES_MAX)
             self.flush()
-        elif not self._flush_is_due:
-            self._flush_is_due = True
+        elif not self.is_held:
+            self.is_held = True
             self._loop.call_soon(self.release)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether a flush at the end of this turn is due."""
-        return self._flush_is_due
 
     def hold(self) -> None:
         """Hold frames back until `release`, because many may follow."""
-        self._flush_is_due = True
+        self.is_held = True
         if not self._parts:
             self._burst = 1
 
     def release(self) -> None:
         """Write what was held back: the turn is over."""
-        self._flush_is_due = False
+        self.is_held = False
         self._burst = 1
         self.flush()
 

@@ -10,7 +10,8 @@ from turbopump.errors import InvalidArgument, RemoteError, WireError, WriteRefus
 from turbopump.net.hooks import Hook
 from turbopump.wire.body_limits import DEFAULT_BODY_BYTES_MAX
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import NO_TYPED_HEADERS, Command, typed_headers
+from turbopump.wire.schema import Header
 
 if TYPE_CHECKING:
     from turbopump.net.connection import Connection
@@ -51,6 +52,9 @@ class Router:
     without the mapping nothing is checked. A longer body is answered with an error; the connection
     stays open.
 
+    ``header_types`` has the header types of requests that come often: their fields are typed while
+    they are read (`Command.header`). With hooks they are not, since these look at the texts.
+
     ``settle`` is called after all requests of one chunk have been passed to their handlers and
     before the last answers are written: for handlers that work in batches.
     """
@@ -63,12 +67,14 @@ class Router:
         hooks: Sequence[Hook] = (),
         settle: Callable[[], None] = _nothing_to_settle,
         body_bytes_max: Mapping[int, int] | None = None,
+        header_types: Mapping[int, type[Header]] | None = None,
     ) -> None:
         self.settle = settle
         self._body_bytes_max = body_bytes_max
         self._handlers: dict[int, Handler] = {}
         self._unknown = unknown
         self.hooks = tuple(hooks)
+        self.typed_headers = NO_TYPED_HEADERS if hooks else typed_headers(header_types or {})
         for code, handler in (handlers or {}).items():
             self.add(code, handler)
 

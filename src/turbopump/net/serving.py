@@ -46,7 +46,8 @@ class Serving:
         # A dict as an ordered set: handlers are cancelled in the order they were started.
         self._running: dict[asyncio.Future[Command | None], None] = {}
         self._refusing = False
-        self._stopped = False
+        self.is_stopped = False
+        """Whether nothing is answered any more."""
 
     @property
     def running(self) -> int:
@@ -97,7 +98,7 @@ class Serving:
 
     def stop(self) -> None:
         """Stop answering: the connection is closed."""
-        self._stopped = True
+        self.is_stopped = True
 
     def cancel_all(self) -> None:
         """Cancel running handlers."""
@@ -134,7 +135,7 @@ class Serving:
             if response is not None:
                 self.answer(request, response)
         except asyncio.CancelledError:
-            if not self._stopped:
+            if not self.is_stopped:
                 self.answer_failure(request, RuntimeError("the handler was cancelled"))
         except Exception as error:  # noqa: BLE001 - as in serve
             self.answer_failure(request, error)
@@ -142,7 +143,7 @@ class Serving:
 
     def is_answerable(self, request: Command) -> bool:
         """Return whether the peer is connected and expects an answer."""
-        return not request.flag & FLAG_ONEWAY and not self._stopped
+        return not request.flag & FLAG_ONEWAY and not self.is_stopped
 
     def answer_failure(self, request: Command, error: Exception) -> None:
         """Answer with an error, past the hooks: it may be a hook's own."""

@@ -13,11 +13,12 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import StoreConfig
 from turbopump.store.dispatch import INVISIBLE_BIT
-from turbopump.store.entry_batch import EntryBatch
+from turbopump.store.entry_batch import Batch, EntryBatch
 from turbopump.store.log_scan import UNWRITTEN, scan
 from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, MAGIC, Record, RecordEntry
 from turbopump.wire.record_batch import RecordBatch
+from turbopump.wire.record_list import RecordList
 
 _RECORD_START = struct.Struct(">iI")
 """Size and magic number."""
@@ -25,7 +26,7 @@ _RECORD_START = struct.Struct(">iI")
 Place: TypeAlias = tuple[Sequence[PhysicalOffset], QueueOffset, int, PhysicalOffset]
 """Where a message or a batch went: the first fields of `turbopump.store.outcomes.Appended`."""
 
-Group: TypeAlias = Sequence[Record] | RecordBatch
+Group: TypeAlias = Sequence[Record] | Batch
 """A message, or a batch that stays together."""
 
 
@@ -55,7 +56,7 @@ class Appender:
         now_ms = self._clock.now_ms()
         places = []
         for group in groups:
-            if type(group) is RecordBatch:
+            if type(group) is RecordBatch or type(group) is RecordList:
                 places.append(self._place_run(group, now_ms))
                 continue
             place = self._place if len(group) == 1 else self._place_batch
@@ -67,7 +68,7 @@ class Appender:
     def write_one(self, record: Record) -> RecordEntry:
         """Write one message; the same as `write`, without what only several need."""
         log, now_ms = self._log, self._clock.now_ms()
-        queue = self._queues.for_record(record.topic, record.queue_id)
+        queue = self._queues.by_record[record.topic, record.queue_id]
         invisible = record.sys_flag & INVISIBLE_BIT
         offset = QueueOffset(0) if invisible else queue.next_offset
         at = log.written
@@ -105,7 +106,7 @@ class Appender:
         """Undo a `write` that raised; ``torn`` if bytes may remain behind the end."""
         for entry in self._entries:
             if not entry.sys_flag & INVISIBLE_BIT:
-                queue = self._queues.for_record(entry.topic, entry.queue_id)
+                queue = self._queues.by_record[entry.topic, entry.queue_id]
                 queue.next_offset = min(queue.next_offset, entry.queue_offset)
         self._entries = []
         if torn or self._log.written != begin:
@@ -162,26 +163,32 @@ class Appender:
     def _place(self, group: Sequence[Record], now_ms: int) -> Place:
         """Assign a position to a message and queue it for writing."""
         record = group[0]
-        queue = self._queues.for_record(record.topic, record.queue_id)
-        flag = record.sys_flag
-        offset = QueueOffset(0) if flag & INVISIBLE_BIT else queue.next_offset
+        topic, queue_id, flag, text = (
+            record.topic, record.queue_id, record.sys_flag, record.properties
+        )  # fmt: skip
+        queue = self._queues.by_record[topic, queue_id]
+        invisible = flag & INVISIBLE_BIT
+        offset = QueueOffset(0) if invisible else queue.next_offset
         at = self._end
         data = record.encode(offset, at, now_ms)
         size = len(data)
-        if size > self._size_limit or UNWRITTEN in record.properties:
+        if size > self._size_limit or UNWRITTEN in text:
             self._refuse(record, size)
         if at + size > self._end_limit and self._moved_to_next_file(size):
             at = self._end
             data = record.encode(offset, at, now_ms)
-        self._accept(record, data, offset, now_ms)
-        if not flag & INVISIBLE_BIT:
+        self._entries.append(RecordEntry(size, queue_id, offset, at, flag, now_ms, topic, text))
+        self._parts.append(data)
+        self._end = end = PhysicalOffset(at + size)
+        self.store_timestamp_ms = now_ms
+        if not invisible:
             queue.next_offset = QueueOffset(offset + 1)
-        return (at,), offset, now_ms, self._end
+        return (at,), offset, now_ms, end
 
     def _place_batch(self, group: Sequence[Record], now_ms: int) -> Place:
         """Assign positions to a batch and queue it for writing."""
         _check_batch(group)
-        queue = self._queues.for_record(group[0].topic, group[0].queue_id)
+        queue = self._queues.by_record[group[0].topic, group[0].queue_id]
         first = queue.next_offset
         parts, entries = self._encoded(group, first, now_ms)
         total = sum(map(len, parts))
@@ -194,25 +201,25 @@ class Appender:
         queue.next_offset = QueueOffset(first + len(group))
         return tuple([entry.physical_offset for entry in entries]), first, now_ms, self._end
 
-    def _place_run(self, batch: RecordBatch, now_ms: int) -> Place:
+    def _place_run(self, batch: Batch, now_ms: int) -> Place:
         """Do as `_place_batch`, for all messages at once."""
-        sizes, total = batch.sizes, int(batch.sizes.sum())
-        if batch.first.sys_flag & INVISIBLE_BIT or sizes.max() > self._size_limit:
+        total = batch.total_bytes
+        if batch.first.sys_flag & INVISIBLE_BIT or batch.largest_bytes > self._size_limit:
             # It is refused there, for the right message.
             return self._place_batch(list(batch.records()), now_ms)
-        queue = self._queues.for_record(batch.first.topic, batch.first.queue_id)
+        queue = self._queues.by_record[batch.first.topic, batch.first.queue_id]
         if self._end + total > self._end_limit:
             self._moved_to_next_file(total)
         at, first = self._end, queue.next_offset
-        positions = sizes.cumsum() - sizes + at
-        self._parts.append(batch.encode(first, positions, now_ms))
+        data, positions = batch.placed(first, at, now_ms)
+        self._parts.append(data)
         self._entries.append(EntryBatch(batch, total, first, at, positions, now_ms))
         self._end = PhysicalOffset(at + total)
         self.store_timestamp_ms = now_ms
         queue.next_offset = QueueOffset(first + len(batch))
-        # Not a tuple, as that would have an object for each number.
-        offsets = cast(Sequence[PhysicalOffset], array("q", positions.tobytes()))
-        return offsets, first, now_ms, self._end
+        # Of many not a list, as that would have an object for each number.
+        offsets = positions if isinstance(positions, list) else array("q", positions.tobytes())
+        return cast(Sequence[PhysicalOffset], offsets), first, now_ms, self._end
 
     def _encoded(
         self, group: Sequence[Record], first: QueueOffset, now_ms: int
@@ -234,18 +241,6 @@ class Appender:
             )
             at, offset = PhysicalOffset(at + size), QueueOffset(offset + 1)
         return parts, entries
-
-    def _accept(self, record: Record, data: bytes, offset: QueueOffset, now_ms: int) -> None:
-        size, at = len(data), self._end
-        self._entries.append(
-            RecordEntry(
-                size, record.queue_id, offset, at, record.sys_flag, now_ms,
-                record.topic, record.properties,
-            )
-        )  # fmt: skip
-        self._parts.append(data)
-        self._end = PhysicalOffset(at + size)
-        self.store_timestamp_ms = now_ms
 
     def _moved_to_next_file(self, size: int) -> bool:
         """Start a new file; False if the position does not change."""

@@ -15,7 +15,7 @@ import numpy as np
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
-from turbopump.store.entry_batch import EntryBatch, tags_codes
+from turbopump.store.entry_batch import Batch, EntryBatch, tags_codes
 from turbopump.store.entry_run import EntryRun
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.outcomes import Arrival
@@ -25,6 +25,7 @@ from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import RecordEntry
+from turbopump.wire.record_batch import RecordBatch
 
 SCHEDULE_TOPIC_BYTES = SCHEDULE_TOPIC.encode()
 """Its units hold the time of delivery in place of the tag's hash."""
@@ -35,10 +36,6 @@ QUEUE_PENDING_MAX = 16 * 1024 // UNIT_BYTES
 _WAITING_MAX = 64
 """Messages that wait to be entered, unless somebody reads: many at a time cost less. A batch that
 is stored at once counts as one, since its messages are entered together anyway."""
-
-_MANY = 128
-"""Messages of a batch whose tags are found faster all at once than one by one, if they are not laid
-out alike."""
 
 INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & sysflag.Transaction.ROLLBACK.value
 """Set in the system flag of prepared and rolled back messages, and of no others."""
@@ -196,22 +193,23 @@ class Dispatcher:
 
     def _enter_queues(self, entries: Sequence[RecordEntry | EntryBatch]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
-        queue_of, removed = self._queues.for_record, self._removed
+        queues, removed = self._queues.by_record, self._removed
         arrivals: list[Arrival] = []
         last: ConsumeQueue | None = None
         watch = _NOBODY
-        for entry in entries:
+        codes = _tags_codes(
+            [b"" if type(entry) is EntryBatch else entry.properties for entry in entries]
+        )
+        for entry, code in zip(entries, codes, strict=True):
             topic, at = entry.topic, entry.physical_offset
             if entry.sys_flag & INVISIBLE_BIT or (removed.has_any and removed.covers(topic, at)):
                 continue
-            queue = queue_of(topic, entry.queue_id)
+            queue = queues[topic, entry.queue_id]
             if type(entry) is EntryBatch:
                 arrivals += self._enter_run(queue, entry)
                 continue
             if queue is not last:
                 last, watch = queue, self.watched.get(queue.key) or _NOBODY
-            tags = property_value(entry.properties, _TAGS)
-            code = _code(tags) if tags else 0
             is_delayed = topic == SCHEDULE_TOPIC_BYTES
             if is_delayed:
                 code = self._delivery_ms(entry) or code
@@ -235,9 +233,7 @@ class Dispatcher:
             or run.topic == SCHEDULE_TOPIC_BYTES
         ):
             return self._enter_queues(run.entries())
-        texts = run.texts()
-        at_once = len(run) >= _MANY or texts.columns is not None
-        found = tags_codes(texts) if at_once else [*map(_tags_code, texts.parts)]
+        found = _batch_tags_codes(run.batch)
         queue.add_units(run.units(found), PhysicalOffset(run.physical_offset + run.size))
         self._note_waiting(queue, run.store_timestamp_ms, run.physical_offset)
         watch = self.watched.get(queue.key)
@@ -303,16 +299,52 @@ def property_value(text: bytes, name: PropertyName) -> bytes | None:
 
 _TAGS = PropertyName(properties.TAGS)
 _DELAY = PropertyName(properties.DELAY)
+_NO_TAGS = _TAGS.later + _TAGS.later
+"""Never stands where the last tags begin."""
 
 
 @lru_cache(maxsize=4096)
-def _code(tags: bytes) -> int:
-    return tags_code(tags.decode("utf-8", "replace"))
+def _code(tags: bytes | None) -> int:
+    return tags_code(tags.decode("utf-8", "replace")) if tags else 0
 
 
 def _tags_code(text: bytes) -> int:
-    tags = property_value(text, _TAGS)
-    return _code(tags) if tags else 0
+    return _code(property_value(text, _TAGS))
+
+
+def _batch_tags_codes(batch: Batch) -> Sequence[int] | Ints:
+    """Return what a queue keeps of the tag of each message of a batch."""
+    return (
+        tags_codes(batch.texts()) if type(batch) is RecordBatch else _tags_codes(batch.stored_texts)
+    )
+
+
+def _tags_codes(texts: Sequence[bytes]) -> list[int]:
+    """Return what a queue keeps of each message's tag.
+
+    Mostly it is that of the message before, which is compared faster than it is taken out.
+    """
+    codes, first, later = [], _TAGS.first, _TAGS.later
+    before, last = _NO_TAGS, 0
+    for text in texts:
+        start, code = text.rfind(later), 0
+        if start >= 0 and text.startswith(before, start):
+            code = last
+        elif start >= 0 or text.startswith(first):
+            code = last = _tags_code(text)
+            before = _tags_entry(text, start)
+        codes.append(code)
+    return codes
+
+
+def _tags_entry(text: bytes, start: int) -> bytes:
+    """Return the tags that begin at a position, with what ends them; `_NO_TAGS` if that is missing.
+
+    Messages whose last tags begin with it have the same tags.
+    """
+    value_at = start + _TAGS.later_bytes
+    end = text.find(_ENTRY_END, value_at)
+    return text[start : end + 1] if start >= 0 and end > value_at else _NO_TAGS
 
 
 def _delay_level(text: bytes) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import final
+from functools import lru_cache
+from itertools import chain
+from typing import TypeAlias, final
 
 import numpy as np
 from msgspec import Struct
@@ -16,8 +19,10 @@ from turbopump.wire.hashing import tags_code
 from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import RecordEntry
 from turbopump.wire.record_batch import RecordBatch
+from turbopump.wire.record_list import RecordList
 
-_NAMES = (properties.TAGS.encode(), properties.KEYS.encode(), properties.UNIQUE_KEY.encode())
+Batch: TypeAlias = RecordBatch | RecordList
+BATCH_TYPES: frozenset[type[object]] = frozenset({RecordBatch, RecordList})
 
 
 # Final, so that its type can be looked at, as that of RecordBatch.
@@ -28,11 +33,11 @@ class EntryBatch(Struct, frozen=True, eq=False):
     Fields of the same names have the same meaning; offsets are those of the first message.
     """
 
-    batch: RecordBatch
+    batch: Batch
     size: int
     queue_offset: QueueOffset
     physical_offset: PhysicalOffset
-    positions: Ints
+    positions: Ints | list[int]
     """Of each message."""
     store_timestamp_ms: int
 
@@ -53,8 +58,9 @@ class EntryBatch(Struct, frozen=True, eq=False):
 
     def entries(self) -> list[RecordEntry]:
         """Return the messages one by one."""
-        first, shared = self.batch.first, self.batch.shared
-        numbered = enumerate(zip(self.positions.tolist(), self.batch.sizes.tolist(), strict=True))
+        first, positions, sizes = self.batch.first, self.position_list(), self.batch.sizes
+        sizes = sizes if isinstance(sizes, list) else sizes.tolist()
+        numbered = enumerate(zip(positions, sizes, self.batch.stored_texts, strict=True))
         return [
             RecordEntry(
                 size,
@@ -64,25 +70,33 @@ class EntryBatch(Struct, frozen=True, eq=False):
                 first.sys_flag,
                 self.store_timestamp_ms,
                 first.topic,
-                self.batch.texts.parts[number] + shared,
+                text,
             )
-            for number, (position, size) in numbered
+            for number, (position, size, text) in numbered
         ]
 
-    def texts(self) -> PropertyTexts:
-        """Return the properties of each message in which its tag and its keys are found."""
-        batch = self.batch
-        if any(name in batch.shared for name in _NAMES):
-            return PropertyTexts([text + batch.shared for text in batch.texts.parts])
-        return batch.texts
+    def position_list(self) -> list[int]:
+        """Return the position of each message."""
+        positions = self.positions
+        return positions if isinstance(positions, list) else positions.tolist()
 
     def units(self, codes: Sequence[int] | Ints) -> bytes:
         """Return the units of a queue for messages with such hashes of their tags."""
+        sizes = self.batch.sizes
+        if isinstance(sizes, list):
+            fields = chain.from_iterable(zip(self.position_list(), sizes, codes, strict=True))
+            return _units_layout(len(sizes)).pack(*fields)
         units = np.empty(len(self.batch), UNIT_DTYPE)
         units["physical_offset"] = self.positions
-        units["size"] = self.batch.sizes
+        units["size"] = sizes
         units["tags_code"] = codes
         return units.tobytes()
+
+
+@lru_cache(maxsize=256)
+def _units_layout(count: int) -> struct.Struct:
+    """Return the layout of so many units."""
+    return struct.Struct(">" + "qiq" * count)
 
 
 def tags_codes(texts: PropertyTexts) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,6 +23,17 @@ class Waiting(Struct, frozen=True):
     since_ms: int
     store_timestamp_ms: int
     physical_offset: PhysicalOffset
+
+
+class _QueuesByRecord(dict[tuple[bytes, int], ConsumeQueue]):
+    """Queues by what records have of them; made if need be."""
+
+    def __init__(self, made: Callable[[bytes, int], ConsumeQueue]) -> None:
+        super().__init__()
+        self._made = made
+
+    def __missing__(self, key: tuple[bytes, int]) -> ConsumeQueue:
+        return self._made(*key)
 
 
 class Queues:
@@ -48,7 +59,10 @@ class Queues:
         self._open_files = open_files
         self._spare = spare
         self._queues: dict[QueueKey, ConsumeQueue] = {}
-        self._by_stored_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
+        self.by_record: Mapping[tuple[bytes, int], ConsumeQueue]
+        """The queues of stored or storable messages, by topic and number; made if need be."""
+        # Asked several times for each message: without a call for those that exist.
+        self.by_record = self._by_record = _QueuesByRecord(self._made)
         # In the order in which they began to wait: the first has the oldest unit.
         self._waiting: dict[ConsumeQueue, Waiting] = {}
 
@@ -58,11 +72,11 @@ class Queues:
 
     def for_record(self, topic: bytes, queue_id: int) -> ConsumeQueue:
         """Return the queue of a stored or storable message, made if need be."""
-        queue = self._by_stored_topic.get((topic, queue_id))
-        if queue is None:
-            self.check_name(topic, queue_id)
-            queue = self._make(topic.decode(), queue_id)
-        return queue
+        return self.by_record[topic, queue_id]
+
+    def _made(self, topic: bytes, queue_id: int) -> ConsumeQueue:
+        self.check_name(topic, queue_id)
+        return self._make(topic.decode(), queue_id)
 
     def check_name(self, topic: bytes, queue_id: int) -> None:
         """Refuse a queue that cannot be."""
@@ -127,7 +141,7 @@ class Queues:
         queue.destroy()
         self._waiting.pop(queue, None)
         del self._queues[queue.key]
-        del self._by_stored_topic[queue.topic.encode(), queue.queue_id]
+        del self._by_record[queue.topic.encode(), queue.queue_id]
 
     def remove_topic(self, topic: str, end: PhysicalOffset, log_min: PhysicalOffset) -> None:
         """Delete a topic's queues; its messages in the log up to a position do not count any more.
@@ -146,7 +160,7 @@ class Queues:
         segments = Segments(directory, self._segment_bytes, self._files, self._spare)
         queue = ConsumeQueue(topic, queue_id, segments, self._files, self._open_files)
         self._queues[queue.key] = queue
-        self._by_stored_topic[topic.encode(), queue_id] = queue
+        self._by_record[topic.encode(), queue_id] = queue
         return queue
 
 

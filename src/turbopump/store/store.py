@@ -27,7 +27,7 @@ from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.disk_errors import translate_disk_errors
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
-from turbopump.store.entry_batch import EntryBatch
+from turbopump.store.entry_batch import BATCH_TYPES, EntryBatch
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal
 from turbopump.store.key_index import KeyIndex
@@ -50,6 +50,7 @@ from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.record import Record, RecordEntry
 from turbopump.wire.record_batch import RecordBatch
+from turbopump.wire.record_list import RecordList
 
 _TICK_MS = 100
 """How often appending does the maintenance in passing, should nobody call `tick`."""
@@ -242,7 +243,7 @@ class Store:
 
     def append(self, records: Group, *, defer_dispatch: bool = False) -> Appended:
         """Store one message, or a batch of them that stays together in one file."""
-        if len(records) != 1 or type(records) is RecordBatch:
+        if len(records) != 1 or type(records) is RecordBatch or type(records) is RecordList:
             return self.append_all((records,), defer_dispatch=defer_dispatch)[0]
         self._check_writable()
         begin = self._log.written
@@ -263,7 +264,7 @@ class Store:
         `check` reports errors of the messages themselves beforehand. With ``defer_dispatch`` the
         caller does something more urgent first, and then calls `dispatch` itself.
         """
-        if len(groups) == 1 and len(groups[0]) == 1 and type(groups[0]) is not RecordBatch:
+        if len(groups) == 1 and len(groups[0]) == 1 and type(groups[0]) not in BATCH_TYPES:
             return [self.append(groups[0], defer_dispatch=defer_dispatch)]
         self._check_writable()
         begin = self._log.written

@@ -6,7 +6,17 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from turbopump.errors import FrameError, InvalidArgument, WireError
-from turbopump.wire.command import Buffer, Command, body_parts, decode_header, encode_header
+from turbopump.wire.command import (
+    NO_TYPED_HEADERS,
+    Buffer,
+    Command,
+    Serialize,
+    TypedHeaders,
+    body_parts,
+    decode_header,
+    decode_typed,
+    encode_header,
+)
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
@@ -17,7 +27,9 @@ _PREFIX = struct.Struct(">ii")
 _LENGTH = struct.Struct(">i")
 _MARK = struct.Struct(">I")
 _LENGTHS = struct.Struct(">iI")
+_PREFIX_BYTES = _PREFIX.size
 _LENGTH_BYTES = 4
+_JSON = Serialize.JSON.value
 _HEADER_LENGTH_BITS = 0xFF_FFFF
 _LARGE_BYTES = 65536
 """Bodies of this size or more are not copied; who keeps one for long should."""
@@ -59,6 +71,8 @@ class FrameDecoder:
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
+        self.typed: TypedHeaders = NO_TYPED_HEADERS
+        """Requests whose fields are typed while they are read."""
         self._pending = bytearray()
         self._missing = 0
         self._consumed = 0
@@ -101,14 +115,15 @@ class FrameDecoder:
                     return
                 yield self._begun(chunk, at)
             end = len(chunk)
+            length_of, length_max = _LENGTH.unpack_from, self._frame_bytes_max
             while end - at >= _LENGTH_BYTES:
-                (length,) = _LENGTH.unpack_from(chunk, at)
-                if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
+                (length,) = length_of(chunk, at)
+                if not _LENGTH_BYTES <= length <= length_max:
                     raise self._wrong_length(length, at)
                 frame_end = at + _LENGTH_BYTES + length
                 if frame_end > end:
                     break
-                command = _command(chunk, at, frame_end, self._consumed)
+                command = self._command(chunk, at, frame_end)
                 self._chunk, self._next_at = chunk, frame_end
                 yield command
                 at = frame_end
@@ -126,10 +141,30 @@ class FrameDecoder:
         frame = self._pending
         frame += memoryview(chunk)[:end]
         self._pending = bytearray()
-        command = _command(memoryview(frame), 0, len(frame), self._consumed)
+        whole = bytes(frame) if len(frame) < _LARGE_BYTES else memoryview(frame)
+        command = self._command(whole, 0, len(frame))
         # What follows counts from the start of its chunk.
         self._consumed += len(frame) - end
         return command
+
+    def _command(self, data: bytes | memoryview, at: int, end: int) -> Command:
+        """Read the frame between two positions of a chunk."""
+        (mark,) = _MARK.unpack_from(data, at + _LENGTH_BYTES)
+        header_at = at + _PREFIX_BYTES
+        header_end = header_at + (mark & _HEADER_LENGTH_BITS)
+        if header_end > end or header_end - header_at > HEADER_BYTES_MAX:
+            raise _wrong_header(at, header_end, end).shifted(self._consumed)
+        header = bytes(data[header_at:header_end])
+        is_large = end - header_end >= _LARGE_BYTES
+        body = memoryview(data)[header_end:end] if is_large else data[header_end:end]
+        if mark >> 24 == _JSON and self.typed:
+            command = decode_typed(header, self.typed, body)
+            if command is not None:
+                return command
+        try:
+            return decode_header(header, mark >> 24, body)
+        except WireError as error:
+            raise error.shifted(self._consumed + header_at) from error
 
     def _wrong_length(self, length: int, at: int) -> FrameError:
         return FrameError(
@@ -164,41 +199,25 @@ def read_header(
 
     While the frame is not whole, returns where it will end, as far as is known.
     """
-    if end - at < _PREFIX.size:
-        return at + _PREFIX.size
+    if end - at < _PREFIX_BYTES:
+        return at + _PREFIX_BYTES
     length: int
     mark: int
     length, mark = _LENGTHS.unpack_from(data, at)
     if not _LENGTH_BYTES <= length <= frame_bytes_max:
         raise FrameError(f"a frame must be 4 to {frame_bytes_max} bytes, got {length}", at)
     frame_end = at + _LENGTH_BYTES + length
-    header_end = at + _PREFIX.size + (mark & _HEADER_LENGTH_BITS)
-    if header_end > frame_end or header_end - at - _PREFIX.size > HEADER_BYTES_MAX:
+    header_end = at + _PREFIX_BYTES + (mark & _HEADER_LENGTH_BITS)
+    if header_end > frame_end or header_end - at - _PREFIX_BYTES > HEADER_BYTES_MAX:
         raise _wrong_header(at, header_end, frame_end)
     if frame_end > end:
         return frame_end
-    header = bytes(data[at + _PREFIX.size : header_end])
+    header = bytes(data[at + _PREFIX_BYTES : header_end])
     return decode_header(header, mark >> 24), header_end, frame_end
 
 
-def _command(data: bytes | memoryview, at: int, end: int, consumed: int) -> Command:
-    """Read the frame between two positions; ``consumed`` bytes of the stream came before."""
-    (mark,) = _MARK.unpack_from(data, at + _LENGTH_BYTES)
-    header_at = at + _PREFIX.size
-    header_end = header_at + (mark & _HEADER_LENGTH_BITS)
-    if header_end > end or header_end - header_at > HEADER_BYTES_MAX:
-        raise _wrong_header(at, header_end, end).shifted(consumed)
-    try:
-        header = bytes(data[header_at:header_end])
-        if end - header_end < _LARGE_BYTES:
-            return decode_header(header, mark >> 24, bytes(data[header_end:end]))
-        return decode_header(header, mark >> 24, memoryview(data)[header_end:end])
-    except WireError as error:
-        raise error.shifted(consumed + header_at) from error
-
-
 def _wrong_header(at: int, header_end: int, frame_end: int) -> FrameError:
-    length, place = header_end - at - _PREFIX.size, at + _LENGTH_BYTES
+    length, place = header_end - at - _PREFIX_BYTES, at + _LENGTH_BYTES
     if header_end > frame_end:
         return FrameError(f"header of {length} bytes in a frame of {frame_end - at - 4}", place)
     return FrameError(f"header must be at most {HEADER_BYTES_MAX} bytes, got {length}", place)

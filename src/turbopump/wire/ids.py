@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 
-import numpy as np
 from msgspec import Struct
 
 from turbopump.clock import Clock
@@ -39,8 +40,10 @@ def offset_ids(store_host: Host, offsets: Sequence[PhysicalOffset]) -> str:
     """Return the ids of messages that lie on one broker, with commas between them."""
     first = offset_id(store_host, offsets[0])
     host = first[:-_OFFSET_DIGITS]
-    raw = np.asarray(offsets, ">i8").tobytes()
-    positions = raw.hex(",", _OFFSET_DIGITS // 2).upper()
+    raw = array("q", offsets)
+    if sys.byteorder == "little":
+        raw.byteswap()
+    positions = raw.tobytes().hex(",", _OFFSET_DIGITS // 2).upper()
     return host + positions.replace(",", f",{host}")
 
 

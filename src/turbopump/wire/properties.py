@@ -78,18 +78,15 @@ def decode(text: str) -> dict[str, str]:
 
 def taken_out(text: str, name: str) -> tuple[str, str | None]:
     """Return the text form without one property, and its value; the others are not taken apart."""
-    mark = name + NAME_END
-    start = 0
-    if not text.startswith(mark):
-        found = text.find(ENTRY_END + mark)
-        if found < 0:
-            return text.removesuffix(ENTRY_END), None
-        start = found + 1
-    end = text.find(ENTRY_END, start)
-    if end < 0:
-        end = len(text)
-    rest = text[:start] + text[end + 1 :]
-    return rest.removesuffix(ENTRY_END), text[start + len(mark) : end]
+    mark = f"{ENTRY_END}{name}{NAME_END}"
+    if text.startswith(mark[1:]):
+        value, _, rest = text[len(mark) - 1 :].partition(ENTRY_END)
+        return rest.removesuffix(ENTRY_END), value
+    before, found, rest = text.partition(mark)
+    if not found:
+        return text.removesuffix(ENTRY_END), None
+    value, end, rest = rest.partition(ENTRY_END)
+    return (f"{before}{ENTRY_END}{rest}".removesuffix(ENTRY_END) if end else before), value
 
 
 def check_user_property(name: str, value: str) -> None:

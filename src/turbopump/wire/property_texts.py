@@ -50,17 +50,20 @@ class PropertyTexts:
 
     def __init__(self, given: Sequence[bytes] | Equal) -> None:
         self.given = given
-        self.lengths: Ints = (
-            np.full(len(given), given.itemsize)
-            if isinstance(given, np.ndarray)
-            else np.fromiter(map(len, given), np.int64, len(given))
-        )
 
     def __len__(self) -> int:
         return len(self.given)
 
     def __getitem__(self, some: slice) -> PropertyTexts:
         return PropertyTexts(self.given[some])
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Of each text."""
+        given = self.given
+        if isinstance(given, np.ndarray):
+            return np.full(len(given), given.itemsize)
+        return np.fromiter(map(len, given), np.int64, len(given))
 
     @cached_property
     def parts(self) -> Sequence[bytes]:

@@ -25,8 +25,9 @@ from turbopump.wire.record import PROPERTIES_BYTES_MAX, Record
 
 _ENTRY_END = properties.ENTRY_END.encode()
 _ZERO = b"\0"
-MESSAGES_MIN = 32
-"""Fewer messages are made faster one by one."""
+_NAMES = (properties.TAGS.encode(), properties.KEYS.encode(), properties.UNIQUE_KEY.encode())
+MESSAGES_MIN = 128
+"""Fewer messages are made faster one by one, see `turbopump.wire.record_list`."""
 
 _SAME_LENGTHS_POSSIBLE_MIN = 8
 """So many messages may have the same lengths, if it is to be tried whether they have."""
@@ -64,7 +65,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
 
     first: Record
     bodies: list[bytes] | Equal
-    texts: PropertyTexts
+    own_texts: PropertyTexts
     """Properties of each message, without the shared ones."""
     shared: bytes
     body_lengths: Ints
@@ -76,12 +77,45 @@ class RecordBatch(Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.bodies)
 
+    @property
+    def body_bytes(self) -> int:
+        """Of all bodies together."""
+        return int(self.body_lengths.sum())
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all records together."""
+        return int(self.sizes.sum())
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of the largest record."""
+        return int(self.sizes.max())
+
+    @property
+    def stored_texts(self) -> list[bytes]:
+        """All properties of each message."""
+        return [text + self.shared for text in self.own_texts.parts]
+
+    def texts(self) -> PropertyTexts:
+        """Return the properties of each message in which its tag and its keys are found."""
+        if any(name in self.shared for name in _NAMES):
+            return PropertyTexts(self.stored_texts)
+        return self.own_texts
+
+    def placed(
+        self, queue_offset: QueueOffset, at: PhysicalOffset, store_timestamp_ms: int
+    ) -> tuple[bytes | memoryview, Ints]:
+        """Return the bytes of all records, one behind the other, and the position of each."""
+        positions = self.sizes.cumsum() - self.sizes + at
+        return self.encode(queue_offset, positions, store_timestamp_ms), positions
+
     def records(self) -> Iterator[Record]:
         """Yield the messages one by one, for whoever has to look at each."""
         bodies = self.bodies
         parts = bodies.tolist() if isinstance(bodies, np.ndarray) else bodies
-        for body, text in zip(parts, self.texts.parts, strict=True):
-            yield replace(self.first, body=body, properties=text + self.shared)
+        for body, text in zip(parts, self.stored_texts, strict=True):
+            yield replace(self.first, body=body, properties=text)
 
     def encode(
         self, queue_offset: QueueOffset, positions: Ints, store_timestamp_ms: int
@@ -97,7 +131,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
         # What ends one record goes with what begins the next.
         pieces = [b""] * (4 * len(bodies))
         pieces[::4], pieces[1::4] = heads, bodies
-        pieces[2::4], pieces[3::4] = self._middles(), self.texts.parts
+        pieces[2::4], pieces[3::4] = self._middles(), self.own_texts.parts
         pieces[0] = heads[0][len(self.shared) :]
         pieces.append(self.shared)
         return b"".join(pieces)
@@ -106,7 +140,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
         self, bodies: Equal, queue_offset: QueueOffset, positions: Ints, time_ms: int
     ) -> memoryview:
         """Make the records of messages with the same lengths: the first one's, changed."""
-        first, count, text_length = self.first, len(bodies), int(self.texts.lengths[0])
+        first, count, text_length = self.first, len(bodies), int(self.own_texts.lengths[0])
         end_bytes = len(self.shared)
         lengths = (len(first.body), len(self._middle()), text_length, end_bytes)
         form = _record_form(first.size - sum(lengths), *lengths)
@@ -120,7 +154,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
         made["queue_offset"] = np.arange(queue_offset, queue_offset + count)
         made["physical_offset"] = positions
         made["body"] = bodies
-        made["text"] = self.texts.given
+        made["text"] = self.own_texts.given
         return made.view(np.uint8).data
 
     def _heads(

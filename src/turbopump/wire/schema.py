@@ -24,7 +24,7 @@ I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 ExtFields = dict[str, str]
 
 
-class Header(Struct, frozen=True, rename="camel", kw_only=True):
+class Header(Struct, frozen=True, rename="camel", kw_only=True, gc=False):
     """The typed fields of a request or an answer."""
 
     def to_ext_fields(self) -> ExtFields:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.wire.codes import ResponseCode
@@ -10,7 +11,7 @@ from turbopump.wire.command import Command, Serialize
 from turbopump.wire.framing import encode
 from turbopump.wire.headers import SendMessageAnswer
 from turbopump.wire.hosts import Host
-from turbopump.wire.ids import offset_id
+from turbopump.wire.ids import offset_id, offset_ids
 from turbopump.wire.schema import ExtFields
 
 _PREFIX = struct.Struct(">ii")
@@ -30,24 +31,46 @@ class SendResponseFrames:
         sample = Command(ResponseCode.SUCCESS).answer(ResponseCode.SUCCESS, fields)
         assert sample.serialize is Serialize.JSON
         text = encode(sample)[_PREFIX.size :].decode()
-        text, _, self._end = text.rpartition(f"{_PREFIX_OF_OPAQUE}0")
+        text, _, end = text.rpartition(f"{_PREFIX_OF_OPAQUE}0")
         text, _, before_opaque = text.rpartition('"queueOffset":"0"')
         text, _, before_offset = text.rpartition('"queueId":"0"')
         text, _, before_queue = text.rpartition('"msgId":""')
         # The position is the end of the id.
         host_id = offset_id(store_host, PhysicalOffset(0))[:-_POSITION_DIGITS]
-        self._before_position = f'{text}"msgId":"{host_id}'
-        self._before_queue = f'"{before_queue}"queueId":"'
-        self._before_offset = f'"{before_offset}"queueOffset":"'
-        self._before_opaque = f'"{before_opaque}{_PREFIX_OF_OPAQUE}'
+        parts = (
+            f'{text}"msgId":"',
+            f'"{before_queue}"queueId":"',
+            f'"{before_offset}"queueOffset":"',
+            f'"{before_opaque}{_PREFIX_OF_OPAQUE}',
+            end,
+        )
+        # Filling in bytes takes half as long as a text that is encoded afterwards.
+        escaped = tuple(part.encode().replace(b"%", b"%%") for part in parts)
+        self._batch_form = b"%b%%b%b%%d%b%%d%b%%d%b" % escaped
+        self._form = self._batch_form.replace(b"%b", host_id.encode() + b"%016X", 1)
+        self._store_host = store_host
 
     def frame(
         self, opaque: int, position: PhysicalOffset, queue_id: int, queue_offset: QueueOffset
     ) -> bytes:
         """Return the answer to a request with a number: where its message lies."""
-        header = (
-            f"{self._before_position}{position:016X}{self._before_queue}{queue_id}"
-            f"{self._before_offset}{queue_offset}{self._before_opaque}{opaque}{self._end}"
-        ).encode()
-        # The header's own length stands behind that of the frame, and 0 above it says JSON.
+        header = self._form % (position, queue_id, queue_offset, opaque)
+        # As _framed, without a call for each message.
         return _PREFIX.pack(len(header) + 4, len(header)) + header
+
+    def batch_frame(
+        self,
+        opaque: int,
+        positions: Sequence[PhysicalOffset],
+        queue_id: int,
+        queue_offset: QueueOffset,
+    ) -> bytes:
+        """Return the answer to a batch: where its messages lie."""
+        ids = offset_ids(self._store_host, positions).encode()
+        return _framed(self._batch_form % (ids, queue_id, queue_offset, opaque))
+
+
+def _framed(header: bytes) -> bytes:
+    length = len(header)
+    # The header's own length stands behind that of the frame, and 0 above it says JSON.
+    return _PREFIX.pack(length + 4, length) + header

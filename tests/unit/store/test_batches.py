@@ -15,17 +15,19 @@ from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import FlushMode, Found, Store, StoreConfig, key_index
 from turbopump.store.dispatch import ANY_TAG, Watch
+from turbopump.store.entry_batch import Batch
 from turbopump.store.key_hashes import key_hashes
 from turbopump.store.outcomes import Arrival
 from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import Record
-from turbopump.wire.record_batch import RecordBatch, record_batch
+from turbopump.wire.record_batch import record_batch
+from turbopump.wire.record_list import record_list
 from unit.store.support import HOST, FaultyFiles, ManualClock, bodies, record, small_config
 
-MESSAGES = 140
-"""So many are entered into queues at once."""
+COUNTS = st.sampled_from([1, 2, 5, 140])
+"""Of few messages the records are made one by one, of many with arrays."""
 CONFIG = {"segment_bytes": 32_768, "queue_segment_units": 30, "index_entries": 150}
 TEXTS = st.sampled_from(
     [
@@ -43,7 +45,7 @@ SHARED = st.sampled_from(["CLUSTER\x01c", "KEYS\x01all\x02TAGS\x01t", "UNIQ_KEY\
 
 def made(
     texts: list[str], shared: str = "CLUSTER\x01c", queue_id: int = 0, body_bytes: int = 1
-) -> RecordBatch:
+) -> Batch:
     """Return a batch; its messages are numbered, with at least so many digits."""
     like = Record(
         topic=b"Topic",
@@ -57,9 +59,8 @@ def made(
         BatchEntry(b"%0*d" % (body_bytes, number), text.replace("#", f"{number:03}").encode())
         for number, text in enumerate(texts)
     ]
-    batch = record_batch(like, encode_batch(entries), shared.encode())
-    assert batch is not None
-    return batch
+    body = encode_batch(entries)
+    return record_batch(like, body, shared.encode()) or record_list(like, body, shared.encode())
 
 
 def config(mode: FlushMode = FlushMode.ASYNC) -> StoreConfig:
@@ -83,6 +84,7 @@ STEPS = st.lists(
         st.integers(0, 1),
         st.sampled_from([1, 3]),
         st.booleans(),
+        COUNTS,
     ),
     min_size=1,
     # More messages would be entered into the index earlier, whose files are named by the time.
@@ -93,18 +95,18 @@ STEPS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(STEPS)
-def test_files_are_the_same(steps: list[tuple[list[str], str, int, int, bool]]) -> None:
+def test_files_are_the_same(steps: list[tuple[list[str], str, int, int, bool, int]]) -> None:
     with tempfile.TemporaryDirectory() as root:
         for name in ("at-once", "one-by-one"):
             clock = ManualClock()
             with Store.open(Path(root, name), config(), machine=Machine(clock=clock)) as store:
-                for texts, shared, queue_id, body_bytes, with_single in steps:
+                for texts, shared, queue_id, body_bytes, with_single, count in steps:
                     clock.advance(1)
-                    batch = made((texts * MESSAGES)[:MESSAGES], shared, queue_id, body_bytes)
+                    batch = made((texts * count)[:count], shared, queue_id, body_bytes)
                     group = batch if name == "at-once" else list(batch.records())
                     single = [[record(b"single", TAGS="a", KEYS="k")]] * with_single
                     appended = store.append_all([*single, group, *single])
-                    assert len(appended[-1 - with_single].physical_offsets) == MESSAGES
+                    assert len(appended[-1 - with_single].physical_offsets) == count
         assert files(Path(root, "at-once")) == files(Path(root, "one-by-one"))
 
 
@@ -118,7 +120,7 @@ def test_keys_are_looked_for_in_so_much_text_at_a_time(
         return key_hashes(topics, texts)
 
     monkeypatch.setattr(key_index, "key_hashes", counted)
-    groups: list[RecordBatch | list[Record]] = [
+    groups: list[Batch | list[Record]] = [
         made([f"KEYS\x01a b c d e k{number}" for number in range(600)]),
         [record(b"single", KEYS=f"s{number} a b c d e f g h") for number in range(40)],
         made([f"KEYS\x01a b c d e l{number}" for number in range(600)]),

@@ -103,24 +103,24 @@ def test_messages_of_the_same_lengths_are_not_taken_out_one_by_one(
     body_bytes: int, end: bytes
 ) -> None:
     body = encode_batch(
-        BatchEntry(b"%0*d" % (body_bytes, number), b"KEYS\x01k%02d" % number + end, flag=-3)
-        for number in range(100)
+        BatchEntry(b"%0*d" % (body_bytes, number % 100), b"KEYS\x01k%03d" % number + end, flag=-3)
+        for number in range(200)
     )
     batch = record_batch(LIKE, body, SHARED)
     assert batch is not None
     assert isinstance(batch.bodies, np.ndarray)
-    assert batch.texts.columns is not None
+    assert batch.own_texts.columns is not None
     check_same(batch, body)
 
 
 def test_usual_batches_are_not_left_to_be_looked_at() -> None:
     for end in (b"", b"\x02"):
         body = encode_batch(
-            BatchEntry(b"%d" % number, b"KEYS\x01k%d" % number + end) for number in range(100)
+            BatchEntry(b"%d" % number, b"KEYS\x01k%d" % number + end) for number in range(200)
         )
         batch = record_batch(LIKE, body, SHARED)
         assert batch is not None
-        assert len(batch) == 100
+        assert len(batch) == 200
         check_same(batch, body)
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from array import array
+from typing import Any, cast
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -40,3 +43,18 @@ def test_the_bytes_are_those_of_an_answer_made_the_usual_way(
     usual = encode(replace(request(310), opaque=opaque).answer(ResponseCode.SUCCESS, answer))
     made = SendResponseFrames(traits.to_ext_fields(), store_host)
     assert made.frame(opaque, at, queue, QueueOffset(offset)) == usual
+    assert made.batch_frame(opaque, [at], queue, QueueOffset(offset)) == usual
+
+
+@given(HOSTS, st.lists(POSITIONS, min_size=1, max_size=5))
+def test_the_bytes_of_batches_are_those_of_an_answer_made_the_usual_way(
+    store_host: Host, positions: list[int]
+) -> None:
+    traits = BrokerTraits(region="%d", trace_on=True).to_ext_fields()
+    offsets = [PhysicalOffset(position) for position in positions]
+    ids = ",".join(offset_id(store_host, offset) for offset in offsets)
+    fields = SendMessageAnswer.fields_of(traits, ids, 3, 7)
+    usual = encode(replace(request(320), opaque=9).answer(ResponseCode.SUCCESS, fields))
+    made = SendResponseFrames(traits, store_host)
+    assert made.batch_frame(9, offsets, 3, QueueOffset(7)) == usual
+    assert made.batch_frame(9, cast(Any, array("q", positions)), 3, QueueOffset(7)) == usual

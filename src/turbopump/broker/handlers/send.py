@@ -19,12 +19,19 @@ from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, whole_body
 from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host
 from turbopump.wire.ids import offset_ids
-from turbopump.wire.schema import ExtFields
+from turbopump.wire.schema import ExtFields, Header
 from turbopump.wire.send_response_frames import SendResponseFrames
 
 _log = logging.getLogger(__name__)
 
 _LOG_DROPPED_MS = 10_000
+_JSON = Serialize.JSON
+
+HEADER_TYPES: dict[int, type[Header]] = {
+    RequestCode.SEND_MESSAGE_V2: SendMessageV2,
+    RequestCode.SEND_BATCH_MESSAGE: SendMessageV2,
+}
+"""Of requests that come so often that their fields are typed while they are read."""
 
 
 class SendRequests:
@@ -60,18 +67,20 @@ class SendRequests:
 
     def send_v2(self, request: Command, peer: Connection) -> None:
         """Serve a send whose fields have letters for names."""
-        header = SendMessageV2.from_ext_fields(request.ext_fields)
+        header = request.header
+        if not isinstance(header, SendMessage):
+            header = SendMessageV2.from_ext_fields(request.ext_fields)
         self._sends.accept(send_of(request, peer, header), self._answer, request, peer)
 
     def _answer(self, outcome: Outcome, queue_id: int, request: Command, peer: Connection) -> None:
         if isinstance(outcome, Appended):
-            if (
-                request.serialize is Serialize.JSON
-                and len(outcome.physical_offsets) == 1
-                and not peer.is_observed
-            ):
-                at = outcome.physical_offsets[0]
-                frame = self._answers.frame(request.opaque, at, queue_id, outcome.queue_offset)
+            if request.serialize is _JSON and not peer.is_observed:
+                opaque, at, offset = request.opaque, outcome.physical_offsets, outcome.queue_offset
+                frame = (
+                    self._answers.frame(opaque, at[0], queue_id, offset)
+                    if len(at) == 1
+                    else self._answers.batch_frame(opaque, at, queue_id, offset)
+                )
                 peer.answer_encoded(request, frame)
                 return
             fields = self._fields(outcome, queue_id)
@@ -107,7 +116,11 @@ def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
         topic=header.topic,
         queue_id=header.queue_id,
         # A batch is taken apart where it lies: it need not be copied as a whole.
-        body=sent if is_batch and isinstance(sent, memoryview) else whole_body(request),
+        body=(
+            sent
+            if type(sent) is bytes or (is_batch and isinstance(sent, memoryview))
+            else whole_body(request)
+        ),
         properties=header.properties or "",
         flag=header.flag,
         sys_flag=header.sys_flag,
