@@ -337,3 +337,13 @@ def open_transactions_forgotten(right: Function, self: Transactions, age_ms: int
 def key_values_not_synced(right: Function, files: Files, path: Path, data: bytes) -> None:
     """The file of a name server's key-values replaces the one before without being synced."""
     _write_unsynced(right, files, path, data, "kvConfig")
+
+
+@bug(
+    Transactions, "was_committed", "transactions end as decided", "duplicates are bounded", near=27
+)
+def commit_before_a_crash_not_looked_for(
+    right: Function, self: Transactions, offset: QueueOffset, view: Any
+) -> bool:
+    """A broker that starts takes every half message without an operation for an open one."""
+    return False
