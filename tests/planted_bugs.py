@@ -100,7 +100,7 @@ def acknowledge_before_flush(
     right(self, appended, early, *rest, **options)
 
 
-@bug(Retries, "accept", "every message ends", near=36)
+@bug(Retries, "accept", "every message ends", near=37)
 def send_back_acknowledged_early(
     right: Function, self: Retries, failed: Any, on_outcome: Function, *args: Any
 ) -> None:
@@ -217,7 +217,7 @@ def dispatcher_skips_a_message_after_restart(
     return right(self, start if entry is None else PhysicalOffset(start + entry.size), end)
 
 
-@bug(QueueLocks, "holder", "one call per orderly queue", near=107)
+@bug(QueueLocks, "holder", "one call per orderly queue", near=112)
 def lock_given_to_two(
     right: Function, self: QueueLocks, group: str, queue: MessageQueue, now_ms: int
 ) -> str | None:
@@ -225,7 +225,7 @@ def lock_given_to_two(
     return None
 
 
-@bug(Delays, "load", "duplicates are bounded", near=52)
+@bug(Delays, "load", "duplicates are bounded", near=70)
 def delay_progress_not_loaded(right: Function, self: Delays) -> bool:
     """A broker that starts delivers all delayed messages again."""
     return True
@@ -350,3 +350,13 @@ def open_transactions_forgotten(right: Function, self: Transactions, age_ms: int
 def key_values_not_synced(right: Function, files: Files, path: Path, data: bytes) -> None:
     """The file of a name server's key-values replaces the one before without being synced."""
     _write_unsynced(right, files, path, data, "kvConfig")
+
+
+@bug(
+    Transactions, "was_committed", "transactions end as decided", "duplicates are bounded", near=27
+)
+def commit_before_a_crash_not_looked_for(
+    right: Function, self: Transactions, offset: QueueOffset, view: Any
+) -> bool:
+    """A broker that starts takes every half message without an operation for an open one."""
+    return False

@@ -49,11 +49,21 @@ class Faults:
         self._calm_quality = world.network.quality
         self._restarting: set[str] = set()
         self._disturbed_disks: Counter[str] = Counter()
+        self._happening: list[asyncio.Task[None]] = []
+        for teller in load.tellers.values():
+            teller.crash_broker = self._crash_soon
 
     async def run(self) -> None:
         """Let all faults happen, and return when none is under way."""
-        tasks = [asyncio.create_task(self._happen(fault)) for fault in self._world.plan.faults]
-        await asyncio.gather(*tasks)
+        self._happening += [
+            asyncio.create_task(self._happen(fault)) for fault in self._world.plan.faults
+        ]
+        while self._happening:
+            # More may begin meanwhile.
+            begun, self._happening = self._happening, []
+            await asyncio.gather(*begun)
+        for teller in self._load.tellers.values():
+            teller.crash_broker = None
         self._world.heal()
         for name in self._world.plan.machines:
             self._world.calm_disk(name)
@@ -61,6 +71,13 @@ class Faults:
         if self._world.plan.replicas.promotes:
             await self._complete_promotions()
         self._note(Healed(self._world.now_us))
+
+    def _crash_soon(self, broker: str, changes: int) -> None:
+        """Let a broker die at one of the next changes on its disk: what a commit changes there."""
+        fault = Fault(
+            0, FaultKind.CRASH_AT_CHANGE, broker, duration_s=1, amount=changes, turns=changes % 2
+        )
+        self._happening.append(asyncio.create_task(self._happen(fault)))
 
     async def _happen(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at_s)

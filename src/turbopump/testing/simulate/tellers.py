@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from turbopump.admin import Admin
 from turbopump.admin.transactions import PendingState
@@ -65,6 +65,8 @@ class Teller:
         self._producer: TransactionProducer | None = None
         self._started = asyncio.Event()
         self._session = world.client(name)
+        self.crash_broker: Callable[[str, int], None] | None = None
+        """Lets a broker die at one of the next changes on its disk, if that is planned."""
         self._key = ""
         """Of the transaction that runs."""
         self._lives = 0
@@ -148,6 +150,8 @@ class Teller:
             return
         match deed.ending:
             case Ending.COMMITS | Ending.ROLLS_BACK:
+                if deed.crash_at_change and self.crash_broker is not None:
+                    self.crash_broker(transaction.receipt.queue.broker, deed.crash_at_change)
                 await transaction.end(state)
             case Ending.DIES_AFTER:
                 await self._die()

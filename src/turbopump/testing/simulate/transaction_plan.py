@@ -22,6 +22,8 @@ _TELLER_FAULTS = (
     FaultKind.RESET,
     FaultKind.FREEZE,
 )
+_CRASH_AT_CHANGE = (0, 0, 0, 0, 0, 0, 0, 1, 2, 3)
+"""A commit is one change, its flush another, and the operation that follows it the next."""
 _CRASHES = (FaultKind.KILL_BROKER, FaultKind.POWER_LOSS, FaultKind.CRASH_AT_CHANGE)
 
 
@@ -55,6 +57,8 @@ class Deed:
     work_s: float
     """How long the local transaction takes."""
     ending: Ending
+    crash_at_change: int = 0
+    """At which change on its disk the broker dies from the end on, if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ def _deeds(chance: Random, prefix: str, load_s: float, *, is_calm: bool) -> tupl
             size=chance.choice((20, 1500, 3000)),
             work_s=chance.choice((0.0, 0.0, 0.05, 1.5, 5.0)),
             ending=chance.choice((Ending.COMMITS, Ending.ROLLS_BACK, *endings)),
+            crash_at_change=0 if is_calm else chance.choice(_CRASH_AT_CHANGE),
         )
         for number in range(count)
     )

@@ -733,6 +733,12 @@ def test_a_committed_message_is_stored_once() -> None:
     assert found_in(events) == {"duplicates are bounded"}
 
 
+def test_a_copy_that_was_there_after_a_crash_counts() -> None:
+    contents = {HALF: (0, (Stored("m0"),)), QUEUE: (0, (Stored("m0"), Stored("m0")))}
+    twice = [*half(), decided(commits=True), down(2), BrokerUp(s(3), "a", contents, {})]
+    assert found_in([*twice, *consumed("m0", 4), Calm(s(9))]) == {AS_DECIDED}
+
+
 def test_no_transaction_stays_open() -> None:
     assert found_in([*half(), TransactionsLeft(s(9), "a", ("m0",))]) == {AS_DECIDED}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from turbopump.testing.simulate.events import (
@@ -11,6 +12,7 @@ from turbopump.testing.simulate.events import (
     ConsumeBegan,
     Event,
     Readable,
+    SendTried,
     TransactionDecided,
     TransactionsLeft,
 )
@@ -20,10 +22,10 @@ from turbopump.wire.names import HALF_TOPIC
 
 
 class TransactionsEnd:
-    """Committed messages are visible, all others never; no transaction stays open.
+    """Committed messages are visible once, all others never; no transaction stays open.
 
-    But for half messages that were lost with the power, as the mode does not promise them. How
-    often a message is visible, `BoundedDuplicates` judges: once for each half message.
+    But for half messages that were lost with the power, as the mode does not promise them. One that
+    was sent more than once, because brokers refused it, may have been stored each time.
     """
 
     name = "transactions end as decided"
@@ -34,9 +36,11 @@ class TransactionsEnd:
         self._commits: dict[str, bool] = {}
         self._halves: dict[str, Acknowledged] = {}
         self._lost: set[str] = set()
+        self._tries: Counter[str] = Counter()
 
     def handlers(self) -> Mapping[type[Event], Handler]:
         return {
+            SendTried: self._tried,
             Acknowledged: self._acknowledged,
             TransactionDecided: self._decided,
             Readable: self._readable,
@@ -62,6 +66,9 @@ class TransactionsEnd:
         readable = {key for topic in ledger.plan.queues for key in ledger.keys_in(topic)}
         committed = (key for key, commits in self._commits.items() if commits)
         return [key for key in committed if key not in readable and key not in self._lost]
+
+    def _tried(self, event: SendTried) -> None:
+        self._tries[event.key] += 1
 
     def _acknowledged(self, event: Acknowledged) -> None:
         if event.queue.topic == HALF_TOPIC:
@@ -96,3 +103,9 @@ class TransactionsEnd:
     def _at_end(self, _: Calm) -> Iterator[str]:
         for key in self.invisible():
             yield f"{key} was committed, and is not visible"
+        ledger = self._ledger
+        # Also those that were stored when a broker crashed: nobody saw how they became readable.
+        copies = Counter(key for topic in ledger.plan.queues for key in ledger.keys_in(topic))
+        for key in self._commits:
+            if copies[key] > self._tries[key]:
+                yield f"{key} is visible {copies[key]} times, but was sent {self._tries[key]} times"
