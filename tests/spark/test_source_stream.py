@@ -262,6 +262,39 @@ def test_a_topic_that_was_made_anew_is_read_as_a_whole(
     assert into.numbers == list(range(58))
 
 
+@pytest.mark.parametrize(("count", "is_repeated"), [(20, True), (8, True), (8, False)])
+def test_messages_of_a_recreated_topic_are_never_taken_for_those_of_the_old_one(
+    spark: SparkSession, broker: Standalone, tmp_path: Path, count: int, *, is_repeated: bool
+) -> None:
+    """A batch that failed is repeated without asking where it ends; others are planned."""
+    into, name = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
+    rows = stream(spark, broker.nameserver, topic=name).load()
+    fill(broker.nameserver, name, range(4), queues=1)
+    run_now(rows, into, tmp_path)
+    fill(broker.nameserver, name, range(4, 8), queues=1)
+
+    def fail(_rows: DataFrame, _batch: int) -> None:
+        raise RuntimeError("the sink is full")
+
+    if is_repeated:
+        writer = rows.writeStream.foreachBatch(fail).option("checkpointLocation", str(tmp_path))
+        with pytest.raises(StreamingQueryException, match="the sink is full"):
+            writer.trigger(availableNow=True).start().awaitTermination(int(PATIENCE_S))
+    else:
+        run_now(rows, into, tmp_path)
+    before = into.numbers
+    with Admin(broker.nameserver) as admin:
+        admin.topics.delete(name)
+    made_topic(broker.nameserver, name, queues=1)
+    fill(broker.nameserver, name, range(100, 100 + count), queues=1)
+    with pytest.raises(StreamingQueryException, match=r"was re-created: .*failOnDataLoss=false"):
+        run_now(rows, into, tmp_path)
+    assert into.numbers == before
+    loose = stream(spark, broker.nameserver, topic=name, failOnDataLoss="false").load()
+    run_now(loose, into, tmp_path)
+    assert into.numbers == [*before, *range(100, 100 + count)]
+
+
 def test_a_worker_that_dies_in_the_middle_is_replaced(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from turbopump.admin.administration import Admin
 from turbopump.broker import administration, message_path
 from turbopump.broker.handlers.common import handler_table
 from turbopump.client.producer import Producer
-from turbopump.errors import ConnectFailed, RemoteError
+from turbopump.errors import ConnectFailed, DataLost, RemoteError
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading import retry
 from turbopump.spark.reading.cluster import Cluster
@@ -224,6 +224,26 @@ async def test_a_stream_waits_in_one_request_and_looks_again_for_little(
         assert found.codes() == [RequestCode.GET_QUEUE_ENDS] * 6, "a look and a wait each"
         await found.send(T[3], 1)
         assert await follow.latest(end, is_limited=False) == {**end, T[3]: 1}
+
+
+@pytest.mark.parametrize("refused", [TURBOPUMP, OWN])
+@virtual_time()
+async def test_a_topic_recreated_with_as_many_messages_is_noticed_by_a_running_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
+) -> None:
+    async with world(tmp_path, monkeypatch, refused) as found:
+        await found.send(T[1], 2)
+        options = found.options(startingOffsets="latest", discoveryInterval="1m")
+        follow = MicroBatchPlanner(Cluster(found.session, options), options, found.session.clock)
+        at = await follow.latest({}, is_limited=False)
+        for _ in range(2):
+            assert await follow.latest(at, is_limited=False) == at
+        admin = Admin(session=found.session)
+        await admin.topics.delete("T")
+        await found.made.make_topic("T", queues=4)
+        await found.send(T[1], 2)
+        with pytest.raises(DataLost, match="T@a:1 was re-created: the message at offset 1 is not"):
+            await follow.latest(at, is_limited=False)
 
 
 @virtual_time()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from turbopump.clock import Clock
@@ -109,6 +110,8 @@ class MicroBatchPlanner:
         self.marks: Marks = {}
         """Of the last messages before the offsets that `latest` returned."""
         self._marked_at: Offsets = {}
+        self._has_checked_all = False
+        """Whether all queues have been compared with the marks of the checkpoint."""
         self._last_batch_ms = clock.monotonic_ms()
         self.latest_known: Offsets = {}
         """The end of each queue as far as it is known, for lag metrics."""
@@ -186,6 +189,28 @@ class MicroBatchPlanner:
         self.marks = {queue: mark for queue, mark in marks.items() if mark is not None}
         self._marked_at = end
         return end
+
+    async def without_lost(
+        self, start: Offsets, end: Offsets, start_marks: Marks, end_marks: Marks
+    ) -> Offsets:
+        """Return the end of a batch that another process has planned, without re-created queues.
+
+        Spark repeats such a batch without asking where it ends, but its messages may be others
+        now. Raises DataLost if losses are errors.
+        """
+        batch = [queue for queue, at in start.items() if end.get(queue, at) > at]
+        limits = await self._cluster.known_limits(batch)
+        before = await self._changed_marks(start, batch, start_marks)
+        last = await self._changed_marks(end, batch, end_marks)
+        recreated = before[0] | last[0]
+        # What has expired is reported by the task that reads the rest.
+        gone = {
+            queue: ends
+            for queue, ends in limits.items()
+            if queue in recreated or (ends.is_certain and ends.high < end[queue])
+        }
+        self._past_losses(end, gone, recreated)
+        return {queue: at for queue, at in end.items() if queue not in gone}
 
     async def _forget(self, deleted: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
         """Reset the group's offsets of deleted queues, and return the queues that were reset.
@@ -339,19 +364,41 @@ class MicroBatchPlanner:
     ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
         """Return queues whose last message read is another one now, and those not checked.
 
-        Such a topic was deleted and re-created. Only queues with new messages are checked, so that
-        an idle stream costs nothing.
+        Such a topic was deleted and re-created. The first look checks all queues, later ones those
+        with new messages; a topic without any may have as many messages as before, and one of its
+        queues is checked. An idle stream does not come here, and costs nothing.
         """
-        checked = {
-            queue: start[queue]
+        marked = [
+            queue
             for queue, ends in limits.items()
-            if queue in self.marks and ends.low < start[queue] < ends.high
-        }
-        found = await self._cluster.marks(checked) if checked else {}
-        recreated = (
-            queue for queue, mark in found.items() if mark not in (None, self.marks[queue])
-        )
-        return frozenset(recreated), frozenset(checked.keys() - found.keys())
+            if queue in self.marks and ends.low < start[queue] <= ends.high
+        ]
+        checked = dict.fromkeys(marked)
+        if self._has_checked_all:
+            news = [queue for queue in marked if start[queue] < limits[queue].high]
+            # One with new messages if there is any: it is asked about anyway.
+            samples = {(queue.topic, queue.broker): queue for queue in chain(marked, news)}
+            checked = dict.fromkeys(chain(news, samples.values()))
+        recreated, unchecked = await self._changed_marks(start, checked, self.marks)
+        self._has_checked_all |= not unchecked
+        # A topic is deleted as a whole.
+        places = {(queue.topic, queue.broker) for queue in recreated}
+        others = [
+            queue
+            for queue in (marked if places else ())
+            if (queue.topic, queue.broker) in places and queue not in checked
+        ]
+        found = await self._changed_marks(start, others, self.marks)
+        return recreated | found[0], unchecked | found[1]
+
+    async def _changed_marks(
+        self, offsets: Offsets, queues: Iterable[MessageQueue], marks: Marks
+    ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
+        """Return queues whose message before an offset is another one, and those unavailable."""
+        asked = {queue: offsets[queue] for queue in queues if queue in marks}
+        found = await self._cluster.marks(asked) if asked else {}
+        changed = (queue for queue, mark in found.items() if mark not in (None, marks[queue]))
+        return frozenset(changed), frozenset(asked.keys() - found.keys())
 
     def _past_losses(
         self,
