@@ -119,8 +119,8 @@ class MadeUp:
         self.ends[queue] = limits
         del self.unreadable_now[queue]
 
-    async def bytes_per_row(self, queue: MessageQueue, _offset: int) -> int:
-        return 100 if queue == Q0 else 10
+    async def bytes_per_row(self, offsets: Offsets) -> dict[MessageQueue, int]:
+        return {queue: 100 if queue == Q0 else 10 for queue in offsets}
 
     async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool:
         self.waits.append((dict(at), wait_ms))
