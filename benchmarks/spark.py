@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from measure import print_table
 from spark_queries import Bodies, Setting
-from spark_queues import fill_queues, queue_results
+from spark_queues import EACH, create_topic, look_results, read_results, send_to_each
 from turbopump.client.outgoing import split_batch
 from turbopump.client.producer import Producer
 from turbopump.errors import RemoteError
@@ -42,6 +42,7 @@ BODIES = (Bodies(128, 128), Bodies(1024, 1024), Bodies(64, 192))
 QUEUES = 4
 """What a topic has by default."""
 MANY_QUEUES = 10_000
+MOST_QUEUES = 64_000
 READY_ROWS = 8192
 LATENCY_S = 10.0
 BROKER = "brokerName=broker-a\n"
@@ -159,8 +160,14 @@ def results(rows: int, parts: tuple[str, ...], numbers_of_cores: tuple[int, ...]
 def measure_queues() -> list[list[str]]:
     """Measure what many queues cost, without Spark."""
     with tempfile.TemporaryDirectory() as name, server(Path(name)) as (nameserver, pid):
-        run(fill_queues(nameserver, "many", MANY_QUEUES))
-        return list(queue_results(nameserver, pid, "many", MANY_QUEUES))
+        run(create_topic(nameserver, "many", MANY_QUEUES))
+        run(send_to_each(nameserver, "many", range(MANY_QUEUES), EACH))
+        run(create_topic(nameserver, "most", MOST_QUEUES))
+        return [
+            *read_results(nameserver, pid, "many", MANY_QUEUES),
+            *look_results(nameserver, pid, "many", MANY_QUEUES, (0, 1, MANY_QUEUES)),
+            *look_results(nameserver, pid, "most", MOST_QUEUES, (0, 1)),
+        ]
 
 
 # --- tables ---------------------------------------------------------------------------------------

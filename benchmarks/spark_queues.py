@@ -7,16 +7,17 @@ at the ends of all queues, and the reading of one partition that has a small ran
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from turbopump.admin import Admin
 from turbopump.client.producer import Producer
 from turbopump.message import Message, MessageQueue
+from turbopump.net.loop import run
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.partition_planner import QueueRange
+from turbopump.spark.reading.partition_planner import Partition, QueueRange, plan
 from turbopump.spark.reading.partition_reader import PartitionReader
 from turbopump.spark.source import DefaultSource, StreamReader
 
@@ -28,43 +29,74 @@ FILTERS: dict[str, dict[str, str]] = {
     ", by tag": {"tags": "TagA"},
     ", by SQL": {"sql": "TAGS = 'TagA'"},
 }
+SETTLED_S = 0.01
+"""Processor time that an idle broker takes in half a second, at most."""
 
 
-async def fill_queues(nameserver: str, topic: str, queues: int) -> None:
-    """Create a topic and store a few messages in each queue."""
+async def create_topic(nameserver: str, topic: str, queues: int) -> None:
     async with Admin(nameserver) as admin:
         await admin.topics.create(topic, queues=queues)
+
+
+async def send_to_each(nameserver: str, topic: str, queues: Iterable[int], each: int) -> None:
+    """Store some messages in each of some queues."""
     async with Producer("benchmark", nameserver=nameserver) as producer:
-        for number in range(queues):
-            batch = [Message(topic, b"x" * 128, tags="TagA", keys="order") for _ in range(EACH)]
+        batch = [Message(topic, b"x" * 128, tags="TagA", keys="order") for _ in range(each)]
+        for number in queues:
             await producer.send_batch(batch, to=MessageQueue(topic, BROKER, number))
 
 
-def queue_results(nameserver: str, broker_pid: int, topic: str, queues: int) -> Iterator[list[str]]:
-    """Yield rows: what was measured, ms or µs of this process, and of the broker."""
+def look_results(
+    nameserver: str, broker_pid: int, topic: str, queues: int, numbers: Iterable[int]
+) -> Iterator[list[str]]:
+    """Yield rows: what was measured, ms of this process, and of the broker.
+
+    ``numbers`` says in how many queues there are new messages.
+    """
     meter = _Meter(broker_pid)
     stream = _stream(nameserver, topic)
-    at = stream.latestOffset({}, stream.getDefaultReadLimit())
-    for what, start in (("look, nothing new", at), ("look, new messages in all", _behind(at))):
-        look = partial(stream.latestOffset, start, stream.getDefaultReadLimit())
-        here, there = meter.least(look)
-        yield [f"{what}, {queues:,} queues, ms", f"{here * 1e3:.1f}", f"{there * 1e3:.1f}"]
+    limit = stream.getDefaultReadLimit()
+    at = stream.latestOffset({}, limit)
+
+    def send(news: int) -> None:
+        nonlocal at
+        # Another object, as what comes from the JVM is.
+        at = deepcopy(at)
+        run(send_to_each(nameserver, topic, range(news), 1))
+
+    def look() -> None:
+        nonlocal at
+        at = stream.latestOffset(at, limit)
+
+    for news in numbers:
+        here, there = meter.least(look, partial(send, news))
+        what = f"look at {queues:,} queues, {news:,} with new messages, ms"
+        yield [what, f"{here * 1e3:.1f}", f"{there * 1e3:.1f}"]
     stream.stop()
-    ranges = tuple(QueueRange(topic, BROKER, number, 0, EACH) for number in range(queues))
+
+
+def read_results(
+    nameserver: str, broker_pid: int, topic: str, queues: int
+) -> Iterator[list[str]]:
+    """Yield rows: what was measured, µs of this process, and of the broker."""
+    ranges = [QueueRange(topic, BROKER, number, 0, EACH) for number in range(queues)]
     rows = queues * EACH
     for what, given in FILTERS.items():
         options = SourceOptions.for_batch({"nameserver": nameserver, "topic": topic, **given})
-        here, there = meter.least(partial(_read, PartitionReader.of(options), ranges))
+        tasks = plan(ranges, options.plan, queues=queues)
+        read = partial(_read, PartitionReader.of(options), tasks)
+        here, there = _Meter(broker_pid).least(read)
         yield [
-            f"{queues:,} ranges of {EACH} messages{what}, µs a row",
+            f"{queues:,} ranges of {EACH} messages in {len(tasks)} tasks{what}, µs a row",
             f"{here / rows * 1e6:.1f}",
             f"{there / rows * 1e6:.1f}",
         ]
 
 
-def _read(reader: PartitionReader, ranges: tuple[QueueRange, ...]) -> None:
+def _read(reader: PartitionReader, tasks: list[Partition]) -> None:
     """Read all messages, which all match."""
-    assert sum(batch.num_rows for batch in reader.read(ranges)) == len(ranges) * EACH
+    found = sum(batch.num_rows for task in tasks for batch in reader.read(task))
+    assert found == EACH * sum(map(len, tasks))
 
 
 def _stream(nameserver: str, topic: str) -> StreamReader:
@@ -75,34 +107,34 @@ def _stream(nameserver: str, topic: str) -> StreamReader:
     return reader
 
 
-def _behind(at: dict[str, Any]) -> dict[str, Any]:
-    """Return a position one message before another in each queue."""
-    return {
-        topic: {
-            broker: {number: offset - 1 for number, offset in queues.items()}
-            for broker, queues in brokers.items()
-        }
-        for topic, brokers in at.items()
-        if topic
-    }
-
-
 class _Meter:
     """Measures the processor time of this process and of the broker."""
 
     def __init__(self, broker_pid: int) -> None:
-        self._stat = Path(f"/proc/{broker_pid}/stat")
+        self._threads = Path(f"/proc/{broker_pid}/task")
 
-    def least(self, action: Callable[[], object]) -> tuple[float, float]:
+    def least(
+        self, action: Callable[[], object], before: Callable[[], object] = lambda: None
+    ) -> tuple[float, float]:
         """Return the seconds of the best of several rounds; the first one only warms up."""
+        before()
         action()
         rounds = []
         for _ in range(ROUNDS):
+            before()
+            self._settle()
             here, there = time.process_time(), self._broker_s()
             action()
             rounds.append((time.process_time() - here, self._broker_s() - there))
         return min(each[0] for each in rounds), min(each[1] for each in rounds)
 
+    def _settle(self) -> None:
+        """Wait until the broker has written what was sent before, which is not measured."""
+        spent = -1.0
+        while self._broker_s() - spent > SETTLED_S:
+            spent = self._broker_s()
+            time.sleep(0.5)
+
     def _broker_s(self) -> float:
-        fields = self._stat.read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / 100
+        spent = (each.read_text().split()[0] for each in self._threads.glob("*/schedstat"))
+        return sum(map(int, spent)) / 1e9

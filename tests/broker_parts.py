@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +140,9 @@ class FakeStore:
         low = self.first.get((topic, queue_id), 0)
         times = self.queues.get((topic, queue_id), [])
         return QueueOffset(low), QueueOffset(low + len(times))
+
+    def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[QueueOffset]:
+        return [self.queue_range(topic, number)[1] for number in queue_ids]
 
     def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
         low, high = self.queue_range(topic, queue_id)

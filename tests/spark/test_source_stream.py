@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from turbopump.spark.query_lag import Spread, lag_of
 from turbopump.spark.source import DefaultSource, StreamReader
 
 PATIENCE_S = 120.0
+DATA = Path(__file__).parents[1] / "data" / "spark"
 
 
 class Collected:
@@ -260,6 +262,56 @@ def test_a_topic_that_was_made_anew_is_read_as_a_whole(
     fill(broker.nameserver, name, range(50, 58), queues=1)
     run_now(stream(spark, broker.nameserver, **options).load(), into, tmp_path)
     assert into.numbers == list(range(58))
+
+
+@pytest.mark.parametrize(("count", "is_repeated"), [(20, True), (8, True), (8, False)])
+def test_messages_of_a_recreated_topic_are_never_taken_for_those_of_the_old_one(
+    spark: SparkSession, broker: Standalone, tmp_path: Path, count: int, *, is_repeated: bool
+) -> None:
+    """A batch that failed is repeated without asking where it ends; others are planned."""
+    into, name = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
+    rows = stream(spark, broker.nameserver, topic=name).load()
+    fill(broker.nameserver, name, range(4), queues=1)
+    run_now(rows, into, tmp_path)
+    fill(broker.nameserver, name, range(4, 8), queues=1)
+
+    def fail(_rows: DataFrame, _batch: int) -> None:
+        raise RuntimeError("the sink is full")
+
+    if is_repeated:
+        writer = rows.writeStream.foreachBatch(fail).option("checkpointLocation", str(tmp_path))
+        with pytest.raises(StreamingQueryException, match="the sink is full"):
+            writer.trigger(availableNow=True).start().awaitTermination(int(PATIENCE_S))
+    else:
+        run_now(rows, into, tmp_path)
+    before = into.numbers
+    with Admin(broker.nameserver) as admin:
+        admin.topics.delete(name)
+    made_topic(broker.nameserver, name, queues=1)
+    fill(broker.nameserver, name, range(100, 100 + count), queues=1)
+    with pytest.raises(StreamingQueryException, match=r"was re-created: .*failOnDataLoss=false"):
+        run_now(rows, into, tmp_path)
+    assert into.numbers == before
+    loose = stream(spark, broker.nameserver, topic=name, failOnDataLoss="false").load()
+    run_now(loose, into, tmp_path)
+    assert into.numbers == [*before, *range(100, 100 + count)]
+
+
+def test_a_checkpoint_of_version_0_1_is_resumed(spark: SparkSession, tmp_path: Path) -> None:
+    """It was killed before its third batch, messages 60 to 79, was committed."""
+    into, name, checkpoint = Collected(), "checkpoint-0-1", tmp_path / "checkpoint"
+    copytree(DATA / "checkpoint-0.1", checkpoint)
+    with standalone(tmp_path / "broker", {"brokerName": "broker-a"}) as own:
+        made_topic(own.nameserver, name, queues=2)
+        for numbers in (range(60), range(60, 80), range(80, 90)):
+            fill(own.nameserver, name, numbers, queues=2)
+        rows = stream(spark, own.nameserver, topic=name).load()
+        run_now(rows, into, checkpoint)
+    assert into.batches[2] == list(range(60, 80))
+    assert into.numbers == list(range(60, 90))
+    noted = (checkpoint / "offsets" / "3").read_text().splitlines()[-1]
+    assert ends(noted) == [80, 10]
+    assert json.loads(noted)[""][name]["broker-a"].keys() == {"0"}, "a mark of what was read"
 
 
 def test_a_worker_that_dies_in_the_middle_is_replaced(

@@ -62,13 +62,18 @@ class Offsets:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Note a group's progress. It may go back, which is how a stopped group is reset."""
+        self.commit_all(group, topic, {queue_id: offset})
+
+    def commit_all(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Note a group's progress in several queues of a topic."""
         key = f"{topic}{_SEPARATOR}{group}"
         queues = self._table.get(key)
         if queues is None:
             queues = self._table[key] = {}
-        if queues.get(queue_id) != offset:
-            queues[queue_id] = offset
-            self.saving.changes += 1
+        for queue_id, offset in offsets.items():
+            if queues.get(queue_id) != offset:
+                queues[queue_id] = offset
+                self.saving.changes += 1
 
     def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """Return a group's progress in a queue; None when it never committed any."""

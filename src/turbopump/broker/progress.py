@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from msgspec import Struct
@@ -21,6 +21,8 @@ class QueueReads(Protocol):
     """What is asked of the store."""
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
+
+    def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[QueueOffset]: ...
 
     def read(
         self, topic: str, queue_id: int, offset: QueueOffset, count_max: int
@@ -69,9 +71,9 @@ class Progress:
         What cannot be is passed over with success, as peers expect it; a group too many is told,
         and so is an offset beyond the end of its queue: both raise RemoteError.
         """
-        if not self._is_possible(commit):
-            return
         group, topic, queue_id, offset = commit.group, commit.topic, commit.queue_id, commit.offset
+        if offset < 0 or queue_id not in self._queue_ids(topic):
+            return
         _, end = self._store.queue_range(topic, queue_id)
         if offset > end:
             # Else the group would pass over all messages until the queue has grown so far.
@@ -82,6 +84,28 @@ class Progress:
             )
         if self._groups.find(group, commit.client) is not None:
             self._offsets.commit(group, topic, queue_id, offset)
+
+    def commit_all(
+        self, client: str, group: str, topic: str, offsets: Iterable[tuple[int, int]]
+    ) -> list[int]:
+        """Commit a group's offsets by queue id; return the queues of those refused.
+
+        Equal to a `commit` of each, which costs three times as much: topic and group are looked up
+        once.
+        """
+        known = self._queue_ids(topic)
+        possible = [(number, at) for number, at in offsets if number in known and at >= 0]
+        ends = self._store.max_offsets(topic, (number for number, _ in possible))
+        accepted = {
+            number: at for (number, at), end in zip(possible, ends, strict=True) if at <= end
+        }
+        try:
+            is_known = accepted and self._groups.find(group, client) is not None
+        except RemoteError:
+            return [number for number, _ in possible]
+        if is_known:
+            self._offsets.commit_all(group, topic, accepted)
+        return [number for number, _ in possible if number not in accepted]
 
     def slowest(self, topic: str, left_out: Collection[str]) -> dict[int, int]:
         """Return, for each queue, how far the slowest group has come; some groups do not count.
@@ -108,12 +132,10 @@ class Progress:
             if self._topics.find(name) is not None and (offline or not self._ignores(source, name)):
                 self._offsets.clone(source, target, name)
 
-    def _is_possible(self, commit: Commit) -> bool:
-        """Whether an offset is one of a queue that can be, so that nonsense does not pile up."""
-        topic = self._topics.find(commit.topic)
-        if topic is None or commit.offset < 0:
-            return False
-        return 0 <= commit.queue_id < queues_of(topic)
+    def _queue_ids(self, topic: str) -> range:
+        """Return the queues that can have an offset, so that nonsense does not pile up."""
+        known = self._topics.find(topic)
+        return range(0 if known is None else queues_of(known))
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         """Whether a queue still has its first message, and recent enough to be in memory."""

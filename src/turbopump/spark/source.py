@@ -237,11 +237,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reported(self._driver.latest_known, self._options.group)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        from turbopump.spark.reading.offsets import flat
+        from turbopump.spark.reading.offsets import flat, flat_marks
         from turbopump.spark.reading.partition_planner import plan, ranges_between
 
         known = flat(start)
-        ranges = ranges_between(known, flat(end))
+        if end == self._written:
+            until = self._read[0]
+        else:
+            planned_end, marks = flat(end), (flat_marks(start), flat_marks(end))
+            until = self._on_driver().run(
+                lambda planner: planner.without_lost(known, planned_end, *marks)
+            )
+        ranges = ranges_between(known, until)
         planned = plan(ranges, self._options.plan, queues=len(known))
         return [InputPartition(partition) for partition in planned]
 

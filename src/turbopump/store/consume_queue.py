@@ -215,10 +215,16 @@ class ConsumeQueue:
         """Return position, size and tags code of one message; None when there is no such unit."""
         if not self.min_offset <= offset < self.max_offset:
             return None
-        data = self.units(offset, 1)
-        if data is None or len(data) < UNIT_BYTES:
+        at = (offset - self._ahead_from) * UNIT_BYTES
+        data: bytes | bytearray | None = self._ahead
+        if not 0 <= at <= len(self._ahead) - UNIT_BYTES:
+            if offset >= self.written_offset:
+                at, data = (offset - self.written_offset) * UNIT_BYTES, self._pending
+            else:
+                at, data = 0, self.units(offset, 1)
+        if data is None or len(data) < at + UNIT_BYTES:
             return None
-        position, size, tags_code = UNIT.unpack(data)
+        position, size, tags_code = UNIT.unpack_from(data, at)
         return PhysicalOffset(position), size, tags_code
 
     def file_ranges(self) -> list[tuple[QueueOffset, QueueOffset]]:
@@ -250,6 +256,8 @@ class ConsumeQueue:
             touched.setdefault(path, position - start)
             del self._pending[: len(part)]
             self.written_offset = QueueOffset(self.written_offset + len(part) // UNIT_BYTES)
+            # Of thousands of queues, the last unit of each is asked for without opening its file.
+            self._ahead_from, self._ahead = self.written_offset - 1, bytes(part[-UNIT_BYTES:])
 
     def rewrite(self, path: Path, position: int, entry_at: EntryAt) -> bool:
         """Write a file's units from a position on once more: a failed sync may have dropped them.

@@ -8,8 +8,9 @@ themselves), as only the owner touches queues and index.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,7 +45,7 @@ from turbopump.store.retention import Retention, Verdict
 from turbopump.store.scrubber import Scrubber
 from turbopump.store.segments import Segments
 from turbopump.store.steady_clock import SteadyClock
-from turbopump.store.time_lookup import mark_at, offset_by_time, store_timestamp_at
+from turbopump.store.time_lookup import marks_at, offset_by_time, store_timestamp_at
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
@@ -514,6 +515,13 @@ class Store:
         return queue.min_offset, queue.max_offset
 
     @translate_disk_errors
+    def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[QueueOffset]:
+        """Return the offsets behind the last messages of some queues; 0 for those unknown."""
+        self._catch_up()
+        found = map(self._queues.find, repeat(topic), queue_ids)
+        return [QueueOffset(0) if queue is None else queue.max_offset for queue in found]
+
+    @translate_disk_errors
     def topic_ranges(self, topic: str, queues: int) -> tuple[list[int], list[int], PhysicalOffset]:
         """Return `queue_range` of queues 0 to before ``queues``: all first offsets, then all ends.
 
@@ -546,14 +554,21 @@ class Store:
         return None if queue is None else store_timestamp_at(self._log, queue, offset)
 
     @translate_disk_errors
-    def message_mark(
-        self, topic: str, queue_id: int, offset: QueueOffset
-    ) -> tuple[int, PhysicalOffset] | None:
-        """Return when and where the message at an offset was stored; None if it is not there."""
-        queue = self._queue(topic, queue_id)
-        mark = None if queue is None else mark_at(self._log, queue, offset)
+    def message_marks(
+        self, topic: str, asked: Sequence[tuple[int, QueueOffset]]
+    ) -> list[tuple[int, PhysicalOffset] | None]:
+        """Return when and where messages at offsets of a topic's queues were stored.
+
+        None for those that are not there.
+        """
+        self._catch_up()
+        find = self._queues.find
+        found = marks_at(self._log, ((find(topic, number), offset) for number, offset in asked))
         # Where units were missing, a message has another offset than its place says.
-        return None if mark is None or mark[2] != offset else mark[:2]
+        return [
+            mark[:2] if mark is not None and mark[2] == offset else None
+            for mark, (_, offset) in zip(found, asked, strict=True)
+        ]
 
     @translate_disk_errors
     def message_at(self, position: PhysicalOffset) -> memoryview | None:

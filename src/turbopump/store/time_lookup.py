@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
-from turbopump.store.unit_check import matching_record
+from turbopump.store.unit_check import properties_at
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES
 from turbopump.wire.sysflag import BORN_HOST_V6
 
-_QUEUE_OFFSET_TO_FLAGS = struct.Struct(">20xqqi")
+_QUEUE_OFFSET_AND_FLAGS = struct.Struct(">20xq8xi")
 _STORE_TIME = struct.Struct(">q")
 _STORE_TIME_AT = 56
 
 
-def mark_at(
-    log: CommitLog, queue: ConsumeQueue, offset: QueueOffset
-) -> tuple[int, PhysicalOffset, QueueOffset] | None:
-    """Return when and where the message at an offset was stored, and the offset that it has itself.
+def marks_at(
+    log: CommitLog, asked: Iterable[tuple[ConsumeQueue | None, QueueOffset]]
+) -> Iterator[tuple[int, PhysicalOffset, QueueOffset] | None]:
+    """Yield when and where messages were stored, and the offsets that they have themselves.
 
-    None when it is not there.
+    None for those that are not there. One call for many: finding a file of the log costs more than
+    reading a message of it.
     """
-    unit = queue.unit(offset)
-    record = None if unit is None else matching_record(log, queue, offset, unit[0], unit[1])
-    if record is None:
-        return None
-    own_offset, position, flags = _QUEUE_OFFSET_TO_FLAGS.unpack_from(record)
-    time_at = _STORE_TIME_AT + (V6_BYTES - V4_BYTES if flags & BORN_HOST_V6 else 0)
-    return _STORE_TIME.unpack_from(record, time_at)[0], position, own_offset
+    start = end = 0
+    view = memoryview(b"")
+    for queue, offset in asked:
+        unit = None if queue is None else queue.unit(offset)
+        if queue is None or unit is None:
+            yield None
+            continue
+        position, size, _ = unit
+        if not start <= position < end:
+            start, end, view = log.window(position) or (0, 0, view)
+        at = position - start
+        if position + size > end or properties_at(view, at, position, size, queue, offset) is None:
+            yield None
+            continue
+        own_offset, flags = _QUEUE_OFFSET_AND_FLAGS.unpack_from(view, at)
+        time_at = at + _STORE_TIME_AT + (V6_BYTES - V4_BYTES if flags & BORN_HOST_V6 else 0)
+        yield _STORE_TIME.unpack_from(view, time_at)[0], position, own_offset
 
 
 def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset) -> int | None:
     """Return when the message at an offset was stored; None when it is not there."""
-    mark = mark_at(log, queue, offset)
+    mark = next(marks_at(log, [(queue, offset)]))
     return None if mark is None else mark[0]
 
 

@@ -16,11 +16,12 @@ from turbopump.admin.administration import Admin
 from turbopump.broker import administration, message_path
 from turbopump.broker.handlers.common import handler_table
 from turbopump.client.producer import Producer
-from turbopump.errors import ConnectFailed, RemoteError
+from turbopump.errors import ConnectFailed, DataLost, RemoteError
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading import retry
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.last_result import LastResult
+from turbopump.spark.reading.message_probes import SAMPLED_QUEUES
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
 from turbopump.spark.reading.offsets import Limits
 from turbopump.spark.reading.options import SourceOptions
@@ -58,7 +59,8 @@ class World:
         return Cluster(self.session, self.options(**options))
 
     def options(self, **options: str) -> SourceOptions:
-        given = {"nameserver": self.session.config.nameserver, "topic": "T", "group": "g"}
+        given = {"nameserver": self.session.config.nameserver, "group": "g"}
+        given |= {} if "topics" in options else {"topic": "T"}
         return SourceOptions.for_stream({**given, **options})
 
     async def send(self, queue: MessageQueue, count: int = 1) -> None:
@@ -224,6 +226,113 @@ async def test_a_stream_waits_in_one_request_and_looks_again_for_little(
         assert found.codes() == [RequestCode.GET_QUEUE_ENDS] * 6, "a look and a wait each"
         await found.send(T[3], 1)
         assert await follow.latest(end, is_limited=False) == {**end, T[3]: 1}
+
+
+@pytest.mark.parametrize("refused", [TURBOPUMP, OWN])
+@virtual_time()
+async def test_a_topic_recreated_with_as_many_messages_is_noticed_by_a_running_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
+) -> None:
+    async with world(tmp_path, monkeypatch, refused) as found:
+        await found.send(T[1], 2)
+        options = found.options(startingOffsets="latest", discoveryInterval="1m")
+        follow = MicroBatchPlanner(Cluster(found.session, options), options, found.session.clock)
+        at = await follow.latest({}, is_limited=False)
+        for _ in range(2):
+            assert await follow.latest(at, is_limited=False) == at
+        admin = Admin(session=found.session)
+        await admin.topics.delete("T")
+        await found.made.make_topic("T", queues=4)
+        await found.send(T[1], 2)
+        with pytest.raises(DataLost, match="T@a:1 was re-created: the message at offset 1 is not"):
+            await follow.latest(at, is_limited=False)
+
+
+@EVERY_KIND
+@virtual_time()
+async def test_a_time_is_found_in_all_queues_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
+) -> None:
+    async with world(tmp_path, monkeypatch, refused) as found:
+        clock = found.made.clock
+        begun_ms = clock.now_ms()
+        for queue, count in ((T[0], 3), (T[1], 9), (T[0], 2)):
+            await asyncio.sleep(1)
+            await found.send(queue, count)
+        asking = found.asking()
+        limits = await asking.limits(T)
+        found.codes()
+        for seconds, expected in ((0, (0, 0, 0, 0)), (1.5, (3, 0, 0, 0)), (2.5, (3, 9, 0, 0))):
+            since = await asking.since(begun_ms + int(seconds * 1000), limits)
+            assert since == dict(zip(T, expected, strict=True))
+        assert await asking.since(clock.now_ms() + 1, limits) == dict(
+            zip(T, (5, 9, 0, 0), strict=True)
+        )
+        if refused is TURBOPUMP:
+            codes = found.codes()
+            assert set(codes) == {RequestCode.GET_MESSAGE_MARKS}
+            assert len(codes) <= 4 * 4, "a request halves the range of every queue"
+
+
+@virtual_time()
+async def test_the_sizes_of_messages_in_many_queues_are_estimated_from_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path, monkeypatch, TURBOPUMP, queues=300) as found:
+        asking = found.asking()
+        queues = await asking.queues()
+        for queue in queues:
+            await found.send(queue)
+        found.codes()
+        sizes = await asking.bytes_per_row(dict.fromkeys(queues, 0))
+        assert sizes.keys() == set(queues)
+        assert len(set(sizes.values())) == 1
+        assert min(sizes.values()) > 100
+        assert 0 < len(found.codes()) <= SAMPLED_QUEUES
+        await Admin(session=found.session).topics.update("T", queues=1, read_queues=1)
+        assert await asking.bytes_per_row(dict.fromkeys(queues, 0)) == sizes
+        assert caplog.text.count("more queues: cannot sample message sizes") == 1
+
+
+@pytest.mark.parametrize("refused", [TURBOPUMP, OWN])
+@virtual_time()
+async def test_deleted_topics_of_a_broker_are_one_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refused: set[RequestCode],
+) -> None:
+    async with world(tmp_path, monkeypatch, refused) as found:
+        await found.made.make_topic("U", queues=4)
+        asking = found.asking(topics="T,U")
+        queues = await asking.queues()
+        await asking.known_limits(queues)
+        at = dict.fromkeys(queues, 0)
+        for topic in ("T", "U"):
+            await Admin(session=found.session).topics.delete(topic)
+        for _ in range(2):
+            assert not await asking.wait_for_messages(at, 100)
+        assert caplog.text.count("refuses long polls") == 1
+        assert "T@a:0 and 7 more queues: the broker refuses long polls" in caplog.text
+        assert set(await asking.unreadable(queues, ())) == set(queues)
+
+
+@virtual_time()
+async def test_a_refusal_to_tell_committed_offsets_is_one_warning_per_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path, monkeypatch, OWN, queues=300) as found:
+        asking = found.asking(retries="2")
+        queues = await asking.queues()
+
+        def busy(_address: str, command: Command) -> None:
+            if command.code == RequestCode.QUERY_CONSUMER_OFFSET:
+                raise ConnectFailed("busy")
+
+        found.asked.refuse = busy
+        with pytest.raises(ConnectFailed):
+            await asking.committed(queues)
+        assert caplog.text.count("retrying in") == 2
 
 
 @virtual_time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,6 +18,8 @@ from turbopump.spark.reading.partition_planner import ranges_between
 from turbopump.spark.reading.positions import Earliest, OfGroup, Position
 from turbopump.spark.reading.unreadable_queues import Unreadable
 from turbopump.testing import virtual_loop, virtual_time
+
+T = TypeVar("T")
 
 Q0, Q1, Q2 = (MessageQueue("t", "a", number) for number in range(3))
 
@@ -39,6 +41,7 @@ class MadeUp:
         self.is_deaf = False
         self.life = dict.fromkeys(ends, 0)
         """How often each queue was re-created."""
+        self.said: list[Any] = []
         self.unmarked: set[MessageQueue] = set()
         self.marked: list[Offsets] = []
 
@@ -48,7 +51,7 @@ class MadeUp:
         return await self.known_queues()
 
     async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
-        return tuple(sorted(self.ends.keys() - self.routeless)) if self.has_route else ()
+        return self.same(tuple(sorted(self.ends.keys() - self.routeless)) if self.has_route else ())
 
     async def unreadable(
         self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
@@ -66,11 +69,18 @@ class MadeUp:
 
     async def known_limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
         self.looks += 1
-        return {
+        found = {
             queue: self.ends[queue]
             for queue in queues
             if queue in self.ends and queue not in self.away
         }
+        return self.same((found, dict(self.life)))[0]
+
+    def same(self, answer: T) -> T:
+        """Return the same object for equal answers, as a real cluster does for idle queues."""
+        equal: T = next((each for each in self.said if each == answer), answer)
+        self.said.append(equal)
+        return equal
 
     async def resolve(
         self, name: str, position: Position, queues: Iterable[MessageQueue]
@@ -109,8 +119,8 @@ class MadeUp:
         self.ends[queue] = limits
         del self.unreadable_now[queue]
 
-    async def bytes_per_row(self, queue: MessageQueue, _offset: int) -> int:
-        return 100 if queue == Q0 else 10
+    async def bytes_per_row(self, offsets: Offsets) -> dict[MessageQueue, int]:
+        return {queue: 100 if queue == Q0 else 10 for queue in offsets}
 
     async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool:
         self.waits.append((dict(at), wait_ms))
@@ -555,11 +565,69 @@ async def test_a_queue_that_cannot_be_checked_is_not_read_on() -> None:
 
 
 @virtual_time()
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_queue_recreated_with_as_many_messages_is_noticed(*, is_restarted: bool) -> None:
+    cluster = MadeUp({Q0: Limits(0, 10), Q1: Limits(0, 5), Q2: Limits(0, 0)})
+    strict, loose = following(cluster), following(cluster, failOnDataLoss="false")
+    start = await latest(strict, {})
+    assert await latest(loose, {}) == start
+    for planner in (strict, loose):
+        assert await latest(planner, start) == start
+    marks = strict.marks
+    cluster.life = dict.fromkeys(cluster.life, 1)
+    # Nothing is known of the queue that was empty.
+    cluster.ends[Q2] = Limits(0, 3)
+    if is_restarted:
+        strict, loose = following(cluster), following(cluster, failOnDataLoss="false")
+    with pytest.raises(DataLost, match=r"t@a:0 was re-created.*t@a:1 was re-created"):
+        await strict.latest(start, marks=marks)
+    back = await loose.latest(start, marks=marks)
+    assert back == {Q0: 0, Q1: 0, Q2: 3}
+    assert await latest(loose, back) == {Q0: 10, Q1: 5, Q2: 3}
+
+
+@virtual_time()
+async def test_a_repeated_batch_has_no_messages_of_a_recreated_queue(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 5), Q2: Limits(0, 5)})
+    first = following(cluster, startingOffsets="earliest")
+    start = await first.latest({Q0: 50, Q1: 5, Q2: 0}, marks={Q0: (0, 49), Q1: (0, 4)})
+    start_marks = first.marks
+    cluster.ends = {Q0: Limits(0, 100), Q1: Limits(0, 9), Q2: Limits(0, 7)}
+    end = await latest(first, start)
+    batch = start, end, start_marks, first.marks
+    strict, loose = following(cluster), following(cluster, failOnDataLoss="false")
+    for planner in (strict, loose):
+        assert await planner.without_lost(*batch) == end, "nothing has happened"
+    cluster.life[Q0], cluster.ends[Q0] = 1, Limits(0, 200)
+    with pytest.raises(DataLost, match="t@a:0 was re-created: the message at offset 99 is not"):
+        await strict.without_lost(*batch)
+    assert await loose.without_lost(*batch) == {Q1: 9, Q2: 7}
+    assert "t@a:0 was re-created" in caplog.text
+    cluster.ends[Q0] = Limits(0, 80)
+    with pytest.raises(DataLost, match="t@a:0 was re-created"):
+        await strict.without_lost(*batch)
+    cluster.life[Q0] = 0
+    with pytest.raises(DataLost, match="t@a:0 ends at offset 80 but was read to 100"):
+        await strict.without_lost(*batch)
+    cluster.ends[Q0] = Limits(0, 80, is_certain=False)
+    assert await strict.without_lost(*batch) == end, "its master may have more"
+    cluster.away = cluster.unmarked = {Q0}
+    assert await strict.without_lost(*batch) == end, "the task waits for the broker"
+
+
+@virtual_time()
 async def test_an_idle_stream_checks_nothing() -> None:
     cluster = MadeUp({Q0: Limits(0, 10)})
     planner = following(cluster)
     start = await latest(planner, {})
+    assert await latest(planner, start) == start
+    assert cluster.marked[1:] == [start], "the first look checks everything"
     cluster.marked.clear()
     for _ in range(3):
         assert await latest(planner, start) == start
     assert cluster.marked == []
+    cluster.ends[Q0] = Limits(0, 11)
+    assert await latest(planner, start) == {Q0: 11}
+    assert cluster.marked == [start, {Q0: 11}]

@@ -9,7 +9,7 @@ import pytest
 import clusters
 from turbopump.admin.administration import Admin
 from turbopump.broker.offsets import Offsets as GroupOffsets
-from turbopump.broker.progress import Commit, Progress
+from turbopump.broker.progress import Progress
 from turbopump.client.session import Session
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue
@@ -39,11 +39,11 @@ def following(session: Session) -> MicroBatchPlanner:
 
 
 def refuse_commits(monkeypatch: pytest.MonkeyPatch, code: ResponseCode) -> None:
-    def refused(_self: Progress, _commit: Commit) -> bool:
+    def refused(_self: Progress, _topic: str) -> range:
         raise RemoteError(code, "no")
 
     # The broker has its handlers by now; this is what the one of commits calls.
-    monkeypatch.setattr(Progress, "_is_possible", refused)
+    monkeypatch.setattr(Progress, "_queue_ids", refused)
 
 
 @virtual_time()
@@ -51,7 +51,7 @@ async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_has_note
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Older brokers keep the offsets of topics that are deleted.
-    monkeypatch.setattr(Progress, "_is_possible", lambda *_: True)
+    monkeypatch.setattr(Progress, "_queue_ids", lambda *_: range(1000))
     monkeypatch.setattr(GroupOffsets, "remove_topic", lambda *_: None)
     async with clusters.cluster(tmp_path) as made, made.session("10.0.1.2") as before:
         await made.make_topic("T", queues=1)

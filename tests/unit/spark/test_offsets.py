@@ -15,6 +15,7 @@ from turbopump.spark.reading.offsets import (
     NO_QUEUES,
     Limits,
     backlog,
+    first_texts,
     flat,
     flat_marks,
     forward,
@@ -148,6 +149,14 @@ def test_assigned_queues_stay_with_their_broker() -> None:
     assert assigned_among(Assigned((("t", "b", 0),)), [A0, B0], {A0}) == (B0,)
     with pytest.raises(InvalidArgument, match="is on several brokers"):
         assigned_among(chosen, [A0, B0], ())
+
+
+def test_thousands_of_losses_are_shortened() -> None:
+    start = {MessageQueue("t", "a", number): 9 for number in range(3000)}
+    lost = losses(start, dict.fromkeys(start, Limits(10, 20)))
+    assert len(first_texts(lost)) < 500
+    assert first_texts(lost).endswith("; and 2995 more queues")
+    assert first_texts(lost[:2]) == f"{lost[0]}; {lost[1]}"
 
 
 def test_a_broker_need_not_be_named_if_there_is_one() -> None:

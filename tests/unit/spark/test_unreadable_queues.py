@@ -117,7 +117,7 @@ async def test_an_idle_stream_goes_on_without_a_topic_that_is_deleted(
 ) -> None:
     if keeps_offsets:
         # As older brokers do it.
-        monkeypatch.setattr(Progress, "_is_possible", lambda *_: True)
+        monkeypatch.setattr(Progress, "_queue_ids", lambda *_: range(1000))
         monkeypatch.setattr(GroupOffsets, "remove_topic", lambda *_: None)
     async with world(tmp_path) as found:
         await found.send(10)
@@ -161,7 +161,7 @@ async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was
         ):
             await followed(strict, at)
         assert {queue.topic for queue in await followed(loose, at, 3)} == {"U"}
-        assert "T@a:0: the broker refuses long polls: code 17" in caplog.text
+        assert "T@a:0 and 3 more queues: the broker refuses long polls: code 17" in caplog.text
 
 
 @virtual_time()
@@ -429,11 +429,11 @@ async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
         await found.topics.topics.delete("T")
         assert await doubts.find_unreadable([T0]) == {}, "it is believed for a while"
         for _ in range(2):
-            doubts.refuse([T0], str(refusal))
+            doubts.refuse({T0: (Unreadable.DELETED, str(refusal))})
             assert await doubts.find_unreadable([T0]) == {T0: Unreadable.DELETED}
         await found.made.crash("a")
         for _ in range(3):
-            doubts.refuse([T0], str(refusal))
+            doubts.refuse({T0: (Unreadable.DELETED, str(refusal))})
             assert await doubts.find_unreadable([T0]) == {T0: Unreadable.DELETED}, (
                 "nobody says otherwise"
             )
@@ -447,7 +447,7 @@ async def test_a_slave_is_left_when_the_master_knows_better(tmp_path: Path) -> N
         reader = QueueReader(found.session, "g", PullTimes())
         reader._broker_ids[T0] = 1
         doubts = QueueChecks(found.session, reader)
-        doubts.refuse([T0], "not here yet")
+        doubts.refuse({T0: (Unreadable.DELETED, "not here yet")})
         assert await doubts.find_unreadable([T0]) == {}
         assert doubts.refused == frozenset()
         assert not reader.back_to_master(T0), "the master is asked next in any case"

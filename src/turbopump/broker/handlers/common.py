@@ -10,6 +10,7 @@ import msgspec
 
 from turbopump.broker.config import IdentityConfig
 from turbopump.errors import BodyError, InvalidArgument, RemoteError, WriteRefused
+from turbopump.message import QueueOffset
 from turbopump.net.router import Handler
 from turbopump.wire.bodies import QueuePositions
 from turbopump.wire.codes import ResponseCode
@@ -48,7 +49,7 @@ def answer_fast(request: Command, body: Body, header: Header | None = None) -> C
     return request.answer(ResponseCode.SUCCESS, header, body=msgspec.json.encode(body))
 
 
-def positions_of(request: Command) -> Iterator[tuple[int, int]]:
+def positions_of(request: Command) -> list[tuple[int, QueueOffset]]:
     """Return the queue ids and offsets of a request's body."""
     named = body_of(request, QueuePositions)
     if len(named.queue_ids) != len(named.offsets):
@@ -56,7 +57,7 @@ def positions_of(request: Command) -> Iterator[tuple[int, int]]:
             f"queueIds and offsets must be as many, got {len(named.queue_ids)} and"
             f" {len(named.offsets)}"
         )
-    return zip(named.queue_ids, named.offsets, strict=True)
+    return list(zip(named.queue_ids, map(QueueOffset, named.offsets), strict=True))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from turbopump.broker.handlers.common import answer_fast, answer_with, positions_of
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.progress import Commit, Progress
-from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
@@ -65,20 +64,10 @@ class OffsetRequests:
     def update_all(self, request: Command, peer: Connection) -> Command:
         """Commit a group's offsets in several queues of a topic; return which were refused."""
         header = headers.OffsetsOfGroup.from_ext_fields(request.ext_fields)
-        refused: list[int] = []
-        for queue_id, offset in positions_of(request):
-            commit = Commit(
-                client=peer.peer_address,
-                group=header.consumer_group,
-                topic=header.topic,
-                queue_id=queue_id,
-                offset=offset,
-            )
-            try:
-                self._progress.commit(commit)
-            except RemoteError:
-                # A commit of this offset alone is told why.
-                refused.append(queue_id)
+        # A commit of a refused offset alone is told why.
+        refused = self._progress.commit_all(
+            peer.peer_address, header.consumer_group, header.topic, positions_of(request)
+        )
         return answer_fast(request, RefusedOffsets(queue_ids=refused))
 
     def correction(self, request: Command, _peer: Connection) -> Command:

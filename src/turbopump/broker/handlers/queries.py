@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from turbopump.broker.handlers.common import answer_fast, positions_of
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import RemoteError
-from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.message import PhysicalOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.store.store import Store
@@ -116,10 +116,8 @@ class QueryRequests:
     def marks(self, request: Command, _peer: Connection) -> Command:
         """Return when and where messages were stored, one in each of several queues."""
         topic = TopicName.from_ext_fields(request.ext_fields).topic
-        found = [
-            self._store.message_mark(topic, queue_id, QueueOffset(offset)) or _NO_MARK
-            for queue_id, offset in positions_of(request)
-        ]
+        marks = self._store.message_marks(topic, positions_of(request))
+        found = [mark or _NO_MARK for mark in marks]
         return answer_fast(
             request,
             MessageMarks(

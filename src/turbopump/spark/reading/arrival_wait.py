@@ -45,6 +45,8 @@ class ArrivalWait:
         self._topics = topics
         self._checks = checks
         self._by_place = LastResult(_offsets_by_place)
+        self._refusals: dict[MessageQueue, tuple[Unreadable, str]] = {}
+        """Why queues cannot be waited for, found during a wait."""
 
     async def wait(self, at: Offsets, wait_ms: int) -> bool:
         """Return True when a message arrives at one of the offsets, False after the timeout.
@@ -66,6 +68,8 @@ class ArrivalWait:
             for task in (sleeping, *held):
                 task.cancel()
             await asyncio.gather(sleeping, *held, return_exceptions=True)
+            self._checks.refuse(self._refusals)
+            self._refusals.clear()
 
     def _waits(self, at: Offsets, wait_ms: int) -> Iterable[Coroutine[Any, Any, bool]]:
         """Return the long polls for queues of one topic on one broker."""
@@ -87,7 +91,7 @@ class ArrivalWait:
         is_again = False
         while True:
             has_news, closed = self._topics.news(place, at)
-            self._checks.refuse(closed, Unreadable.CLOSED.value)
+            self._refuse(closed, Unreadable.CLOSED, Unreadable.CLOSED.value)
             left_ms = end_ms - clock.monotonic_ms()
             if has_news or left_ms <= 0:
                 return has_news
@@ -96,7 +100,7 @@ class ArrivalWait:
                 await self._topics.wait(place, left_ms)
             except TurbopumpError as error:
                 if isinstance(error, RemoteError) and error.code == ResponseCode.TOPIC_NOT_EXIST:
-                    self._checks.refuse(at, str(error))
+                    self._refuse(at, Unreadable.DELETED, str(error))
                 elif not error.retriable:
                     raise
                 return False
@@ -110,9 +114,13 @@ class ArrivalWait:
                 queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms
             )
         except TurbopumpError as error:
-            if isinstance(error, RemoteError) and unreadable_reason(queue, error) is not None:
-                self._checks.refuse([queue], str(error))
+            why = unreadable_reason(queue, error) if isinstance(error, RemoteError) else None
+            if why is not None:
+                self._refuse([queue], why, str(error))
             elif not error.retriable:
                 raise
             return False
         return outcome.max_offset > offset
+
+    def _refuse(self, queues: Iterable[MessageQueue], why: Unreadable, text: str) -> None:
+        self._refusals.update(dict.fromkeys(queues, (why, text)))

@@ -13,14 +13,12 @@ from collections.abc import (
 )
 from typing import TypeVar, assert_never
 
-from turbopump.client.calls import Found, require_success
+from turbopump.client.calls import require_success
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
-from turbopump.client.subscriptions import subscription
 from turbopump.errors import (
-    DamagedMessage,
     NoRoute,
     RemoteError,
     RequestTimeout,
@@ -30,6 +28,7 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading import offset_commit
 from turbopump.spark.reading.arrival_wait import ArrivalWait
 from turbopump.spark.reading.last_result import LastResult
+from turbopump.spark.reading.message_probes import MessageProbes
 from turbopump.spark.reading.offsets import Limits, Mark, Offsets, inside, inside_for_group
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import (
@@ -63,7 +62,6 @@ _log = logging.getLogger(__name__)
 _NO_OFFSETS = "no consumer offset"
 """The words, under a code for everything, of a broker where no group has committed anything."""
 _ANSWER_MARGIN_MS = 10_000
-_SAMPLE_ROWS = 32
 _SILENCE_TIMEOUTS = 3
 
 _Cause = tuple[type[TurbopumpError], int | None]
@@ -86,11 +84,13 @@ class Cluster:
         self._checks = QueueChecks(session, self._reader)
         self._discovery = QueueDiscovery(session, options, self._reader, self._checks)
         self._topics = TopicQueries(session, self._reader, group)
+        self._probes = MessageProbes(self._reader, self._topics, options.pulling.retries)
         self._by_place = LastResult(by_place)
         self._join = LastResult(lambda *found: _joined(found))
         self._arrivals = ArrivalWait(session, options, self._reader, self._topics, self._checks)
         self._unavailable: dict[str, _Cause] = {}
         self._uncommitted: dict[str, _Cause] = {}
+        self._unsampled: dict[str, _Cause] = {}
         """Why brokers could not be asked last, or did not commit; each is logged once."""
         self._silent_until_ms: dict[str, int] = {}
 
@@ -276,9 +276,8 @@ class Cluster:
         at_once = await self._with_retries(lambda: self._topics.committed(queues), first_of(queues))
         if at_once is not None:
             return at_once
-        found: Mapping[MessageQueue, int | None] = await gather_by_key(
-            queues,
-            lambda queue: self._with_retries(lambda: self._reader.committed(queue), str(queue)),
+        found: Mapping[MessageQueue, int | None] = await self._with_retries(
+            lambda: gather_by_key(queues, self._reader.committed), first_of(queues)
         )
         if 0 not in found.values():
             return found
@@ -308,7 +307,8 @@ class Cluster:
 
         A failure is logged once: the checkpoint has the offset, and the next batch commits again.
         """
-        places = by_place(queue for queue in offsets if not self._is_silent(queue.broker))
+        all_places = by_place(offsets)
+        places = {place: all_places[place] for place in all_places if not self._is_silent(place[1])}
         failed = await gather_by_key(
             places, lambda place: self._commit({queue: offsets[queue] for queue in places[place]})
         )
@@ -316,6 +316,8 @@ class Cluster:
         for (_, broker), each in failed.items():
             errors[broker] += each.items()
         self._log_once(self._uncommitted, errors, "offset not committed")
+        if len(places) == len(all_places) and not any(failed.values()):
+            return offsets
         return {
             queue: offsets[queue]
             for place, queues in places.items()
@@ -346,113 +348,34 @@ class Cluster:
             return error
         return None
 
-    # --- times ------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     async def since(
         self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
     ) -> dict[MessageQueue, int]:
         """Return the first offset of each queue that was stored at or after a time."""
-        return await gather_by_key(
-            limits, lambda queue: self._first_since(queue, timestamp_ms, limits[queue])
-        )
-
-    async def _first_since(self, queue: MessageQueue, timestamp_ms: int, ends: Limits) -> int:
-        """Search around the broker's hint, which is near the time but not always the first.
-
-        ``low`` is always before the result, ``high`` never.
-        """
-        low, high = ends.low - 1, ends.high
-        if ends.low == ends.high:
-            return ends.high
-        hint = await self._with_retries(
-            lambda: self._reader.offset_at_ms(queue, timestamp_ms), str(queue)
-        )
-        step, at = 1, min(max(hint, ends.low), ends.high - 1)
-        while low + 1 < high:
-            if await self._stored_ms(queue, at) >= timestamp_ms:
-                high, aim = at, at - step
-            else:
-                low, aim = at, at + step
-            # Move away from the hint in growing steps until it is enclosed, then bisect.
-            step *= 2
-            at = aim if low < aim < high else (low + high) // 2
-        return high
-
-    async def _stored_ms(self, queue: MessageQueue, offset: int) -> int:
-        found = await self._messages(queue, offset, 1)
-        if found is None:
-            # Expired, hence older than all others.
-            return -1
-        return found.messages[0].store_timestamp_ms
+        return await self._probes.since(timestamp_ms, limits)
 
     async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
         """Return the mark of the message before each offset, None where there is none.
 
         Queues are missing whose broker does not answer.
         """
-        places = by_place(offsets)
-        found, failed = await gather_available(
-            places, lambda place: self._marks({q: offsets[q] - 1 for q in places[place]})
-        )
-        for place, error in failed.items():
-            queues = first_of(places[place])
-            _log.info("%s: cannot check for a re-created topic: %s", queues, error)
-        return _joined(found.values())
+        return await self._probes.marks({queue: at - 1 for queue, at in offsets.items()})
 
-    async def _marks(self, offsets: Offsets) -> Mapping[MessageQueue, Mark | None]:
-        """Return the marks of messages of one topic on one broker."""
-        found = await self._topics.marks(offsets)
-        if found is not None:
-            return found
-        each, failed = await gather_available(
-            offsets, lambda queue: self._mark(queue, offsets[queue])
-        )
-        if failed and not each:
-            raise next(iter(failed.values()))
-        return each
+    async def bytes_per_row(self, offsets: Offsets) -> dict[MessageQueue, int]:
+        """Return the average size of the next messages of each queue, estimated for most of many.
 
-    async def _mark(self, queue: MessageQueue, offset: int) -> Mark | None:
-        if offset < 0:
-            return None
-        try:
-            found = await self._messages(queue, offset, 1, retries=1)
-        except RemoteError as error:
-            if error.retriable:
-                raise
-            return None
-        if found is None or found.messages[0].queue_offset != offset:
-            return None
-        return found.messages[0].store_timestamp_ms, found.messages[0].physical_offset
-
-    async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int:
-        """Return the average size of the next messages of a queue; 1 if the broker refuses."""
-        try:
-            found = await self._messages(queue, offset, _SAMPLE_ROWS)
-        except RemoteError as error:
-            _log.warning("%s: cannot sample message sizes: %s", queue, error)
-            return 1
-        if found is None:
-            return 1
-        return sum(message.size for message in found.messages) // len(found.messages)
-
-    async def _messages(
-        self, queue: MessageQueue, offset: int, count: int, retries: int | None = None
-    ) -> Found | None:
-        everything, at = (
-            subscription(self._reader.wire_topic(queue.topic), "*", 0),
-            QueueOffset(offset),
-        )
-        try:
-            outcome = await with_retries(
-                lambda: self._reader.pull(queue, at, everything, count, is_held=False),
-                self._options.pulling.retries if retries is None else retries,
-                queue,
-            )
-        except DamagedMessage as error:
-            # Its size and time are known; reading it fails.
-            view = error.message
-            return view and Found(QueueOffset(error.next_offset), at, at, 0, messages=(view,))
-        return outcome if isinstance(outcome, Found) and outcome.messages else None
+        1 where the broker refuses, which is logged once.
+        """
+        found, failed = await self._probes.bytes_per_row(offsets)
+        errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {}
+        for queue in offsets:
+            errors.setdefault(queue.broker, [])
+        for queue, error in failed.items():
+            errors[queue.broker].append((queue, error))
+        self._log_once(self._unsampled, errors, "cannot sample message sizes")
+        return found
 
     async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool:
         """Return whether a message arrives at one of the offsets; see `ArrivalWait`."""
@@ -469,4 +392,7 @@ def _at(offset: int, ends: Limits) -> int:
 
 
 def _joined(found: Iterable[Mapping[MessageQueue, T]]) -> dict[MessageQueue, T]:
-    return {queue: value for each in found for queue, value in each.items()}
+    joined: dict[MessageQueue, T] = {}
+    for each in found:
+        joined.update(each)
+    return joined

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from turbopump.clock import Clock
@@ -22,6 +23,7 @@ from turbopump.spark.reading.offsets import (
     Marks,
     Offsets,
     backlog,
+    first_texts,
     forward,
     losses,
     moved_past,
@@ -29,7 +31,6 @@ from turbopump.spark.reading.offsets import (
 )
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import Earliest, OfGroup, Position
-from turbopump.spark.reading.retry import gather_by_key
 from turbopump.spark.reading.unreadable_queues import Unreadable
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class ClusterQueries(Protocol):
     ) -> dict[MessageQueue, int]: ...
     async def commit(self, offsets: Offsets) -> Offsets: ...
     async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]: ...
-    async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int: ...
+    async def bytes_per_row(self, offsets: Offsets) -> dict[MessageQueue, int]: ...
     async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool: ...
 
 
@@ -109,15 +110,20 @@ class MicroBatchPlanner:
         self.marks: Marks = {}
         """Of the last messages before the offsets that `latest` returned."""
         self._marked_at: Offsets = {}
+        self._checks_all = True
+        """Whether the marks of the checkpoint are still to be compared with all queues."""
         self._last_batch_ms = clock.monotonic_ms()
         self.latest_known: Offsets = {}
         """The end of each queue as far as it is known, for lag metrics."""
         self._reported: frozenset[str] = frozenset()
         """Unreadable queues that have been logged."""
         self._last_look: _Look | None = None
+        self._last_chosen: tuple[Offsets, list[MessageQueue]] = {}, []
         self._all_committed: Offsets | None = None
         self._backlog = LastResult(backlog)
         self._ends = LastResult(self._ends_to_wait_at)
+        self._newest = LastResult(_newest)
+        self._unrouted = LastResult(lambda read, known: frozenset(read).difference(known))
 
     async def freeze(self) -> None:
         """Stop the stream at the current ends of its queues."""
@@ -182,10 +188,38 @@ class MicroBatchPlanner:
             return end
         changed = {queue: at for queue, at in end.items() if start.get(queue) != at}
         found = await self._cluster.marks(changed) if changed else {}
-        marks = {queue: self.marks.get(queue) for queue in end.keys() - changed.keys()} | found
-        self.marks = {queue: mark for queue, mark in marks.items() if mark is not None}
+        marks = dict(self.marks)
+        for queue in chain(changed, marks.keys() - end.keys()):
+            mark = found.get(queue)
+            if mark is None:
+                marks.pop(queue, None)
+            else:
+                marks[queue] = mark
+        self.marks = marks
         self._marked_at = end
         return end
+
+    async def without_lost(
+        self, start: Offsets, end: Offsets, start_marks: Marks, end_marks: Marks
+    ) -> Offsets:
+        """Return the end of a batch that another process has planned, without re-created queues.
+
+        Spark repeats such a batch without asking where it ends, but its messages may be others
+        now. Raises DataLost if losses are errors.
+        """
+        batch = [queue for queue, at in start.items() if end.get(queue, at) > at]
+        limits = await self._cluster.known_limits(batch)
+        before = await self._changed_marks(start, batch, start_marks)
+        last = await self._changed_marks(end, batch, end_marks)
+        recreated = before[0] | last[0]
+        # What has expired is reported by the task that reads the rest.
+        gone = {
+            queue: ends
+            for queue, ends in limits.items()
+            if queue in recreated or (ends.is_certain and ends.high < end[queue])
+        }
+        self._past_losses(end, gone, recreated)
+        return {queue: at for queue, at in end.items() if queue not in gone}
 
     async def _forget(self, deleted: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
         """Reset the group's offsets of deleted queues, and return the queues that were reset.
@@ -215,15 +249,13 @@ class MicroBatchPlanner:
             if not unreadable and await self._limits(last.read) is last.limits:
                 return last.seen
         self._last_look = None
-        queues = frozenset(known)
-        new = await self._new_queues(start, queues)
-        read = [queue for queue in start if self._options.chosen.has(queue)]
+        new = await self._new_queues(start, known)
+        read = self._chosen(start)
         limits = found = await self._limits(read)
-        doubtful = {
-            queue
-            for queue in read
-            if queue not in queues or (queue in limits and limits[queue].high < start[queue])
-        }
+        outside = [q for q, ends in limits.items() if not ends.low <= start[q] <= ends.high]
+        doubtful = self._unrouted(read, known).union(
+            queue for queue in outside if limits[queue].high < start[queue]
+        )
         unreadable = await self._cluster.unreadable(read, doubtful)
         if is_first:
             self._require_frozen(read, unreadable)
@@ -236,23 +268,37 @@ class MicroBatchPlanner:
             limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
         again = {queue: limits[queue].low for queue in self._left & kept.keys() & limits.keys()}
         recreated, unchecked = await self._recreated(kept, limits)
-        reached = self._past_losses(kept, {**limits, **closed}, recreated)
+        suspects = {q: limits[q] for q in chain(outside, recreated) if q in limits}
+        reached = self._past_losses(kept, {**suspects, **closed}, recreated)
         if again:
             reached = {**reached, **again}
         highs = {queue: ends.high for queue, ends in limits.items() if queue not in unchecked}
         self.latest_known = {**kept, **highs, **new}
-        # A re-created queue moves back in this batch and is read in the next: a range that ends
-        # before its start is empty.
-        target = {
-            queue: self._as_frozen(queue, high)
-            for queue, high in highs.items()
-            if reached[queue] >= kept[queue]
-        }
+        target = highs
+        if self._frozen is not None or reached is not kept:
+            # A re-created queue moves back in this batch and is read in the next: a range that
+            # ends before its start is empty.
+            target = {
+                queue: self._as_frozen(queue, high)
+                for queue, high in highs.items()
+                if reached[queue] >= kept[queue]
+            }
         anew = self._left & (new.keys() | again.keys())
         seen = _QueueSnapshot(reached, new, target, closed=frozenset(unreadable), anew=anew)
         if not (unreadable or new or unchecked or anew or doubtful or self._frozen):
             self._last_look = _Look(start, known, read, found, seen)
         return seen
+
+    def _chosen(self, start: Offsets) -> list[MessageQueue]:
+        """Return the queues to read, the same object for offsets of the same queues.
+
+        `Cluster` then has them sorted by broker already.
+        """
+        queues, chosen = self._last_chosen
+        if start.keys() != queues.keys():
+            chosen = [queue for queue in start if self._options.chosen.has(queue)]
+        self._last_chosen = start, chosen
+        return chosen
 
     async def _closed(
         self,
@@ -283,10 +329,10 @@ class MicroBatchPlanner:
             if why is Unreadable.DELETED or unread.get(queue, 0) > 0
         ]
         if lost and self._options.fail_on_data_loss:
-            raise DataLost(f"{'; '.join(lost)}; failOnDataLoss=false reads the others")
+            raise DataLost(f"{first_texts(lost)}; failOnDataLoss=false reads the others")
         untold = [text for text in lost if text not in self._reported]
         if untold:
-            _log.warning("%s; reading the others", "; ".join(untold))
+            _log.warning("%s; reading the others", first_texts(untold))
         self._reported = frozenset(lost)
 
     async def _limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
@@ -311,7 +357,7 @@ class MicroBatchPlanner:
         if not missing:
             return
         text = (
-            f"{', '.join(map(str, missing))}: the name servers do not know these queues of the "
+            f"{first_texts(missing)}: the name servers do not know these queues of the "
             "checkpoint: their brokers are unavailable or forbid reading"
         )
         if self._options.fail_on_data_loss:
@@ -324,7 +370,7 @@ class MicroBatchPlanner:
         The group may have read a queue that was unavailable when the stream started. Offsets of a
         shared group belong to others, and those of a deleted queue say nothing of a re-created one.
         """
-        limits = await self._limits(queue for queue in queues if queue not in start)
+        limits = await self._limits([queue for queue in queues if queue not in start])
         if not limits:
             return {}
         options = self._options
@@ -339,19 +385,39 @@ class MicroBatchPlanner:
     ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
         """Return queues whose last message read is another one now, and those not checked.
 
-        Such a topic was deleted and re-created. Only queues with new messages are checked, so that
-        an idle stream costs nothing.
+        Such a topic was deleted and re-created, or its broker lost the end of its log. Either way
+        the message with the highest position in the log is another one, so that only this one is
+        checked of each topic and broker. The first look checks all: nobody knows what has happened
+        before. An idle stream does not come here.
         """
-        checked = {
-            queue: start[queue]
-            for queue, ends in limits.items()
-            if queue in self.marks and ends.low < start[queue] < ends.high
-        }
-        found = await self._cluster.marks(checked) if checked else {}
-        recreated = (
-            queue for queue, mark in found.items() if mark not in (None, self.marks[queue])
-        )
-        return frozenset(recreated), frozenset(checked.keys() - found.keys())
+        marks = self.marks
+
+        def checkable(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+            known = (queue for queue in queues if queue in marks and queue in limits)
+            return [q for q in known if limits[q].low < start[q] <= limits[q].high]
+
+        if self._checks_all:
+            recreated, unchecked = await self._changed_marks(start, checkable(limits), marks)
+            self._checks_all = bool(unchecked)
+            return recreated, unchecked
+        newest: list[MessageQueue] = self._newest(marks)
+        samples = checkable(newest)
+        if len(samples) < len(newest):
+            samples = _newest({queue: marks[queue] for queue in checkable(limits)})
+        changed, unavailable = await self._changed_marks(start, samples, marks)
+        unchecked = frozenset(_in_places_of(unavailable, limits))
+        suspects = checkable(_in_places_of(changed, limits))
+        recreated, unknown = await self._changed_marks(start, suspects, marks)
+        return recreated, unchecked | unknown
+
+    async def _changed_marks(
+        self, offsets: Offsets, queues: Iterable[MessageQueue], marks: Marks
+    ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
+        """Return queues whose message before an offset is another one, and those unavailable."""
+        asked = {queue: offsets[queue] for queue in queues if queue in marks}
+        found = await self._cluster.marks(asked) if asked else {}
+        changed = (queue for queue, mark in found.items() if mark not in (None, marks[queue]))
+        return frozenset(changed), frozenset(asked.keys() - found.keys())
 
     def _past_losses(
         self,
@@ -362,7 +428,7 @@ class MicroBatchPlanner:
         lost = losses(start, limits, recreated)
         if not lost:
             return start
-        text = "; ".join(map(str, lost))
+        text = first_texts(lost)
         if self._options.fail_on_data_loss:
             raise DataLost(f"{text}; failOnDataLoss=false continues without them")
         _log.warning("%s; continuing without them", text)
@@ -399,9 +465,7 @@ class MicroBatchPlanner:
     async def _cut_by_bytes(
         self, seen: _QueueSnapshot, rows: dict[MessageQueue, int], bytes_max: int
     ) -> dict[MessageQueue, int]:
-        found = await gather_by_key(
-            rows, lambda queue: self._cluster.bytes_per_row(queue, seen.start[queue])
-        )
+        found = await self._cluster.bytes_per_row({queue: seen.start[queue] for queue in rows})
         each = {queue: max(1, size) for queue, size in found.items()}
         given = shares({queue: rows[queue] * each[queue] for queue in rows}, bytes_max)
         return {queue: min(rows[queue], max(1, given[queue] // each[queue])) for queue in rows}
@@ -419,3 +483,21 @@ class MicroBatchPlanner:
             for queue, at in seen.start.items()
             if self._options.chosen.has(queue) and queue not in seen.closed
         }
+
+
+def _newest(marks: Marks) -> list[MessageQueue]:
+    """Return, of each topic and broker, the queue whose mark is the furthest in the log."""
+    found: dict[tuple[str, str], tuple[int, MessageQueue]] = {}
+    for queue, (_, position) in marks.items():
+        place = queue.topic, queue.broker
+        if place not in found or position > found[place][0]:
+            found[place] = position, queue
+    return [queue for _, queue in found.values()]
+
+
+def _in_places_of(
+    some: Collection[MessageQueue], queues: Iterable[MessageQueue]
+) -> list[MessageQueue]:
+    """Return the queues that have topic and broker in common with some."""
+    places = {(queue.topic, queue.broker) for queue in some}
+    return [q for q in queues if (q.topic, q.broker) in places] if places else []

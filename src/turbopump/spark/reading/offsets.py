@@ -8,7 +8,7 @@ Below the key ``""`` a checkpoint has, in the same form, what identifies the las
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ Marks = Mapping[MessageQueue, Mark]
 
 Nested = dict[str, dict[str, Any]]
 _MARKS = ""
+_TEXTS_MAX = 5
 
 GROUP = "group"
 """What the report of the latest offsets has below the key ``""``: the group, or null."""
@@ -59,10 +60,15 @@ def report_of(written: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _nested(values: Mapping[MessageQueue, int | str]) -> Nested:
+    places: dict[tuple[str, str], dict[int, int | str]] = {}
+    for queue, value in values.items():
+        places.setdefault((queue.topic, queue.broker), {})[queue.queue_id] = value
     written: Nested = {}
-    for queue in sorted(values):
-        brokers = written.setdefault(queue.topic, {})
-        brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = values[queue]
+    # Numbers sort faster than queues, of which there may be thousands.
+    for topic, broker in sorted(places):
+        numbers = places[topic, broker]
+        in_order = {str(number): numbers[number] for number in sorted(numbers)}
+        written.setdefault(topic, {})[broker] = in_order
     return written
 
 
@@ -130,6 +136,13 @@ class Loss:
         )
 
 
+def first_texts(texts: Iterable[object]) -> str:
+    """Return what is said of queues of which thousands may have the same problem, shortened."""
+    each = [str(text) for text in texts]
+    more = f"; and {len(each) - _TEXTS_MAX} more queues" if len(each) > _TEXTS_MAX else ""
+    return "; ".join(each[:_TEXTS_MAX]) + more
+
+
 def losses(
     start: Offsets,
     limits: Mapping[MessageQueue, Limits],
@@ -162,9 +175,8 @@ def inside_for_group(
     """Return how far a group has come, past what is gone; raises DataLost if that matters."""
     lost = losses(offsets, limits)
     if lost and fail_on_data_loss:
-        text = "; ".join(map(str, lost))
         raise DataLost(
-            f"group {group!r} cannot resume from its committed offsets: {text}; "
+            f"group {group!r} cannot resume from its committed offsets: {first_texts(lost)}; "
             "failOnDataLoss=false continues without them, `turbopump offset reset` moves the group"
         )
     return moved_past(offsets, limits)
@@ -217,8 +229,9 @@ def backlog(start: Offsets, target: Offsets) -> dict[MessageQueue, int]:
 
     A queue that has not been read from has none: where it begins is decided first.
     """
-    waiting = [queue for queue, end in target.items() if end > start.get(queue, end)]
-    return {queue: target[queue] - start[queue] for queue in sorted(waiting)}
+    return {
+        queue: end - start[queue] for queue, end in target.items() if end > start.get(queue, end)
+    }
 
 
 def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQueue, int]:
@@ -251,4 +264,8 @@ def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQ
 
 def forward(start: Offsets, steps: Mapping[MessageQueue, int]) -> Offsets:
     """Return the offsets after so many messages of each queue; the same object if none moves."""
-    return start if not steps else {queue: at + steps.get(queue, 0) for queue, at in start.items()}
+    return (
+        {**start, **{queue: start[queue] + step for queue, step in steps.items()}}
+        if steps
+        else start
+    )

@@ -13,8 +13,9 @@ from itertools import pairwise
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import Offsets
 
-PACKED_ROWS_MAX = 2000
-"""Ranges are put together into one task up to so many rows: a task costs more than they do."""
+PACKED_ROWS_MAX = 10_000
+"""Ranges are put together into one task up to so many rows, about one Arrow batch: for the task
+that reads them a row costs the same, and Spark starts fewer tasks."""
 
 SKEW_FACTOR = 5
 """A range is split by default if it has this many times the average of the other queues, ..."""

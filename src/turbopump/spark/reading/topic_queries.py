@@ -58,6 +58,9 @@ class _Ends(Struct, frozen=True):
     position: int | None = None
     """Behind the topic's last message in the log; None if the broker cannot wait for more."""
     read_queues: int = 0
+    newest_ms: int = 0
+    """When the topic's last message was stored, where there is no position: other messages have
+    other ends, even if they are as many."""
 
 
 class _Known(Struct, frozen=True):
@@ -146,7 +149,8 @@ class TopicQueries:
         if len(found) < len(by_id):
             return _Ends(address, [], [])
         lows, highs = [each.min_offset for each in found], [each.max_offset for each in found]
-        return _Ends(address, lows, highs)
+        newest_ms = max((each.last_update_timestamp for each in found), default=0)
+        return _Ends(address, lows, highs, newest_ms=newest_ms)
 
     # --- waiting ----------------------------------------------------------------------------------
 

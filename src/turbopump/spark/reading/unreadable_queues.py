@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from turbopump.client import calls
@@ -100,7 +100,7 @@ class QueueChecks:
     def __init__(self, session: Session, reader: QueueReader) -> None:
         self._session = session
         self._reader = reader
-        self._refused: dict[MessageQueue, str] = {}
+        self._refused: dict[MessageQueue, Unreadable] = {}
         self._found: dict[MessageQueue, tuple[int, Unreadable | None]] = {}
         """When each queue was checked, and the result."""
 
@@ -109,15 +109,17 @@ class QueueChecks:
         """Queues whose broker refused a long poll."""
         return frozenset(self._refused)
 
-    def refuse(self, queues: Iterable[MessageQueue], why: str) -> None:
-        """Record that a broker refused long polls; the same reason is logged once."""
-        new = [queue for queue in queues if self._refused.get(queue) != why]
-        if not new:
-            return
-        _log.warning("%s: the broker refuses long polls: %s", first_of(new), why)
-        for queue in new:
-            self._refused[queue] = why
-            self._found.pop(queue, None)
+    def refuse(self, refusals: Mapping[MessageQueue, tuple[Unreadable, str]]) -> None:
+        """Record why brokers refused long polls; each cause is logged once per broker."""
+        new: dict[tuple[str, Unreadable], list[MessageQueue]] = {}
+        for queue, (why, _) in sorted(refusals.items()):
+            if self._refused.get(queue) is not why:
+                new.setdefault((queue.broker, why), []).append(queue)
+                self._refused[queue] = why
+                self._found.pop(queue, None)
+        for queues in new.values():
+            text = refusals[queues[0]][1]
+            _log.warning("%s: the broker refuses long polls: %s", first_of(queues), text)
 
     async def without_deleted(self, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
         """Return the queues except deleted ones, which old routes still contain.

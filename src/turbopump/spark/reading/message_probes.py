@@ -1,0 +1,199 @@
+"""Looks at single messages of queues: when, where and how large they were stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from turbopump.client.calls import Found
+from turbopump.client.queue_reader import QueueReader
+from turbopump.client.subscriptions import subscription
+from turbopump.errors import DamagedMessage, RemoteError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.spark.reading.offsets import Limits, Mark, Offsets
+from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
+from turbopump.spark.reading.topic_queries import TopicQueries, by_place
+from turbopump.spark.reading.unreadable_queues import first_of
+
+_log = logging.getLogger(__name__)
+
+_SAMPLE_ROWS = 32
+SAMPLED_QUEUES = 64
+"""Of more queues of a topic on a broker, this many tell how large the messages of all are."""
+
+
+class MessageProbes:
+    """Asks about messages in bulk, or pulls them where a broker knows no such requests."""
+
+    def __init__(self, reader: QueueReader, topics: TopicQueries, retries: int) -> None:
+        self._reader = reader
+        self._topics = topics
+        self._retries = retries
+
+    # --- marks ------------------------------------------------------------------------------------
+
+    async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+        """Return the marks of messages, None where there are none; brokers may not answer."""
+        places = by_place(offsets)
+        found, failed = await gather_available(
+            places, lambda place: self._marks({q: offsets[q] for q in places[place]})
+        )
+        for place, error in failed.items():
+            queues = first_of(places[place])
+            _log.info("%s: cannot check for a re-created topic: %s", queues, error)
+        joined: dict[MessageQueue, Mark | None] = {}
+        for each in found.values():
+            joined.update(each)
+        return joined
+
+    async def _marks(self, offsets: Offsets) -> Mapping[MessageQueue, Mark | None]:
+        """Return the marks of messages of one topic on one broker."""
+        found = await self._topics.marks(offsets)
+        if found is not None:
+            return found
+        each, failed = await gather_available(
+            offsets, lambda queue: self._mark(queue, offsets[queue])
+        )
+        if failed and not each:
+            raise next(iter(failed.values()))
+        return each
+
+    async def _mark(self, queue: MessageQueue, offset: int) -> Mark | None:
+        if offset < 0:
+            return None
+        try:
+            found = await self._messages(queue, offset, 1, retries=1)
+        except RemoteError as error:
+            if error.retriable:
+                raise
+            return None
+        if found is None or found.messages[0].queue_offset != offset:
+            return None
+        return found.messages[0].store_timestamp_ms, found.messages[0].physical_offset
+
+    # --- times ------------------------------------------------------------------------------------
+
+    async def since(
+        self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
+    ) -> dict[MessageQueue, int]:
+        """Return the first offset of each queue that was stored at or after a time."""
+        places = by_place(limits)
+        found = await gather_by_key(
+            places,
+            lambda place: self._all_since(timestamp_ms, {q: limits[q] for q in places[place]}),
+        )
+        return {queue: at for each in found.values() for queue, at in each.items()}
+
+    async def _all_since(
+        self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
+    ) -> dict[MessageQueue, int]:
+        """Search all queues of a topic on a broker together: a request for each halving.
+
+        Where the broker has no time of a message, its queue is searched alone.
+        """
+        open_ = {queue: (ends.low - 1, ends.high) for queue, ends in limits.items()}
+        found: dict[MessageQueue, int] = {}
+        while open_:
+            found |= {queue: high for queue, (low, high) in open_.items() if low + 1 == high}
+            middle = {q: (low + high) // 2 for q, (low, high) in open_.items() if low + 1 < high}
+            marks = await self._timed(middle) if middle else {}
+            if marks is None:
+                break
+            open_ = {
+                queue: (open_[queue][0], at) if mark[0] >= timestamp_ms else (at, open_[queue][1])
+                for queue, at in middle.items()
+                if (mark := marks[queue]) is not None
+            }
+        alone = [queue for queue in limits if queue not in found]
+        return found | await gather_by_key(
+            alone, lambda queue: self._first_since(queue, timestamp_ms, limits[queue])
+        )
+
+    async def _timed(self, offsets: Offsets) -> Mapping[MessageQueue, Mark | None] | None:
+        return await with_retries(
+            lambda: self._topics.marks(offsets), self._retries, first_of(tuple(offsets))
+        )
+
+    async def _first_since(self, queue: MessageQueue, timestamp_ms: int, ends: Limits) -> int:
+        """Search around the broker's hint, which is near the time but not always the first.
+
+        ``low`` is always before the result, ``high`` never.
+        """
+        low, high = ends.low - 1, ends.high
+        if ends.low == ends.high:
+            return ends.high
+        hint = await with_retries(
+            lambda: self._reader.offset_at_ms(queue, timestamp_ms), self._retries, str(queue)
+        )
+        step, at = 1, min(max(hint, ends.low), ends.high - 1)
+        while low + 1 < high:
+            if await self._stored_ms(queue, at) >= timestamp_ms:
+                high, aim = at, at - step
+            else:
+                low, aim = at, at + step
+            # Move away from the hint in growing steps until it is enclosed, then bisect.
+            step *= 2
+            at = aim if low < aim < high else (low + high) // 2
+        return high
+
+    async def _stored_ms(self, queue: MessageQueue, offset: int) -> int:
+        found = await self._messages(queue, offset, 1)
+        if found is None:
+            # Expired, hence older than all others.
+            return -1
+        return found.messages[0].store_timestamp_ms
+
+    # --- sizes ------------------------------------------------------------------------------------
+
+    async def bytes_per_row(
+        self, offsets: Offsets
+    ) -> tuple[dict[MessageQueue, int], dict[MessageQueue, RemoteError]]:
+        """Return the average size of the next messages of each queue, and where brokers refuse.
+
+        Of many queues a sample is asked about; the others have its average.
+        """
+        sizes: dict[MessageQueue, int] = {}
+        failed: dict[MessageQueue, RemoteError] = {}
+        for queues in by_place(offsets).values():
+            sampled = _spread(queues)
+            answers = await gather_by_key(sampled, lambda queue: self._size(queue, offsets[queue]))
+            known = {queue: size for queue, size in answers.items() if isinstance(size, int)}
+            average = sum(known.values()) // len(known) if known else 1
+            sizes |= dict.fromkeys(queues, average) | known
+            failed |= {queue: e for queue, e in answers.items() if isinstance(e, RemoteError)}
+        return sizes, failed
+
+    async def _size(self, queue: MessageQueue, offset: int) -> int | RemoteError:
+        try:
+            found = await self._messages(queue, offset, _SAMPLE_ROWS)
+        except RemoteError as error:
+            return error
+        if found is None:
+            return 1
+        return sum(message.size for message in found.messages) // len(found.messages)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _messages(
+        self, queue: MessageQueue, offset: int, count: int, retries: int | None = None
+    ) -> Found | None:
+        everything, at = (
+            subscription(self._reader.wire_topic(queue.topic), "*", 0),
+            QueueOffset(offset),
+        )
+        try:
+            outcome = await with_retries(
+                lambda: self._reader.pull(queue, at, everything, count, is_held=False),
+                self._retries if retries is None else retries,
+                queue,
+            )
+        except DamagedMessage as error:
+            # Its size and time are known; reading it fails.
+            view = error.message
+            return view and Found(QueueOffset(error.next_offset), at, at, 0, messages=(view,))
+        return outcome if isinstance(outcome, Found) and outcome.messages else None
+
+
+def _spread(queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+    """Return some of many queues, from all parts of their row."""
+    return queues[:: -(-len(queues) // SAMPLED_QUEUES)]
