@@ -275,7 +275,9 @@ def write_plot(found: dict[str, list[Size]], path: Path) -> None:
             panel.loglog(counts, costs, marker=".", label=name)
         panel.set_title(title, loc="left")
         panel.set_xlabel("things")
-    panels[0].legend(fontsize="small")
+        # As high as it is wide, or differences of a few percent would look like growth.
+        panel.set_ylim(1, 1e5)
+    panels[0].legend(fontsize="small", ncols=2)
     figure.savefig(path)
 
 

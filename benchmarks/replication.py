@@ -102,7 +102,7 @@ async def rate(master: Server, copy: Server | None, in_flight: int, seconds: flo
     used = [each.cpu_s if each is not None else 0.0 for each in (master, copy)]
     address, began = split_address(master.address), time.perf_counter()
     network = SocketNetwork()
-    flood = await network.connect(*address, lambda: Flood(send_request(), in_flight, seconds))
+    flood = await network.connect(*address, lambda: Flood([send_request()], in_flight, seconds))
     await flood.done
     took_s = time.perf_counter() - began
     if copy is not None:

@@ -1,6 +1,6 @@
 """What more broker processes give: throughput and processor time with 1, 2 and 4 of them.
 
-    python benchmarks/brokers.py [--seconds 2] [--rounds 3] [--batch 1] [--plot FILE]
+    python benchmarks/broker_processes.py [--seconds 2] [--rounds 3] [--batch 1] [--plot FILE]
 
 ``turbopump standalone --brokers N`` runs N brokers behind one name server; 1, 2 and 4 client
 processes send to all of them, 32 sends in flight each. Rounds are interleaved. More processes than
