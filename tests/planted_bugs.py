@@ -127,11 +127,13 @@ def highest_offset_committed(
     return max(offset, QueueOffset(last + 1)) if offset >= 0 else offset
 
 
-@bug(Consumption, "lose", "one call per orderly queue", near=91)
+@bug(Consumption, "lose", "one call per orderly queue", near=31)
 async def lock_dropped_early(right: Function, self: Consumption, owned: Any) -> bool:
-    """A consumer that loses a queue returns its lock while a listener is still at work."""
-    if self._locks is not None:
+    """A consumer that loses a queue returns its lock at once, but the queue only later."""
+    if self._locks is not None and not owned.is_leaving:
+        owned.is_leaving = True
         await self._locks.unlock([owned.queue])
+        return False
     done: bool = await right(self, owned)
     return done
 
