@@ -75,9 +75,7 @@ def look_results(
     stream.stop()
 
 
-def read_results(
-    nameserver: str, broker_pid: int, topic: str, queues: int
-) -> Iterator[list[str]]:
+def read_results(nameserver: str, broker_pid: int, topic: str, queues: int) -> Iterator[list[str]]:
     """Yield rows: what was measured, µs of this process, and of the broker."""
     ranges = [QueueRange(topic, BROKER, number, 0, EACH) for number in range(queues)]
     rows = queues * EACH

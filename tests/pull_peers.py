@@ -15,7 +15,7 @@ from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS
-from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.net.sockets import SocketNetwork
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import Pulling
@@ -122,7 +122,7 @@ def peer(
 
     thread = threading.Thread(target=serve)
     thread.start()
-    protocol = RequestProtocol[Command](SYSTEM_CLOCK, DEFAULT_LIMITS, hooks)
+    protocol = RequestProtocol[Request](SYSTEM_CLOCK, DEFAULT_LIMITS, hooks)
     connection = BlockingConnection("peer", near, protocol)
     try:
         yield connection

@@ -245,9 +245,9 @@ class BlockingConnection:
     def put_request(self, command: Command) -> int:
         """Add a request as hooks want it; return its id. `show` takes its response."""
         protocol = self._protocol
-        command = protocol.prepare(command)
-        opaque = protocol.begin(command)
-        self._unsent += b"".join(protocol.frame(command, opaque))
+        request = protocol.prepare(command)
+        opaque = protocol.begin(request)
+        self._unsent += b"".join(protocol.frame(request, opaque))
         return opaque
 
     def show(self, response: Command) -> None:

@@ -169,15 +169,16 @@ class Silenced(Session):
             raise ConnectionLost("by a test")
         return answer
 
-    def is_lost(self, command: Command) -> bool:
-        return command.code == RequestCode.SEND_BATCH_MESSAGE
+    def is_lost(self, request: Request) -> bool:
+        return request.code == RequestCode.SEND_BATCH_MESSAGE
 
 
 class SilencedMarks(Silenced):
     """Loses the response to the first mark."""
 
-    def is_lost(self, command: Command) -> bool:
-        return isinstance(command.body, bytes) and is_mark(command.body)
+    def is_lost(self, request: Request) -> bool:
+        body = (request if isinstance(request, Command) else request.command()).body
+        return isinstance(body, bytes) and is_mark(body)
 
 
 def is_mark(body: bytes) -> bool:
@@ -211,7 +212,7 @@ async def test_attempts_whose_marks_alternate_do_not_wait_for_each_other(tmp_pat
         class LetsAnotherBegin(SilencedMarks):
             """Sends its mark again behind the mark of another attempt."""
 
-            async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+            async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
                 try:
                     return await super().request(address, command, timeout_ms)
                 except ConnectionLost:
