@@ -147,9 +147,11 @@ class Puller:
     async def offset_to_commit(self, replica: Replica, position: QueueOffset) -> QueueOffset | None:
         """Return what to commit to a replica, None if that cannot be said at the moment."""
         owned, last = self._owned, self._owned.last_pulled
+        if not replica.is_master:
+            # Only masters keep offsets; and one that was promoted just now was not compared.
+            return None
         if last is None:
             return position
-        # Also what is taken for a slave, which refuses commits: it may have been promoted.
         self._replica = replica
         wanted = self._context.subscription(owned.queue.topic)
         if wanted is None:
