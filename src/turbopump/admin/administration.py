@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from turbopump.admin.cluster import Clusters
 from turbopump.admin.configuration import Configuration
@@ -16,11 +14,12 @@ from turbopump.admin.servers import Servers
 from turbopump.admin.topics import Topics
 from turbopump.admin.transactions import Transactions
 from turbopump.client.config import ClientConfig
+from turbopump.client.life_cycle import LifeCycle
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, custom_session
 
 
-class Admin:
+class Admin(LifeCycle):
     """Administers all clusters that some name servers know.
 
     ::
@@ -72,15 +71,3 @@ class Admin:
         if self._is_running:
             self._is_running = False
             await self._session.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Self
 
 from turbopump.client.allocation import Strategy, allocated, average
 from turbopump.client.arguments import check_callable, check_subscriptions, checked
@@ -18,6 +17,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.fetcher import Fetcher
 from turbopump.client.group_members import group_members
+from turbopump.client.life_cycle import LifeCycle, leave, require_running, started
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.pull_config import LitePullConfig
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _BALANCE_INTERVAL_MS = 20_000
 
 
-class LitePullConsumer(ConsumerMember):
+class LitePullConsumer(LifeCycle, ConsumerMember):
     """Reads topics, sharing their queues with its group, or queues that are assigned by hand.
 
     ::
@@ -96,27 +96,18 @@ class LitePullConsumer(ConsumerMember):
         if self._running is not None:
             return
         session = self._given_session or shared_session(self._client, self)
-        await session.start()
-        try:
+        async with started(session, self):
             running = self._new_running(session)
             for topic, expression in self._expressions.items():
                 await session.refresh_route(running.reader.wire_topic(topic))
                 await self._note_subscription(running, topic, expression)
             await session.join(self)
-        except BaseException:
-            await session.leave(self)
-            await session.close()
-            raise
         self._running = running
         running.tasks.keep("rebalance", functools.partial(self._keep_balanced, running))
 
     async def close(self) -> None:
         """Commit what was given out, if commits are automatic, and leave the group."""
         await self._close(is_finished=True)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
     async def __aexit__(
         self,
@@ -467,21 +458,18 @@ class LitePullConsumer(ConsumerMember):
         running.session.require_own_process()
         running.is_closed = True
         running.fetcher.changed.set()
-        await running.tasks.stop()
-        await running.fetcher.close()
-        if is_finished:
-            running.buffer.finish()
-        if self._config.auto_commit:
-            await self._commit_soon(running, running.buffer.positions())
-        await running.session.leave(self)
-        await running.session.close()
+        try:
+            await running.tasks.stop()
+            await running.fetcher.close()
+            if is_finished:
+                running.buffer.finish()
+            if self._config.auto_commit:
+                await self._commit_soon(running, running.buffer.positions())
+        finally:
+            await leave(running.session, self)
 
     def _require_running(self) -> _Running:
-        if self._running is None:
-            raise NotRunning(
-                f"consumer {self.group!r} is not running: use it inside `with`, or call start()"
-            )
-        return self._running
+        return require_running(self._running, "consumer", self.group)
 
 
 @dataclass(slots=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from turbopump.client import calls
 from turbopump.client.arguments import checked
 from turbopump.client.config import ClientConfig
+from turbopump.client.life_cycle import LifeCycle, leave, require_running, started
 from turbopump.client.members import ProducerMember
 from turbopump.client.message_sender import LoopIO, MessageSender, To
 from turbopump.client.names import check_group, with_namespace
@@ -21,7 +20,7 @@ from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.submitted import Submitted
-from turbopump.errors import NotRunning, RequestTimeout
+from turbopump.errors import RequestTimeout
 from turbopump.message import Message, MessageQueue
 from turbopump.supervisor import Supervisor
 from turbopump.wire.headers import CheckTransactionState
@@ -30,7 +29,7 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 
-class Producer(ProducerMember):
+class Producer(LifeCycle, ProducerMember):
     """Sends messages to a cluster.
 
     ::
@@ -68,13 +67,8 @@ class Producer(ProducerMember):
         if self._running is not None:
             return
         session = self._given_session or shared_session(self._client, self)
-        await session.start()
-        try:
+        async with started(session, self):
             await session.join(self)
-        except BaseException:
-            await session.leave(self)
-            await session.close()
-            raise
         sender = MessageSender(self.group, session, self._config, self._hooks)
         self._running = Running(session, sender, self._config.in_flight_max)
 
@@ -86,20 +80,7 @@ class Producer(ProducerMember):
             try:
                 await running.finish()
             finally:
-                await running.session.leave(self)
-                await running.session.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
+                await leave(running.session, self)
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -259,11 +240,7 @@ class Producer(ProducerMember):
     @property
     def running(self) -> Running:
         """What exists between start and close; raises NotRunning."""
-        if self._running is None:
-            raise NotRunning(
-                f"producer {self.group!r} is not running: use it inside `with`, or call start()"
-            )
-        return self._running
+        return require_running(self._running, "producer", self.group)
 
 
 class Running:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 
 from turbopump.client.arguments import checked
 from turbopump.client.calls import PullOutcome
 from turbopump.client.config import ClientConfig
+from turbopump.client.life_cycle import LifeCycle, leave, require_running, started
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.pull_config import PullConfig
@@ -18,7 +17,7 @@ from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
-from turbopump.errors import ClientError, InvalidArgument, NotRunning
+from turbopump.errors import ClientError, InvalidArgument
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
 from turbopump.wire.bodies import ConsumeFrom, ConsumerData, ConsumeType, MessageModel
@@ -28,7 +27,7 @@ OnQueues = Callable[[str, Sequence[MessageQueue]], None]
 """Hears which queues a topic has now."""
 
 
-class PullConsumer(ConsumerMember):
+class PullConsumer(LifeCycle, ConsumerMember):
     """Reads queues where and when the application wants, and keeps offsets on the broker if asked.
 
     ::
@@ -76,16 +75,11 @@ class PullConsumer(ConsumerMember):
         if self._running is not None:
             return
         session = self._given_session or shared_session(self._client, self)
-        await session.start()
-        try:
+        async with started(session, self):
             running = _Running(session, self.group, self._config)
             for topic in self._topics:
                 await session.refresh_route(running.reader.wire_topic(topic))
             await session.join(self)
-        except BaseException:
-            await session.leave(self)
-            await session.close()
-            raise
         self._running = running
         for topic in self._topics:
             self.route_changed(running.reader.wire_topic(topic))
@@ -94,22 +88,7 @@ class PullConsumer(ConsumerMember):
         """Leave the group."""
         running, self._running = self._running, None
         if running is not None:
-            try:
-                await running.session.leave(self)
-            finally:
-                await running.session.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
+            await leave(running.session, self)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -269,11 +248,7 @@ class PullConsumer(ConsumerMember):
         )
 
     def _require_running(self) -> _Running:
-        if self._running is None:
-            raise NotRunning(
-                f"consumer {self.group!r} is not running: use it inside `with`, or call start()"
-            )
-        return self._running
+        return require_running(self._running, "consumer", self.group)
 
 
 class _Running:

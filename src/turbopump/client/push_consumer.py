@@ -8,8 +8,6 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -28,6 +26,7 @@ from turbopump.client.delivery.listener import ConsumeHook, Listen, Listener
 from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.delivery.results import ConsumeContext
 from turbopump.client.inspection import direct_consumption, running_info
+from turbopump.client.life_cycle import LifeCycle, leave, require_running
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
@@ -48,7 +47,7 @@ from turbopump.client.subscriptions import (
     check_subscription,
     subscription,
 )
-from turbopump.errors import InvalidArgument, NotRunning
+from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.supervisor import Watch
 from turbopump.wire.bodies import (
@@ -66,7 +65,7 @@ _BROADCAST_INSTANCE = "DEFAULT"
 """A broadcasting consumer's offsets lie under its client id, which must survive a restart."""
 
 
-class PushConsumer(ConsumerMember):
+class PushConsumer(LifeCycle, ConsumerMember):
     """Gives every message of some topics to a listener, at least once.
 
     ::
@@ -168,8 +167,7 @@ class PushConsumer(ConsumerMember):
             running, self._running, self._session = self._running, None, None
             if running is not None:
                 await running.stop(0)
-            await session.leave(self)
-            await session.close()
+            await leave(session, self)
             raise
 
     async def close(self) -> None:
@@ -198,10 +196,9 @@ class PushConsumer(ConsumerMember):
             await running.stop(self._settings.listening.close_wait_ms)
         finally:
             try:
-                await session.leave(self)
+                await leave(session, self)
             finally:
                 self._closed.set()
-                await session.close()
 
     @property
     def is_calling(self) -> bool:
@@ -221,18 +218,6 @@ class PushConsumer(ConsumerMember):
             await self._closed.wait()
             if self._closing is not None:
                 await asyncio.shield(self._closing)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # --- while it runs ----------------------------------------------------------------------------
 
@@ -443,6 +428,4 @@ class PushConsumer(ConsumerMember):
             self._subscriptions[topic] = msgspec.structs.replace(wanted, sub_version=version_ms)
 
     def _require_running(self) -> Consumption:
-        if self._running is None:
-            raise NotRunning(f"consumer {self.group} is not started, or closed already")
-        return self._running
+        return require_running(self._running, "consumer", self.group)

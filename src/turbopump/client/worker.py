@@ -8,8 +8,7 @@ import contextvars
 import functools
 import logging
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -17,6 +16,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.listener import ConsumeHook, Listen
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.handlers import Handler, HandlerGroup, grouped
+from turbopump.client.life_cycle import LifeCycle
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.retry_sender import DEAD_LETTER_LEVEL
@@ -30,7 +30,7 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 
-class Worker:
+class Worker(LifeCycle):
     """Consumes with functions that `turbopump.consumer` has decorated.
 
     ::
@@ -113,18 +113,6 @@ class Worker:
         begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
         with stop_signals(begin) if handle_signals else contextlib.nullcontext():
             await self._closed.wait()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def _close(self) -> None:
         closing = [consumer.begin_closing() for consumer in self._consumers]

@@ -97,7 +97,7 @@ async def test_a_consumer_can_be_used_again_after_closing(tmp_path: Path) -> Non
         consumer = PushConsumer(
             "g", seen, session=world.session(), subscriptions={"T": "*"}, start_from="first"
         )
-        with pytest.raises(NotRunning, match="consumer g is not started"):
+        with pytest.raises(NotRunning, match="consumer 'g' is not running"):
             consumer.suspend()
         await consumer.close()
         await consumer.start()
