@@ -1,4 +1,4 @@
-"""``python -m turbopump.store inspect DIR``: what is in a store directory. Never writes."""
+"""``python -m turbopump.store inspect DIR``: report what a store directory holds. Never writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbopump.store.inspect import StoreReport, inspect, message_fields, messag
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tool; 0 when it could look, 2 when there is nothing to look at."""
+    """Run the tool; return 0 if it could read the directory, 2 if there is nothing to read."""
     options = _parser().parse_args(arguments)
     try:
         _check_is_store(options.directory)
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(msgspec.json.encode(inspect(options.directory)).decode())
         else:
             print("\n".join(_table(inspect(options.directory))))
-        # Here, not at Python's own end: an error has to be told like any other.
+        # Here, not at interpreter exit: an error must be reported like any other.
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read has seen enough.
+        # The reader has closed the pipe.
         drop_output()
     except (TurbopumpError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Appending: gives messages their offsets and writes many of them with one system call."""
+"""Appending: assigns offsets to messages and writes many of them with one system call."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _RECORD_START = struct.Struct(">iI")
 """Size and magic number."""
 
 Place: TypeAlias = tuple[Sequence[PhysicalOffset], QueueOffset, int, PhysicalOffset]
-"""Where a message or a batch went: the first fields of `turbopump.store.outcomes.Appended`."""
+"""Where a message or batch was stored: the first fields of `turbopump.store.outcomes.Appended`."""
 
 Group: TypeAlias = Sequence[Record] | Batch
-"""A message, or a batch that stays together."""
+"""A message, or a batch that is stored contiguously."""
 
 
 class Appender:
@@ -38,11 +38,11 @@ class Appender:
         self._clock = clock
         self._log = log
         self._queues = queues
-        # Of a write that is not done yet.
+        # Of a write in progress.
         self._entries: list[RecordEntry | EntryBatch] = []
         self._parts: list[bytes | memoryview] = []
         self._size_limit = config.record_bytes_max
-        # Where the next message goes, and where it has to end if it is not to open a new file.
+        # Where the next message goes, and where it must end to fit into the current file.
         self._end = PhysicalOffset(0)
         self._end_limit = 0
         self.store_timestamp_ms = 0
@@ -66,7 +66,7 @@ class Appender:
         return places, entries
 
     def write_one(self, record: Record) -> RecordEntry:
-        """Write one message; the same as `write`, without what only several need."""
+        """Write one message; `write` without the overhead for several."""
         log, now_ms = self._log, self._clock.now_ms()
         queue = self._queues.by_record[record.topic, record.queue_id]
         invisible = record.sys_flag & INVISIBLE_BIT
@@ -89,7 +89,7 @@ class Appender:
         )  # fmt: skip
 
     def check(self, records: Sequence[Record]) -> None:
-        """Refuse what could not be written because of the messages themselves."""
+        """Refuse messages that could never be written."""
         for record in records:
             self._queues.check_name(record.topic, record.queue_id)
             if record.size > self._size_limit:
@@ -103,7 +103,7 @@ class Appender:
             )
 
     def undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
-        """Undo a `write` that raised; ``torn`` if bytes may remain behind the end."""
+        """Undo a `write` that raised; ``torn`` if bytes may remain after the end."""
         for entry in self._entries:
             if not entry.sys_flag & INVISIBLE_BIT:
                 queue = self._queues.by_record[entry.topic, entry.queue_id]
@@ -122,7 +122,7 @@ class Appender:
             start = position // log.segment_bytes * log.segment_bytes
             if position != start:
                 raise InvalidArgument(f"an empty log must start at a file boundary, got {position}")
-            # A file is left where the very first write failed.
+            # The very first write failed and left a file.
             log.truncate(PhysicalOffset(log.min_offset - 1))
             log.begin_at(position, position)
         if position != log.written:
@@ -132,9 +132,9 @@ class Appender:
         log.write(data)
 
     def complete_records(self, start: PhysicalOffset) -> list[RecordEntry]:
-        """Return the messages from a position on that have been written completely.
+        """Return the completely written messages from a position on.
 
-        Raises InvalidArgument if what follows them cannot become a message.
+        Raises InvalidArgument if the bytes after them cannot become a message.
         """
         entries = []
         for found in scan(self._log, start, check_crc=False, end=self._log.written):
@@ -145,7 +145,7 @@ class Appender:
         return entries
 
     def _check_unfinished(self, position: PhysicalOffset) -> None:
-        """Refuse the beginning of a record that is none: it would never be complete."""
+        """Refuse bytes that cannot be the start of a record: they would never be complete."""
         log = self._log
         written = log.view(position, log.written - position)
         if written is None or len(written) < BLANK_BYTES:
@@ -202,10 +202,10 @@ class Appender:
         return tuple([entry.physical_offset for entry in entries]), first, now_ms, self._end
 
     def _place_run(self, batch: Batch, now_ms: int) -> Place:
-        """Do as `_place_batch`, for all messages at once."""
+        """Do as `_place_batch`, for all messages in one step."""
         total = batch.total_bytes
         if batch.first.sys_flag & INVISIBLE_BIT or batch.largest_bytes > self._size_limit:
-            # It is refused there, for the right message.
+            # `_place_batch` refuses it and names the message.
             return self._place_batch(list(batch.records()), now_ms)
         queue = self._queues.by_record[batch.first.topic, batch.first.queue_id]
         if self._end + total > self._end_limit:
@@ -217,14 +217,13 @@ class Appender:
         self._end = PhysicalOffset(at + total)
         self.store_timestamp_ms = now_ms
         queue.next_offset = QueueOffset(first + len(batch))
-        # Of many not a list, as that would have an object for each number.
+        # Not a list for many messages: that would need an object for each number.
         offsets = positions if isinstance(positions, list) else array("q", positions.tobytes())
         return cast(Sequence[PhysicalOffset], offsets), first, now_ms, self._end
 
     def _encoded(
         self, group: Sequence[Record], first: QueueOffset, now_ms: int
     ) -> tuple[list[bytes], list[RecordEntry]]:
-        """Encode a batch as it lies at the end."""
         parts, entries = [], []
         at, offset, size_limit = self._end, first, self._size_limit
         for record in group:
@@ -253,7 +252,7 @@ class Appender:
         moved = log.room > 0
         if moved:
             log.fill_up()
-        # The new file itself is made when something is written to it.
+        # The new file is created by the first write to it.
         self._end = log.written
         self._end_limit = log.written + self._config.group_bytes_max
         return moved

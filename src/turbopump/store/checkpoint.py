@@ -1,8 +1,8 @@
-"""The checkpoint file: up to where log, queues and index are surely on disk.
+"""The checkpoint file: up to where log, queues and index are known to be on disk.
 
-The original knows store times only, which prove nothing when somebody sets the clock back. So
-positions stand behind them, in bytes that the original neither reads nor writes, together with the
-times they belong to: other times mean that another broker has been here since.
+Apache RocketMQ stores timestamps only, which prove nothing once the clock is set back. So positions
+follow them, in bytes that Apache RocketMQ neither reads nor writes, together with the timestamps
+they belong to: other timestamps mean that another broker has used the store since.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POSITIONS = struct.Struct(">qqqq")
 
 
 class Checkpoint(Struct, frozen=True, rename="camel"):
-    """Store times in milliseconds, and positions of the log; 0 when nothing is known."""
+    """Store timestamps in milliseconds, and positions in the log; 0 if unknown."""
 
     log_ms: int = 0
     queues_ms: int = 0
@@ -29,15 +29,15 @@ class Checkpoint(Struct, frozen=True, rename="camel"):
     log_end: PhysicalOffset = PhysicalOffset(0)
     """All of the log before this position is on disk."""
     queues_end: PhysicalOffset = PhysicalOffset(0)
-    """What queues and index hold of messages before this position is on disk."""
+    """Queue units and index entries of messages before this position are on disk."""
 
     @property
     def end(self) -> PhysicalOffset:
-        """Position before which everything is on disk; 0 when that is not known."""
+        """Position before which everything is on disk; 0 if unknown."""
         return min(self.log_end, self.queues_end)
 
     def joined(self, other: Checkpoint) -> Checkpoint:
-        """Return the later of both in each part."""
+        """Return the later of both in each field."""
         return Checkpoint(
             max(self.log_ms, other.log_ms),
             max(self.queues_ms, other.queues_ms),
@@ -47,7 +47,7 @@ class Checkpoint(Struct, frozen=True, rename="camel"):
         )
 
     def within(self, log_end: PhysicalOffset) -> Checkpoint:
-        """Return what is left of it when the log is cut at a position."""
+        """Return what remains of it when the log is cut at a position."""
         return Checkpoint(
             self.log_ms,
             self.queues_ms,
@@ -58,7 +58,7 @@ class Checkpoint(Struct, frozen=True, rename="camel"):
 
 
 def read_checkpoint(files: Files, path: Path) -> Checkpoint:
-    """Read the file; a missing or short one knows nothing."""
+    """Read the file; a missing or short one yields an empty checkpoint."""
     try:
         data = read_file(files, path)
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def read_checkpoint(files: Files, path: Path) -> Checkpoint:
 
 
 def write_checkpoint(files: Files, path: Path, checkpoint: Checkpoint) -> None:
-    """Write the file and wait for the disk. In place: its bytes lie in one sector."""
+    """Write the file in place (its bytes lie in one sector) and wait for the disk."""
     new = not files.exists(path)
     fd = files.open_new(path) if new else files.open(path)
     try:

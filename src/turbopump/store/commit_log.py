@@ -1,4 +1,4 @@
-"""The commit log: all messages in the order of their arrival, one file after the other."""
+"""The commit log: all messages in order of arrival, in consecutive files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ZEROED_AT_ONCE = 64 * 1024
 
 
 class CommitLog:
-    """Written at ``written``; what lies before ``flushed`` is on disk.
+    """Written up to ``written``; everything before ``flushed`` is on disk.
 
-    The owner's thread makes all calls but `sync`, which the flusher's makes.
+    The owner's thread makes all calls except `sync`, which runs on the flusher's thread.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class CommitLog:
         self._tail: Segment | None = None
         self._zeroed_to = 0
         self.tail_end = 0
-        """Position behind the current file, or where the next one begins."""
-        # Those that a killed process left may be in memory only.
+        """End position of the current file, or the start of the next one."""
+        # Directory entries that a killed process left may be in memory only.
         self._unsynced_names = True
-        # Held while files are synced, and by whoever takes files away that may not be synced yet.
+        # Held while files are synced, and while files that may not be synced yet are removed.
         self._syncing = syncing
         self.written = PhysicalOffset(0)
         self.flushed = PhysicalOffset(0)
@@ -61,17 +61,17 @@ class CommitLog:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where the files start."""
+        """Start positions of the files."""
         return self._segments.starts
 
     @property
     def min_offset(self) -> PhysicalOffset:
-        """Position of the first message that has not been deleted."""
+        """Position of the first message that is not deleted."""
         starts = self._segments.starts
         return PhysicalOffset(starts[0]) if starts else self.written
 
     def begin_at(self, end: PhysicalOffset, flushed: PhysicalOffset) -> None:
-        """Say where the log ends and how much of it is surely on disk, once that is known."""
+        """Set where the log ends and how much of it is known to be on disk."""
         self.written = end
         self.flushed = min(flushed, end)
         self._zeroed_to = end
@@ -81,11 +81,11 @@ class CommitLog:
 
     @property
     def room(self) -> int:
-        """How many bytes are left in the current file."""
+        """Bytes left in the current file."""
         return self.tail_end - self.written if self._tail is not None else 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write at the end; the data must fit into what is left of the file, or into a new one."""
+        """Write at the end; the data must fit into the rest of the file, or into a new one."""
         tail, at = self._tail, self.written
         if tail is None or at == self.tail_end:
             tail = self._add_segment()
@@ -97,14 +97,14 @@ class CommitLog:
         self.written = PhysicalOffset(end)
 
     def _write_zeros(self, tail: Segment, at: int) -> None:
-        """Write zeros behind the end: messages then go to pages and blocks that exist already.
+        """Write zeros after the end, so that messages go to existing pages and blocks.
 
         That costs less than letting each small message add its own.
         """
         size = min(_ZEROED_AT_ONCE, self.tail_end - at)
         self._zeroed_to = at + size
         with contextlib.suppress(OSError):
-            # Should the disk be full, what is really to be written may still have a place.
+            # If the disk is full, the message itself may still fit.
             self._files.write(tail.fd, bytes(size), at - tail.start)
 
     def fill_up(self) -> None:
@@ -116,7 +116,7 @@ class CommitLog:
         self.written = PhysicalOffset(self.written + room)
 
     def view(self, position: int, size: int) -> memoryview | None:
-        """Return bytes of the log, or None where no file has them (any more)."""
+        """Return bytes of the log, or None if no file has them (any more)."""
         window = self.window(position)
         if window is None or position + size > window[1]:
             return None
@@ -124,9 +124,9 @@ class CommitLog:
         return window[2][at : at + size]
 
     def window(self, position: int) -> tuple[int, int, memoryview] | None:
-        """Return what is written of the file with a position: its start, its end and its bytes.
+        """Return the written part of the file with a position: its start, its end and its bytes.
 
-        For those who want many messages: finding the file costs more than cutting one out of it.
+        For callers that want many messages: finding the file costs more than slicing one message.
         """
         start = self._segments.start_at(position)
         if start is None:
@@ -136,7 +136,7 @@ class CommitLog:
         return start, min(file_end, start + self.segment_bytes, self.written), view
 
     def _file_bytes(self, start: int) -> int:
-        """Return the size of an open file; reading a map behind the end kills the process."""
+        """Return the size of an open file; reading a map past the end kills the process."""
         return self._files.size(self._open[start].fd)
 
     def start_at(self, position: int) -> int | None:
@@ -144,7 +144,7 @@ class CommitLog:
         return self._segments.start_at(position)
 
     def next_start(self, position: int) -> int:
-        """Return where the file after that of a position begins."""
+        """Return the start of the file after that of a position."""
         return position - position % self.segment_bytes + self.segment_bytes
 
     def path_at(self, position: int) -> Path | None:
@@ -159,7 +159,7 @@ class CommitLog:
         return self._view(start)[position - start : self._file_bytes(start)]
 
     def entry_at(self, position: PhysicalOffset, *, check_crc: bool = False) -> RecordEntry | None:
-        """Read the record at a position; None when there is none."""
+        """Read the record at a position; None if there is none."""
         window = self.window(position)
         if window is None or position >= window[1]:
             return None
@@ -168,20 +168,20 @@ class CommitLog:
         return entry if entry is not None and entry.physical_offset == position else None
 
     def first_store_timestamp_ms(self, start: int) -> int:
-        """Return when the first record of a file was stored; 0 when it has none."""
+        """Return the store timestamp of the first record of a file; 0 if it has none."""
         entry = decode_entry(self._view(start)[: self._file_bytes(start)])
         return entry.store_timestamp_ms if entry is not None else 0
 
     def used_bytes_after(self, end: PhysicalOffset) -> int:
-        """Count the bytes behind a position that something was written to."""
+        """Count the bytes after a position that were written."""
         behind = (max(start, end) for start in self.starts if start + self.segment_bytes > end)
         return sum(self._segment_at(position).used_bytes_after(position) for position in behind)
 
     def set_aside(self, end: PhysicalOffset, name: str) -> Path:
-        """Keep what lies behind a position in a directory of its own, beside the log's.
+        """Move what follows a position to a separate directory beside the log's.
 
-        The rest of a file first, then whole files, the last one first: stopped half-way, the next
-        start goes on.
+        Copies the rest of a file first, then moves whole files, the last one first. If it is killed
+        halfway, the next start resumes.
         """
         directory = self._files.resolve(self._segments.directory).parent / name
         self._files.make_directory(directory)
@@ -193,7 +193,7 @@ class CommitLog:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                # The log has a disk of its own.
+                # The log is on a different disk.
                 self._copy_rest(PhysicalOffset(last), self._segments.path_in(directory, last))
                 self._segments.drop_last()
             self._release(last)
@@ -220,10 +220,10 @@ class CommitLog:
         return self._segment(start)
 
     def truncate(self, end: PhysicalOffset) -> None:
-        """Forget everything from a position on, for good: no stale record may ever come back."""
+        """Drop everything from a position on, permanently: no stale record may ever reappear."""
         with self._syncing:
-            # The last file goes first: stopped half-way, the files are still an unbroken row.
-            # (A slave whose very first write failed has no file left then.)
+            # The last file goes first: killed halfway, the remaining files are still contiguous. (A
+            # slave whose very first write failed then has no file left.)
             while self.starts and self.starts[-1] > end:
                 self._release(self.starts[-1])
                 self._segments.drop_last()
@@ -233,7 +233,7 @@ class CommitLog:
             self.begin_at(end, self.flushed)
 
     def rewrite_unflushed(self) -> None:
-        """Write the bytes again that a failed flush may have dropped from the disk's queue."""
+        """Rewrite the bytes that a failed flush may have dropped from the disk's queue."""
         for start in self._dirty_starts(self.flushed, self.written):
             segment = self._segment(start)
             first = max(start, self.flushed)
@@ -243,13 +243,13 @@ class CommitLog:
                 segment.write(bytes(segment.view()[at - start : end - start]), at)
 
     def drop_first(self) -> None:
-        """Delete the first file; those who still hold views into it are not disturbed."""
+        """Delete the first file; existing views into it stay valid."""
         assert self.starts[0] + self.segment_bytes <= self.flushed, "only what is flushed may go"
         self._release(self.starts[0])
         self._segments.drop_first()
 
     def sync(self) -> PhysicalOffset:
-        """Return the position up to which all is on disk now. Runs on the flusher's thread."""
+        """Sync; return the position up to which all is on disk. Runs on the flusher's thread."""
         with self._syncing:
             target = self.written
             for start in self._dirty_starts(self.flushed, target):
@@ -259,7 +259,7 @@ class CommitLog:
                 else:
                     sync_path(self._files, self._segments.path(start))
             if self._unsynced_names:
-                # First, so that a file made meanwhile is not forgotten.
+                # Before the sync, so that a file created meanwhile is not missed.
                 self._unsynced_names = False
                 self._sync_names()
             self.flushed = max(self.flushed, target)
@@ -278,7 +278,7 @@ class CommitLog:
         self._open.clear()
 
     def _dirty_starts(self, first: int, last: int) -> Iterator[int]:
-        # The last file always: it may have been cut, which leaves nothing else to see.
+        # Always the last file: it may have been cut, which leaves no other trace.
         for start in self.starts:
             if start <= last and start + self.segment_bytes > first:
                 yield start
@@ -312,10 +312,11 @@ class CommitLog:
         return segment
 
     def close_unused(self, but: int = -1) -> None:
-        """Close the longest unused files when too many are open."""
+        """Close the least recently used files if too many are open."""
         excess = len(self._open) - self._mapped_max
         for start in list(self._open) if excess > 0 else ():
-            # One with unflushed bytes stays: only the descriptor that wrote learns of an error.
+            # A file with unflushed bytes stays open: only the descriptor that wrote them sees an
+            # error.
             flushed = start + self.segment_bytes <= self.flushed
             if excess > 0 and flushed and start not in {but, self.starts[-1]}:
                 self._release(start)

@@ -1,4 +1,4 @@
-"""What can be set about a store. In brackets: the original's name for the same setting."""
+"""Store settings. In brackets: Apache RocketMQ's name for the same setting."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class FlushMode(Enum):
     """When a message counts as stored."""
 
     ASYNC = "async"
-    """When the operating system has it: survives the end of the process, not of the power."""
+    """Once the operating system has it: it survives a crash of the process, not a power failure."""
     SYNC = "sync"
-    """When the disk has it; until then nobody can read it either."""
+    """Once the disk has it; until then it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushConfig:
-    """When what was written is forced to disk."""
+    """When written data is forced to disk."""
 
     mode: FlushMode = FlushMode.ASYNC
     """Whether messages wait for the disk [flushDiskType]."""
     interval_ms: int = 500
-    """Asynchronous mode: how often the log is looked at [flushIntervalCommitLog]."""
+    """Asynchronous mode: how often the log is checked [flushIntervalCommitLog]."""
     dirty_bytes_min: int = 4 * 4096
     """Asynchronous mode: fewer unflushed bytes wait longer [flushCommitLogLeastPages]."""
     thorough_interval_ms: int = 10_000
     """Asynchronous mode: no byte waits longer than this [flushCommitLogThoroughInterval]."""
     queue_interval_ms: int = 1000
-    """How long queue units and index entries may wait for a file [flushIntervalConsumeQueue]."""
+    """How long queue units and index entries may stay unwritten [flushIntervalConsumeQueue]."""
     heal_interval_ms: int = 1000
-    """After a failed write or flush: how long until the store tries to mend itself."""
+    """Interval of repair attempts after a failed write or flush."""
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -64,22 +64,22 @@ class ReadLimits:
     """How much one read may return; the first message is always returned."""
 
     memory_bytes_max: int = 256 * 1024
-    """Bytes, of messages recent enough to be in memory [maxTransferBytesOnMessageInMemory]."""
+    """Bytes of messages recent enough to be in memory [maxTransferBytesOnMessageInMemory]."""
     memory_count_max: int = 32
     """Messages recent enough to be in memory [maxTransferCountOnMessageInMemory]."""
     disk_bytes_max: int = 64 * 1024
-    """Bytes, of older messages [maxTransferBytesOnMessageInDisk]."""
+    """Bytes of older messages [maxTransferBytesOnMessageInDisk]."""
     disk_count_max: int = 8
     """Older messages [maxTransferCountOnMessageInDisk]."""
     scan_units_max: int = 800
-    """Units looked at for a filter in one read [maxFilterMessageSize / 20]."""
+    """Units that a filter examines in one read [maxFilterMessageSize / 20]."""
     recent_bytes: int = field(default_factory=lambda: memory_bytes() * 40 // 100)
     """How far from the end of the log messages count as being in memory; by default 40 % of the
     machine's memory [accessMessageInMemoryMaxRatio]."""
 
     @classmethod
     def uniform(cls, *, bytes_max: int, count_max: int) -> Self:
-        """Return the same limits for recent and old messages, as the broker's own readers need."""
+        """Return the same limits for recent and old messages, for the broker's internal readers."""
         return cls(
             memory_bytes_max=bytes_max,
             memory_count_max=count_max,
@@ -98,17 +98,17 @@ class RetentionConfig:
     """When the oldest segments are deleted, and when the disk counts as full."""
 
     reserved_ms: int = 72 * 3_600_000
-    """Age of its newest message at which a segment may go [fileReservedTime]."""
+    """Age of its newest message at which a segment may be deleted [fileReservedTime]."""
     delete_hours: frozenset[int] = frozenset({4})
-    """Local hours of the day at which old segments go [deleteWhen]."""
+    """Local hours of the day at which expired segments are deleted [deleteWhen]."""
     early_ratio: float = 0.75
-    """Disk usage above which old segments go at any hour [diskMaxUsedSpaceRatio]."""
+    """Disk usage above which expired segments are deleted at any hour [diskMaxUsedSpaceRatio]."""
     forced_ratio: float = 0.85
-    """Disk usage above which the oldest segment goes, however young [forcible clean ratio]."""
+    """Disk usage above which the oldest segment is deleted at any age [forcible clean ratio]."""
     full_ratio: float = 0.90
     """Disk usage above which messages are refused [disk full ratio]."""
     segments_per_run_max: int = 10
-    """How many segments one run deletes at most, so that a run stays short."""
+    """Segments that one run deletes at most, so that a run stays short."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "reserved_ms", "segments_per_run_max")
@@ -123,7 +123,7 @@ class RetentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """Sizes of files and tables; they must be the same each time a directory is opened."""
+    """Sizes of files and tables; a directory must always be opened with the same ones."""
 
     segment_bytes: int = 1024 * 1024 * 1024
     """Size of a commit log file [mappedFileSizeCommitLog]."""
@@ -134,21 +134,21 @@ class StoreConfig:
     index_entries: int = 20_000_000
     """Entries of a key index file, the unused first one included [maxIndexNum]."""
     index_enabled: bool = True
-    """Whether messages are found by key [messageIndexEnable]."""
+    """Whether messages can be found by key [messageIndexEnable]."""
     record_bytes_max: int = 4 * 1024 * 1024 + 64 * 1024
     """The largest stored message [maxMessageSize + 64 KiB]."""
     delay_levels: tuple[int, ...] = DEFAULT_DELAY_LEVELS
     """Milliseconds of delay of levels 1, 2, ...; for delivery times [messageDelayLevel]."""
     open_files_max: int = 512
-    """Queue and index files held open at once; one more closes the longest unused."""
+    """Open queue and index files; opening one more closes the least recently used."""
     mapped_segments_max: int = 64
-    """Commit log files mapped for reading at once."""
+    """Commit log files mapped for reading."""
     check_crc_on_recovery: bool = True
     """Whether recovery compares bodies with their checksums [checkCRCOnRecover]."""
     clean_check_segments: int = 1
-    """After a clean stop: how many of the last commit log files are checked (the original: 3)."""
+    """Last commit log files that are checked after a clean stop (Apache RocketMQ: 3)."""
     scrub_bytes_per_s: int = 0
-    """How much of the log is looked at for damage each second, beside everything else; 0: none."""
+    """Bytes of the log checked for damage each second, in the background; 0 turns it off."""
     flush: FlushConfig = FlushConfig()
     limits: ReadLimits = field(default_factory=ReadLimits)
     retention: RetentionConfig = RetentionConfig()

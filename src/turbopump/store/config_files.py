@@ -1,4 +1,4 @@
-"""Configuration files of a store (topics, groups, offsets): small JSON texts, with backups."""
+"""Configuration files of a store (topics, groups, offsets): small JSON files with backups."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ B = TypeVar("B", bound=Body)
 
 
 def save_json(files: Files, path: Path, value: Any, *, bare_keys: bool = False) -> None:
-    """Replace a file; ``bare_keys`` writes integer keys as the original does."""
+    """Replace a file; ``bare_keys`` writes integer keys as Apache RocketMQ does."""
     compact = lenient_json.dumps(value, bare_keys=bare_keys)
     text = compact if bare_keys else msgspec.json.format(compact, indent=4)
     save_text(files, path, text)
 
 
 def load_json(files: Files, path: Path) -> Any:
-    """Read a file, or its backup if it is missing, empty or not JSON; None if neither can be."""
+    """Read a file, or its backup if it is missing, empty or not JSON; None if neither works."""
     for candidate in (path, backup_of(path)):
         try:
             text = read_file(files, candidate)
@@ -41,7 +41,7 @@ def load_json(files: Files, path: Path) -> Any:
 
 
 def load_table(files: Files, path: Path, kind: type[B]) -> B | None:
-    """Read a file that holds one body; None when it cannot be read, which its owner reports."""
+    """Read a file that holds one body; None if it cannot be read, which the caller reports."""
     value = load_json(files, path)
     try:
         return None if value is None else kind.from_value(value)

@@ -1,7 +1,7 @@
-"""One queue of a topic: where its messages lie in the log, 20 bytes each.
+"""One consume queue: where its messages lie in the log, 20 bytes each.
 
-New units wait in memory and are written many at a time. Nothing depends on them being written: they
-can always be made again from the log.
+New units wait in memory and are written in batches. Nothing depends on them being written: they can
+always be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ UNIT = struct.Struct(">qiq")
 _packed = UNIT.pack
 FILLER_SIZE = 0x7FFF_FFFF
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
-"""Stands before the first unit of a queue whose older messages are not in the log."""
+"""Precedes the first unit of a queue whose older messages are not in the log."""
 
 EntryAt: TypeAlias = Callable[[PhysicalOffset], RecordEntry | None]
 """Reads the record at a position of the log."""
 
 QueueKey: TypeAlias = tuple[str, int]
-"""Topic and number of a queue."""
+"""Topic and queue id."""
 
 _RECOVERED_FILES = 3
 _SCAN_UNITS = 4096
 _AHEAD_UNITS = 512
-"""What is read at once for whoever reads on with less: asking for it costs more than the units."""
+"""Units read in one call for a sequential reader: the call costs more than the units."""
 
 
 class ConsumeQueue:
-    """Where the messages of one queue lie. ``max_offset`` is one behind the last unit."""
+    """Where the messages of one queue lie. ``max_offset`` is one past the last unit."""
 
     __slots__ = (
         "_ahead", "_ahead_from", "_checked_from", "_checked_to", "_files", "_first_gap",
@@ -58,30 +58,30 @@ class ConsumeQueue:
         self.min_offset = QueueOffset(0)
         self.max_offset = QueueOffset(0)
         self.next_offset = QueueOffset(0)
-        """What the next message stored gets; ahead of the maximum while any are unflushed."""
+        """The next stored message's offset; ahead of ``max_offset`` while some are unflushed."""
         self.written_offset = QueueOffset(0)
-        """One behind the last unit that its file has; the later ones are in memory."""
+        """One past the last unit that its file has; later ones are in memory."""
         self.physical_end = PhysicalOffset(-1)
-        """Position in the log behind the last message; -1 when there is none."""
+        """Position in the log after the last message; -1 if there is none."""
         self.is_waiting = False
-        """Whether it is known that units wait to be written."""
+        """Whether units are known to wait for being written."""
         self._segments = segments
         self._files = files
         self._open_files = open_files
         self._pending = bytearray()
-        # What was read of a file last, for whoever reads on from there.
+        # The last read of a file, for sequential readers.
         self._ahead = b""
         self._ahead_from = 0
         self._checked_from = self._checked_to = 0
-        # What follows was stored by this process.
+        # Messages from here on were stored by this process.
         self._stored_from = QueueOffset(0)
-        # The first unit that is empty although others follow, when the files were loaded.
+        # The first empty unit that others follow, found when the files were loaded.
         self._first_gap: QueueOffset | None = None
         self.stored_topic = bytes((len(topic.encode()),)) + topic.encode()
-        """The topic with its length before it, as records have it."""
+        """The topic with a length prefix, as in records."""
         self.is_shifted = False
-        """Whether records have other queue offsets than their units: where units were missing, as
-        in stores of Apache RocketMQ, the gap is closed."""
+        """Whether queue offsets in records differ from those of their units: where units were
+        missing, as in stores of Apache RocketMQ, the gap is closed."""
 
     @property
     def units_per_segment(self) -> int:
@@ -89,7 +89,7 @@ class ConsumeQueue:
 
     @property
     def last_position(self) -> int:
-        """Behind the last message, or behind where a lost one began; -1 when there is none."""
+        """Position after the last message, or after the start of a lost one; -1 if none."""
         unit = self.unit(QueueOffset(self.max_offset - 1)) if self.physical_end < 0 else None
         return self.physical_end if unit is None else unit[0] + 1
 
@@ -111,12 +111,12 @@ class ConsumeQueue:
             self.destroy()
         if offset > self.max_offset and self._is_without_units():
             self._begin_at(offset)
-        # A gap anywhere else is closed: the unit's place is the next one, as in the original.
+        # A gap anywhere else is closed: the unit takes the next place, as in Apache RocketMQ.
         self._pending += _packed(physical_offset, size, tags_code)
         self.max_offset = after = QueueOffset(self.max_offset + 1)
         self.physical_end = PhysicalOffset(end)
         if self.next_offset < after:
-            # A slave's messages come with their offsets; once a master, it goes on from there.
+            # A slave's messages arrive with their offsets; once promoted, it continues from there.
             self.next_offset = after
         return True
 
@@ -132,7 +132,7 @@ class ConsumeQueue:
         return is_expired or (unit is not None and not _is_filler(unit[1]))
 
     def add_units(self, units: bytes, end: PhysicalOffset) -> None:
-        """Enter messages that follow the last one, and end at a position of the log."""
+        """Add units of messages that follow the last one and end at a position of the log."""
         self._pending += units
         self.max_offset = after = QueueOffset(self.max_offset + len(units) // UNIT_BYTES)
         self.physical_end = end
@@ -140,7 +140,7 @@ class ConsumeQueue:
             self.next_offset = after
 
     def units(self, offset: QueueOffset, count: int) -> bytes | None:
-        """Return up to ``count`` units from an offset on, as far as one file has them."""
+        """Return up to ``count`` units from an offset on, limited to one file."""
         at = (offset - self._ahead_from) * UNIT_BYTES
         if 0 <= at <= len(self._ahead) - count * UNIT_BYTES:
             return self._ahead[at : at + count * UNIT_BYTES]
@@ -161,7 +161,7 @@ class ConsumeQueue:
         return data or None
 
     def _read_ahead(self, start: int, offset: int, count: int) -> bytes:
-        """Read units of a file, and those after them if somebody reads one after the other."""
+        """Read units of a file, and the following ones if reads are sequential."""
         if count > _AHEAD_UNITS:
             return self._read(start, offset, count)
         wanted = count
@@ -172,14 +172,14 @@ class ConsumeQueue:
         return self._ahead[: count * UNIT_BYTES]
 
     def read_ahead_from(self, offset: QueueOffset) -> bytes:
-        """Return what is in memory of a file's units from an offset on."""
+        """Return the buffered units of a file from an offset on."""
         at = (offset - self._ahead_from) * UNIT_BYTES
         return self._ahead[at:] if at >= 0 else b""
 
     def replace_unit(
         self, offset: QueueOffset, position: PhysicalOffset, size: int, tags_code: int
     ) -> None:
-        """Write a unit in place of a damaged one."""
+        """Overwrite a damaged unit."""
         unit = _packed(position, size, tags_code)
         self._forget_ahead()
         if offset >= self.written_offset:
@@ -197,13 +197,13 @@ class ConsumeQueue:
         return self._segments.path(offset * UNIT_BYTES // size * size)
 
     def is_checked(self, first: int, end: int) -> bool:
-        """Whether units need not be compared with their records while these are in memory."""
+        """Whether units need no comparison with their records while these are in memory."""
         stored_from = self._stored_from
         is_known = end <= self._checked_to or self._checked_to >= stored_from
         return first >= stored_from or (self._checked_from <= first and is_known)
 
     def note_checked(self, first: int, end: int) -> None:
-        """Remember that units match their records; one range that grows is enough for readers."""
+        """Remember that units match their records; one growing range is enough for readers."""
         if not self._checked_from <= first <= self._checked_to < end:
             self._checked_from = first
         self._checked_to = end
@@ -212,7 +212,7 @@ class ConsumeQueue:
         self._ahead = b""
 
     def unit(self, offset: QueueOffset) -> tuple[PhysicalOffset, int, int] | None:
-        """Return position, size and tags code of one message; None when there is no such unit."""
+        """Return position, size and tags code of one message; None if there is no such unit."""
         if not self.min_offset <= offset < self.max_offset:
             return None
         at = (offset - self._ahead_from) * UNIT_BYTES
@@ -228,7 +228,7 @@ class ConsumeQueue:
         return PhysicalOffset(position), size, tags_code
 
     def file_ranges(self) -> list[tuple[QueueOffset, QueueOffset]]:
-        """Return first offset and one behind the last of each file, and of what has no file yet."""
+        """Return first and end offset of each file, and of the units without a file yet."""
         per_file = self.units_per_segment
         first = self._segments.starts[0] // UNIT_BYTES if self._segments.starts else 0
         return [
@@ -241,7 +241,7 @@ class ConsumeQueue:
         ]
 
     def write_pending(self, touched: dict[Path, int], new: set[Path]) -> None:
-        """Write the units that wait; add files to be synced (from a position on), and new ones."""
+        """Write the pending units; add files to be synced (from a position on), and new ones."""
         self._require_files()
         while self._pending:
             position = self.written_offset * UNIT_BYTES
@@ -256,13 +256,13 @@ class ConsumeQueue:
             touched.setdefault(path, position - start)
             del self._pending[: len(part)]
             self.written_offset = QueueOffset(self.written_offset + len(part) // UNIT_BYTES)
-            # Of thousands of queues, the last unit of each is asked for without opening its file.
+            # With thousands of queues, the last unit of each is read without opening its file.
             self._ahead_from, self._ahead = self.written_offset - 1, bytes(part[-UNIT_BYTES:])
 
     def rewrite(self, path: Path, position: int, entry_at: EntryAt) -> bool:
-        """Write a file's units from a position on once more: a failed sync may have dropped them.
+        """Rewrite a file's units from a position on: a failed sync may have dropped them.
 
-        False when they are not what the log says: then memory has lost them as well.
+        Returns False if they differ from the log: then memory has lost them as well.
         """
         start = int(path.name)
         end = min(start + self._segments.segment_bytes, self.written_offset * UNIT_BYTES)
@@ -278,8 +278,8 @@ class ConsumeQueue:
         return len(data) == count * UNIT_BYTES
 
     def load(self) -> None:
-        """Find the files and the units in them, looking at the last three files only."""
-        # An empty file may also be one that was cut; what was in it is found in the log.
+        """Find the files and their units; only the last three files are read."""
+        # An empty file may also have been cut; its content is found in the log.
         self._segments.load(may_end_empty=False)
         starts = self._segments.starts
         if not starts:
@@ -299,10 +299,10 @@ class ConsumeQueue:
     def truncate(
         self, log_end: PhysicalOffset | None, replayed_from: PhysicalOffset | None = None
     ) -> bool:
-        """Drop units that point behind the end of a log that may have been cut.
+        """Drop units that point past the end of a log that may have been cut.
 
-        After a crash, an empty unit whose neighbour lies in the part of the log that is replayed
-        was never written, and neither was what follows. Tells whether files still have units.
+        After a crash, an empty unit whose neighbour lies in the replayed part of the log was never
+        written, and neither were the ones after it. Returns whether files still have units.
         """
         assert not self._pending
         end, gap = self.max_offset, self._first_gap
@@ -322,9 +322,9 @@ class ConsumeQueue:
         return has_more
 
     def erase_unused(self) -> None:
-        """Clear the files behind the last unit.
+        """Clear the files after the last unit.
 
-        What a crash left there would come to light again once the gap before it is filled.
+        What a crash left there would reappear once the gap before it is filled.
         """
         position = self.written_offset * UNIT_BYTES
         while len(self._segments.starts) > 1 and self._segments.starts[-1] >= position:
@@ -335,9 +335,9 @@ class ConsumeQueue:
             erase_from(self._files, fd, position - start, self._segments.segment_bytes)
 
     def rewrite_since(self, position: PhysicalOffset) -> dict[Path, int]:
-        """Write the units of messages from a position on once more.
+        """Rewrite the units of messages from a position on.
 
-        Returns their files, at least the last one, each with where the units begin in it.
+        Returns their files, at least the last one, each with the start of those units in it.
         """
         at, found = self._first_written_since(position) * UNIT_BYTES, {}
         for start in self._segments.starts:
@@ -350,10 +350,10 @@ class ConsumeQueue:
         return found
 
     def _first_written_since(self, position: PhysicalOffset) -> QueueOffset:
-        """Return the offset from which on all units in files are of messages from a position on."""
+        """Return the offset from which all written units are of messages from a position on."""
         end = self.written_offset
         while end > self.min_offset:
-            # Those of one file, as far as they are read at once.
+            # Units of one file, as many as one read returns.
             file_first = (end - 1) // self.units_per_segment * self.units_per_segment
             first = QueueOffset(max(self.min_offset, file_first, end - _SCAN_UNITS))
             units = as_units(self.units(first, end - first) or b"")
@@ -366,17 +366,17 @@ class ConsumeQueue:
         return end
 
     def fill_to(self, offset: QueueOffset) -> None:
-        """Leave out offsets whose messages cannot be read from the log."""
+        """Skip offsets whose messages cannot be read from the log."""
         if self._is_without_units():
-            # With one unit at least: without a file the end is forgotten.
+            # With at least one unit: without a file the end is lost.
             self._begin_at(QueueOffset(offset - 1))
-        # Positions ascend: by them, files are told to have no message any more.
+        # Positions ascend: they show which files have no messages any more.
         filler = _packed(max(0, self.physical_end), FILLER_SIZE, 0)
         self._pending += filler * (offset - self.max_offset)
         self.max_offset = self.next_offset = offset
 
     def raise_minimum(self, log_min: PhysicalOffset) -> None:
-        """Follow the log's deletion: drop files and pass over units whose messages are gone."""
+        """Follow the log's deletion: drop files and skip units whose messages are deleted."""
         self._forget_ahead()
         while len(self._segments.starts) > 1 and self._is_first_file_gone(log_min):
             self._open_files.close(self._segments.drop_first())
@@ -414,10 +414,10 @@ class ConsumeQueue:
         return self._files.read(fd, count * UNIT_BYTES, at)
 
     def _require_files(self) -> None:
-        """Raise FileNotFoundError if the files were removed while they are in use.
+        """Raise FileNotFoundError if the files were removed while in use.
 
-        A new file beside missing ones would be all of the queue that the next start finds; without
-        any, it makes the queue again from the log.
+        A new file beside missing ones would be all of the queue that the next start finds; if there
+        are none, it rebuilds the queue from the log.
         """
         if self._segments.starts:
             last = self._segments.path(self._segments.starts[-1])
@@ -430,7 +430,7 @@ class ConsumeQueue:
                 )
 
     def _valid_units(self, start: int) -> int:
-        """Count the units at the start of a file that are not empty."""
+        """Count the non-empty units at the start of a file."""
         count = 0
         while count < self.units_per_segment:
             part = min(_SCAN_UNITS, self.units_per_segment - count)
@@ -449,9 +449,9 @@ class ConsumeQueue:
         return count
 
     def _next_plausible(self, start: int, count: int) -> int | None:
-        """Return the next unit behind an invalid one, None if that is the end of the queue.
+        """Return the next unit after an invalid one, None if that is the end of the queue.
 
-        Flipped bits in what was never written do not make a position behind the one before.
+        Flipped bits in unwritten space do not yield a position after the previous one.
         """
         first = start // UNIT_BYTES
         before_start = start if count else start - self._segments.segment_bytes
@@ -487,14 +487,14 @@ class ConsumeQueue:
         return UNIT.unpack(data)[0] if data is not None and len(data) == UNIT_BYTES else -1
 
     def _first_at_or_behind(self, offset: QueueOffset, log_min: PhysicalOffset) -> QueueOffset:
-        """Return the first offset whose message lies at or behind a position of the log."""
+        """Return the first offset whose message lies at or after a position of the log."""
         while offset < self.max_offset:
             data = self.units(offset, min(_SCAN_UNITS, self.max_offset - offset))
             if not data:
                 break
             units = as_units(data)
             positions = units["physical_offset"]
-            # Damaged ones, which readers deal with, have impossible positions or stand alone.
+            # Damaged ones, which readers handle, have impossible positions or stand alone.
             is_filler = units["size"] == FILLER_SIZE
             gone = (positions >= 0) & (positions < log_min) & ~is_filler
             good = ~gone & ~is_filler
@@ -507,7 +507,7 @@ class ConsumeQueue:
 
 
 def as_units(data: bytes | bytearray | memoryview) -> Units:
-    """Look at bytes as units, without copying them."""
+    """View bytes as units, without copying them."""
     return np.frombuffer(data, UNIT_DTYPE, count=len(data) // UNIT_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""What a start could not write because the disk was full, to be done before messages are taken."""
+"""Writes that a start could not do on a full disk, done before messages are accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DeferredSteps:
     def __init__(self) -> None:
         self._steps: deque[Step] = deque()
         self.error: OSError | None = None
-        """Why steps wait; None when none does."""
+        """Why steps are deferred; None if none is."""
 
     def attempt(self, step: Step) -> None:
         """Run a step, or defer it if the disk is full or an earlier step is deferred."""
@@ -43,5 +43,5 @@ class DeferredSteps:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there is no space, on the disk or within a quota."""
+    """Whether the error means no space, on the disk or within a quota."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT}

@@ -1,4 +1,4 @@
-"""The store's directory: what lies where, who has it open, and whether the last one crashed."""
+"""The store's directory: its layout, its lock, and whether the last owner crashed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from turbopump.machine.files import SPARE_NAME, Files, make_directory_durable
 from turbopump.store.local_time import local_time
 
 _LOCK_TEXT = b"lock"
-# Where only Java's kind of lock exists, it does not keep out the same process; this does.
+# Java's kind of lock does not exclude the same process; this does.
 _open_here: set[Path] = set()
 _open_here_guard = threading.Lock()
 
 
 class StoreDirectory:
-    """Paths, the lock, and the ``abort`` file that stands as long as a store is open."""
+    """Paths, the lock, and the ``abort`` file that exists while a store is open."""
 
     def __init__(self, root: Path, files: Files) -> None:
         self.root = root
@@ -57,7 +57,7 @@ class StoreDirectory:
         return self.root / "repair-unfinished"
 
     def new_backup(self, now_ms: int) -> Path:
-        """Return where files can be kept that a repair replaces; nothing is there yet."""
+        """Return a new path for files that a repair replaces."""
         path = self.root / f"repair-{local_time(now_ms):%Y%m%d-%H%M%S}"
         names = itertools.chain(
             (path,), (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
@@ -69,7 +69,7 @@ class StoreDirectory:
         return self.root / SPARE_NAME
 
     def acquire(self) -> None:
-        """Make the directory if need be and lock it."""
+        """Create the directory if necessary and lock it."""
         make_directory_durable(self._files, self.root)
         self.root = self._files.resolve(self.root)
         with _open_here_guard:
@@ -84,7 +84,7 @@ class StoreDirectory:
         try:
             self._files.lock(fd)
             if self._files.read(fd, len(_LOCK_TEXT), 0) != _LOCK_TEXT:
-                # Not needlessly: the disk may be full.
+                # Only if necessary: the disk may be full.
                 self._files.write(fd, _LOCK_TEXT, 0)
         except BaseException as error:
             # The lock lives as long as the open file.
@@ -95,7 +95,7 @@ class StoreDirectory:
         self._lock_fd = fd
 
     def make_parts(self) -> None:
-        """Make what is missing, and have the names on disk before anything is put into them."""
+        """Create missing directories, and sync their names before anything is put into them."""
         self._files.remove(self.spare)
         for part in (self.commit_log, self.queues, self.index, self.config):
             self._files.make_directory(part)
@@ -104,21 +104,21 @@ class StoreDirectory:
 
     @property
     def has_crashed(self) -> bool:
-        """Whether whoever had it open last did not stop, or has it open now."""
+        """Whether the last owner did not stop cleanly, or is still running."""
         return self._files.exists(self.abort)
 
     def mark_running(self) -> None:
-        """From now on an end without `mark_stopped` is a crash."""
+        """Mark the store as running: from now on, an end without `mark_stopped` is a crash."""
         self._files.close(self._files.open_new(self.abort))
         self._files.sync_directory(self.root)
 
     def mark_stopped(self) -> None:
-        """Everything is on disk: the next start need not look for damage."""
+        """Mark a clean stop: everything is on disk, and the next start need not look for damage."""
         self._files.remove(self.abort)
         self._files.sync_directory(self.root)
 
     def release(self) -> None:
-        """Let others open the directory."""
+        """Unlock the directory."""
         with _open_here_guard:
             _open_here.discard(self.root)
         if self._lock_fd >= 0:

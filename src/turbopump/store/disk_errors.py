@@ -1,4 +1,4 @@
-"""What the disk says when it is read or tidied, in the store's own words."""
+"""Translation of disk errors into the store's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def translate_disk_errors(call: Callable[P, T]) -> Callable[P, T]:
-    """Have a method raise `DiskFailed` in place of OSError."""
+    """Make a method raise `DiskFailed` in place of OSError."""
 
     @wraps(call)
     def named(*args: P.args, **kwargs: P.kwargs) -> T:

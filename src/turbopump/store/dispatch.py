@@ -1,6 +1,6 @@
 """The dispatcher: follows the log and enters each message into its queue and the key index.
 
-It can start again at any earlier position: what is entered already is recognised and passed over.
+It can restart at any earlier position: messages already entered are recognised and skipped.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from turbopump.wire.record import RecordEntry
 from turbopump.wire.record_batch import RecordBatch
 
 SCHEDULE_TOPIC_BYTES = SCHEDULE_TOPIC.encode()
-"""Its units hold the time of delivery in place of the tag's hash."""
+"""Its units hold the delivery time in place of the tag's hash."""
 _UNKNOWN_LEVEL_MS = 1000
 QUEUE_PENDING_MAX = 16 * 1024 // UNIT_BYTES
 """Units of a queue that may wait in memory."""
 
 _WAITING_MAX = 64
-"""Messages that wait to be entered, unless somebody reads: many at a time cost less. A batch that
-is stored at once counts as one, since its messages are entered together anyway."""
+"""Messages that may wait to be entered while there is no listener: batching costs less. A stored
+batch counts as one, since its messages are entered together anyway."""
 
 INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & sysflag.Transaction.ROLLBACK.value
 """Set in the system flag of prepared and rolled back messages, and of no others."""
@@ -46,11 +46,11 @@ Listener = Callable[[list[Arrival]], None]
 
 
 ANY_TAG = None
-"""Stands among the hashes of tags for messages with any tag, or without."""
+"""Among tag hashes: matches messages with any tag, or without."""
 
 
 class Watch:
-    """What is waited for in one queue: messages with certain tags, which may change."""
+    """What is awaited in one queue: messages with certain tags, which may change."""
 
     __slots__ = ("seen", "tags_codes")
 
@@ -58,19 +58,19 @@ class Watch:
         self.tags_codes = tags_codes
         """Hashes of the tags, or `ANY_TAG`."""
         self.seen = 0
-        """The offset behind the last message that was looked at, wanted or not."""
+        """The offset after the last message examined, wanted or not."""
 
 
 class Watches(Protocol):
-    """A live view of what is waited for, by queue."""
+    """A live view of what is awaited, by queue."""
 
     def get(self, key: QueueKey, /) -> Watch | None:
-        """Return what is waited for in a queue; None if nothing is."""
+        """Return what is awaited in a queue; None if nothing is."""
         ...
 
 
 class EveryQueue:
-    """Waits for all messages of all queues."""
+    """Awaits all messages of all queues."""
 
     def __init__(self) -> None:
         self._everything = Watch({ANY_TAG})
@@ -82,11 +82,11 @@ class EveryQueue:
 EVERY_QUEUE = EveryQueue()
 _NO_QUEUE: Watches = dict[QueueKey, Watch]()
 _NOBODY = Watch(frozenset())
-"""Watches queues that nobody else does, so that a message costs the same with or without."""
+"""For queues without a watch, so that a message costs the same with and without one."""
 
 
 class Dispatcher:
-    """Enters messages up to a position that the owner calls confirmed."""
+    """Enters messages up to a position that the owner has confirmed."""
 
     def __init__(
         self, queues: Queues, index: KeyIndex | None, delay_levels: tuple[int, ...]
@@ -110,7 +110,7 @@ class Dispatcher:
 
     @property
     def followed_to(self) -> PhysicalOffset:
-        """Position behind the last message that is entered or waits for it."""
+        """Position after the last message that is entered or pending."""
         if not self._waiting:
             return self._queues.entered_to
         last = self._waiting[-1]
@@ -124,7 +124,7 @@ class Dispatcher:
     def follow(self, entries: Sequence[RecordEntry | EntryBatch]) -> bool:
         """Remember messages to be entered once they are confirmed.
 
-        Tells whether they should be as soon as possible: somebody listens, or they are many.
+        Returns whether to enter them as soon as possible: there is a listener, or they are many.
         """
         self._waiting += entries
         return self.listener is not None or len(self._waiting) >= _WAITING_MAX
@@ -166,9 +166,9 @@ class Dispatcher:
             self.listener(arrivals)
 
     def enter_run(self, run: EntryRun, following: Iterable[tuple[ConsumeQueue, Ints]]) -> None:
-        """Enter records of the log, those that simply follow in each queue; for a start.
+        """Enter records of the log that directly follow in each queue; for a start.
 
-        Nobody listens then. All records go into the index, unless they are in already.
+        There is no listener then. All records go into the index, unless they are already in it.
         """
         texts, positions = run.texts(), run.positions
         units = run.units(tags_codes(texts))
@@ -185,14 +185,14 @@ class Dispatcher:
         self._queues.entered_to = run.end
 
     def _note_waiting(self, queue: ConsumeQueue, time_ms: int, position: PhysicalOffset) -> None:
-        """Remember that a queue has new units, and if they are worth a write."""
+        """Record that a queue has new units, and whether they are worth a write."""
         if not queue.is_waiting:
             self._queues.mark_waiting(queue, time_ms, position)
         if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
             self.crowded.append(queue)
 
     def _enter_queues(self, entries: Sequence[RecordEntry | EntryBatch]) -> list[Arrival]:
-        """Enter messages into their queues, unless they are half of a transaction or removed."""
+        """Enter messages into their queues, unless they are half messages or removed."""
         queues, removed = self._queues.by_record, self._removed
         arrivals: list[Arrival] = []
         last: ConsumeQueue | None = None
@@ -225,7 +225,7 @@ class Dispatcher:
         return arrivals
 
     def _enter_run(self, queue: ConsumeQueue, run: EntryBatch) -> list[Arrival]:
-        """Enter the messages of a batch, all at once where they simply follow."""
+        """Enter the messages of a batch, in one step if they directly follow."""
         follows = run.queue_offset == queue.max_offset
         if (
             not follows
@@ -242,7 +242,7 @@ class Dispatcher:
         watch.seen, wanted = queue.max_offset, watch.tags_codes
         codes: list[int] = np.asarray(found).tolist()
         if ANY_TAG not in wanted and not any(code in wanted for code in set(codes)):
-            # Nobody waits for them: the messages need not be looked at one by one.
+            # No waiter wants them: the messages need not be examined one by one.
             return []
         return [
             Arrival(
@@ -254,12 +254,12 @@ class Dispatcher:
         ]  # fmt: skip
 
     def code_of(self, entry: RecordEntry) -> int:
-        """Return what a unit keeps of a message's tag, or of its delivery time if it is delayed."""
+        """Return a unit's tags code: the tag's hash, or the delivery time of a delayed message."""
         code = _tags_code(entry.properties)
         return self._delivery_ms(entry) or code if entry.topic == SCHEDULE_TOPIC_BYTES else code
 
     def _delivery_ms(self, entry: RecordEntry) -> int | None:
-        """Return when a delayed message is due; None when it is not delayed."""
+        """Return when a delayed message is due; None if it is not delayed."""
         level = _delay_level(entry.properties)
         return entry.store_timestamp_ms + self._delay_ms(level) if level > 0 else None
 
@@ -270,7 +270,7 @@ class Dispatcher:
 
 
 class PropertyName:
-    """A property to look for, with the bytes that stand before its value."""
+    """A property to look for, with the bytes that precede its value."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -280,7 +280,7 @@ class PropertyName:
 
 
 def property_value(text: bytes, name: PropertyName) -> bytes | None:
-    """Find one property in the text form without taking the others apart; the last one counts."""
+    """Find one property in the text form without parsing the others; the last one counts."""
     start = text.rfind(name.later)
     if start >= 0:
         start += name.later_bytes
@@ -300,7 +300,7 @@ def property_value(text: bytes, name: PropertyName) -> bytes | None:
 _TAGS = PropertyName(properties.TAGS)
 _DELAY = PropertyName(properties.DELAY)
 _NO_TAGS = _TAGS.later + _TAGS.later
-"""Never stands where the last tags begin."""
+"""Never occurs where the last tags begin."""
 
 
 @lru_cache(maxsize=4096)
@@ -313,16 +313,16 @@ def _tags_code(text: bytes) -> int:
 
 
 def _batch_tags_codes(batch: Batch) -> Sequence[int] | Ints:
-    """Return what a queue keeps of the tag of each message of a batch."""
+    """Return the tags code of each message of a batch."""
     return (
         tags_codes(batch.texts()) if type(batch) is RecordBatch else _tags_codes(batch.stored_texts)
     )
 
 
 def _tags_codes(texts: Sequence[bytes]) -> list[int]:
-    """Return what a queue keeps of each message's tag.
+    """Return the tags code of each message.
 
-    Mostly it is that of the message before, which is compared faster than it is taken out.
+    Mostly it is that of the previous message, and comparing is faster than extracting.
     """
     codes, first, later = [], _TAGS.first, _TAGS.later
     before, last = _NO_TAGS, 0
@@ -338,7 +338,7 @@ def _tags_codes(texts: Sequence[bytes]) -> list[int]:
 
 
 def _tags_entry(text: bytes, start: int) -> bytes:
-    """Return the tags that begin at a position, with what ends them; `_NO_TAGS` if that is missing.
+    """Return the tags that begin at a position, with their end mark; `_NO_TAGS` if that is missing.
 
     Messages whose last tags begin with it have the same tags.
     """

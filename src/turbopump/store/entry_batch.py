@@ -1,4 +1,4 @@
-"""What queues and the key index need to know of a stored batch: all its messages at once."""
+"""What queues and the key index need of a stored batch, for all its messages together."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Batch: TypeAlias = RecordBatch | RecordList
 BATCH_TYPES: frozenset[type[object]] = frozenset({RecordBatch, RecordList})
 
 
-# Final, so that its type can be looked at, as that of RecordBatch.
+# Final, so that its type can be compared, as with RecordBatch.
 @final
 class EntryBatch(Struct, frozen=True, eq=False):
-    """The messages of a batch, which lie one behind the other: as a `RecordEntry` of all of them.
+    """The messages of a batch, stored contiguously: a `RecordEntry` for all of them.
 
     Fields of the same names have the same meaning; offsets are those of the first message.
     """
@@ -81,7 +81,7 @@ class EntryBatch(Struct, frozen=True, eq=False):
         return positions if isinstance(positions, list) else positions.tolist()
 
     def units(self, codes: Sequence[int] | Ints) -> bytes:
-        """Return the units of a queue for messages with such hashes of their tags."""
+        """Return the queue units for messages with these tag hashes."""
         sizes = self.batch.sizes
         if isinstance(sizes, list):
             fields = chain.from_iterable(zip(self.position_list(), sizes, codes, strict=True))
@@ -95,12 +95,11 @@ class EntryBatch(Struct, frozen=True, eq=False):
 
 @lru_cache(maxsize=256)
 def _units_layout(count: int) -> struct.Struct:
-    """Return the layout of so many units."""
     return struct.Struct(">" + "qiq" * count)
 
 
 def tags_codes(texts: PropertyTexts) -> Ints:
-    """Return what a queue keeps of each message's tag."""
+    """Return the tags code of each message."""
     if texts.columns is not None:
         place = texts.columns.place(properties.TAGS)
         return _signed(texts.columns.hashes(*place)) if place else np.zeros(len(texts), np.int64)

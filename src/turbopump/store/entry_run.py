@@ -1,9 +1,8 @@
-"""Many records of the log that lie one behind the other, checked and read by the column.
+"""Runs of consecutive log records, checked and read by column.
 
-Looking at records one by one costs more than all else that a start does with them. So sizes are
-followed, or only counted where records are equally long, and every other field is one array.
-`find_run` stops before the first record that is not quite ordinary: whoever reads on from there
-looks at that one by itself.
+Examining records one by one costs more than everything else that a start does with them. So sizes
+are followed, or only counted where records are equally long, and every other field is one array.
+`find_run` stops before the first unusual record; the caller examines that one individually.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from turbopump.wire.record import FIXED_BYTES, MAGIC, RecordEntry
 from turbopump.wire.record_arrays import HEAD_BYTES, are_same, follow_sizes, heads_at, read_at
 
 _RUN_MIN = 16
-"""Fewer records are looked at one by one in less time."""
+"""Fewer records are examined faster one by one."""
 
 _TRIED_FIRST = 256
-"""So many records of one size, before the next ones are expected to have it too."""
+"""Records of one size after which the next ones are expected to have it too."""
 
 _ANY_V6 = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _PROPERTIES_LENGTH_BYTES = 2
 
 
 class EntryRun(Struct, frozen=True, eq=False):
-    """What queues and index need to know of records, as a `RecordEntry` of each of them."""
+    """What queues and index need of records: a `RecordEntry` for each of them."""
 
     view: memoryview
     base: int
@@ -53,9 +52,9 @@ class EntryRun(Struct, frozen=True, eq=False):
     texts_at: Ints
     """Where properties begin in the view; they end with their record."""
     topics: tuple[bytes, ...]
-    """The different ones."""
+    """The distinct ones."""
     topic_numbers: Ints | None
-    """Which of them each record has; None where there is only one."""
+    """Index of each record's topic; None if there is only one."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -76,21 +75,21 @@ class EntryRun(Struct, frozen=True, eq=False):
 
     @property
     def end(self) -> PhysicalOffset:
-        """Position behind the last record."""
+        """Position after the last record."""
         return PhysicalOffset(self.physical_offset + self.size)
 
     @property
     def store_timestamp_ms(self) -> int:
-        """When the last record was stored."""
+        """Store timestamp of the last record."""
         return int(self.times_ms[-1])
 
     @property
     def newest_ms(self) -> int:
-        """When the newest record was stored; the last one, unless the clock was set back."""
+        """The latest store timestamp; the last record's, unless the clock was set back."""
         return int(self.times_ms.max())
 
     def parts(self, count_max: int) -> Iterator[EntryRun]:
-        """Cut it into shorter runs."""
+        """Split it into shorter runs."""
         for first in range(0, len(self), count_max):
             yield self.part(slice(first, first + count_max))
 
@@ -117,7 +116,7 @@ class EntryRun(Struct, frozen=True, eq=False):
         return PropertyTexts(_parts(self.view, self.texts_at, lengths))
 
     def units(self, codes: Ints) -> Units:
-        """Return the units of queues for records with such hashes of their tags."""
+        """Return the queue units for records with these tag hashes."""
         units = np.empty(len(self), UNIT_DTYPE)
         units["physical_offset"] = self.positions
         units["size"] = self.sizes
@@ -125,13 +124,13 @@ class EntryRun(Struct, frozen=True, eq=False):
         return units
 
     def topic_of_each(self) -> list[bytes]:
-        """Return the topic of each record, or only one if all have it."""
+        """Return the topic of each record, or only one if all share it."""
         if self.topic_numbers is None:
             return [self.topics[0]]
         return [self.topics[number] for number in self.topic_numbers.tolist()]
 
     def by_queue(self) -> Iterator[tuple[bytes, int, Ints]]:
-        """Return topic and number of each queue, and which of the records are in it, in order."""
+        """Return topic and id of each queue, and the indexes of its records, in order."""
         for number, topic in enumerate(self.topics):
             rows = np.arange(len(self))
             if self.topic_numbers is not None:
@@ -169,10 +168,10 @@ class EntryRun(Struct, frozen=True, eq=False):
 def find_run(
     view: memoryview, at: int, end: int, base: int, *, check_crc: bool, stop_at_zero: bool
 ) -> EntryRun | None:
-    """Find records from a place in a view on: good ones, and none that is out of the ordinary.
+    """Find intact, ordinary records from a place in a view on; None if there are too few.
 
-    Those have IPv6 hosts, or with ``stop_at_zero`` a zero in their properties. None if there are
-    too few. ``base`` is where the view begins in the log.
+    Not ordinary are those with IPv6 hosts, or with ``stop_at_zero`` a zero in their properties.
+    ``base`` is where the view begins in the log.
     """
     starts = _starts(view, at, end)
     run = _with_good_parts(view, starts, base) if len(starts) >= _RUN_MIN else None
@@ -189,7 +188,7 @@ def find_run(
 
 
 def _starts(view: memoryview, at: int, end: int) -> Ints:
-    """Return where records seem to begin that end before a place."""
+    """Return where records that end before a place seem to begin."""
     if end - at < FIXED_BYTES:
         return np.empty(0, np.int64)
     size = int.from_bytes(view[at : at + 4], "big", signed=True)
@@ -203,7 +202,7 @@ def _starts(view: memoryview, at: int, end: int) -> Ints:
 
 
 def _of_one_size(view: memoryview, at: int, size: int, count: int) -> int:
-    """Return how many records in a row have a size, of as many as there may be."""
+    """Return how many consecutive records have a size, up to ``count``."""
     sizes = np.ndarray((count,), ">i4", view, at, (size,))
     return _leading(sizes == size)
 
@@ -249,7 +248,7 @@ def _with_good_parts(view: memoryview, starts: Ints, base: int) -> EntryRun | No
 def _topics(
     view: memoryview, topics_at: Ints, lengths: NDArray[np.uint8]
 ) -> tuple[tuple[bytes, ...], Ints | None, int]:
-    """Return the different topics, which each record has, and how many have good ones."""
+    """Return the distinct topics, the topic of each record, and how many have valid ones."""
     width = int(lengths[0])
     if width and (lengths == width).all():
         found = read_at(view, f"V{width}", topics_at)
@@ -279,7 +278,7 @@ def _with_good_bodies(run: EntryRun) -> int:
 
 
 def _without_zeros(run: EntryRun) -> int:
-    """Return how many records have no zero in their properties, up to the first that has one."""
+    """Count the records before the first that has a zero in its properties."""
     lengths = run.starts + run.sizes - run.texts_at
     texts = _parts(run.view, run.texts_at, lengths)
     if isinstance(texts, np.ndarray):
@@ -291,7 +290,7 @@ def _without_zeros(run: EntryRun) -> int:
 
 
 def _parts(view: memoryview, starts: Ints, lengths: Ints) -> Sequence[bytes] | NDArray[np.void]:
-    """Return as many bytes from each place: in an array if all have the same length, not 0."""
+    """Return the bytes at each place: as an array if all have the same nonzero length."""
     width = int(lengths[0])
     if width and (lengths == width).all():
         return read_at(view, f"V{width}", starts)

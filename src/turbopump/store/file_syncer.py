@@ -1,4 +1,4 @@
-"""Forcing the files that follow the log to disk: each by itself, or many at once."""
+"""Syncs the files that follow the log: one by one, or whole file systems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turbopump.clock import Clock
 from turbopump.machine.files import Files, sync_path
 
 _ONE_BY_ONE_MAX = 64
-"""So many files and directories are forced each by itself: that spares the rest of the disk."""
+"""Up to this many files and directories are synced one by one, sparing the rest of the disk."""
 
 
 class FileSyncer:
@@ -23,7 +23,7 @@ class FileSyncer:
         self._by_device: dict[int, int] = {}
 
     def open(self, directories: Iterable[Path]) -> None:
-        """Remember file systems, before anything is written: from then on losses are told."""
+        """Open file systems before anything is written: from then on losses are reported."""
         for directory in directories:
             device = self._files.device(directory)
             if device is not None and device not in self._by_device:
@@ -36,7 +36,7 @@ class FileSyncer:
     def sync(
         self, touched: Iterable[Path], new: Iterable[Path], time_max_ms: int | None = None
     ) -> None:
-        """Force files and the names of new ones to disk; raise when that takes too long."""
+        """Sync files and the names of new ones; raise if that takes too long."""
         started_ms = self._clock.monotonic_ms()
         files, directories = set(touched), self._parents(new)
         if len(files) + len(directories) > _ONE_BY_ONE_MAX:
@@ -54,7 +54,7 @@ class FileSyncer:
                     self._files.sync_directory(path)
 
     def _sync_file_systems(self, paths: Iterable[Path]) -> set[Path]:
-        """Force what lies on known file systems to disk, all of it at once; return those paths."""
+        """Sync whole known file systems; return the paths that lie on them."""
         by_device: dict[int, list[Path]] = {}
         for path in paths:
             device = self._files.device(path)

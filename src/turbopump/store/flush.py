@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def done() -> Future[None]:
-    """Return a future that needs no waiting."""
+    """Return a completed future."""
     future: Future[None] = Future()
     future.set_result(None)
     return future
@@ -28,11 +28,11 @@ def _broken(error: WriteFailed) -> Future[None]:
 
 
 class Flusher:
-    """Group commit: whoever joins while a flush runs shares the next one, and its future.
+    """Group commit: callers that join while a flush runs share the next one, and its future.
 
-    After a failed flush every group fails that was begun before `reset`: the operating system
-    reports lost pages once only, so a second try that succeeds proves nothing, and by then the
-    messages of those who wait may have been dropped from the log.
+    After a failed flush, every group that was begun before `reset` fails: the operating system
+    reports lost pages only once, so a successful retry proves nothing, and by then the waiters'
+    messages may have been dropped from the log.
     """
 
     def __init__(self, sync_log: Callable[[], PhysicalOffset], worker: Worker) -> None:
@@ -45,7 +45,7 @@ class Flusher:
         self.failure: WriteFailed | None = None
 
     def stop(self) -> None:
-        """Finish what was asked for, and take no more."""
+        """Finish requested flushes, then stop."""
         self._worker.close()
 
     def join(self) -> Future[None]:
@@ -56,7 +56,7 @@ class Flusher:
             if self._group is not None:
                 return self._group
             group = self._group = Future()
-            # Shared by many: one who loses interest must not be able to cancel it.
+            # Shared by many: one caller's cancellation must not cancel it.
             group.set_running_or_notify_cancel()
         self._worker.submit(self._flush)
         return group
@@ -82,7 +82,7 @@ class Flusher:
     def _flush(self) -> None:
         with self._lock:
             group, self._group = self._group, None
-            # Together with the taking: a `reset` in between would not know of this group.
+            # Atomic with taking the group: a `reset` in between would miss it.
             failure = self.failure
         if group is None:
             # A `reset` has answered it, or the flusher has failed.
@@ -92,7 +92,7 @@ class Flusher:
                 self._sync_log()
         except OSError as error:
             failure = self.failure = _failed(error)
-        except BaseException as error:  # noqa: BLE001 - nobody may wait for ever because of a bug
+        except BaseException as error:  # noqa: BLE001 - a bug must not leave waiters hanging
             failure = self._die(error)
         if failure is None:
             group.set_result(None)

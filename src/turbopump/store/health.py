@@ -1,4 +1,4 @@
-"""Whether the store may take messages, and how it gets well again."""
+"""Whether the store accepts messages, and how it recovers from failures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from turbopump.store.write_behind import WriteBehind
 class Health:
     """Records failures; refuses messages until a probe shows that writing works again.
 
-    The probe runs at most once in ``heal_interval_ms``, when messages come or the store is tidied:
-    it drops or rewrites what could not be made durable, and flushes that.
+    The probe runs at most once in ``heal_interval_ms``, on appends and maintenance: it drops or
+    rewrites what could not be made durable, and flushes that.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Health:
         self._probed_ms = 0
         self._disk_used_ratio: float | None = None
         self.untroubled = True
-        """False as soon as anything but a flush has gone wrong; for a quick look."""
+        """False once anything but a flush has failed; a cheap first check."""
 
     def reason(self) -> WriteRefused | None:
-        """Return why messages are refused now; None when they are not."""
+        """Return why messages are refused now; None if they are accepted."""
         if self._disk_used_ratio is not None:
             return DiskFull(f"{self._disk_used_ratio:.0%} of the disk is used")
         if self._deferred.error is not None:
@@ -100,13 +100,13 @@ class Health:
         return True
 
     def torn(self, at: PhysicalOffset, error: OSError) -> None:
-        """Record that bytes behind a position could not be erased."""
+        """Record that bytes after a position could not be erased."""
         self._torn = at, error
         self.look()
         self._probed_ms = self._clock.monotonic_ms()
 
     def blocked(self, error: OSError) -> None:
-        """Record that queues or index cannot be written, which must not pile up in memory."""
+        """Record that queues or index cannot be written; they must not pile up in memory."""
         self._blocked = error
         self.look()
         self._probed_ms = self._clock.monotonic_ms()
@@ -123,7 +123,7 @@ class Health:
 
     def _repair_log(self) -> None:
         if self._config.flush.mode is FlushMode.SYNC:
-            # Nobody has been told of what lies behind the last flush, and nobody could read it.
+            # What lies after the last flush was neither acknowledged nor readable.
             self._dispatcher.advance(self._log.flushed)
             self._dispatcher.forget()
             self._log.truncate(self._log.flushed)

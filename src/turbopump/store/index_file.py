@@ -26,12 +26,12 @@ ENTRY_DTYPE = np.dtype(
     [("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 )
 _SLOT_DTYPE = np.dtype(">i4")
-"""In memory as in the file: pages are written as they are."""
+"""Byte order as in the file: pages are written as they are."""
 _PAGE_SLOTS = 1024
 _INT_MAX = 0x7FFF_FFFF
 _REWRITTEN_AT_ONCE = 50_000
 _TIME_TOLERANCE_MS = 2000
-"""Entries know whole seconds; after a crash, the header's times are made of them."""
+"""Entries hold whole seconds; after a crash, the header's times are derived from them."""
 
 
 class IndexHeader(Struct, frozen=True):
@@ -57,7 +57,7 @@ class IndexFile:
     """A file that can be searched, and extended if it is the newest.
 
     The slots of the file being extended are kept in memory and written page by page: one system
-    call per key would cost more than storing the message does.
+    call per key would cost more than storing the message.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class IndexFile:
         self.path = path
         self.header = EMPTY
         self.is_damaged = False
-        """Whether it is neither searched nor extended."""
+        """Whether it is excluded from searching and extending."""
         self._slot_count = slots
         self._entry_count = entries
         self._files = files
@@ -81,7 +81,7 @@ class IndexFile:
 
     @property
     def room(self) -> int:
-        """How many entries still fit."""
+        """How many more entries fit."""
         return self._entry_count - self.header.count
 
     @property
@@ -114,7 +114,7 @@ class IndexFile:
     def extend(
         self, hashes: NDArray[np.int64], offsets: NDArray[np.int64], times_ms: NDArray[np.int64]
     ) -> None:
-        """Add entries, which must fit; after an error none of them is in."""
+        """Add entries, which must fit; after an error, none of them is added."""
         header, count = self.header, len(hashes)
         assert 0 < count <= self.room
         begin_ms = header.begin_ms if header.count > 1 else int(times_ms[0])
@@ -142,9 +142,9 @@ class IndexFile:
         self._header_dirty = True
 
     def write_out(self, *, with_slots: bool = True) -> bool:
-        """Write slots, if they are wanted, and header as far as they have changed; say if so.
+        """Write changed slots (if wanted) and header; return whether anything was written.
 
-        Slots that are not written are made again from the entries, should there be a crash.
+        After a crash, slots that were not written are rebuilt from the entries.
         """
         changed = self._header_dirty
         if with_slots and self._dirty_pages.any():
@@ -177,7 +177,7 @@ class IndexFile:
             if entry_hash == key_hash and begin_ms <= time_ms <= end_ms:
                 found.append(position)
             if time_ms < begin_ms or previous >= number:
-                # A chain leads back; anything else is damage and might never end.
+                # A chain leads backwards; anything else is damage and might never end.
                 return
             number = previous
 
@@ -203,7 +203,7 @@ class IndexFile:
         self._write_all(kept)
 
     def rewrite(self) -> bool:
-        """Write everything once more, as a failed sync may have dropped it; False if it did."""
+        """Rewrite everything, as a failed sync may have dropped it; False if entries are lost."""
         last = -1
         for first in range(1, self.header.count, _REWRITTEN_AT_ONCE):
             count = min(_REWRITTEN_AT_ONCE, self.header.count - first)
@@ -222,7 +222,7 @@ class IndexFile:
         return True
 
     def seal(self) -> None:
-        """Forget what only the newest file needs."""
+        """Release what only the newest file needs."""
         self.write_out()
         self._slots = None
 
@@ -242,7 +242,8 @@ class IndexFile:
         offsets = entries["physical_offset"].astype(np.int64)
         good = (offsets < log_end) & (entries["seconds"] >= 0) & (entries["hash"] >= 0)
         good[1:] &= offsets[1:] >= offsets[:-1]
-        # A page that never reached the disk reads as zeros: position 0 can only be the first ones'.
+        # A page that never reached the disk reads as zeros: position 0 is valid only in the first
+        # file.
         good &= (offsets > 0) | (self.header.begin_offset == 0)
         bad = np.flatnonzero(~good)
         return entries[: int(bad[0])] if len(bad) else entries
@@ -250,7 +251,7 @@ class IndexFile:
     def _chain(
         self, slots_of: NDArray[np.int64], before: NDArray[np.signedinteger]
     ) -> NDArray[np.int64]:
-        """Put new entries into their slots, given what was there.
+        """Link new entries into their slots, given the previous heads.
 
         Returns what each follows: an older entry, a new one, or 0.
         """
@@ -267,7 +268,7 @@ class IndexFile:
             order = together[np.argsort(slots_of[together], kind="stable")]
             is_followed = slots_of[order[1:]] == slots_of[order[:-1]]
             previous[order[1:][is_followed]] = first + order[:-1][is_followed]
-            # Of several in one slot the newest counts, which the assignment does not promise.
+            # Of several in one slot the newest counts, which the assignment does not guarantee.
             newest = order[np.append(~is_followed, True)]
             slots[slots_of[newest]] = numbers[newest]
         self._dirty_pages[slots_of // _PAGE_SLOTS] = True
@@ -307,7 +308,7 @@ class IndexFile:
 
 
 def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
-    """Join pages that follow each other, so that they are written at once."""
+    """Join adjacent pages, so that one call writes them."""
     first = end = -1
     for page in pages:
         if page != end:
@@ -320,6 +321,6 @@ def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def read_header(data: bytes) -> IndexHeader:
-    """Read a file's first 40 bytes; those of a file just made are zeros."""
+    """Read a file's first 40 bytes; a new file has zeros."""
     header = IndexHeader(*_HEADER.unpack(data))
     return header if header.count > 0 else EMPTY

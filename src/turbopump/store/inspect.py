@@ -1,6 +1,6 @@
-"""Looking into a store directory without opening it: nothing is written, locked or mended.
+"""Inspects a store directory without opening it: nothing is written, locked or repaired.
 
-For people and tools, with the store running or not; of a running one it tells a moment ago.
+For people and tools, while the store is running or stopped; a running store may have moved on.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StoreReport(Struct, frozen=True, rename="camel"):
 
     directory: str
     crashed: bool
-    """Whether ``abort`` is there: the store is running, or was not stopped in order."""
+    """Whether ``abort`` exists: the store is running, or was not stopped cleanly."""
     min_offset: int
     max_offset: int
     messages: int
@@ -87,9 +87,9 @@ class StoreReport(Struct, frozen=True, rename="camel"):
 def walk(
     directory: Path, files: Files = REAL_FILES
 ) -> Iterator[tuple[Path, int, MessageView | Damage]]:
-    """Go through the commit log: each message, or what stands in its place, with file and start.
+    """Walk the commit log: yield each message, or the damage in its place, with file and start.
 
-    A message whose body is damaged comes as both, the damage first.
+    A message whose body is damaged yields both, the damage first.
     """
     damage: list[Damage] = []
     found = numbered_files(files, directory / "commitlog", damage)
@@ -105,14 +105,14 @@ def walk(
 
 
 def messages(directory: Path, files: Files = REAL_FILES) -> Iterator[MessageView]:
-    """Return the messages of the commit log in order, passing over what is damaged."""
+    """Return the messages of the commit log in order, skipping damage."""
     for _, _, item in walk(directory, files):
         if isinstance(item, MessageView) and body_crc(item.stored_body) == item.body_crc:
             yield item
 
 
 def message_fields(view: MessageView) -> dict[str, Any]:
-    """Return a message as other tools know it; names as in the protocol."""
+    """Return a message as other tools show it; names as in the protocol."""
     return {
         "topic": view.topic,
         "queueId": view.queue_id,
@@ -138,7 +138,7 @@ def log_file_count(directory: Path, files: Files = REAL_FILES) -> int:
 
 
 def damage_row(damage: Damage, directory: Path) -> dict[str, Any]:
-    """Return damage with its file as seen from the store's directory."""
+    """Return damage with its file relative to the store's directory."""
     path = Path(damage.path)
     inside = path.relative_to(directory) if path.is_relative_to(directory) else path
     return {"path": str(inside), "position": damage.position, "reason": damage.reason}
@@ -147,7 +147,7 @@ def damage_row(damage: Damage, directory: Path) -> dict[str, Any]:
 def inspect(
     directory: Path, on_file: Callable[[], None] = lambda: None, files: Files = REAL_FILES
 ) -> StoreReport:
-    """Go through everything in a store; ``on_file`` is called behind each file of the log."""
+    """Check everything in a store; ``on_file`` is called after each file of the log."""
     if not files.is_directory(directory / "commitlog"):
         raise StoreDamaged(f"{directory} is not a store: it has no directory commitlog")
     crashed = files.exists(directory / "abort")
@@ -169,7 +169,7 @@ def inspect(
 
 
 class _LogSummary:
-    """One pass over the log; remembers where each queue's messages are."""
+    """Scans the log once; records where each queue's messages are."""
 
     def __init__(self, files: Files, directory: Path, on_file: Callable[[], None]) -> None:
         self.files = files
@@ -246,7 +246,7 @@ def _record(view: memoryview, at: int, start: int) -> MessageView:
 
 
 def _next_record_at(view: memoryview, at: int, start: int) -> int | None:
-    """Return where the next record begins in a file, behind damage; None if there is none."""
+    """Return where the next record begins in a file, after damage; None if there is none."""
     found = next_magic(view, at, len(view), start)
     return None if good_entry(view, found, start, check_crc=False) is None else found
 
@@ -257,7 +257,7 @@ def _wrong_body(record: MessageView) -> str:
 
 
 def _unwritten(path: Path, view: memoryview, at: int, more_behind: bool) -> Iterator[Damage]:
-    """An unwritten end is fine where the log ends: further files may have been made already."""
+    """Ignore an unwritten end where the log ends: further files may have been created already."""
     rest = np.frombuffer(view[at:], np.uint8)
     more = np.flatnonzero(rest)
     del rest

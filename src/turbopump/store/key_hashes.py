@@ -1,4 +1,4 @@
-"""The keys of many messages at a time, as the key index wants them: their Java hashes."""
+"""Java hashes of the keys of many messages, as the key index needs them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MASK = 0xFFFF_FFFF
 
 
 def key_hashes(topics: Sequence[bytes], texts: PropertyTexts) -> tuple[Ints, Ints]:
-    """Find the keys in messages' properties; return whose each is, and its hash for the index.
+    """Find the keys in messages' properties; return each key's message and hash.
 
-    They stand in the order of the messages: the unique key first, then the sender's. ``topics``
-    has that of each message, or one that all of them have.
+    They are in the order of the messages: the unique key first, then the sender's. ``topics`` has
+    that of each message, or one that all of them share.
     """
     if len(topics) == 1 and texts.columns is not None:
         return _by_column(topics[0], texts.columns)
@@ -32,7 +32,7 @@ def key_hashes(topics: Sequence[bytes], texts: PropertyTexts) -> tuple[Ints, Int
 
 
 def _by_column(topic: bytes, columns: AlignedProperties) -> tuple[Ints, Ints]:
-    """Do the same for messages whose keys stand in the same columns."""
+    """Do the same for messages whose keys are in the same columns."""
     unique, given = columns.place(properties.UNIQUE_KEY), columns.place(properties.KEYS)
     places = [unique] if unique else []
     places += columns.words(*given) if given else []
@@ -49,17 +49,17 @@ def _magnitudes(hashes: Hashes) -> Ints:
 
 
 def _ranges(texts: PropertyTexts) -> tuple[Ints, Ints, Ints]:
-    """Return of each key whose it is, where it starts and ends; in the order of the index."""
+    """Return the message, start and end of each key, in index order."""
     unique = texts.values(properties.UNIQUE_KEY)
     given = texts.split(*texts.values(properties.KEYS))
     owners, starts, ends = (np.concatenate(both) for both in zip(unique, given, strict=True))
-    # Stable: each message's unique key comes first as all of them do.
+    # Stable: the unique keys come first, so each message's unique key does, too.
     order = np.argsort(owners, kind="stable")
     return owners[order], starts[order], ends[order]
 
 
 def _prefixes(topics: Sequence[bytes], owners: Ints) -> Hashes:
-    """Return the hash of what stands before each key."""
+    """Return the hash of each key's prefix."""
     found = {topic: string_hash(f"{topic.decode()}#") & _MASK for topic in set(topics)}
     prefixes = np.array([found[topic] for topic in topics], np.uint32)
     return prefixes[owners] if len(topics) > 1 else prefixes

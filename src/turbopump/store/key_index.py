@@ -1,7 +1,6 @@
 """The key index: messages by unique id and by key, in files of limited size.
 
-Entries wait in memory and are added many at a time; like the queues, they can be made again from
-the log.
+Entries wait in memory and are added in batches; like the queues, they can be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -39,50 +38,50 @@ PENDING_MAX = 1024
 """Messages whose keys may wait in memory."""
 
 _TEXT_BYTES_MAX = 256 * 1024
-"""Properties in which keys are looked for at once: it takes up to 40 times as much memory."""
+"""Bytes of properties searched in one pass, which takes up to 40 times as much memory."""
 
 _WORDS_MAX = 64 * 1024
-"""So many more words than messages a batch may have, and be looked at at once all the same."""
+"""Larger batches are still searched in one pass if they have up to this many spaces."""
 
 _SLOTS_INTERVAL_MS = 10_000
-"""How often slots are written: all of 20 MB, if many messages have come."""
+"""How often slots are written: up to 20 MB if many messages have arrived."""
 
 _LARGE_RUN = 256
 _LARGE_ALIKE_RUN = 64
-"""So many messages of one batch are looked at by themselves; or if laid out alike, so many."""
+"""Batches of at least this many messages are searched separately; fewer if all have the same
+layout."""
 
 _ROLLBACK = sysflag.Transaction.ROLLBACK.value
 _NO_KEYS: Ints = np.empty((3, 0), np.int64)
 
 
-# Final, so that its type can be looked at, as each single message is asked.
+# Final, so that its type can be compared: that is done for each message.
 @final
 class _Run(Struct, frozen=True, eq=False):
-    """What the index needs of messages that come together."""
+    """What the index needs of messages that arrive together."""
 
     topics: list[bytes]
-    """That of each message, or one that all of them have."""
+    """That of each message, or one that all of them share."""
     texts: PropertyTexts
     positions: Ints | list[int]
     times_ms: Ints | int
-    """Of each message, or one that all of them have."""
+    """Of each message, or one that all of them share."""
     text_bytes: int
 
     @property
     def is_large(self) -> bool:
-        """Whether its keys are looked for by themselves."""
+        """Whether its keys are searched separately."""
         count = len(self.positions)
         if count >= _LARGE_RUN:
             return True
-        # Of a list, nothing has been found out about its texts yet.
+        # The texts of a list have not been analysed yet.
         is_looked_at = not isinstance(self.positions, list)
         return is_looked_at and count >= _LARGE_ALIKE_RUN and self.texts.columns is not None
 
     def parts(self) -> list[_Run]:
-        """Cut it into parts with as much text as is looked at at once; most often it is one.
+        """Split it into parts that are searched in one pass; mostly there is one.
 
-        Without many words to a message it stays whole: what its texts were taken apart for already
-        need not be done again.
+        Without many words per message it stays whole, so that its texts are not parsed again.
         """
         if self.text_bytes <= _TEXT_BYTES_MAX or self.texts.spaces() <= _WORDS_MAX:
             return [self]
@@ -106,7 +105,7 @@ class _Run(Struct, frozen=True, eq=False):
 
 
 class _Messages:
-    """Messages whose keys are looked for together."""
+    """Messages whose keys are searched together."""
 
     def __init__(self) -> None:
         self._topics: list[bytes] = []
@@ -116,7 +115,7 @@ class _Messages:
 
     def add(self, entries: Sequence[RecordEntry]) -> None:
         self._topics += [entry.topic for entry in entries]
-        # Nobody looks for what was rolled back.
+        # Rolled back messages are not searched for.
         self._texts += [
             b"" if entry.sys_flag & _ROLLBACK == _ROLLBACK else entry.properties
             for entry in entries
@@ -136,7 +135,7 @@ class _Messages:
         """Return hashes, positions and store times."""
         if not self._texts:
             return _NO_KEYS
-        # Those of one topic are mostly laid out alike: then it takes a third of the time.
+        # Those of one topic mostly have the same layout: then it takes a third of the time.
         topics = self._topics[:1] if len(set(self._topics)) == 1 else self._topics
         owners, hashes = key_hashes(topics, PropertyTexts(self._texts))
         positions = np.array(self._positions, np.int64)
@@ -167,7 +166,7 @@ class KeyIndex:
         self._new: set[Path] = set()
         self._pending: list[RecordEntry | _Run] = []
         self._pending_count = 0
-        # Hashes, positions and store times that go into files next.
+        # Hashes, positions and store timestamps to be written next.
         self._keys = _NO_KEYS
         self._replayed_to = PhysicalOffset(-1)
         self._slots_written_ms = clock.monotonic_ms()
@@ -182,24 +181,24 @@ class KeyIndex:
 
     @property
     def newest_header(self) -> IndexHeader | None:
-        """The header of the newest file that has entries; None when the index is empty."""
+        """The header of the newest file that has entries; None if the index is empty."""
         used = (file.header for file in reversed(self.good_files) if file.header.count > 1)
         return next(used, None)
 
     @property
     def good_files(self) -> list[IndexFile]:
-        """Those that are not damaged."""
+        """The undamaged files."""
         return [file for file in self._index_files if not file.is_damaged]
 
     @property
     def end_offset(self) -> int:
-        """Position of the newest message in the index; -1 when it is empty."""
+        """Position of the newest message in the index; -1 if it is empty."""
         header = self.newest_header
         return -1 if header is None else header.end_offset
 
     @property
     def sealed_ms(self) -> int:
-        """Store time up to which full files reach: those never change any more."""
+        """Store timestamp that full files reach: those never change any more."""
         full = [file.header.end_ms for file in self.good_files if file.room <= 0]
         return max(full, default=0)
 
@@ -221,7 +220,7 @@ class KeyIndex:
     def judge(
         self, entry_at: EntryAt, log_min: PhysicalOffset, log_end: PhysicalOffset, damage: DamageLog
     ) -> None:
-        """Find out which files cannot be relied upon; each by itself."""
+        """Find out which files are not reliable, one by one."""
         for file in self._index_files:
             reason = file.header_damage(entry_at, log_min, log_end)
             if reason is not None:
@@ -230,7 +229,7 @@ class KeyIndex:
         self._replayed_to = PhysicalOffset(self.end_offset)
 
     def discard_newest_damaged(self) -> None:
-        """Delete damaged files behind the last good one: their messages are entered again."""
+        """Delete damaged files after the last intact one: their messages are entered again."""
         while self._index_files and self._index_files[-1].is_damaged:
             self._delete(self._index_files[-1])
 
@@ -248,11 +247,11 @@ class KeyIndex:
             file.repair(log_end)
             if file.header.count <= 1:
                 self._delete(file)
-        # The last message may lack some of its keys; entered twice it is found once all the same.
+        # The last message may lack some of its keys; entered twice, it is still found once.
         self._replayed_to = PhysicalOffset(self.end_offset - 1)
 
     def add(self, entries: Sequence[RecordEntry | EntryBatch]) -> None:
-        """Enter messages under their keys, unless they are in already, as after a replay."""
+        """Enter messages under their keys, unless already entered, as after a replay."""
         if entries[0].physical_offset <= self._replayed_to:
             entries = [entry for entry in entries if entry.physical_offset > self._replayed_to]
         self._pending_count += len(entries)
@@ -269,9 +268,9 @@ class KeyIndex:
     def add_run(
         self, topics: list[bytes], texts: PropertyTexts, positions: Ints, times_ms: Ints
     ) -> None:
-        """Enter messages that are in order, unless they are in already; none was rolled back.
+        """Enter messages that are in order, unless already entered; none was rolled back.
 
-        ``topics`` has that of each, or one that all of them have.
+        ``topics`` has that of each, or one that all of them share.
         """
         known = int(np.searchsorted(positions, self._replayed_to, "right"))
         if known < len(positions):
@@ -280,7 +279,7 @@ class KeyIndex:
             self._pending_count += len(positions) - known
 
     def absorb(self) -> None:
-        """Put the keys that wait into files; the slots of the newest stay in memory."""
+        """Move pending keys into files; the slots of the newest stay in memory."""
         while self._keys.size or self._pending:
             if not self._keys.size:
                 self._keys = self._take_keys()
@@ -292,7 +291,7 @@ class KeyIndex:
             self._touched.add(file.path)
 
     def _take_keys(self) -> Ints:
-        """Find the keys of messages that wait, with as much text as is looked at at once."""
+        """Find the keys of pending messages, up to the text that one pass searches."""
         ends = list(
             accumulate(
                 each.text_bytes if type(each) is _Run else len(each.properties)
@@ -301,7 +300,7 @@ class KeyIndex:
         )
         count = max(1, bisect_right(ends, _TEXT_BYTES_MAX))
         keys = _keys(self._pending[:count])
-        # Only now: what could not be looked at, for lack of memory, is tried again.
+        # Only now: messages that could not be searched, for lack of memory, are retried.
         del self._pending[:count]
         self._pending_count = sum(map(_message_count, self._pending))
         return keys
@@ -311,8 +310,8 @@ class KeyIndex:
     ) -> None:
         """Write everything; add the files to be synced, and the new ones.
 
-        Slots lie anywhere in their table: written seldom, many share a page. Until then they may be
-        left out, unless the file is full: then nobody makes them again after a crash.
+        Slots are scattered over their table: written rarely, many share a page. Until then they may
+        be omitted, unless the file is full: slots of full files are not rebuilt after a crash.
         """
         self.absorb()
         if self._index_files and not self._index_files[-1].is_damaged:
@@ -329,7 +328,7 @@ class KeyIndex:
     def search(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return positions of messages with the key's hash, oldest first, without repeats."""
         with contextlib.suppress(OSError):
-            # A full disk delays new entries; the older ones can be searched all the same.
+            # A full disk delays new entries; older ones can still be searched.
             self.absorb()
         key_hash = index_hash(topic, key)
         found: list[int] = []
@@ -343,7 +342,7 @@ class KeyIndex:
         return sorted(set(found))
 
     def rewrite(self, path: Path) -> bool:
-        """Write a file once more that a sync has failed for; False if it has lost entries."""
+        """Rewrite a file whose sync has failed; False if it has lost entries."""
         return all(file.rewrite() for file in self.good_files if file.path == path)
 
     def clear(self) -> None:
@@ -352,10 +351,10 @@ class KeyIndex:
             self._delete(file)
 
     def drop_before(self, log_min: PhysicalOffset) -> None:
-        """Delete files whose messages are all gone; the newest stays, it will be extended."""
+        """Delete files whose messages are all deleted; the newest stays, to be extended."""
         while len(self._index_files) > 1:
             first, second = self._index_files[:2]
-            # What a damaged header says of the end is not to be believed.
+            # The end in a damaged header is not reliable.
             end = second.header.begin_offset - 1 if first.is_damaged else first.header.end_offset
             if end >= log_min or (first.is_damaged and second.is_damaged):
                 break
@@ -385,7 +384,7 @@ class KeyIndex:
 
     def _free_path(self) -> Path:
         """Name a file by the time; later than the newest one's name, whatever the clock says."""
-        # Local time, as the original names them.
+        # Local time, as in Apache RocketMQ's file names.
         moment = local_time(self._clock.now_ms())
         name = f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"
         if self._index_files and name <= self._index_files[-1].path.name:
@@ -418,7 +417,7 @@ def _message_count(waiting: RecordEntry | _Run) -> int:
 
 
 def _keys(waiting: Sequence[RecordEntry | _Run]) -> Ints:
-    """Find the keys of messages: of those of large batches, each by itself, and of all others."""
+    """Find the keys of messages: of each large batch separately, of all others together."""
     found: list[Ints] = []
     some = _Messages()
     for kind, group in groupby(waiting, type):

@@ -1,11 +1,11 @@
-"""The operator's time of day, for names of files and hours of deletion."""
+"""The operator's local time, for file names and deletion hours."""
 
 from __future__ import annotations
 
 import datetime
 
 _MOMENT_MAX_MS = 253_402_000_000_000
-"""Late in the year 9999: no clock is right that says more, and no calendar goes much further."""
+"""Late in the year 9999: any later clock is wrong, and calendars end soon after."""
 
 
 def local_time(time_ms: int) -> datetime.datetime:

@@ -1,7 +1,7 @@
-"""Finding where the log ends, at a start: what is damaged is passed over, what is torn is not.
+"""Finds where the log ends, at a start: damage is skipped, a torn tail is not.
 
-Behind the position that was surely on disk, the first bytes that are no record are where a crash
-tore the log. Before it they are damage: the records behind them are kept.
+After the position known to be on disk, the first bytes that are no record are where a crash tore
+the log. Before it they are damage: the records after them are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEARCHED_AT_ONCE = 1024 * 1024
 
 
 class LogEnd:
-    """One pass over the last part of a log."""
+    """Scans the last part of a log once."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LogEnd:
     ) -> None:
         """Prepare to read a log that has files.
 
-        ``queues_end`` is where the last message ends that a queue has a unit of.
+        ``queues_end`` is where the last message ends that has a unit in a queue.
         """
         self._log = log
         self._checkpoint = checkpoint
@@ -46,11 +46,11 @@ class LogEnd:
         )
         self.end = self.start
         self.damaged: list[tuple[PhysicalOffset, PhysicalOffset]] = []
-        """What cannot be read before the end: positions of its first byte and behind its last."""
+        """Unreadable ranges before the end: first position and the one after the last."""
         self._newest_ms = 0
 
     def find(self, see: Callable[[RecordEntry | EntryRun], None]) -> PhysicalOffset:
-        """Look at all records up to the end of the log, and return that."""
+        """Visit all records up to the end of the log; return that end."""
         synced_to = (self._checkpoint.log_end or None) if self._crashed else None
         position: PhysicalOffset | None = self.start
         while position is not None:
@@ -72,7 +72,7 @@ class LogEnd:
 
     @property
     def vouched(self) -> PhysicalOffset:
-        """The position that the log must reach, whatever a crash may have taken."""
+        """The position that the log must reach, whatever a crash has cut off."""
         if self._checkpoint.log_end:
             return self._checkpoint.log_end
         if not self._crashed or self._checkpoint.log_ms > self._newest_ms:
@@ -84,7 +84,7 @@ class LogEnd:
 def records(
     log: CommitLog, start: PhysicalOffset, end: PhysicalOffset
 ) -> Iterator[RecordEntry | EntryRun]:
-    """Return all records between two positions, passing over what is damaged."""
+    """Return all records between two positions, skipping damage."""
     position: PhysicalOffset | None = start
     while position is not None and position < end:
         for found in scan_runs(log, position, check_crc=False, end=end):
@@ -96,20 +96,20 @@ def records(
 
 
 def behind_damage(log: CommitLog, damaged: PhysicalOffset) -> PhysicalOffset | None:
-    """Return where the first record begins behind a position that has none; None if there is none.
+    """Return where the first record begins after a position that has none; None if there is none.
 
-    The rest of a file is searched, then the beginnings of later ones. A record of which only the
-    body is damaged ends where it says.
+    Searches the rest of a file, then the starts of later ones. A record of which only the body is
+    damaged ends where it says.
     """
     view, at = memoryview(b""), 0
     if damaged < log.starts[-1] + log.segment_bytes:
         view = log.rest_of_segment(damaged)
         body_only = good_entry(view, 0, damaged, check_crc=False)
         if body_only is not None:
-            # The record is kept: readers compare the checksum.
+            # The record is kept: readers verify the checksum.
             return PhysicalOffset(damaged + body_only.size)
     while at < len(view):
-        # Part by part: a file is large, and the next record mostly near.
+        # In parts: a file is large, and the next record mostly near.
         at = next_magic(view, at, min(at + _SEARCHED_AT_ONCE, len(view)), damaged)
         if good_entry(view, at, damaged, check_crc=False) is not None:
             return PhysicalOffset(damaged + at)

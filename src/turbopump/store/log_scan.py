@@ -1,4 +1,4 @@
-"""Walking the log's records: from a position on to the first bytes that are none."""
+"""Walks the log's records: from a position to the first bytes that are none."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _MAGIC_AT = 4
 
 _PIECE_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES_MIN = 32 * 1024
-"""How much of the log is looked at by the column at once. Less is looked at record by record."""
+"""Bytes of the log that are read by column in one step; less is read record by record."""
 
 _ALONE_MAX = 4096
-"""So many records are looked at one by one where runs of them are found no more."""
+"""Most records that are read one by one before a run is tried again."""
 
 
 def scan(
     log: CommitLog, start: PhysicalOffset, *, check_crc: bool, end: PhysicalOffset
 ) -> Iterator[RecordEntry | PhysicalOffset]:
-    """Walk the records up to an end, as `scan_runs` does, one by one."""
+    """Walk the records up to an end one by one, as `scan_runs` does."""
     for found in scan_runs(log, start, check_crc=check_crc, end=end):
         if isinstance(found, EntryRun):
             yield from found.entries()
@@ -40,10 +40,10 @@ def scan_runs(
     end: PhysicalOffset | None = None,
     synced_to: PhysicalOffset | None = None,
 ) -> Iterator[EntryRun | RecordEntry | PhysicalOffset]:
-    """Walk the records from a position on; last comes the position behind the last good one.
+    """Walk the records from a position on; finally yield the position after the last intact one.
 
-    Stops at ``end``, or at the first bytes that are no record: unwritten, torn, damaged, or not
-    complete yet at ``end``. What lies behind ``synced_to`` may lack any page of any record.
+    Stops at ``end``, or at the first bytes that are no record: unwritten, torn, damaged, or
+    incomplete at ``end``. Any page of any record after ``synced_to`` may be missing.
     """
     position = int(start)
     limit = log.starts[-1] + log.segment_bytes if log.starts else 0
@@ -52,7 +52,7 @@ def scan_runs(
     while position < limit:
         view = log.rest_of_segment(position)
         if not view:
-            # Cut by another process: nothing of it can be read.
+            # Truncated by another process: it cannot be read.
             break
         base, at, runs = position, 0, _Runs(view, position, check_crc, is_open=end is None)
         while base + at < limit:
@@ -86,13 +86,13 @@ class _Runs:
         self._base = base
         self._check_crc = check_crc
         self._is_open = is_open
-        """Whether the end of the log is looked for: a record with zeros may be torn."""
+        """Whether the scan searches for the end of the log: a record with zeros may be torn."""
         self._piece_bytes = _PIECE_BYTES
         self._alone = 0
         self._alone_next = 1
 
     def next(self, at: int, end: int) -> EntryRun | None:
-        """Return the run that begins at a place; None if its record is to be looked at alone."""
+        """Return the run that begins at a place; None to read its record individually."""
         if self._alone:
             self._alone -= 1
             return None
@@ -108,7 +108,7 @@ class _Runs:
             stop_at_zero=self._is_open,
         )
         if run is None:
-            # What is far from ordinary mostly stays so: ask ever more rarely, for less.
+            # Unusual records mostly come together: try ever more rarely, with smaller pieces.
             self._alone, self._alone_next = self._alone_next, min(2 * self._alone_next, _ALONE_MAX)
             self._piece_bytes = _PIECE_BYTES_MIN
             return None
@@ -119,13 +119,13 @@ class _Runs:
 
 
 def next_record(log: CommitLog, position: int, end: int) -> tuple[RecordEntry | None, int]:
-    """Return the record at a position, or None, and where to look next.
+    """Return the record at a position, or None, and where to continue.
 
-    Behind damage, that is where the next record begins, or the end of what was to be looked at.
+    After damage, that is where the next record begins, or the end of the searched range.
     """
     start = log.start_at(position)
     if start is None:
-        # A file is missing: go on behind it, or behind all.
+        # A file is missing: continue after it, or after all.
         later = [start for start in log.starts if start > position]
         return None, min(later[0], end) if later else end
     view, at = log.rest_of_segment(start), position - start
@@ -141,7 +141,7 @@ def next_record(log: CommitLog, position: int, end: int) -> tuple[RecordEntry | 
 
 
 def next_magic(view: memoryview, at: int, end: int, start: int) -> int:
-    """Return where the next record may begin that says that it lies there, or the end."""
+    """Return the next place that may begin a record and names its own position, or the end."""
     data = bytes(view[at:end])
     found = data.find(_MAGIC_BYTES, _MAGIC_AT + 1)
     while found >= 0:
@@ -149,12 +149,12 @@ def next_magic(view: memoryview, at: int, end: int, start: int) -> int:
         if good_entry(view, record_at, start, False) is not None:
             return record_at
         found = data.find(_MAGIC_BYTES, found + 1)
-    # The magic number may lie across the end: look at the last bytes again next time.
+    # The magic number may lie across the end: search the last bytes again next time.
     return max(at + 1, end - _MAGIC_AT - len(_MAGIC_BYTES) + 1)
 
 
 def is_blank(view: memoryview, at: int) -> bool:
-    """Whether the filler stands here that ends a file."""
+    """Whether the filler that ends a file begins here."""
     return len(view) - at >= BLANK_BYTES and view[at : at + BLANK_BYTES] == encode_blank(
         len(view) - at
     )
@@ -172,8 +172,9 @@ def _may_be_torn(
 ) -> bool:
     """Whether pages of a record may never have reached the disk.
 
-    The checksum covers the body only. Missing pages read as zeros, which no properties of ours
-    contain. Those of others may: with something good behind it, a record counts as written.
+    The checksum covers the body only. Missing pages read as zeros, which our properties never
+    contain. Those of others may: followed by an intact record or filler, a record counts as
+    written.
     """
     if UNWRITTEN not in entry.properties:
         return False

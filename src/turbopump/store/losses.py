@@ -1,8 +1,8 @@
 """What a store has lost that no crash explains: missing log files, or a log that ends too early.
 
-A start compares the log with what vouches for it: the checkpoint's position, or, for a store of
-Apache RocketMQ, whose checkpoint has timestamps only, the units of the queues. Queue units alone
-prove nothing after a crash: after a power failure they may be ahead of the log.
+A start compares the log with the evidence: the checkpoint's position, or, for a store of Apache
+RocketMQ, whose checkpoint has timestamps only, the units of the queues. Queue units alone prove
+nothing after a crash: after a power failure they may be ahead of the log.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ _POSITION_MAX = 1 << 60
 """A unit that points further is damaged, and proves nothing."""
 
 Range = tuple[int, int]
-"""Positions of the log: the first, and the one behind the last."""
+"""Positions in the log: the first, and the one after the last."""
 
 _EVERYWHERE: Range = (0, (1 << 63) - 1)
 
 
 class Losses(Struct, frozen=True):
-    """What is missing of a log, and where the log continues once that is accepted."""
+    """What a log lacks, and where it continues once the loss is accepted."""
 
     directory: Path
     segment_bytes: int
     reason: str
     topics: dict[str, int]
-    """About how many messages of each topic are lost."""
+    """Approximate number of lost messages by topic."""
     queue_ends: dict[QueueKey, int]
-    """The offset behind the last message that is known of each queue."""
+    """The offset after the last known message of each queue."""
     lost: tuple[Range, ...] = ()
-    """Where no messages are any more."""
+    """Ranges that have no messages any more."""
     missing: tuple[Range, ...] = ()
-    """Which of that is missing files, with others behind them."""
+    """Those of them that are missing files, followed by others."""
     cut: tuple[int, ...] = ()
-    """Where files begin that are too short."""
+    """Starts of files that are too short."""
     ends_at: int = 0
     resume_at: int = 0
     """Where the log ends too early, and where the next message goes; 0 if its end is intact."""
     has_log: bool = True
     """Whether the log has any files."""
     is_size_known: bool = True
-    """Whether the files that are left tell what size they should have."""
+    """Whether the remaining files show what size they should have."""
 
     @property
     def messages(self) -> int:
@@ -92,14 +92,14 @@ def check_files(directory: StoreDirectory, segment_bytes: int) -> None:
     """Refuse a log that lacks files; changes nothing on disk."""
     found = segment_files(directory.files, directory.commit_log)
     if found and found[-1][1] == 0:
-        # Killed between making the file and giving it its size.
+        # Killed between creating the file and setting its size.
         found.pop()
     sizes = [size for _, size in found]
     steps = [right[0] - left[0] for left, right in itertools.pairwise(found)]
     if found and all(each == segment_bytes for each in (*sizes, *steps)):
         return
     if any(size > segment_bytes for size in sizes) or any(step % segment_bytes for step in steps):
-        # The configuration has another size, which loading the log reports.
+        # The configured size differs, which loading the log reports.
         return
     losses = find_losses(directory.files, directory.root, segment_bytes)
     if losses is not None:
@@ -107,7 +107,7 @@ def check_files(directory: StoreDirectory, segment_bytes: int) -> None:
 
 
 def find_losses(files: Files, root: Path, segment_bytes: int | None = None) -> Losses | None:
-    """Compare the log with what vouches for it; None when nothing is missing."""
+    """Compare the log with the evidence for its end; None if nothing is missing."""
     directory = StoreDirectory(root, files)
     row = [file for file in numbered_files(files, directory.commit_log, []) if file[2]]
     guess = expected_size([row]) or StoreConfig().segment_bytes
@@ -140,7 +140,7 @@ def _losses_of_all(
     topics = Counter[str]()
     for queue in queues:
         topics[queue.topic] += queue.count_in([_EVERYWHERE])
-    # Behind whatever was there: the units of the queues then lead to messages that are deleted.
+    # After everything that existed: the units of the queues then point to deleted messages.
     resume_at = -(-max(end, 1) // segment_bytes) * segment_bytes
     return Losses(
         directory=directory.root,
@@ -154,7 +154,7 @@ def _losses_of_all(
 
 
 def _evidence(directory: StoreDirectory, queues: Sequence[QueueUnits]) -> str | None:
-    """Return what says that a log without files had messages that no crash takes away."""
+    """Return the evidence that a log without files had messages that no crash explains."""
     files = directory.files
     checkpoint = read_checkpoint(files, directory.checkpoint)
     if checkpoint.log_ms or checkpoint.log_end:
@@ -162,14 +162,14 @@ def _evidence(directory: StoreDirectory, queues: Sequence[QueueUnits]) -> str | 
         return f"{directory.checkpoint} says that messages were on disk{to}"
     has_directory = files.is_directory(directory.commit_log)
     if directory.has_crashed and has_directory:
-        # The first messages of all, and the power failed before the log was forced to disk.
+        # The very first messages, and the power failed before the log was synced.
         return None
     used = [queue for queue in queues if queue.physical_end > 0]
     if used:
         return f"{len(used)} queues in {directory.queues} refer to its messages"
     offsets = directory.config / "consumerOffset.json"
     if has_directory:
-        # Groups may commit whatever they like before the first message comes.
+        # Groups may commit any offset before the first message arrives.
         return None
     table = load_table(files, offsets, ConsumerOffsets) or ConsumerOffsets()
     if any(offset > 0 for queues in table.offset_table.values() for offset in queues.values()):
@@ -181,7 +181,7 @@ def _evidence(directory: StoreDirectory, queues: Sequence[QueueUnits]) -> str | 
 
 
 class _Search:
-    """One pass over a log that has files: gaps between them, and an end that is too early."""
+    """Scans a log that has files once: for gaps between them, and an end that is too early."""
 
     def __init__(
         self,
@@ -333,12 +333,12 @@ class QueueUnits:
 
     @property
     def end(self) -> int:
-        """The offset behind the last unit."""
+        """The offset after the last unit."""
         return max((first + len(units) for _, first, units in self.files if len(units)), default=0)
 
     @property
     def physical_end(self) -> int:
-        """Position behind the last message of the queue; -1 when it has none."""
+        """Position after the last message of the queue; -1 if it has none."""
         ends = [
             int(units["physical_offset"][-1]) + int(units["size"][-1])
             for _, _, units in self.files
@@ -352,7 +352,7 @@ class QueueUnits:
 
 
 def lost_in(units: Units, ranges: Sequence[Range]) -> NDArray[np.bool_]:
-    """Tell which units lead into some ranges of the log."""
+    """Return which units point into some ranges of the log."""
     positions = units["physical_offset"]
     ends = positions + units["size"]
     lost = np.zeros(len(units), np.bool_)

@@ -1,4 +1,4 @@
-"""What has to be done now and then: flush the log, write and sync what follows it."""
+"""Periodic maintenance: flush the log, write and sync what follows it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ class Maintenance:
         self._looked_ms = self._flushed_ms = self._written_ms = clock.monotonic_ms()
 
     def run(self) -> None:
-        """Do what is due."""
         now_ms = self._clock.monotonic_ms()
         self._health.is_writable()
         self._report(self._health.reason())
@@ -70,8 +69,8 @@ class Maintenance:
             self.flush()
 
     def flush(self) -> None:
-        """Have the log flushed, and then the checkpoint moved on."""
-        # The next start must find whole messages up to there; a slave may have half of one more.
+        """Flush the log, then advance the checkpoint."""
+        # The next start must find whole messages up to there; a slave may have part of one more.
         whole = Checkpoint(
             log_ms=self._dispatcher.followed_ms, log_end=self._dispatcher.followed_to
         )

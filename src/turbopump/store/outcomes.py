@@ -1,4 +1,4 @@
-"""What the store answers: frozen values."""
+"""Outcomes of the store's calls, as frozen values."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Appended(Struct, frozen=True):
     """Of the first message; the others of a batch follow. 0 for prepared and rolled back ones."""
     store_timestamp_ms: int
     end_offset: PhysicalOffset
-    """Position behind the last message."""
+    """Position after the last message."""
     durable: Future[None]
-    """Done when the mode's promise is kept: at once in asynchronous mode, after the flush in
-    synchronous mode. Everyone in one flush shares it. Its error means: not stored."""
+    """Done when the messages are as durable as the mode promises: immediately in asynchronous mode,
+    after the flush in synchronous mode. All callers of one flush share it. An error means: not
+    stored."""
 
     @property
     def physical_offset(self) -> PhysicalOffset:
@@ -48,7 +49,7 @@ class Arrival(Struct, frozen=True, gc=False):
     tags_code: int
     store_timestamp_ms: int
     properties: bytes
-    """In their text form, encoded; parse them only where a filter asks."""
+    """In their text form, encoded; parse them only if a filter needs them."""
 
 
 class Filter(Struct, frozen=True):
@@ -57,11 +58,11 @@ class Filter(Struct, frozen=True):
     tags_codes: frozenset[int] | None = None
     """Hashes of the wanted tags, compared as 32-bit numbers."""
     units: Callable[[Units], NDArray[np.bool_]] | None = None
-    """Given a run of units, says which to consider; called with whole arrays, never one by one."""
+    """Returns which units of a run to consider; called with whole arrays, never one by one."""
     properties: Callable[[bytes], bool] | None = None
-    """Given a message's properties in their text form, says whether it is wanted."""
+    """Returns whether a message is wanted, given its properties in their text form."""
     weight: int = 0
-    """What a call of ``properties`` costs, in bytes of properties that take as long to read."""
+    """Cost of a call of ``properties``, in bytes of properties that take as long to read."""
 
 
 EVERYTHING = Filter()
@@ -72,32 +73,32 @@ class _Answered(Struct, frozen=True, kw_only=True):
     """Where to read next."""
     min_offset: QueueOffset
     max_offset: QueueOffset
-    """One behind the last message."""
+    """One past the last message."""
 
 
 class Found(_Answered, frozen=True, kw_only=True):
     """Messages as views into the log: pass them to the socket and release them."""
 
     pieces: Sequence[memoryview]
-    """All messages in order; those that lie one behind the other may be one piece."""
+    """All messages in order; contiguous ones may share a piece."""
     sizes: Sequence[int]
     """Of each message."""
     queue_offsets: Sequence[QueueOffset]
     size: int
     """Bytes of all messages."""
     suggest_slave: bool
-    """The reader is so far behind that the messages are hardly in memory any more."""
+    """Whether the reader is so far behind that the messages are hardly in memory any more."""
 
     @property
     def messages(self) -> Sequence[memoryview]:
-        """Each message by itself."""
+        """The messages, one by one."""
         if len(self.pieces) == len(self.sizes):
             return self.pieces
         return list(_cut(self.pieces, self.sizes))
 
 
 def _cut(pieces: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[memoryview]:
-    """Yield messages that make up the pieces."""
+    """Yield the messages in the pieces."""
     left = iter(sizes)
     for piece in pieces:
         at = 0
@@ -108,7 +109,7 @@ def _cut(pieces: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[memoryv
 
 
 class NoMatch(_Answered, frozen=True, kw_only=True):
-    """Units were looked at, but the filter wanted none [NO_MATCHED_MESSAGE]."""
+    """The filter wanted none of the units examined [NO_MATCHED_MESSAGE]."""
 
     suggest_slave: bool
 
@@ -120,7 +121,7 @@ class MessagesRemoved(_Answered, frozen=True, kw_only=True):
 
 
 class MessageDamaged(_Answered, frozen=True, kw_only=True):
-    """The messages before ``next_offset`` are damaged, or their places are still searched for."""
+    """The messages before ``next_offset`` are damaged, or the search for them is not finished."""
 
 
 class QueueUnknown(_Answered, frozen=True, kw_only=True):
@@ -136,11 +137,11 @@ class OffsetTooSmall(_Answered, frozen=True, kw_only=True):
 
 
 class UpToDate(_Answered, frozen=True, kw_only=True):
-    """The offset is that of the next message to come [OFFSET_OVERFLOW_ONE]."""
+    """The offset is that of the next message [OFFSET_OVERFLOW_ONE]."""
 
 
 class OffsetTooLarge(_Answered, frozen=True, kw_only=True):
-    """The offset lies beyond the next message to come [OFFSET_OVERFLOW_BADLY]."""
+    """The offset lies beyond the next message [OFFSET_OVERFLOW_BADLY]."""
 
 
 class UnitsMissing(_Answered, frozen=True, kw_only=True):

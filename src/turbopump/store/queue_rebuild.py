@@ -1,4 +1,4 @@
-"""Queues with missing files or files of a wrong size: set aside at a start, rebuilt from the log.
+"""Queues with missing or wrongly sized files: set aside at a start, rebuilt from the log.
 
 The damaged files are in ``repair-unfinished`` until the new ones are on disk, then in
 ``repair-<time>``: killed in between, the next start begins again with what it finds there.
@@ -25,11 +25,11 @@ from turbopump.store.survey import numbered_files, used_units
 _log = logging.getLogger(__name__)
 
 _GAP_FILES_MAX = 10_000
-"""A file further behind the others has a wrong name, and does not tell where the queue ends."""
+"""A file further beyond the others has a wrong name, and does not show where the queue ends."""
 
 
 class QueueRebuild:
-    """The queues of one store that are rebuilt by one start."""
+    """The queues of one store that one start rebuilds."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class QueueRebuild:
         return bool(self._ends)
 
     def set_aside(self) -> None:
-        """Move away the files of damaged queues; they are replaced by what the log says."""
+        """Move the files of damaged queues away; the log replaces them."""
         for reason in self._damaged:
             _log.error("damaged queue, to be rebuilt from the log: %s", reason)
         for key in self._ends:
             old, kept = self._place(self._directory.queues, key), self._place(self._kept, key)
             if self._files.exists(kept):
-                # A start that was killed left an unfinished queue.
+                # A killed start left an unfinished queue.
                 remove_tree(self._files, old)
             elif self._files.exists(old):
                 self._files.make_directory(kept.parent)
@@ -81,7 +81,7 @@ class QueueRebuild:
                 self._files.sync_directory(old.parent)
 
     def keep_ends(self, log_end: PhysicalOffset) -> None:
-        """Have no queue end before an offset that was in use, though its messages have expired."""
+        """Keep each queue's end after offsets in use, though their messages have expired."""
         for (topic, queue_id), end in self._ends.items():
             queue = self._queues.for_record(topic.encode(), queue_id)
             if queue.max_offset < end:
@@ -90,7 +90,7 @@ class QueueRebuild:
                     self._queues.mark_waiting(queue, 0, log_end)
 
     def finish(self) -> None:
-        """Note that the new files are on disk."""
+        """Record that the new files are on disk."""
         if self._ends:
             backup = self._directory.new_backup(self._clock.now_ms())
             self._files.rename(self._directory.unfinished_repair, backup)
@@ -108,7 +108,7 @@ class QueueRebuild:
         return queues / key[0] / str(key[1])
 
     def _check_size(self, error: StoreDamaged) -> None:
-        """Refuse to rebuild all queues of a store that was made with files of another size."""
+        """Refuse to rebuild all queues of a store that was created with files of another size."""
         sizes = Counter(
             size
             for key in queue_directories(self._files, self._directory.queues)
@@ -123,7 +123,7 @@ class QueueRebuild:
             )
 
     def _end_of(self, directory: Path) -> int:
-        """Return the offset behind the last unit that is left of a queue."""
+        """Return the offset after the last remaining unit of a queue."""
         size, end, reached = self._segment_bytes, 0, None
         for path, start, _ in numbered_files(self._files, directory, []):
             is_likely = reached is None or start - reached <= _GAP_FILES_MAX * size
@@ -139,7 +139,7 @@ class QueueRebuild:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            # The queues have a disk of their own.
+            # The queues are on a different disk.
             part = self._directory.unfinished_repair / "copy"
             remove_tree(self._files, part)
             copy_tree(self._files, old, part)

@@ -1,4 +1,4 @@
-"""All consume queues of a store, and which of them have units that wait to be written."""
+"""All consume queues of a store, and which of them have unwritten units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.store.segments import BrokenRow, Segments
 
 
 class Waiting(Struct, frozen=True):
-    """Since when a queue has units that are not in its file, and the first one's message."""
+    """Since when a queue has unwritten units, and the first one's message."""
 
     since_ms: int
     store_timestamp_ms: int
@@ -26,7 +26,7 @@ class Waiting(Struct, frozen=True):
 
 
 class _QueuesByRecord(dict[tuple[bytes, int], ConsumeQueue]):
-    """Queues by what records have of them; made if need be."""
+    """Queues by topic and id as in records; created on demand."""
 
     def __init__(self, made: Callable[[bytes, int], ConsumeQueue]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _QueuesByRecord(dict[tuple[bytes, int], ConsumeQueue]):
 
 
 class Queues:
-    """The queues by topic and number; made when first used, in memory only until units come."""
+    """The queues by topic and id; created on first use, in memory only until units arrive."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Queues:
         self._clock = clock
         self.removed = removed
         self.entered_to = PhysicalOffset(0)
-        """Position behind the last message entered."""
+        """Position after the last message entered."""
         self.directory = directory
         self._segment_bytes = segment_bytes
         self._files = files
@@ -60,18 +60,18 @@ class Queues:
         self._spare = spare
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self.by_record: Mapping[tuple[bytes, int], ConsumeQueue]
-        """The queues of stored or storable messages, by topic and number; made if need be."""
-        # Asked several times for each message: without a call for those that exist.
+        """The queues of stored or storable messages, by topic and id; created on demand."""
+        # Used several times per message: existing queues need no call.
         self.by_record = self._by_record = _QueuesByRecord(self._made)
         # In the order in which they began to wait: the first has the oldest unit.
         self._waiting: dict[ConsumeQueue, Waiting] = {}
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return a queue that exists."""
+        """Return a queue, or None if it does not exist."""
         return self._queues.get((topic, queue_id))
 
     def for_record(self, topic: bytes, queue_id: int) -> ConsumeQueue:
-        """Return the queue of a stored or storable message, made if need be."""
+        """Return the queue of a stored or storable message, created on demand."""
         return self.by_record[topic, queue_id]
 
     def _made(self, topic: bytes, queue_id: int) -> ConsumeQueue:
@@ -79,7 +79,7 @@ class Queues:
         return self._make(topic.decode(), queue_id)
 
     def check_name(self, topic: bytes, queue_id: int) -> None:
-        """Refuse a queue that cannot be."""
+        """Refuse an invalid topic or queue id."""
         if queue_id < 0 or not is_topic_name(topic):
             raise InvalidArgument(
                 f"queue {topic!r}, {queue_id}: the topic must be able to name a directory"
@@ -94,14 +94,14 @@ class Queues:
 
     @property
     def physical_end(self) -> PhysicalOffset:
-        """Position behind the last message that any queue knows; -1 when there is none."""
+        """Position after the last message that any queue has; -1 if there is none."""
         return max((queue.physical_end for queue in self), default=PhysicalOffset(-1))
 
     def load(self, *, without: Collection[QueueKey] = ()) -> dict[QueueKey, BrokenRow]:
         """Find the queues that have files, and which topics were removed.
 
-        Returns what is wrong with queues of which files are missing or have a wrong size: like
-        those in ``without`` they are not loaded, and seem to be empty.
+        Returns what is wrong with queues whose files are missing or have a wrong size: like those
+        in ``without``, they are not loaded and seem to be empty.
         """
         self.removed.load()
         damaged = {}
@@ -117,13 +117,13 @@ class Queues:
     def mark_waiting(
         self, queue: ConsumeQueue, store_timestamp_ms: int, position: PhysicalOffset
     ) -> None:
-        """Remember that a queue has units to be written, the first for a message."""
+        """Record that a queue has unwritten units, and the message of the first."""
         queue.is_waiting = True
         self._waiting[queue] = Waiting(self._clock.monotonic_ms(), store_timestamp_ms, position)
 
     @property
     def written_to(self) -> PhysicalOffset:
-        """Position up to which all that was entered is in files."""
+        """Position up to which everything entered is in files."""
         oldest = self.oldest_waiting()
         return self.entered_to if oldest is None else oldest[1].physical_offset
 
@@ -131,7 +131,7 @@ class Queues:
         return next(iter(self._waiting.items()), None)
 
     def write_pending(self, queue: ConsumeQueue, touched: dict[Path, int], new: set[Path]) -> None:
-        """Write a queue's waiting units; add files to be synced, and new ones."""
+        """Write a queue's pending units; add files to be synced, and new ones."""
         queue.write_pending(touched, new)
         queue.is_waiting = False
         self._waiting.pop(queue, None)
@@ -144,13 +144,13 @@ class Queues:
         del self._by_record[queue.topic.encode(), queue.queue_id]
 
     def remove_topic(self, topic: str, end: PhysicalOffset, log_min: PhysicalOffset) -> None:
-        """Delete a topic's queues; its messages in the log up to a position do not count any more.
+        """Delete a topic's queues, and ignore its messages in the log up to a position.
 
-        Queues with messages behind the position have only such, and stay.
+        Queues with messages after the position have no others, and stay.
         """
         queues = [queue for queue in self if queue.topic == topic and queue.physical_end <= end]
         if queues:
-            # First: killed in between, the next start finishes this and brings nothing back.
+            # First: killed in between, the next start finishes this and restores nothing.
             self.removed.add(topic.encode(), log_min, end)
         for queue in queues:
             self.remove(queue)
@@ -165,7 +165,7 @@ class Queues:
 
 
 def queue_directories(files: Files, directory: Path) -> list[tuple[str, int]]:
-    """Return topic and number of the queues that have a directory, sorted."""
+    """Return topic and id of the queues that have a directory, sorted."""
     found = []
     for topic in files.entries(directory):
         for queue in files.entries(topic):

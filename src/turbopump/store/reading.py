@@ -1,4 +1,4 @@
-"""Reading a queue: from an offset to messages, or to the reason why there are none."""
+"""Reads a queue: from an offset to messages, or to the reason why there are none."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_queue(
     if wanted is EVERYTHING or wanted == EVERYTHING:
         good = checked_units(log, queue, offset, data, log.written - limits.recent_bytes)
         if good < len(data) // UNIT_BYTES:
-            # The rest is left to the next read, which begins with what is damaged.
+            # The next read handles the rest, which begins with damage.
             data = data[: max(1, good) * UNIT_BYTES]
         if good:
             found = _run_of_all(log, queue, data, offset, count_max, limits)
@@ -89,8 +89,8 @@ def checked_units(
 ) -> int:
     """Return how many of the units from an offset on match their records.
 
-    Messages so recent that they are in memory are compared once, not at all if this process has
-    stored them. Older ones are read from the disk again, and compared again, at every read.
+    Messages recent enough to be in memory are compared once, and not at all if this process has
+    stored them. Older ones are read from disk, and compared, at every read.
     """
     count = len(data) // UNIT_BYTES
     if UNIT.unpack_from(data)[0] < recent_from:
@@ -110,9 +110,9 @@ def _units_to_look_at(count_max: int, limits: ReadLimits, wanted: Filter) -> int
 
 
 def _units_of_answer(count_max: int, limits: ReadLimits) -> int:
-    """Return how many units to look at if every one yields a message.
+    """Return how many units to examine if every one yields a message.
 
-    One more than can be returned tells where to stop.
+    One more than can be returned shows where to stop.
     """
     return min(max(1, count_max), max(limits.memory_count_max, limits.disk_count_max)) + 1
 
@@ -175,7 +175,7 @@ def _run_of_tagged(
 
 
 def bytes_and_count_max(limits: ReadLimits, *, is_recent: bool) -> tuple[int, int]:
-    """Return how much an answer may have that begins with a recent message, or with an old one."""
+    """Return the limits of an answer that begins with a recent message, or with an old one."""
     if is_recent:
         return limits.memory_bytes_max, limits.memory_count_max
     return limits.disk_bytes_max, limits.disk_count_max
@@ -184,7 +184,7 @@ def bytes_and_count_max(limits: ReadLimits, *, is_recent: bool) -> tuple[int, in
 def fitting(
     units: Sequence[int], bytes_max: int, count_max: int
 ) -> tuple[Sequence[int], Sequence[int], int]:
-    """Return the first units that fit into an answer, always one, their sizes and their bytes."""
+    """Return the first units that fit into an answer, at least one; their sizes and bytes."""
     sizes = units[1::2]
     size = sum(sizes)
     if size > bytes_max:
@@ -200,7 +200,7 @@ def positions_and_sizes(data: bytes, first: int, count: int) -> Sequence[int]:
     """Return position and size of consecutive units."""
     if count <= _FEW_UNITS:
         return _few_units(count).unpack_from(data, first * UNIT_BYTES)
-    # As fast, and nothing has to be kept for each number of units that somebody asks for.
+    # As fast, and nothing is cached for each number of units requested.
     units = np.frombuffer(data, UNIT_DTYPE, count, first * UNIT_BYTES)
     both = np.empty((count, 2), np.int64)
     both[:, 0], both[:, 1] = units["physical_offset"], units["size"]
@@ -217,10 +217,10 @@ def _few_units(count: int) -> struct.Struct:
 def pieces_of(
     log: CommitLog, units: Sequence[int], sizes: Sequence[int], size: int
 ) -> list[memoryview] | None:
-    """Cut messages out of the log, given their positions and sizes; None if they are not there."""
+    """Slice messages from the log, given their positions and sizes; None if they are not there."""
     first = units[0]
     if units[-2] + units[-1] - first == size:
-        # Positions ascend: without a gap in all, there is none between two.
+        # Positions ascend: if the total has no gap, there is none between two.
         piece = log.view(first, size)
         return None if piece is None else [piece]
     return _pieces(log, units[::2], sizes)
@@ -229,9 +229,9 @@ def pieces_of(
 def _pieces(
     log: CommitLog, positions: Sequence[int], sizes: Sequence[int]
 ) -> list[memoryview] | None:
-    """Cut messages out of the log, those that lie one behind the other in one piece.
+    """Slice messages from the log, contiguous ones in one piece.
 
-    None if one of them cannot be had.
+    None if one of them is not available.
     """
     ends = list(map(add, positions, sizes))
     behind = list(compress(range(1, len(ends)), map(ne, ends, positions[1:])))
@@ -239,7 +239,7 @@ def _pieces(
     stops = [*(ends[number - 1] for number in behind), ends[-1]]
     window = log.window(begins[0])
     if window is not None and stops[-1] <= window[1]:
-        # All in one file, as nearly always: finding it costs more than cutting a message out of it.
+        # All in one file, as nearly always: finding it costs more than slicing a message.
         start, _, data = window
         pieces = [
             data[begin - start : stop - start] for begin, stop in zip(begins, stops, strict=True)

@@ -1,6 +1,6 @@
 """Recovery: what a store does before it opens, after a clean stop and after a crash.
 
-Every step can be repeated: killed half-way, the next start comes to the same result.
+Every step is idempotent: killed halfway, the next start reaches the same result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from turbopump.wire.record import RecordEntry
 _log = logging.getLogger(__name__)
 
 _REINDEXED_BYTES_MAX = 256 * 1024 * 1024
-"""How much of the log is read at the start to rebuild a damaged index file."""
+"""Most bytes of the log that a start reads to rebuild a damaged index file."""
 
 
 class Recovered(Struct, frozen=True):
@@ -43,13 +43,13 @@ class Recovered(Struct, frozen=True):
     end: PhysicalOffset
     """Where the log ends now."""
     cut_bytes: int
-    """How much was torn or damaged, or lay behind that, and was cut off; without empty space."""
+    """Torn or damaged bytes, and those after them, that were cut off; without empty space."""
     replayed: int
-    """How many messages were entered again."""
+    """Messages entered again."""
 
 
 class Recovery:
-    """Brings log, queues and index of one directory to agree."""
+    """Makes log, queues and index of one directory agree."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Recovery:
         self._last_ms = 0
 
     def run(self, *, crashed: bool) -> Recovered:
-        """Recover; afterwards everything that is in the log can be read, and is on disk.
+        """Recover; afterwards everything in the log can be read, and is on disk.
 
-        On a full disk it can be read too: what could not be written waits.
+        On a full disk it can be read too; pending writes are deferred.
         """
         if not self._log.starts:
             self._deferred.attempt(self._rebuild.set_aside)
@@ -108,7 +108,7 @@ class Recovery:
         if self._rebuild.is_needed:
             missing_from = PhysicalOffset(0)
         elif not crashed:
-            # Unless somebody took a queue away, all of them are complete as far as any reaches.
+            # Unless a queue was removed, all of them are complete as far as any reaches.
             reached = max(self._queues.physical_end, PhysicalOffset(0))
             missing_from = min(missing_from, taken_from, reached)
         elif not len(self._queues):
@@ -127,7 +127,7 @@ class Recovery:
         return Recovered(crashed, end, cut_bytes, self._replay.count)
 
     def _begin_anew(self, crashed: bool) -> Recovered:
-        # Without a log the queues point nowhere.
+        # Without a log the units are dangling.
         for queue in self._queues:
             self._queues.remove(queue)
         if self._index is not None:
@@ -154,7 +154,7 @@ class Recovery:
         return end, end if missing_from is None else missing_from
 
     def _check_complete(self, found: LogEnd) -> None:
-        """Refuse a log that ends before what was surely on disk; nothing has been changed yet."""
+        """Refuse a log that ends before what is known to be on disk, before any change."""
         log, end, vouched = self._log, found.end, found.vouched
         if end < vouched:
             root = log.directory.parent
@@ -180,7 +180,7 @@ class Recovery:
             if lacking < first:
                 first, queue_lacks = lacking, (topic, queue_id)
         if queue_lacks is not None:
-            # Now it is known that there is such a queue, though all of its files may be gone.
+            # Now the queue is known to exist, though all of its files may be missing.
             self._queues.for_record(*queue_lacks)
         return PhysicalOffset(int(found.positions[first])) if first < len(found) else None
 
@@ -212,18 +212,18 @@ class Recovery:
                 self._queues.remove(queue)
 
     def _judge_index(self, end: PhysicalOffset, crashed: bool) -> None:
-        """Look for damaged index files; what can be entered again without much reading, is."""
+        """Find damaged index files; re-enter what takes little reading."""
         index = self._index
         if index is None:
             return
-        # A power failure may take the end of the log and leave its keys: those are cut off later.
+        # A power failure may lose the end of the log but not its keys: those are cut off later.
         index_end = max(end, PhysicalOffset(index.end_offset + 1)) if crashed else end
         index.judge(self._log.entry_at, self._log.min_offset, index_end, self._damage)
         if end - max(index.end_offset, self._log.min_offset) <= _REINDEXED_BYTES_MAX:
             index.discard_newest_damaged()
 
     def _unindexed_from(self, end: PhysicalOffset) -> PhysicalOffset:
-        """Return from where on messages are to be entered into the index, if that is not much."""
+        """Return the position to index messages from, if that takes little reading."""
         if self._index is None or not self._damage.index_files:
             return end
         begin = max(PhysicalOffset(self._index.end_offset), self._log.min_offset)
@@ -232,7 +232,7 @@ class Recovery:
     def _follow_log(
         self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool, is_cut: bool
     ) -> PhysicalOffset:
-        """Cut queues and index where the log ends; return where what they lack then may begin."""
+        """Cut queues and index where the log ends; return where missing entries may begin."""
         taken_from = end
         for queue in self._queues:
             queue_end = queue.physical_end
@@ -252,20 +252,20 @@ class Recovery:
         return taken_from
 
     def _cut_log(self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool) -> int:
-        """Forget what lies behind the end; return how much that was."""
+        """Drop what follows the end; return how many bytes that were."""
         log = self._log
         cut_bytes = log.used_bytes_after(end)
-        # Whatever was read here may be in memory only: it counts as unflushed until it is synced.
+        # What was read here may be in memory only: it counts as unflushed until it is synced.
         log.begin_at(end, start)
         if crashed or cut_bytes or log.starts[-1] > end:
-            # A file made in advance goes too: it is made again when it is needed.
+            # Also drops a file created in advance: it is re-created when needed.
             self._deferred.attempt(lambda: self._cut_files(end, cut_bytes))
         return cut_bytes
 
     def _cut_files(self, end: PhysicalOffset, cut_bytes: int) -> None:
         log, kept = self._log, ""
         if any(log.first_store_timestamp_ms(later) for later in log.starts if later > end):
-            # Not just a torn tail: somebody may want to save what is in there.
+            # More than a torn tail: an operator may want to save its content.
             kept = f", and kept in {log.set_aside(end, f'damaged-{end}')}"
         if cut_bytes:
             message = "%s is torn or damaged at %d: %d bytes are cut off%s"

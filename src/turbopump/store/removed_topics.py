@@ -1,8 +1,8 @@
 """Which topics were removed, and where the log ended then.
 
-Their messages stay in the log until it is deleted. A replay must not bring them back: they would
-take the offsets of those that came after the topic was made again. The file is ours alone; a Java
-broker does not look at it.
+Their messages stay in the log until it is deleted. A replay must not restore them: they would take
+the offsets of those that were stored after the topic was re-created. Only Turbopump uses the file;
+a Java broker ignores it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from turbopump.store.config_files import load_json, save_json
 
 
 class RemovedTopics:
-    """For each removed topic the position behind its last message, kept on disk."""
+    """The position after the last message of each removed topic, kept on disk."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._path = path
         self._files = files
         self._ends: dict[bytes, int] = {}
         self.has_any = False
-        """Whether any topic was removed; for a quick look."""
+        """Whether any topic was removed; a cheap first check."""
 
     def load(self) -> None:
         ends = load_json(self._files, self._path)
@@ -39,18 +39,18 @@ class RemovedTopics:
         return position < self._ends.get(topic, 0)
 
     def end_of(self, topic: bytes) -> int:
-        """Return the position behind the last message that was removed with its topic, or 0."""
+        """Return the position after the last message that was removed with its topic, or 0."""
         return self._ends.get(topic, 0)
 
     def add(self, topic: bytes, log_min: PhysicalOffset, end: PhysicalOffset) -> None:
-        """Remember that a topic's messages up to a position are gone; on disk when it returns."""
+        """Record that a topic's messages up to a position are removed; durable on return."""
         kept = {other: known for other, known in self._ends.items() if known > log_min}
         self._replace({**kept, topic: end})
 
     def fit(self, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
-        """Follow a log that was cut: what comes to lie behind its end is new, whatever its topic.
+        """Follow a log that was cut: messages after its end are new, whatever their topic.
 
-        Topics whose messages are all gone from the log are forgotten.
+        Topics whose messages are all deleted from the log are dropped.
         """
         ends = self._within(log_min, log_end)
         if ends != self._ends:

@@ -1,8 +1,8 @@
-"""Making a store startable again that has lost messages, with as little of it changed as possible.
+"""Makes a store that has lost messages startable again, with as few changes as possible.
 
-What is left keeps its position and its queue offset. Missing files of the log are replaced by blank
-ones, units of lost messages are marked, so that readers pass over them, and new messages get the
-offsets behind those of the lost ones: no group skips any of them because of what it had committed.
+What is left keeps its position and queue offset. Blank files replace missing log files, units of
+lost messages are marked, so that readers skip them, and new messages get offsets after the lost
+ones: no group skips any of them because of its committed offset.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import BLANK_BYTES, encode_blank
 
 _BLANK_FILES_MAX = 10_000
-"""More missing files than that are no loss, but a file with a wrong name."""
+"""More missing files are not a loss, but a file with a wrong name."""
 
 
 class StoppedStore:
@@ -45,13 +45,13 @@ class StoppedStore:
         self._clock = clock
 
     def losses(self, segment_bytes: int | None = None) -> Losses | None:
-        """Return what is missing; None when the store can be started."""
+        """Return what is missing; None if the store can be started."""
         return find_losses(self._files, self._directory.root, segment_bytes)
 
     def repair(self, losses: Losses) -> Path:
-        """Accept a loss; return the directory with the former content of what was changed.
+        """Accept a loss; return the backup directory of what was changed.
 
-        Killed half-way, the store is refused as before, or complete.
+        Killed halfway, the store is either refused as before, or complete.
         """
         missing = sum(end - start for start, end in losses.missing) // losses.segment_bytes
         if missing > _BLANK_FILES_MAX:
@@ -64,7 +64,7 @@ class StoppedStore:
             self._mark_units(losses, backup)
         if losses.resume_at:
             self._lower_offsets(losses, backup)
-        # From here on the next start reads the log as after a crash.
+        # From here on, the next start reads the log as after a crash.
         self._directory.mark_running()
         self._close_log(losses, backup)
         self._write_checkpoint(losses, backup)
@@ -84,7 +84,7 @@ class StoppedStore:
     # --- queues and offsets -----------------------------------------------------------------------
 
     def _mark_units(self, losses: Losses, backup: Path) -> None:
-        """Have readers pass over lost messages, in queues that keep their length."""
+        """Make readers skip lost messages, in queues that keep their length."""
         for queue in queue_units(self._files, self._directory.queues):
             for path, _, units in queue.files:
                 lost = lost_in(units, losses.lost)
@@ -101,7 +101,7 @@ class StoppedStore:
             self._files.close(fd)
 
     def _lower_offsets(self, losses: Losses, backup: Path) -> None:
-        """Have no group and no delay level be ahead of its queue: it would skip new messages."""
+        """Lower group and delay offsets to their queues' ends, or new messages would be skipped."""
         path = self._directory.config / "consumerOffset.json"
         groups = load_table(self._files, path, ConsumerOffsets)
         if groups is not None:
@@ -132,7 +132,7 @@ class StoppedStore:
     # --- the log ----------------------------------------------------------------------------------
 
     def _close_log(self, losses: Losses, backup: Path) -> None:
-        """Make an unbroken row of files again; where nothing can be read, readers go on behind."""
+        """Make the files contiguous again; where nothing can be read, readers continue after it."""
         log, size = self._directory.commit_log, losses.segment_bytes
         self._files.make_directory(log)
         if not losses.has_log:
@@ -164,7 +164,7 @@ class StoppedStore:
             self._files.close(fd)
 
     def _write_blank(self, position: PhysicalOffset, end: int, size: int, backup: Path) -> None:
-        """Have the scan of a file end at a position; what lies behind stays as it is."""
+        """End the scan of a file at a position; what follows stays unchanged."""
         start = position // size * size
         path = Segments.path_in(self._directory.commit_log, start)
         fd = self._files.open_to_read(path)
@@ -187,9 +187,9 @@ class StoppedStore:
 
 @contextmanager
 def stopped_store(root: Path, files: Files, clock: Clock) -> Iterator[StoppedStore]:
-    """Keep brokers away from a store directory.
+    """Lock a store directory, keeping brokers out.
 
-    Raises StoreInUse when one has it open, InvalidArgument when it is no store's.
+    Raises StoreInUse if one has it open, InvalidArgument if it is not a store.
     """
     directory = StoreDirectory(root, files)
     parts = (directory.commit_log, directory.queues, directory.config)
@@ -204,7 +204,7 @@ def stopped_store(root: Path, files: Files, clock: Clock) -> Iterator[StoppedSto
 
 
 def _marked(units: Units, lost: NDArray[np.bool_], resume_at: int) -> bytes:
-    """Return units with those of lost messages marked, in a file of the log that has no others."""
+    """Return units with those of lost messages marked, in a log file that has no others."""
     marked = units.copy()
     marked["size"][lost] = FILLER_SIZE
     if resume_at:
@@ -214,9 +214,9 @@ def _marked(units: Units, lost: NDArray[np.bool_], resume_at: int) -> bytes:
 
 
 def _lowered(topic: str, offsets: Mapping[int, int], losses: Losses) -> dict[int, int]:
-    """Return offsets in the queues of a topic, none of them behind the end of its queue.
+    """Return offsets in the queues of a topic, none of them after the end of its queue.
 
-    A queue that has no units begins at 0 with the next message, or is made again from the log.
+    A queue without units begins at 0 with the next message, or is rebuilt from the log.
     """
     return {
         queue_id: min(

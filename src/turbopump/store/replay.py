@@ -1,4 +1,4 @@
-"""Entering what the log has into queues and index again: many records at a time if they follow."""
+"""Enters messages of the log into queues and index again, in batches where they follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.record import FIXED_BYTES, RecordEntry
 
 _RECORDS_AT_ONCE = 2048
-"""Their properties are looked at together, which takes up to 40 times as much memory."""
+"""Their properties are parsed together, which takes up to 40 times as much memory."""
 
 
 class Replay:
@@ -38,16 +38,16 @@ class Replay:
         self._behind = behind
         self._deferred = deferred
         self.count = 0
-        """How many messages were entered again."""
+        """Messages entered again."""
 
     def run(self, start: PhysicalOffset, end: PhysicalOffset) -> None:
         """Enter all messages between two positions."""
         if start < end and not self._run_from(start, end):
-            # Some queue lacks more than was to be entered again: make all of them complete.
+            # Some queue lacks more than was to be entered: complete all of them.
             self._run_from(self._log.min_offset, end)
 
     def is_readable(self, entry: RecordEntry) -> bool:
-        """Whether a message belongs into a queue: not half a transaction, not removed."""
+        """Whether a message belongs into a queue: not a half message, not removed."""
         invisible = entry.sys_flag & INVISIBLE_BIT
         return not invisible and not self._removed.covers(entry.topic, entry.physical_offset)
 
@@ -64,7 +64,7 @@ class Replay:
         return True
 
     def _enter(self, found: EntryRun | RecordEntry, complete: bool, unread_bytes: int) -> bool:
-        """Enter messages; False if there are some before them that are missing."""
+        """Enter messages; False if earlier ones are missing."""
         if isinstance(found, RecordEntry):
             return self._enter_one(found, complete, unread_bytes)
         for part in found.parts(_RECORDS_AT_ONCE):
@@ -79,7 +79,7 @@ class Replay:
         return True
 
     def _following(self, run: EntryRun) -> list[tuple[ConsumeQueue, Ints]] | None:
-        """Return for each queue the records that it lacks; None unless they simply follow."""
+        """Return for each queue the records that it lacks; None unless they directly follow."""
         if np.bitwise_or.reduce(run.sys_flags) & INVISIBLE_BIT:
             return None
         positions, found = run.positions, []
@@ -105,10 +105,10 @@ class Replay:
                 if not complete:
                     return False
                 if queue.last_position <= self._log.min_offset:
-                    # What it holds is deleted, and so is what it lacks: it begins here.
+                    # Its units are of deleted messages, and so are those it lacks: it begins here.
                     self._queues.remove(queue)
                 elif (entry.queue_offset - queue.max_offset) * FIXED_BYTES <= unread_bytes:
-                    # Damaged in the log: the messages behind keep their offsets.
+                    # Damaged in the log: later messages keep their offsets.
                     queue.fill_to(entry.queue_offset)
         self._dispatcher.enter_all((entry,))
         self._spill(1)

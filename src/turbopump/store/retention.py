@@ -1,6 +1,6 @@
-"""Retention: which of the oldest segments may go, decided from ages and the disk's usage.
+"""Retention: which of the oldest segments to delete, by age and disk usage.
 
-Segments go one by one, with a look at the disk after each.
+Segments are deleted one by one; disk usage is checked after each.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from turbopump.store.steady_clock import SteadyClock
 
 
 class Verdict(Struct, frozen=True):
-    """What a run of retention has to do."""
+    """What a retention run decided."""
 
     segments: int
-    """How many of the oldest segments are to be deleted, or have been."""
+    """How many of the oldest segments to delete, or deleted."""
     full: bool
-    """Whether the disk is so full that messages are to be refused."""
+    """Whether the disk is so full that messages are refused."""
 
 
 class Retention:
@@ -50,7 +50,7 @@ class Retention:
         self._clock = clock
         self._steady_clock = steady_clock
         self._files = files
-        # Queues may lie on another disk than the log; deleting segments would not help there.
+        # Queues may be on a different disk than the log; deleting segments would not help there.
         self._disks = (directory.commit_log, directory.root)
         self._log = log
         self._queues = queues
@@ -59,7 +59,7 @@ class Retention:
         self._to_follow = False
 
     def run(self, dispatched_to: PhysicalOffset, *, at_any_hour: bool) -> Verdict:
-        """Delete what may go, one by one; return how many did and whether the disk is full."""
+        """Delete eligible segments one by one; return how many, and whether the disk is full."""
         ages_ms = self._ages_ms(dispatched_to)
         deleted = 0
         try:
@@ -71,7 +71,7 @@ class Retention:
                 deleted += 1
                 self._to_follow = True
         finally:
-            # Also when one could not be deleted: queues must not lead to those that are gone.
+            # Even if one could not be deleted: queues must not point to deleted segments.
             full = self.refuse_if_full()
             self._follow_deletion()
         return Verdict(deleted, full)
@@ -82,20 +82,20 @@ class Retention:
         return judge(self._config, ages_ms, now_ms, used, at_any_hour=at_any_hour)
 
     def refuse_if_full(self) -> bool:
-        """Have messages refused while too much of the disk is used; return whether it is."""
+        """Refuse messages while the disk is too full; return whether it is."""
         used = max(self._files.used_ratio(disk) for disk in self._disks)
         full = used > self._config.full_ratio
         self._health.disk_is_full(used if full else None)
         return full
 
     def _ages_ms(self, dispatched_to: PhysicalOffset) -> list[int]:
-        """Return, for each segment that is complete and on disk, how old its last message is."""
+        """Return the age of the last message of each complete, flushed segment."""
         end = min(self._log.flushed, dispatched_to)
         ages_ms: list[int] = []
         age_ms = 0
         for following in reversed(self._log.starts[1:]):
-            # The next one's first message: practically the same moment, and quickly found. Blank
-            # files, which stand for lost ones, have none.
+            # The first message of the next segment: practically the same timestamp, and quickly
+            # found. Blank files, which replace lost ones, have none.
             timestamp_ms = self._log.first_store_timestamp_ms(following)
             if timestamp_ms:
                 stored_ms = self._steady_clock.stored_ms(PhysicalOffset(following), timestamp_ms)
@@ -105,7 +105,7 @@ class Retention:
         return ages_ms[::-1]
 
     def _follow_deletion(self) -> None:
-        """Have all queues and the index follow, also if one cannot: that one tries again later."""
+        """Make all queues and the index follow, even if one fails: that one retries later."""
         if not self._to_follow:
             return
         log_min = self._log.min_offset
@@ -133,8 +133,8 @@ def judge(
 ) -> Verdict:
     """Decide, given the age of the newest message of each segment that may be deleted.
 
-    Oldest first, and not of the segment being written. ``now_ms`` is the wall clock's time.
-    ``at_any_hour`` is for an operator who does not want to wait.
+    Oldest first, without the segment being written. ``now_ms`` is wall clock time. ``at_any_hour``
+    is for operators who do not want to wait.
     """
     expired = 0
     for age_ms in ages_ms:
@@ -144,11 +144,11 @@ def judge(
     due = at_any_hour or _hour(now_ms) in config.delete_hours or used_ratio > config.early_ratio
     count = expired if due else 0
     if used_ratio > config.forced_ratio:
-        # However young: but one only, and then look at the disk again.
+        # Whatever its age: but only one, then check the disk again.
         count = max(count, min(1, len(ages_ms)))
     return Verdict(min(count, config.segments_per_run_max), used_ratio > config.full_ratio)
 
 
 def _hour(now_ms: int) -> int:
-    # The operator's hours are local ones.
+    # Operators configure local hours.
     return local_time(now_ms).hour

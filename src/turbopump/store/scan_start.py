@@ -27,13 +27,13 @@ def scan_start(
 
 
 def _scan_start_by_time(log: CommitLog, checkpoint: Checkpoint) -> PhysicalOffset:
-    """Return where to begin after a crash of a broker that notes no positions."""
-    # The store time up to which the log and what follows it are surely on disk.
+    """Return where to begin after a crash of a broker that stores no positions."""
+    # The store timestamp up to which the log and what follows it are known to be on disk.
     safe_ms = max(0, min(checkpoint.log_ms, checkpoint.queues_ms) - _CHECKPOINT_MARGIN_MS)
     chosen, newest_ms = log.min_offset, 0
     for start in log.starts:
         first_ms = log.first_store_timestamp_ms(start)
-        # Where the clock went back, a small time does not prove that a file is old.
+        # Where the clock was set back, an early timestamp does not prove that a file is old.
         if not newest_ms <= first_ms <= safe_ms:
             break
         chosen, newest_ms = PhysicalOffset(start), first_ms

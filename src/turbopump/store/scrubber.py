@@ -1,4 +1,4 @@
-"""Look for damage before readers do: a slow pass over the whole log, again and again."""
+"""Finds damage before readers do: a slow, repeated scan of the whole log."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turbopump.wire.record import RecordEntry
 _log = logging.getLogger(__name__)
 
 SLICE_BYTES = 256 * 1024
-"""How much of the log one call reads, unless a single record is larger: a few milliseconds."""
+"""Bytes of the log that one call reads, unless a single record is larger: a few milliseconds."""
 
 
 class Scrubber:
-    """Compares bodies with their checksums, and units with their records, slice by slice."""
+    """Verifies body checksums, and units against their records, slice by slice."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """One open file of the commit log: written at the end, mapped for reading.
 
-Writing through a map would turn a full disk into a deadly signal; reading through one hands bytes
+Writing through a map would turn a full disk into a fatal signal; reading through one passes bytes
 to the network without copying them. Both see the same page cache. (ADR 0005)
 """
 
@@ -22,7 +22,7 @@ class Segment:
         self._files = files
         self.fd = fd
         self.mapped: memoryview | None = None
-        """The whole file for reading, once somebody has read it."""
+        """The whole file for reading; None before the first read."""
 
     def write(self, data: bytes | bytearray | memoryview, at: int) -> None:
         """Write at a position of the whole log."""
@@ -33,8 +33,8 @@ class Segment:
         """Return the whole file for reading."""
         view = self.mapped
         if view is None:
-            # The map itself is never closed: it ends with the last view into it, so a reader that
-            # still sends a message of a deleted file meets no error.
+            # The map is never closed explicitly: it is freed with the last view into it, so a
+            # reader that still sends a message of a deleted file gets no error.
             view = self.mapped = memoryview(self._files.map(self.fd, self.size))
         return view
 
@@ -49,11 +49,11 @@ class Segment:
         return 0
 
     def erase_from(self, at: int) -> None:
-        """Make everything from a position of the log on zeros."""
+        """Overwrite everything from a position of the log on with zeros."""
         erase_from(self._files, self.fd, at - self.start, self.size)
 
     def sync(self) -> None:
-        """Return when all that was written is on disk."""
+        """Return once all written bytes are on disk."""
         self._files.sync(self.fd)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The files of one log or queue: a row of equal size, named by where they start."""
+"""The files of one log or queue: contiguous, of equal size, named by their start."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from turbopump.machine.files import SPARE_NAME, Files, create_full_size
 _NAME_DIGITS = 20
 
 
-# Every read of a queue asks for a path, mostly for the same ones, and making one takes longer than
-# the rest of such a read.
+# Every read of a queue needs a path, mostly the same ones, and building one takes longer than the
+# rest of such a read.
 @lru_cache(maxsize=1024)
 def _path(directory: Path, start: int) -> Path:
     return directory / f"{start:0{_NAME_DIGITS}d}"
@@ -25,7 +25,7 @@ class BrokenRow(StoreDamaged):
 
 
 class Segments:
-    """Which files exist; each change makes a new tuple ``starts``, so other threads may read it."""
+    """Which files exist; each change replaces the tuple ``starts``: other threads may read it."""
 
     __slots__ = ("_files", "_spare", "directory", "segment_bytes", "starts")
 
@@ -37,14 +37,14 @@ class Segments:
         self._spare = spare
 
     def load(self, *, may_end_empty: bool = True) -> None:
-        """Find the files; anything that is not a full file in an unbroken row is refused.
+        """Find the files; refuse anything that is not a full file in a contiguous row.
 
         An empty file at the end is removed if ``may_end_empty``.
         """
         self._files.remove(self.directory / SPARE_NAME)
         found = segment_files(self._files, self.directory)
         if may_end_empty and found and found[-1][1] == 0:
-            # Killed between making the file and giving it its size; nothing can be in it.
+            # Killed between creating the file and setting its size; nothing can be in it.
             self._files.remove(self.path(found.pop()[0]))
         for start, size in found:
             if size != self.segment_bytes:
@@ -63,12 +63,12 @@ class Segments:
 
     @staticmethod
     def path_in(directory: Path, start: int) -> Path:
-        """Return what a file would be called in some directory."""
+        """Return the path of a file in some directory."""
         return _path(directory, start)
 
     @property
     def end(self) -> int:
-        """Position behind the last file."""
+        """Position after the last file."""
         return self.starts[-1] + self.segment_bytes if self.starts else 0
 
     def start_at(self, position: int) -> int | None:
@@ -79,7 +79,7 @@ class Segments:
         return starts[bisect_right(starts, position) - 1]
 
     def create(self, start: int) -> int:
-        """Make the next file and return it open."""
+        """Create the next file and return it open."""
         assert not self.starts or start == self.end, (start, self.starts)
         self._files.make_directory(self.directory)
         fd = create_full_size(self._files, self.path(start), self.segment_bytes, self._spare)
@@ -94,7 +94,7 @@ class Segments:
         return path
 
     def move_last(self, directory: Path) -> None:
-        """Put the last file into another directory."""
+        """Move the last file into another directory."""
         path = self.path(self.starts[-1])
         self._files.rename(path, directory / path.name)
         self.starts = self.starts[:-1]
@@ -108,7 +108,7 @@ class Segments:
 
 
 def is_segment_name(name: str) -> bool:
-    """Whether a file's name says where it starts."""
+    """Whether a file's name is a start position."""
     return len(name) == _NAME_DIGITS and name.isdecimal()
 
 

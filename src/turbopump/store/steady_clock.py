@@ -1,8 +1,8 @@
-"""Ages of stored messages by the time that has passed, whatever happens to the wall clock.
+"""Ages of stored messages by elapsed time, regardless of wall clock changes.
 
 Store timestamps follow the wall clock, since people and tools read them. While the store is open,
-it remembers from which position on they come from a clock that had been set meanwhile. Of messages
-stored before the start, the timestamp is all there is.
+it remembers from which position on they come from a changed clock. Of messages stored before the
+start, only the timestamp is known.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _STEPS_MAX = 64
 
 
 class SteadyClock:
-    """The time of the wall clock at the start, plus what has passed since."""
+    """The wall clock's time at the start, plus the time elapsed since."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._start_ms = clock.now_ms() - clock.uptime_ms()
         self.shift_ms = 0
-        """How far the wall clock was set since the start; negative when it was set back."""
-        # From each position on, how far the clock had been set when messages got their timestamps.
+        """How far the wall clock was set since the start; negative if it was set back."""
+        # For each position, how far the clock had been set for messages from there on.
         self._positions = [PhysicalOffset(0)]
         self._shifts_ms = [0]
 
     def begin(self, position: PhysicalOffset) -> None:
-        """Note the end of the log at the start."""
+        """Set the end of the log at the start."""
         self._positions = [position]
 
     def now_ms(self) -> int:
         """Return milliseconds since the Unix epoch, ignoring changes of the clock.
 
         Never ahead of the wall clock by less than a step: timestamps are the wall clock's, which is
-        rounded otherwise and may be slowed down, and no message may be early by them.
+        rounded differently and may be slowed down, and by them no message may be early.
         """
         elapsed_ms, wall_ms = self._elapsed_ms(), self._clock.now_ms() - self.shift_ms
         return wall_ms if 0 < elapsed_ms - wall_ms < CLOCK_SET_MS else elapsed_ms
@@ -62,7 +62,7 @@ class SteadyClock:
             )
         elif position >= self._positions[-1]:
             return
-        # Otherwise the log was cut: positions that it had before are used again.
+        # Otherwise the log was cut, and earlier positions are reused.
         while len(self._positions) > 1 and self._positions[-1] >= position:
             del self._positions[-1], self._shifts_ms[-1]
         if position > self._positions[-1]:
@@ -84,7 +84,7 @@ class SteadyClock:
         return timestamp_ms - (self._shifts_ms[number - 1] if number else self._before_start_ms)
 
     def shifts_ms(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what to take from the timestamps of messages at positions, as `stored_ms` does."""
+        """Return what to subtract from the timestamps at positions, as `stored_ms` does."""
         shifts = np.array([self._before_start_ms, *self._shifts_ms])
         found: NDArray[np.int64] = shifts[np.searchsorted(self._positions, positions, side="right")]
         return found
@@ -92,5 +92,5 @@ class SteadyClock:
     @property
     def _before_start_ms(self) -> int:
         # A clock that is set back may have been ahead at the start. Set forward, it may have been
-        # behind or is ahead now: nobody knows. So these messages count as young as they may be.
+        # behind, or is ahead now; which is unknown. So these messages count as young as possible.
         return min(self.shift_ms, 0)

@@ -1,8 +1,8 @@
-"""The store: append, read, look up, flush, keep tidy. Everything else in this folder works for it.
+"""The store: append, read, look up, flush, maintain. Everything else in this folder serves it.
 
 One thread owns a store and makes all calls. The store's flusher, a background worker, completes the
-futures of `append`; after a flush in synchronous mode the owner calls `dispatch` (reads do so by
-themselves), as only the owner touches queues and index.
+futures of `append`; after a flush in synchronous mode the owner calls `dispatch` (reads do so
+implicitly), as only the owner may access queues and index.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from turbopump.wire.record_batch import RecordBatch
 from turbopump.wire.record_list import RecordList
 
 _TICK_MS = 100
-"""How often appending does the maintenance in passing, should nobody call `tick`."""
+"""How often `append` runs the maintenance if the owner does not call `tick`."""
 
 _CLOSING_MS_MAX = 750
-"""How long closing writes queues and index, and again waits for them; the rest is left over."""
+"""Time limit in closing for writing queues and index, and again for syncing; the rest is left."""
 
 
 class Store:
@@ -149,7 +149,7 @@ class Store:
         config: StoreConfig | None = None,
         machine: Machine | None = None,
     ) -> Self:
-        """Lock a directory, recover what is in it, and start to flush."""
+        """Lock a directory, recover its content, and start to flush."""
         store = cls(Path(directory), config or StoreConfig(), machine or Machine())
         store._start()
         return store
@@ -159,7 +159,7 @@ class Store:
         self._recover()
 
     def _recover(self) -> None:
-        """Bring log, queues and index to agree, and open."""
+        """Make log, queues and index agree, and open."""
         try:
             check_files(self._directory, self.config.segment_bytes)
             self._directory.make_parts()
@@ -177,7 +177,7 @@ class Store:
             raise
         self._open = True
         if self._deferred.error is not None:
-            # What is surely on disk may be deleted to make room.
+            # What is known to be on disk may be deleted to make room.
             self._maintenance.flush()
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Store:
         self._flusher.wait_idle()
 
     def _settle(self) -> bool:
-        """Have everything flushed dispatched and written; tell whether that is all there is."""
+        """Dispatch and write everything flushed; return whether that is all there is."""
         self._dispatcher.advance(self._log.flushed)
         try:
             self._behind.write_all(_CLOSING_MS_MAX)
@@ -243,7 +243,7 @@ class Store:
     # Writing
 
     def append(self, records: Group, *, defer_dispatch: bool = False) -> Appended:
-        """Store one message, or a batch of them that stays together in one file."""
+        """Store one message, or a batch that stays together in one file."""
         if len(records) != 1 or type(records) is RecordBatch or type(records) is RecordList:
             return self.append_all((records,), defer_dispatch=defer_dispatch)[0]
         self._check_writable()
@@ -262,8 +262,8 @@ class Store:
     ) -> list[Appended]:
         """Store several messages or batches with one write; all of them, or none and an error.
 
-        `check` reports errors of the messages themselves beforehand. With ``defer_dispatch`` the
-        caller does something more urgent first, and then calls `dispatch` itself.
+        `check` reports invalid messages beforehand. With ``defer_dispatch`` the caller does
+        something more urgent first, and then calls `dispatch` itself.
         """
         if len(groups) == 1 and len(groups[0]) == 1 and type(groups[0]) not in BATCH_TYPES:
             return [self.append(groups[0], defer_dispatch=defer_dispatch)]
@@ -281,8 +281,8 @@ class Store:
     def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> Future[None]:
         """Store bytes of a master's log at the same position, as a slave does.
 
-        Messages become readable once they are complete. Data must not go across the end of a file.
-        Raises InvalidArgument for bytes that cannot follow, with nothing changed. The result is
+        Messages become readable once they are complete. Data must not cross the end of a file.
+        Raises InvalidArgument for bytes that cannot follow; nothing is changed then. The result is
         done when the bytes are as durable as the mode promises.
         """
         self._check_writable()
@@ -298,7 +298,7 @@ class Store:
 
     @translate_disk_errors
     def drop_unfinished(self) -> None:
-        """Cut off the beginning of a message or filler whose rest a master has not sent."""
+        """Cut off an incomplete message or filler whose rest a master has not sent."""
         self._check_open()
         log = self._log
         file_start = PhysicalOffset(log.tail_end - log.segment_bytes)
@@ -308,11 +308,11 @@ class Store:
 
     @translate_disk_errors
     def cut(self, end: PhysicalOffset | None) -> Path:
-        """Drop all messages from a position on, which begins one; with None, all there are.
+        """Drop all messages from a position on, which begins one; with None, all of them.
 
         Returns the directory where the bytes of the log are kept. Queues and index follow. Waits
-        for the disk, and reads as much of the log again as after a crash. If it fails, as on a
-        full disk, it can be called again.
+        for the disk, and rereads as much of the log as after a crash. If it fails, as on a full
+        disk, it can be called again.
         """
         self.flush()
         listener, watched = self._dispatcher.listener, self._dispatcher.watched
@@ -332,15 +332,15 @@ class Store:
                 self.cut_ranges[key] = min(low, self.queue_range(*key)[1]), max(high, before)
 
     def was_cut(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether a reader that has come to an offset may have read messages that were cut off."""
+        """Whether a reader at an offset may have read messages that were cut off."""
         shortest, longest = self.cut_ranges.get((topic, queue_id), (0, 0))
         return shortest < offset <= longest
 
     def _cut_log(self, end: PhysicalOffset | None) -> Path:
-        """Set aside the log from a position on; killed half-way, the next start goes on."""
+        """Set aside the log from a position on; if it is killed halfway, the next start resumes."""
         log = self._log
         position = PhysicalOffset(log.min_offset - 1) if end is None else end
-        # First: the log may end where the checkpoint allows it.
+        # First: the log may end only where the checkpoint allows it.
         if end is None:
             self._behind.forget()
         else:
@@ -353,7 +353,7 @@ class Store:
         return kept
 
     def check(self, records: Sequence[Record]) -> None:
-        """Refuse what `append` would refuse because of the messages themselves."""
+        """Refuse messages that `append` would refuse as invalid."""
         self._check_open()
         self._appender.check(records)
 
@@ -388,7 +388,7 @@ class Store:
         durable = self._flusher.join() if self._synchronous else self._done
         if is_much and not defer_dispatch and not self._synchronous:
             self.dispatch()
-        # Also when the clock was set: these are the first messages to have the new time.
+        # Also if the clock was set: these are the first messages with the new time.
         if entries and not 0 <= now_ms - self._ticked_ms < _TICK_MS:
             self._tick(entries[0].physical_offset, now_ms)
         return durable
@@ -396,7 +396,7 @@ class Store:
     # Maintenance
 
     def dispatch(self) -> None:
-        """Make messages readable as far as allowed; call it after a flush."""
+        """Make messages up to `readable_end` readable; call it after a flush."""
         self._check_open()
         self._dispatcher.advance(self.readable_end)
         if self._behind.crowded():
@@ -420,14 +420,14 @@ class Store:
         self._ticked_ms = now_ms
         self.dispatch()
         self._maintenance.run()
-        # Mending may have cut the log.
+        # A repair may have cut the log.
         self.steady_clock.check(min(position, self._log.written), now_ms)
 
     def listen(self, listener: Listener | None, watched: Watches = EVERY_QUEUE) -> None:
         """Set the listener that `append` and `dispatch` call for newly readable messages.
 
-        It is given those that are waited for, which may change, and all delayed ones; none, should
-        others have come. It must not raise: they are stored whatever it thinks of them.
+        It receives those that are watched, which may change, and all delayed ones; an empty list if
+        only others arrived. It must not raise: the messages are stored in any case.
         """
         # Messages that were readable before are not announced again.
         self.dispatch()
@@ -456,7 +456,7 @@ class Store:
     def remove_topic(self, topic: str, end: PhysicalOffset | None = None) -> None:
         """Delete a topic's queues; its messages expire with the log. Offsets restart at 0.
 
-        With a position, as on a slave: messages behind it are of a topic that was made again.
+        With a position, as on a slave: messages after it are of a re-created topic.
         """
         self.dispatch()
         written = self._log.written
@@ -476,7 +476,7 @@ class Store:
 
     @property
     def written_end(self) -> PhysicalOffset:
-        """Position behind the last message, readable or not."""
+        """Position after the last message, readable or not."""
         return self._log.written
 
     @property
@@ -508,7 +508,7 @@ class Store:
 
     @translate_disk_errors
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
-        """Return the first offset of a queue and the one behind its last; 0 and 0 if unknown."""
+        """Return the first offset of a queue and the one after its last; 0 and 0 if unknown."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return QueueOffset(0), QueueOffset(0)
@@ -516,16 +516,16 @@ class Store:
 
     @translate_disk_errors
     def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[QueueOffset]:
-        """Return the offsets behind the last messages of some queues; 0 for those unknown."""
+        """Return the offsets after the last messages of some queues; 0 for unknown ones."""
         self._catch_up()
         found = map(self._queues.find, repeat(topic), queue_ids)
         return [QueueOffset(0) if queue is None else queue.max_offset for queue in found]
 
     @translate_disk_errors
     def topic_ranges(self, topic: str, queues: int) -> tuple[list[int], list[int], PhysicalOffset]:
-        """Return `queue_range` of queues 0 to before ``queues``: all first offsets, then all ends.
+        """Return `queue_range` of queues 0 to ``queues`` - 1: all first offsets, then all ends.
 
-        And the position in the log behind the last of their messages, -1 if there is none.
+        And the position in the log after the last of their messages, -1 if there is none.
         """
         self._catch_up()
         find = self._queues.find
@@ -537,7 +537,7 @@ class Store:
         )
 
     def queue_ids(self) -> list[tuple[str, int]]:
-        """Return topic and number of all queues that have had messages."""
+        """Return topic and id of all queues that have had messages."""
         self._catch_up()
         return sorted((queue.topic, queue.queue_id) for queue in self._queues if queue.max_offset)
 
@@ -549,7 +549,7 @@ class Store:
 
     @translate_disk_errors
     def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
-        """Return when the message at an offset was stored; None if it is not there."""
+        """Return the store timestamp of the message at an offset; None if there is none."""
         queue = self._queue(topic, queue_id)
         return None if queue is None else store_timestamp_at(self._log, queue, offset)
 
@@ -559,12 +559,12 @@ class Store:
     ) -> list[tuple[int, PhysicalOffset] | None]:
         """Return when and where messages at offsets of a topic's queues were stored.
 
-        None for those that are not there.
+        None for those that do not exist.
         """
         self._catch_up()
         find = self._queues.find
         found = marks_at(self._log, ((find(topic, number), offset) for number, offset in asked))
-        # Where units were missing, a message has another offset than its place says.
+        # Where units were missing, a message's own offset differs from that of its unit.
         return [
             mark[:2] if mark is not None and mark[2] == offset else None
             for mark, (_, offset) in zip(found, asked, strict=True)
@@ -584,7 +584,7 @@ class Store:
         self.damage.bad_message(self._log.path_at(position), position, reason)
 
     def message_by_id(self, offset_message_id: str) -> memoryview | None:
-        """Return the message with an offset id; the id's host is the caller's business."""
+        """Return the message with an offset id; the caller checks the id's host."""
         return self.message_at(parse_offset_id(offset_message_id)[1])
 
     @translate_disk_errors
@@ -593,7 +593,7 @@ class Store:
     ) -> list[memoryview]:
         """Return messages found under a key or unique id, oldest first, at most 64.
 
-        The index knows hashes and whole seconds only, so others may be among them.
+        The index has only hashes and whole seconds, so others may be among them.
         """
         self._catch_up()
         if self._index is None:
@@ -604,7 +604,7 @@ class Store:
 
     @property
     def indexed_to(self) -> tuple[int, PhysicalOffset]:
-        """Store time and position of the newest message in the key index; zeros if it is empty."""
+        """Store timestamp and position of the newest message in the key index, or zeros."""
         header = None if self._index is None else self._index.newest_header
         if header is None:
             return 0, PhysicalOffset(0)
@@ -612,7 +612,7 @@ class Store:
 
     @translate_disk_errors
     def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None:
-        """Return up to ``size_max`` bytes of the log for a slave, within one file; None if gone."""
+        """Return up to ``size_max`` bytes of the log for a slave, within one file, or None."""
         self._catch_up()
         segment_bytes = self.config.segment_bytes
         in_file = segment_bytes - position % segment_bytes
@@ -620,7 +620,7 @@ class Store:
         return self._log.view(position, size) if size > 0 else None
 
     def last_message(self) -> PhysicalOffset:
-        """Return the position of the last message in any queue; of the log's start if none is."""
+        """Return the position of the last message in any queue, or of the log's start."""
         self._catch_up()
         last = [queue.unit(QueueOffset(queue.max_offset - 1)) for queue in self._queues]
         positions = (unit[0] for unit in last if unit is not None)
@@ -628,7 +628,7 @@ class Store:
 
     @translate_disk_errors
     def message_start(self, position: PhysicalOffset) -> PhysicalOffset:
-        """Return where the message, or filler, begins that a position of the log lies in."""
+        """Return the start of the message, or filler, that contains a position of the log."""
         self._check_open()
         start = PhysicalOffset(position - position % self.config.segment_bytes)
         for found in scan(self._log, start, check_crc=False, end=position):

@@ -1,4 +1,4 @@
-"""Going through a store's files for damage, without opening it: whatever is wrong is noted."""
+"""Surveys a store's files for damage, without opening it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FOREIGN = "is not a store file"
 
 
 class Damage(Struct, frozen=True):
-    """Something that should not be; ``position`` counts bytes within the file."""
+    """An inconsistency; ``position`` counts bytes within the file."""
 
     path: str
     position: int
@@ -47,7 +47,7 @@ class Damage(Struct, frozen=True):
 def numbered_files(
     files: Files, directory: Path, damage: list[Damage]
 ) -> list[tuple[Path, int, int]]:
-    """Return path, start and size of a row of files; anything else there is damage."""
+    """Return path, start and size of consecutive files; anything else there is damage."""
     found = []
     for path in entries(files, directory):
         if is_segment_name(path.name) and files.is_file(path):
@@ -60,7 +60,7 @@ def numbered_files(
 def queue_directories(
     files: Files, directory: Path, damage: list[Damage]
 ) -> list[tuple[str, int, Path]]:
-    """Return topic, number and directory of each queue; anything else there is damage."""
+    """Return topic, id and directory of each queue; anything else there is damage."""
     found = []
     for topic in entries(files, directory):
         if not files.is_directory(topic):
@@ -76,12 +76,12 @@ def queue_directories(
 
 
 def entries(files: Files, directory: Path) -> list[Path]:
-    """Return what is in a directory, if there is one, without what a kill may leave behind."""
+    """Return the entries of a directory, if it exists, without leftovers of a kill."""
     return [path for path in files.entries(directory) if path.name != SPARE_NAME]
 
 
 def expected_size(rows: Sequence[Sequence[tuple[Path, int, int]]]) -> int:
-    """Guess the size that all files of some rows should have; 0 when there are none."""
+    """Guess the size that all files of some rows should have; 0 if there are none."""
     sizes = Counter(size for row in rows for _, _, size in row if size)
     steps = [right[1] - left[1] for row in rows for left, right in itertools.pairwise(row)]
     if not sizes:
@@ -91,9 +91,9 @@ def expected_size(rows: Sequence[Sequence[tuple[Path, int, int]]]) -> int:
 
 
 def check_row(row: Sequence[tuple[Path, int, int]], size: int) -> Iterator[Damage]:
-    """Look for files of the wrong size and for missing ones, as opening a store does."""
+    """Find missing files and files of a wrong size, as opening a store does."""
     for path, _, found in row:
-        # An empty one at the end is what a kill leaves of a file just made.
+        # A kill may leave an empty file at the end, just created.
         if found != size and not (found == 0 and path == row[-1][0] and len(row) > 1):
             yield Damage(str(path), found, f"file has {found} bytes instead of {size}")
     for (path, left, _), (_, right, _) in itertools.pairwise(row):
@@ -111,11 +111,11 @@ class LogEntries:
         self.min_offset = self.end = 0
 
     def add(self, view: MessageView) -> None:
-        """Note a message that should be in its queue."""
+        """Add a message that should be in its queue."""
         topic = view.topic.encode()
         if self._removed.covers(topic, view.physical_offset):
             return
-        # Units of delayed messages hold the time of delivery, which depends on the settings.
+        # Units of delayed messages hold the delivery time, which depends on the settings.
         code = ANY_CODE if view.topic == SCHEDULE_TOPIC else tags_code(view.tags or "")
         found = self._messages.setdefault((view.topic, view.queue_id), array("q"))
         found.extend((view.physical_offset, view.size, view.queue_offset, code))
@@ -124,18 +124,18 @@ class LogEntries:
         return sorted(self._messages)
 
     def positions(self) -> Ints:
-        """Return where all messages are, in order."""
+        """Return the positions of all messages, in order."""
         found = [self._of(*queue)[:, 0] for queue in self._messages]
         return np.sort(np.concatenate([*found, np.empty(0, np.int64)]))
 
     def _of(self, topic: str, queue_id: int) -> Ints:
-        """Return position, size, queue offset and hash of the tag of each message of a queue."""
+        """Return position, size, queue offset and tag hash of each message of a queue."""
         return np.array(self._messages.get((topic, queue_id), ()), np.int64).reshape(-1, 4)
 
     def wrong_units(
         self, topic: str, queue_id: int, first: int, units: Units, path: str
     ) -> Iterator[Damage]:
-        """Return units that do not agree with the log, those in a row as one."""
+        """Return units that differ from the log, consecutive ones as a range."""
         every = self._of(topic, queue_id)
         wanted = units["physical_offset"].astype(np.int64)
         at = np.searchsorted(every[:, 0], wanted)
@@ -158,18 +158,18 @@ class LogEntries:
                 yield Damage(path, begin * UNIT_BYTES, text)
 
     def missing(self, topic: str, queue_id: int, entered: list[Units]) -> int:
-        """Return how many messages of a queue no unit points to."""
+        """Count the messages of a queue that no unit points to."""
         positions = self._of(topic, queue_id)[:, 0]
         found = [units["physical_offset"].astype(np.int64) for units in entered]
         return int(np.count_nonzero(~np.isin(positions, np.concatenate([*found, positions[:0]]))))
 
 
 def used_units(files: Files, path: Path) -> tuple[Units, int]:
-    """Return a queue file's units up to the last one, and how many there is room for."""
+    """Return a queue file's units up to the last one, and its capacity."""
     data = read_file(files, path)
     units = as_units(data[: len(data) - len(data) % UNIT_BYTES])
     is_unit = (units["size"] >= FIXED_BYTES) & (units["physical_offset"] >= 0)
-    # A flipped bit in what was never written makes a size or a position, not both.
+    # A flipped bit in unwritten space changes a size or a position, not both.
     is_unit[1:] &= units["physical_offset"][1:] > 0
     is_unit |= units["size"] == FILLER_SIZE
     used = np.flatnonzero(is_unit)
@@ -177,9 +177,10 @@ def used_units(files: Files, path: Path) -> tuple[Units, int]:
 
 
 def _alone(shifts: Ints) -> NDArray[np.bool_]:
-    """Tell which numbers are not 0 and differ from both neighbours.
+    """Return which numbers are not 0 and differ from both neighbours.
 
-    Records may have other queue offsets than their units where a gap was closed: then many do.
+    Queue offsets of records may differ from those of their units where a gap was closed: then many
+    do.
     """
     alone: NDArray[np.bool_] = shifts != 0
     alone[1:] &= shifts[1:] != shifts[:-1]
@@ -188,7 +189,7 @@ def _alone(shifts: Ints) -> NDArray[np.bool_]:
 
 
 def _ranges(numbers: Ints) -> list[tuple[int, int]]:
-    """Join numbers that follow each other."""
+    """Join consecutive numbers."""
     parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     return [(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
 

@@ -1,4 +1,4 @@
-"""Finding messages otherwise than by queue offset: by store time."""
+"""Finds messages by store timestamp."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _STORE_TIME_AT = 56
 def marks_at(
     log: CommitLog, asked: Iterable[tuple[ConsumeQueue | None, QueueOffset]]
 ) -> Iterator[tuple[int, PhysicalOffset, QueueOffset] | None]:
-    """Yield when and where messages were stored, and the offsets that they have themselves.
+    """Yield when and where messages were stored, and their own offsets.
 
-    None for those that are not there. One call for many: finding a file of the log costs more than
+    None for those that do not exist. One call for many: finding a file of the log costs more than
     reading a message of it.
     """
     start = end = 0
@@ -45,7 +45,7 @@ def marks_at(
 
 
 def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset) -> int | None:
-    """Return when the message at an offset was stored; None when it is not there."""
+    """Return the store timestamp of the message at an offset; None if there is none."""
     mark = next(marks_at(log, [(queue, offset)]))
     return None if mark is None else mark[0]
 
@@ -53,10 +53,11 @@ def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset)
 def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> QueueOffset:
     """Return the offset of the message stored nearest to a timestamp; 0 for an empty queue.
 
-    As in the original the search is confined to one file, so that next to a file's end the nearest
-    message within that file is found. The file is the first whose last message is not older. The
-    original asks the file's modification time instead, which lags behind what is written through a
-    map and is lost when a store is copied: it then skips messages that were asked for.
+    As in Apache RocketMQ, the search is confined to one file, so that next to a file's end the
+    nearest message within that file is found. The file is the first whose last message is not
+    older. Apache RocketMQ uses the file's modification time instead, which lags behind what is
+    written through a map and is lost when a store is copied: it then skips messages that were asked
+    for.
     """
     ranges = queue.file_ranges()
     if not ranges:
@@ -96,7 +97,7 @@ def nearest_between(
 def _first_with_time(
     log: CommitLog, queue: ConsumeQueue, offsets: range
 ) -> tuple[int, QueueOffset] | None:
-    """Return store time and offset of the first message that is not lost."""
+    """Return store timestamp and offset of the first message that is not lost."""
     for offset in offsets:
         time_ms = store_timestamp_at(log, queue, QueueOffset(offset))
         if time_ms is not None:

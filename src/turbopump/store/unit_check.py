@@ -1,4 +1,4 @@
-"""Compare units of a queue with the records they point to, before the records are served.
+"""Compares units of a queue with the records they point to, before the records are served.
 
 A record has no checksum over its header, so each field that a unit or its place implies is
 compared: magic number, size, queue, queue offset, position, topic, and that the parts add up.
@@ -40,7 +40,7 @@ _V6_EXTRA = 12
 
 
 def matching_units(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset, data: bytes) -> int:
-    """Return how many of the units from an offset on match their records, up to the first bad."""
+    """Count the units from an offset on that match their records, up to the first mismatch."""
     count = len(data) // UNIT_BYTES
     if count <= _FEW:
         return _matching_few(log, queue, offset, data, count)
@@ -51,7 +51,7 @@ def matching_units(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset, dat
         done += matching
         if matching == considered and considered:
             continue
-        # Wrong, or of a kind that arrays cannot be made of: the first tells.
+        # Wrong, or not suited for arrays: the first record shows which.
         position, size, _ = UNIT.unpack_from(data, done * UNIT_BYTES)
         if not unit_matches(log, queue, offset + done, position, size):
             break
@@ -169,7 +169,7 @@ def _matching_in_file(
     if not len(units):
         return 0, 0
     try:
-        # Positions before the file wrap around, and do not match what is found there.
+        # Positions before the file wrap around, and do not match the bytes there.
         heads = read_at(view, f"V{_HEAD_BYTES}", at).view(_HEAD_DTYPE)
     except IndexError:
         return 0, 0
@@ -201,9 +201,9 @@ def _same_topics(
     *,
     is_v6: bool,
 ) -> int:
-    """Compare topics and the lengths around them, which tell whether the parts add up.
+    """Compare topics and the lengths around them, which show whether the parts add up.
 
-    Records whose hosts are not of the same kinds as the first one's count as different.
+    Records whose hosts differ in kind from the first one's count as different.
     """
     topic = queue.stored_topic
     fixed_bytes, bodies = _HEAD_BYTES, heads["body_bytes"]
@@ -224,7 +224,7 @@ def _same_topics(
         found = read_at(view, f"V{size}", topics_at).view(np.uint8).reshape(-1, size)
     except IndexError:
         return 0
-    # Unsigned: no length equals what is left if that is negative.
+    # Unsigned: no length equals a negative remainder.
     count = _leading(found[:, len(topic) :].copy().view(">u2")[:, 0] == left)
     topics = found[:count, : len(topic)]
     if topics.tobytes() == topic * count:

@@ -1,6 +1,6 @@
-"""Rebuild damaged units of a queue from the log, or report what the log does not have either.
+"""Rebuilds damaged units of a queue from the log, or reports what the log lacks as well.
 
-All work is done in bounded slices: a search that is not finished goes on with the next call.
+All work is done in bounded slices: the next call resumes an unfinished search.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turbopump.wire.record import FIXED_BYTES, RecordEntry
 _log = logging.getLogger(__name__)
 
 _SLICE_BYTES = 1024 * 1024
-"""Bytes of the log that one call walks through."""
+"""Bytes of the log that one call scans."""
 
 _RUN_UNITS_MAX = 1024
 """Units that are looked up in one search."""
@@ -37,7 +37,7 @@ class Settled(Enum):
 
 
 class _Search:
-    """The records of some offsets of a queue, looked for in a part of the log."""
+    """A search for the records of some offsets of a queue in a part of the log."""
 
     def __init__(self, first: int, end: int, low: int, high: int) -> None:
         self.first = first
@@ -49,7 +49,7 @@ class _Search:
 
 
 class UnitRepair:
-    """Settles what to do about damaged units."""
+    """Decides what to do about damaged units."""
 
     def __init__(
         self, log: CommitLog, code_of: Callable[[RecordEntry], int], damage: DamageLog
@@ -60,9 +60,9 @@ class UnitRepair:
         self._searches: dict[ConsumeQueue, _Search] = {}
 
     def settle(self, queue: ConsumeQueue, offset: QueueOffset) -> tuple[Settled, QueueOffset]:
-        """Rebuild a damaged unit, or note that its message is lost.
+        """Rebuild a damaged unit, or record that its message is lost.
 
-        Returns the offset to go on at: the same one if the unit is good now.
+        Returns the offset to continue at: the same one if the unit is intact now.
         """
         known = self._damage.lost_to(queue, offset)
         if known is not None:
@@ -71,7 +71,7 @@ class UnitRepair:
             return Settled.READABLE, offset
         search = self._searches.get(queue)
         if search is None and len(self._searches) >= _SEARCHES_MAX:
-            # The others first: to give one up for this one could end with none ever finished.
+            # The others first: abandoning one for this one could mean that none is ever finished.
             self._go_on(*next(iter(self._searches.items())))
             return Settled.SEARCHING, offset
         if search is None or not search.first <= offset < search.end:
@@ -82,16 +82,16 @@ class UnitRepair:
         return (Settled.READABLE, offset) if known is None else (Settled.LOST, known)
 
     def restore(self, queue: ConsumeQueue, entry: RecordEntry) -> None:
-        """Rebuild the unit of a record that was found, unless the unit leads to one as good."""
+        """Rebuild the unit of a found record, unless the unit points to an equally good one."""
         offset = entry.queue_offset
         is_at_its_place = self._is_at_its_place(queue, offset)
         if not is_at_its_place or self._good_unit(queue, offset) is None:
             self._replace(queue, offset, entry)
 
     def settle_end(self, queue: ConsumeQueue, replayed_from: PhysicalOffset) -> None:
-        """At the start: make sure of the last unit, which tells where the queue ends in the log.
+        """At the start: verify the last unit, which tells where the queue ends in the log.
 
-        What it says is believed if it is likely, and outside of the part that is replayed.
+        It is trusted if it is plausible, and outside of the replayed part.
         """
         last = QueueOffset(queue.max_offset - 1)
         unit, before = queue.unit(last), queue.unit(QueueOffset(last - 1))
@@ -109,7 +109,7 @@ class UnitRepair:
         queue.physical_end = self._physical_end(queue)
 
     def _physical_end(self, queue: ConsumeQueue) -> PhysicalOffset:
-        """Return the end of the last message that can be read."""
+        """Return the end of the last readable message."""
         low = max(queue.min_offset, queue.max_offset - _RUN_UNITS_MAX)
         for offset in range(queue.max_offset - 1, low - 1, -1):
             unit = self._good_unit(queue, offset)
@@ -118,7 +118,7 @@ class UnitRepair:
         return PhysicalOffset(-1)
 
     def _is_at_its_place(self, queue: ConsumeQueue, offset: QueueOffset) -> bool:
-        """Look at the record at the unit's own position: perhaps only the size is wrong."""
+        """Check the record at the unit's own position: perhaps only the size is wrong."""
         unit = queue.unit(offset)
         entry = None if unit is None else self._log.entry_at(unit[0])
         if unit is None or entry is None or not _is_of(queue, entry):
@@ -130,7 +130,7 @@ class UnitRepair:
         return True
 
     def _is_shifted(self, queue: ConsumeQueue, offset: QueueOffset, entry: RecordEntry) -> bool:
-        """Whether a neighbour's record has an offset that differs as much: that is no damage."""
+        """Whether a neighbour's record has an equally shifted offset: that is no damage."""
         for neighbour in (offset - 1, offset + 1):
             unit = queue.unit(QueueOffset(neighbour))
             other = None if unit is None else self._log.entry_at(unit[0])
@@ -147,7 +147,7 @@ class UnitRepair:
         return False
 
     def _begin(self, queue: ConsumeQueue, offset: QueueOffset) -> _Search:
-        """Look for the good units around: the records lie between those of their neighbours."""
+        """Find the intact units around: the records lie between those of their neighbours."""
         low = self._log.min_offset
         for before in range(offset - 1, max(queue.min_offset, offset - _RUN_UNITS_MAX) - 1, -1):
             unit = self._good_unit(queue, before)
@@ -166,7 +166,7 @@ class UnitRepair:
         return search
 
     def _position_behind(self, queue: ConsumeQueue, offset: int, behind: int) -> PhysicalOffset:
-        """Return the position of some good unit further on, or the end of the log."""
+        """Return the position of some intact unit further on, or the end of the log."""
         while behind < queue.max_offset:
             unit = self._good_unit(queue, behind)
             if unit is not None:
@@ -181,17 +181,17 @@ class UnitRepair:
         return unit[0], unit[1]
 
     def _go_on(self, queue: ConsumeQueue, search: _Search) -> bool:
-        """Search one slice more, and act on what was found when that was the last."""
+        """Search one more slice, and act on the result if that was the last."""
         if not self._advance(queue, search):
             return False
         del self._searches[queue]
         if search.end <= queue.max_offset:
-            # Else the topic was removed meanwhile.
+            # Otherwise the topic was removed meanwhile.
             self._finish(queue, search)
         return True
 
     def _advance(self, queue: ConsumeQueue, search: _Search) -> bool:
-        """Walk on through the log; return whether it has been searched to the end."""
+        """Scan further through the log; return whether it has been searched to the end."""
         stop = min(search.high, search.position + _SLICE_BYTES)
         while search.position < stop:
             entry, search.position = next_record(self._log, search.position, stop)
@@ -204,7 +204,7 @@ class UnitRepair:
         return search.position >= search.high
 
     def _finish(self, queue: ConsumeQueue, search: _Search) -> None:
-        """Rebuild what was found; what was not is lost, in one report for those in a row."""
+        """Rebuild what was found; the rest is lost, with one report for consecutive messages."""
         lost_from: int | None = None
         for offset in range(search.first, search.end):
             entry = search.found.get(offset)

@@ -1,4 +1,4 @@
-"""Looking at units one by one: those that a filter wants, until an answer is full."""
+"""Examines units one by one for those that a filter wants, until an answer is full."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILTERED_MESSAGE_BYTES = 128
 
 
 class Scan:
-    """One pass over a run of units; collects messages until the limits are reached."""
+    """Scans a run of units once; collects messages until the limits are reached."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Scan:
         self._removed = False
         self._skip_to = -1
         self._damaged_to = 0
-        """The offset behind those that were wanted and cannot be read."""
+        """The offset after wanted messages that cannot be read."""
         self._is_searching = False
         self._window = 0, 0, memoryview(b"")
-        """The file of the last message: finding it costs more than looking at a message."""
+        """The file of the last message: finding it costs more than examining a message."""
         self._filtered_bytes = 0
 
     def run(self, data: bytes) -> Scanned:
@@ -100,7 +100,7 @@ class Scan:
         )
 
     def _candidates(self, data: bytes, units: Units) -> Iterator[tuple[int, int, int]]:
-        """Pass over units whose tag is not wanted, all at once."""
+        """Skip units whose tag is not wanted, in one step."""
         mask = _mask(units, self._wanted)
         if mask is None:
             for number, (position, size, _) in enumerate(UNIT.iter_unpack(data)):
@@ -147,7 +147,7 @@ class Scan:
         if self._is_removed(position):
             if not self._messages:
                 self._removed = True
-            # The whole file is gone: look at nothing else that was in it.
+            # The whole file is deleted: skip everything else that was in it.
             segment_bytes = self._log.segment_bytes
             self._skip_to = position + segment_bytes - position % segment_bytes
             return
@@ -169,7 +169,7 @@ class Scan:
         self._skip_to = -1
 
     def _record(self, number: int, position: int, size: int) -> tuple[memoryview, int] | None:
-        """Return the message of a unit and where its properties begin; None if it is another."""
+        """Return a unit's message and where its properties begin; None if it is another message."""
         start, end, view = self._window
         if not start <= position < end:
             window = self._log.window(position)
@@ -224,7 +224,7 @@ class Scanned(Struct, frozen=True):
             return Found(
                 pieces=self.messages,
                 sizes=[len(message) for message in self.messages],
-                # Not one by one through the type's name, which takes as long as the rest of this.
+                # Cast as a whole: calling the type per element takes as long as all the rest.
                 queue_offsets=cast(
                     list[QueueOffset], [self.offset + number for number in self.numbers]
                 ),
@@ -235,7 +235,7 @@ class Scanned(Struct, frozen=True):
                 max_offset=high,
             )
         if self.is_searching or self.damaged_to:
-            # Only past what is damaged: those who wait for something else go on from there.
+            # Only past damage: waiters for something else continue from there.
             if not self.is_searching:
                 following = QueueOffset(self.damaged_to)
             return MessageDamaged(next_offset=following, min_offset=low, max_offset=high)
@@ -246,7 +246,7 @@ class Scanned(Struct, frozen=True):
 
 
 def _mask(units: Units, wanted: Filter) -> NDArray[np.bool_] | None:
-    """Say which units to consider; None for all of them."""
+    """Return which units to consider; None for all of them."""
     mask = None if wanted.tags_codes is None else has_code(units, wanted.tags_codes)
     if wanted.units is not None:
         allowed = wanted.units(units)

@@ -1,7 +1,7 @@
-"""What follows the log on disk: queue units and index entries, written late and in one go.
+"""What follows the log on disk: queue units and index entries, written late and in batches.
 
-Nothing here is needed for an acknowledgement. The checkpoint says how far the files are surely
-complete; whatever lies behind it is made again from the log after a crash.
+No acknowledgement depends on them. The checkpoint records how far the files are known to be
+complete; after a crash, the rest is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _log = logging.getLogger(__name__)
 
 
 class Unsynced:
-    """Files that have been written, each from a position on, and not been forced to disk."""
+    """Files that were written, each from a position on, and not synced."""
 
     def __init__(self) -> None:
         self.touched: dict[Path, int] = {}
         self.new: set[Path] = set()
         self.mends = False
-        """Whether it has all that an earlier sync has failed for, written once more."""
+        """Whether it includes everything for which an earlier sync failed, rewritten."""
 
     def add(self, other: Unsynced) -> None:
-        """Join what is in another one."""
+        """Merge another one."""
         for path, position in other.touched.items():
             self.touched[path] = min(position, self.touched.get(path, position))
         self.new |= other.new
@@ -62,11 +62,11 @@ class WriteBehind:
         self._lost: Unsynced | None = None
         self._unmendable = False
         self._syncer = FileSyncer(files, clock, checkpoint_path.parent)
-        # Both threads move the checkpoint: the flusher for the log, its jobs for the rest.
+        # Both threads advance the checkpoint: the flusher for the log, its jobs for the rest.
         self._lock = machine.background.lock()
         self.checkpoint = Checkpoint()
         self.failure: OSError | None = None
-        """Why files may lack what was written to them, until that has been written again."""
+        """Why files may lack what was written to them, until that is rewritten."""
 
     def load(self) -> None:
         root = self._path.parent
@@ -106,7 +106,7 @@ class WriteBehind:
         self._write_lost()
 
     def write_all(self, time_max_ms: int | None = None) -> None:
-        """Write everything, or raise when it takes too long, as making thousands of files does."""
+        """Write everything; raise if it takes too long, as creating thousands of files does."""
         started_ms = self._clock.monotonic_ms()
         while (oldest := self._queues.oldest_waiting()) is not None:
             if time_max_ms is not None and self._clock.monotonic_ms() - started_ms > time_max_ms:
@@ -118,11 +118,11 @@ class WriteBehind:
         self._write_lost()
 
     def rewrite_from(self, position: PhysicalOffset) -> None:
-        """Write and sync the units of messages from a position on once more.
+        """Rewrite and sync the units of messages from a position on.
 
-        A process that was killed may have left them in memory only, even if a sync would succeed:
-        one that failed drops what it could not write. Units and names that a later loss of power
-        brings back would belong to other messages.
+        A killed process may have left them in memory only, even if a sync would succeed: a failed
+        sync drops what it could not write. Units and names that a later power failure restores
+        would belong to other messages.
         """
         touched, new = self._unsynced.touched, self._unsynced.new
         for queue in self._queues:
@@ -130,15 +130,15 @@ class WriteBehind:
             for path, begin in rewritten.items():
                 touched[path] = min(begin, touched.get(path, begin))
             new.update(rewritten)
-        # Those of queues and topics that were removed, too.
+        # Including those of removed queues and topics.
         directory = self._queues.directory
         new.update(each / "removed" for each in (directory, *self._files.entries(directory)))
 
     def sync_job(self, entered_ms: int, time_max_ms: int | None = None) -> SyncJob:
-        """Return what the flusher has to do so that the files may be relied upon.
+        """Return the flusher's job that makes the files reliable.
 
-        ``entered_ms`` is the store time of the last message entered into queues and index. What
-        takes longer than the given time counts as failed.
+        ``entered_ms`` is the store timestamp of the last message entered into queues and index.
+        What takes longer than the given time counts as failed.
         """
         oldest = self._queues.oldest_waiting()
         queues_ms = entered_ms if oldest is None else oldest[1].store_timestamp_ms - 1
@@ -149,11 +149,11 @@ class WriteBehind:
         return job
 
     def fit(self, log_end: PhysicalOffset) -> None:
-        """Follow a log that is about to be cut: what comes to lie there is not on disk yet."""
+        """Follow a log that is about to be cut: what is stored there next is not on disk yet."""
         self._replace(self.checkpoint.within(log_end))
 
     def forget(self) -> None:
-        """Follow a log that is about to be dropped: nothing vouches for it any more."""
+        """Follow a log that is about to be dropped: nothing is known to be on disk any more."""
         self._replace(Checkpoint())
 
     def _replace(self, fitting: Checkpoint) -> None:
@@ -162,7 +162,7 @@ class WriteBehind:
             self.checkpoint = fitting
 
     def reach(self, reached: Checkpoint) -> None:
-        """Move the checkpoint on and write it; on any thread."""
+        """Advance the checkpoint and write it; on any thread."""
         with self._lock:
             later = self.checkpoint.joined(reached)
             if later == self.checkpoint or self.failure is not None:
@@ -170,24 +170,24 @@ class WriteBehind:
             try:
                 write_checkpoint(self._files, self._path, later)
             except OSError as error:
-                # An old checkpoint costs time after a crash, nothing else; the next one may work.
+                # An old checkpoint only costs time after a crash; the next one may work.
                 _log.warning("the checkpoint could not be written: %s", error)
             else:
                 self.checkpoint = later
 
     def is_reached(self, reached: Checkpoint) -> bool:
-        """Whether the checkpoint that is written says so much already."""
+        """Whether the written checkpoint already includes this one."""
         return self.checkpoint.joined(reached) == self.checkpoint
 
     def synced(self, unsynced: Unsynced, reached: Checkpoint) -> None:
-        """Note that files are on disk; on the flusher's thread."""
+        """Record that files are on disk; on the flusher's thread."""
         with self._lock:
             if unsynced.mends and self._lost is None:
                 self.failure = None
         self.reach(reached)
 
     def fail(self, error: OSError, unsynced: Unsynced | None = None) -> None:
-        """Remember that files may be incomplete: they are written again, or the log is replayed."""
+        """Record that files may be incomplete: they are rewritten, or the log is replayed."""
         if self.failure is None:
             _log.error("queues or index may be incomplete on disk: %s", error)
         with self._lock:
@@ -213,7 +213,7 @@ class WriteBehind:
         self._unsynced.mends = not self._unmendable
 
     def _rewrite(self, path: Path, position: int) -> bool:
-        """Write a file's bytes again, if memory still has what the log says; tell whether."""
+        """Rewrite a file's bytes if memory still matches the log; return whether it does."""
         if self._index is not None and path.parent == self._index.directory:
             return self._index.rewrite(path)
         queue = self._queues.find(path.parent.parent.name, int(path.parent.name))
@@ -229,7 +229,7 @@ class WriteBehind:
 
 
 class SyncJob:
-    """One round of the flusher over files that were written behind the log."""
+    """One sync by the flusher of files that follow the log."""
 
     def __init__(
         self,
