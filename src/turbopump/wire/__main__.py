@@ -1,4 +1,4 @@
-"""The dissector: ``python -m turbopump.wire decode`` and ``encode``, a line in, a line out."""
+"""The dissector: ``python -m turbopump.wire decode`` and ``encode``, one line in, one line out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ encode: reads such JSON objects, one a line, and prints the frames as hex.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m turbopump.wire",
         description=_DESCRIPTION,
@@ -43,7 +43,7 @@ def _convert(lines: Iterator[str], output: TextIO) -> int:
         print(f"line {bad.number}: {bad.reason}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
-        # Whoever reads us has had enough.
+        # The reader has closed the pipe.
         sys.stderr.close()
     return 0
 

@@ -1,8 +1,8 @@
-"""Properties of many messages that are laid out alike: they differ in single letters only.
+"""Properties of many messages with the same layout: they differ in single characters only.
 
-Ids of one width, the same tag, numbers with as many digits: then names, values and spaces stand in
+Ids of one width, the same tag, numbers with as many digits: then names, values and spaces are in
 the same columns of all texts. What is found in the first one is found in all others, and only the
-columns that vary are looked at.
+columns that vary are examined.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from turbopump.wire.hashing import string_hash
 Ints: TypeAlias = NDArray[np.int64]
 Hashes: TypeAlias = NDArray[np.uint32]
 Letters: TypeAlias = NDArray[np.uint8]
-"""Of texts of one length, each of them a row."""
+"""Texts of one length, one per row."""
 
 ROWS_MIN = 16
-"""Fewer are not looked at: so many are compared with as many at a time."""
+"""Fewer texts are not examined. Also the number of rows that are compared in one step."""
 
 _ENTRY_END = properties.ENTRY_END.encode()
 _NAME_END = properties.NAME_END.encode()
@@ -39,16 +39,16 @@ _FALLING_POWERS = np.ascontiguousarray(POWERS_OF_31[::-1])
 
 
 def falling_powers(count: int) -> Hashes:
-    """Return by what so many letters are multiplied in Java's hash.
+    """Return the multipliers of ``count`` characters in Java's hash.
 
-    They are 32 bits wide, as its sums are. Products of whole numbers are made by numpy itself; for
-    other numbers it has a library whose threads keep a second processor busy waiting for more.
+    They are 32 bits wide, as its sums are. numpy multiplies integers itself; for other numbers it
+    uses a library whose threads keep a second processor busy waiting for more.
     """
     return _FALLING_POWERS[len(_FALLING_POWERS) - count :]
 
 
 class AlignedProperties:
-    """The properties of messages, whose entries stand in the same columns, all of them ASCII."""
+    """Properties of messages whose entries are in the same columns, all of them ASCII."""
 
     def __init__(self, rows: Letters, first: bytes, varying: list[int]) -> None:
         self.first = first
@@ -62,9 +62,9 @@ class AlignedProperties:
     def place(self, name: str) -> tuple[int, int] | None:
         """Return where the value of a property starts and ends in each text.
 
-        Empty ones do not count, and of several the last one does.
+        Empty ones are ignored, and the last of several counts.
         """
-        # The mark before it moves all positions by one.
+        # The mark before it shifts all positions by one.
         text = _ENTRY_END + self.first + _ENTRY_END
         before = _ENTRY_END + name.encode() + _NAME_END
         at = text.rfind(before)
@@ -86,23 +86,23 @@ class AlignedProperties:
         return found
 
     def hashes(self, start: int, end: int, before: str = "") -> Hashes:
-        """Return Java's hash of what stands there in each text, with something before it."""
+        """Return Java's hash of a range of columns in each text, with a prefix."""
         varying = self._varying[bisect_left(self._varying, start) : bisect_left(self._varying, end)]
         sums: Hashes = np.zeros(len(self), np.uint32)
         if varying:
             first, behind = varying[0], varying[-1] + 1
             powers = falling_powers(end - first)[: behind - first]
             sums = self._rows[:, first:behind] @ powers
-        # All other letters are those of the first text.
+        # All other characters are those of the first text.
         rest = string_hash(before + self.first[start:end].decode()) - int(sums[0])
         return sums + np.uint32(rest & _MASK)
 
 
 def aligned_properties(rows: Letters) -> AlignedProperties | None:
-    """Look at texts of one length; None unless they are surely laid out alike."""
+    """Examine texts of one length; None unless they certainly have the same layout."""
     lowest, highest = _extremes(rows, np.minimum), _extremes(rows, np.maximum)
     varying = np.flatnonzero(lowest != highest)
-    # What ends names and entries is below the space. None of them may stand where letters vary.
+    # End marks of names and entries are below the space. None of them may be where characters vary.
     if not lowest.all() or highest.max() > _ASCII_MAX or (lowest[varying] <= _SPACE).any():
         return None
     first, columns = rows[0].tobytes(), varying.tolist()
@@ -110,7 +110,7 @@ def aligned_properties(rows: Letters) -> AlignedProperties | None:
 
 
 def _is_in_names(first: bytes, columns: list[int]) -> bool:
-    """Tell whether any of the columns is in the name of a property, or what might be one."""
+    """Return whether any of the columns is in the name of a property, or what might be one."""
     start = 0
     for entry in first.split(_ENTRY_END):
         name_end = start + len(entry.partition(_NAME_END)[0])
@@ -121,9 +121,9 @@ def _is_in_names(first: bytes, columns: list[int]) -> bool:
 
 
 def _extremes(rows: Letters, extreme: np.ufunc) -> Letters:
-    """Return of each column the lowest or the highest letter.
+    """Return the lowest or the highest character of each column.
 
-    Many rows are compared with as many others at a time: row by row would take four times as long.
+    Blocks of rows are compared in one step: row by row would take four times as long.
     """
     length = rows.shape[1]
     whole = rows[: len(rows) - len(rows) % ROWS_MIN].reshape(-1, ROWS_MIN * length)

@@ -46,7 +46,7 @@ def encode_entries(entries: Iterable[tuple[bytes, bytes, int]]) -> bytes:
 
 
 def _between(body_length: int, length: int, flag: int) -> tuple[bytes, bytes]:
-    """Return what stands before the body of a message, and between that and its properties."""
+    """Return what precedes the body of a message, and what separates it from its properties."""
     if length > properties.BYTES_MAX:
         raise InvalidArgument(
             f"properties must be at most {properties.BYTES_MAX} bytes, got {length}"
@@ -58,7 +58,7 @@ def _between(body_length: int, length: int, flag: int) -> tuple[bytes, bytes]:
 
 
 def decode_batch(body: bytes) -> Iterator[BatchEntry]:
-    """Take a batch body apart."""
+    """Parse a batch body."""
     at, end = 0, len(body)
     head_of, properties_length_of = _HEAD.unpack_from, _PROPERTIES_LENGTH.unpack_from
     while at < end:

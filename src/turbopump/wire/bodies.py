@@ -11,20 +11,20 @@ from turbopump.message import MessageQueue
 from turbopump.wire.schema import I32, I64, Body
 
 QUEUES_MAX = 65_536
-"""Most queues of a topic on one broker; more in a route is damage or an attack."""
+"""Most queues of a topic on one broker; more in a route mean damage or an attack."""
 
 # --- topics and routes ----------------------------------------------------------------------------
 
 
 class DataVersion(Body, frozen=True, kw_only=True):
-    """Tells whether a table has changed: a change counts one up and notes the time."""
+    """Shows whether a table has changed: a change increments the counter and sets the timestamp."""
 
     counter: I64 = 0
     timestamp: I64 = 0
 
 
 class TopicConfig(Body, frozen=True, kw_only=True):
-    """What a broker knows of a topic; ``perm`` has the bits 4 read, 2 write, 1 inherit."""
+    """A topic's configuration on a broker; ``perm`` has the bits 4 read, 2 write, 1 inherit."""
 
     topic_name: str
     read_queue_nums: I32 = 16
@@ -91,7 +91,7 @@ class TopicList(Body, frozen=True, kw_only=True):
 
 
 class KeyValues(Body, frozen=True, kw_only=True):
-    """Texts by name (28, 219, the answer to 103)."""
+    """Strings by name (28, 219, the answer to 103)."""
 
     table: dict[str, str] = {}
 
@@ -107,14 +107,14 @@ class ConsumeType(StrEnum):
 
 
 class MessageModel(StrEnum):
-    """Whether every member gets every message, or each message goes to one member."""
+    """Whether every member receives every message, or each message goes to one member."""
 
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"
 
 
 class ConsumeFrom(StrEnum):
-    """Where a group starts that has no offset yet; the deprecated three mean the last offset."""
+    """Where a group without an offset starts; the deprecated three mean the last offset."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     LAST_OR_MIN_WHEN_BOOT_FIRST = "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST"
@@ -162,9 +162,9 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Give types to a heartbeat, whose enumerations come as names in any case or as places.
+        """Convert a heartbeat, whose enumerations are names in any case or ordinals.
 
-        C++ clients send places; what nobody knows is None, as for Java peers.
+        C++ clients send ordinals; unknown ones become None, as for Java peers.
         """
         if isinstance(value, dict) and isinstance(value.get("consumerDataSet"), list):
             groups = [_with_names(group) for group in value["consumerDataSet"]]
@@ -180,7 +180,7 @@ _ENUMERATIONS: dict[str, list[str]] = {
 
 
 def _with_names(group: object) -> object:
-    """Give names to members that are enumerations, in the case in which we know them."""
+    """Convert enumeration members to names, in the case that we use."""
     if not isinstance(group, dict):
         return group
     named = dict(group)
@@ -194,7 +194,7 @@ def _with_names(group: object) -> object:
 
 
 class CheckClientConfig(Body, frozen=True, kw_only=True):
-    """A subscription that the broker is to try out (46)."""
+    """A subscription for the broker to validate (46)."""
 
     client_id: str
     group: str
@@ -216,13 +216,13 @@ class LockQueues(Body, frozen=True, kw_only=True):
 
 
 class LockedQueues(Body, frozen=True, kw_only=True):
-    """Those that the client now has (41)."""
+    """The queues that the client has locked (41)."""
 
     queues: list[MessageQueue] = field(name="lockOKMQSet", default=[])
 
 
 class GroupConfig(Body, frozen=True, kw_only=True):
-    """What a broker knows of a consumer group (200)."""
+    """A consumer group's configuration on a broker (200)."""
 
     broker_id: I64 = 0
     consume_broadcast_enable: bool = True
@@ -258,7 +258,7 @@ class ClientConnection(Body, frozen=True, kw_only=True):
 
 
 class InconsistentSubscription(Body, frozen=True, kw_only=True):
-    """What some members of a group want of a topic, and others do not; None: not subscribed."""
+    """What only some members of a group want of a topic; None: not subscribed."""
 
     topic: str
     expression_type: str | None = None
@@ -267,19 +267,19 @@ class InconsistentSubscription(Body, frozen=True, kw_only=True):
 
 
 class ConsumerConnections(Body, frozen=True, kw_only=True):
-    """The members of a group and what they want (203)."""
+    """The members of a group and their subscriptions (203)."""
 
     connection_set: list[ClientConnection] = []
     consume_from_where: ConsumeFrom | None = None
     consume_type: ConsumeType | None = None
     inconsistent_subscriptions: list[InconsistentSubscription] | None = None
-    """Only there when members differ; RocketMQ does not know it."""
+    """Only present if members differ; unknown to Apache RocketMQ."""
     message_model: MessageModel | None = None
     subscription_table: dict[str, Subscription] = {}
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Give types to members; how they consume may be something that only newer brokers know."""
+        """Convert members; newer brokers may send consume types unknown here."""
         return super().from_value(_with_names(value))
 
 
@@ -342,7 +342,7 @@ class QueueOffsetRows(Body, frozen=True, kw_only=True):
 
 
 class TopicQueueStats(Body, frozen=True, kw_only=True):
-    """The limits of one queue."""
+    """The minimum and maximum offset of one queue."""
 
     last_update_timestamp: I64 = 0
     max_offset: I64
@@ -350,7 +350,7 @@ class TopicQueueStats(Body, frozen=True, kw_only=True):
 
 
 class TopicStats(Body, frozen=True, kw_only=True):
-    """The limits of a topic's queues (202)."""
+    """The minimum and maximum offsets of a topic's queues (202)."""
 
     offset_table: dict[MessageQueue, TopicQueueStats] = {}
 
@@ -386,7 +386,7 @@ class ConsumerStatus(Body, frozen=True, kw_only=True):
 
 
 class QueueTimeSpan(Body, frozen=True, kw_only=True):
-    """Store times of one queue: oldest, newest, and where the group is."""
+    """Store timestamps of one queue: oldest, newest, and where the group is."""
 
     consume_time_stamp: I64
     consume_time_stamp_str: str | None = None
@@ -399,7 +399,7 @@ class QueueTimeSpan(Body, frozen=True, kw_only=True):
 
 
 class ConsumeTimeSpans(Body, frozen=True, kw_only=True):
-    """Store times of all queues of a topic (303)."""
+    """Store timestamps of all queues of a topic (303)."""
 
     consume_time_span_set: list[QueueTimeSpan] = []
 
@@ -414,7 +414,7 @@ class CorrectionOffsets(Body, frozen=True, kw_only=True):
 
 
 class ProcessQueueInfo(Body, frozen=True, kw_only=True):
-    """What a client holds of one queue; "droped" is how the protocol spells it."""
+    """What a client holds of one queue; the protocol spells "droped"."""
 
     cached_msg_count: I32 = 0
     cached_msg_max_offset: I64 = 0
@@ -454,7 +454,7 @@ class RunningInfo(Body, frozen=True, kw_only=True):
 
 
 class DirectConsumption(Body, frozen=True, kw_only=True):
-    """What a listener made of a message it was given directly (309)."""
+    """A listener's result for a message it was given directly (309)."""
 
     auto_commit: bool = True
     consume_result: str | None = None
@@ -464,7 +464,7 @@ class DirectConsumption(Body, frozen=True, kw_only=True):
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Give types to a result, which Go clients send as its place."""
+        """Convert a result, which Go clients send as its ordinal."""
         if isinstance(value, dict):
             place = str(value.get("consumeResult"))
             if place in _DIRECT_RESULTS:
@@ -535,7 +535,7 @@ class QueuePositions(Body, frozen=True, kw_only=True):
 
 
 class MessageMarks(Body, frozen=True, kw_only=True):
-    """When messages were stored, and where in the log; -1 for those that are not there (91005)."""
+    """When messages were stored, and where in the log; -1 for those that do not exist (91005)."""
 
     store_timestamps: list[I64] = []
     positions: list[I64] = []

@@ -1,7 +1,7 @@
-"""How long the body of a request to a server may be, by request code.
+"""Largest body of a request to a server, by request code.
 
-Bodies are read at once, on the event loop, so their length bounds how long everybody else waits.
-Answers, and requests of brokers to clients, are bounded by the length of a frame alone.
+Bodies are parsed in one call on the event loop, so their length bounds how long all others wait.
+Answers, and requests of brokers to clients, are bounded by the frame length alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_BODY_BYTES_MAX = 64 * 1024
 
 BODY_BYTES_MAX: Mapping[int, int] = MappingProxyType(
     {
-        # Messages: the broker compares them with its maxMessageSize.
+        # Messages: the broker checks its maxMessageSize.
         int(Code.SEND_MESSAGE): FRAME_BYTES_MAX,
         int(Code.SEND_MESSAGE_V2): FRAME_BYTES_MAX,
         int(Code.SEND_BATCH_MESSAGE): FRAME_BYTES_MAX,
@@ -32,7 +32,7 @@ BODY_BYTES_MAX: Mapping[int, int] = MappingProxyType(
         # 10,000 queues with the longest names.
         int(Code.LOCK_BATCH_MQ): 4 * _MIB,
         int(Code.UNLOCK_BATCH_MQ): 4 * _MIB,
-        # Where to reset each queue of a topic to.
+        # The new offset of each queue of a topic.
         int(Code.INVOKE_BROKER_TO_RESET_OFFSET): 4 * _MIB,
     }
 )

@@ -1,4 +1,4 @@
-"""Which header and which body belong to which code. Codes without fields or body are not listed."""
+"""Header and body types by code. Codes without fields or body are not listed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class BodyKind(Enum):
     """Bodies that are not JSON."""
 
     MESSAGE = "message"
-    """A message's own body, compressed or not: nothing to look into."""
+    """A message's own body, compressed or not: opaque."""
     BATCH = "batch"
     RECORDS = "records"
     REGISTRATION = "registration"
-    """JSON, or compressed when the header says so."""
+    """JSON, or compressed if the header says so."""
     PROPERTIES = "properties"
     """Lines of ``key=value``."""
     SOURCE = "source"

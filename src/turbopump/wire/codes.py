@@ -104,7 +104,7 @@ class RequestCode(IntEnum):
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
     GET_ALL_CONSUMER_FILTERS = 91001
-    """Turbopump's own, like all from 91001 on; Apache brokers answer that they do not know it."""
+    """Turbopump's own, like all from 91001 on; Apache brokers answer that the code is unknown."""
     PROMOTE_BROKER = 91002
     FENCE_BROKER = 91003
     GET_QUEUE_ENDS = 91004
@@ -114,7 +114,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request went."""
+    """The result of a request."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -156,7 +156,7 @@ class ResponseCode(IntEnum):
 
 
 class Language(IntEnum):
-    """What the sender of a frame is written in."""
+    """The programming language of a frame's sender."""
 
     JAVA = 0
     CPP = 1
@@ -174,9 +174,9 @@ class Language(IntEnum):
 
 
 def release(major: int, minor: int, patch: int) -> int:
-    """Return the number that a release from 4.0.0 on announces in its frames."""
+    """Return the version number that a release from 4.0.0 on sends in its frames."""
     return {4: 213, 5: 413}[major] + 20 * minor + 2 * patch
 
 
 VERSION = release(4, 9, 8)
-"""What we announce: the release whose behaviour we have."""
+"""The version we announce: the release whose behaviour we implement."""

@@ -25,22 +25,22 @@ Payload = Buffer | Sequence[Buffer]
 
 
 class Serialize(IntEnum):
-    """The form of a frame's header; the number stands in the frame."""
+    """The encoding of a frame's header; the frame contains the number."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
 _JSON = Serialize.JSON.value
-# Looking up a member of an enumeration takes as long as a call.
+# Looking up an enum member takes as long as a call.
 _JSON_FORM = Serialize.JSON
 
 
 class Command(Struct, frozen=True, gc=False):
     """A request or an answer.
 
-    ``language`` is None when the sender's is unknown. ``ext_fields`` is None when there is no
-    header class at all; an empty one is ``{}``, which some peers tell apart.
+    ``language`` is None if the sender's is unknown. ``ext_fields`` is None if there is no header
+    class at all; an empty one is ``{}``, which some peers distinguish.
     """
 
     code: int
@@ -53,7 +53,7 @@ class Command(Struct, frozen=True, gc=False):
     body: Payload = b""
     serialize: Serialize = Serialize.JSON
     header: Header | None = None
-    """The fields of a header that was read by `decode_typed`; then ``ext_fields`` is None."""
+    """The fields of a header read by `decode_typed`; then ``ext_fields`` is None."""
 
     @property
     def is_response(self) -> bool:
@@ -76,7 +76,7 @@ class Command(Struct, frozen=True, gc=False):
         remark: str | None = None,
         body: Payload = b"",
     ) -> Command:
-        """Make the answer to this request, in the encoding that the request came in."""
+        """Create the answer to this request, in the request's encoding."""
         return Command(
             code=code,
             flag=FLAG_RESPONSE,
@@ -89,7 +89,7 @@ class Command(Struct, frozen=True, gc=False):
 
 
 def request(code: int, header: Header | None = None, body: Payload = b"") -> Command:
-    """Make a request; the connection that sends it gives it a number."""
+    """Create a request; the connection that sends it assigns its number."""
     return Command(
         code=code,
         ext_fields=None if header is None else header.to_ext_fields(),
@@ -103,7 +103,7 @@ def body_parts(body: Payload) -> Sequence[Buffer]:
 
 
 def whole_body(command: Command) -> bytes:
-    """Return the body in one piece, which may be kept: nothing else is kept with it."""
+    """Return the body in one piece, which can be kept: it references no larger buffer."""
     body = command.body
     return body if isinstance(body, bytes) else b"".join(body_parts(body))
 
@@ -165,19 +165,19 @@ def _encode_json(command: Command) -> bytes:
 
 
 TypedHeaders = Mapping[bytes, tuple[int, Callable[[bytes], _JsonHeader[Header]]]]
-"""By how a header begins: its request code, and what reads it."""
+"""By the first bytes of a header: its request code and reader."""
 
 NO_TYPED_HEADERS: TypedHeaders = MappingProxyType({})
 _START_BYTES = len(b'{"code":310,')
-"""Those of a code with two digits end with the quote behind it."""
+"""Those of a two-digit code end with the quote after it."""
 
 
 def typed_headers(types: Mapping[int, type[Header]]) -> TypedHeaders:
-    """Return how to read the JSON headers of some requests straight into their fields.
+    """Return readers of the JSON headers of some requests straight into their fields.
 
-    That takes half as long as reading texts into a mapping and typing them afterwards. It is for
-    headers that begin with the code, as those of the Java and Python clients do; all others, and
-    those that cannot be read so, are read by `decode_header`.
+    That takes half as long as reading strings into a mapping and converting them afterwards. It is
+    for headers that begin with the code, as those of the Java and Python clients do;
+    `decode_header` reads all others, and those that this cannot read.
     """
     found: dict[bytes, tuple[int, Callable[[bytes], Any]]] = {}
     form: Any = _JsonHeader
@@ -189,7 +189,7 @@ def typed_headers(types: Mapping[int, type[Header]]) -> TypedHeaders:
 
 
 def decode_typed(data: bytes, typed: TypedHeaders, body: Buffer) -> Command | None:
-    """Read a JSON header straight into its fields; None if it has to be read by `decode_header`."""
+    """Read a JSON header straight into its fields; None if only `decode_header` can read it."""
     found = typed.get(data[:_START_BYTES])
     if found is None:
         return None
@@ -234,7 +234,7 @@ def _decode_json(data: bytes, body: Buffer) -> Command:
 
 
 def _decode_odd_json(data: bytes) -> _JsonHeader[ExtFields]:
-    """Read what fastjson accepts beyond strict JSON: other types of values, odd languages."""
+    """Read what fastjson accepts beyond strict JSON: other value types, unknown languages."""
     try:
         value = lenient_json.loads(data, references=False)
     except BodyError as error:

@@ -1,4 +1,4 @@
-"""Message bodies, compressed and back."""
+"""Compression of message bodies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbopump.errors import RecordError
 from turbopump.wire.sysflag import Compression
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
-"""The most that one body may become: senders are held to 4 MiB, so more is an attack."""
+"""Largest decompressed body: senders are limited to 4 MiB, so more is an attack."""
 
 LEVEL = 5
 
@@ -29,7 +29,7 @@ def deflate(body: bytes, compression: Compression = Compression.ZLIB, level: int
 
 
 def inflate(stored: bytes, compression: Compression, bytes_max: int = INFLATED_BYTES_MAX) -> bytes:
-    """Return the plain body, refusing one that is damaged or grows beyond ``bytes_max``."""
+    """Return the plain body; refuse one that is damaged or exceeds ``bytes_max``."""
     try:
         body, complete = _INFLATE[compression](stored, bytes_max + 1)
     except (zlib.error, RuntimeError, zstandard.ZstdError, EOFError) as error:

@@ -1,4 +1,4 @@
-"""Delay levels, as brokers are configured with them: ``1s 5s 10s``, level 1 first."""
+"""Delay levels as in broker configurations: ``1s 5s 10s``, level 1 first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from turbopump.errors import InvalidArgument
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-"""What brokers have unless ``messageDelayLevel`` says otherwise."""
+"""The default, unless ``messageDelayLevel`` is set."""
 
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL = re.compile(r"(\d+)([smhd])")

@@ -1,4 +1,4 @@
-"""Frames as JSON for people and scripts, and back: what ``python -m turbopump.wire`` does."""
+"""Frames as JSON for people and scripts, and back; the core of ``python -m turbopump.wire``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Dissector:
         self._asked: dict[int, int] = {}
 
     def frames(self, data: bytes) -> Iterator[Fields]:
-        """Take apart whole frames, one after the other."""
+        """Parse whole frames, one after the other."""
         decoder = FrameDecoder()
         for command in decoder.feed(data):
             yield self.fields(command)
@@ -43,7 +43,7 @@ class Dissector:
             raise FrameError(f"the last {decoder.pending_bytes} bytes are not a whole frame", whole)
 
     def fields(self, command: Command) -> Fields:
-        """Return one frame as a JSON value; ``body`` is there only when its kind is known."""
+        """Return one frame as a JSON value; ``body`` is present only if its kind is known."""
         body = whole_body(command)
         found: Fields = {
             "code": command.code,
@@ -68,7 +68,7 @@ class Dissector:
             asked = self._asked.pop(command.opaque, None)
             return None if asked is None else RESPONSE_BODIES.get(asked)
         if len(self._asked) >= _OPAQUES_MAX:
-            # Requests whose answers are not in the input would pile up.
+            # Requests whose answers are not in the input would accumulate.
             self._asked.clear()
         self._asked[command.opaque] = command.code
         return REQUEST_BODIES.get(command.code)
@@ -102,7 +102,7 @@ def message_fields(view: MessageView) -> Fields:
 def _content(
     kind: type[Body] | BodyKind | None, body: bytes, ext_fields: Mapping[str, str]
 ) -> object | None:
-    """Look into a body; one that is not what it should be is judged by its looks alone."""
+    """Parse a body; one of the wrong kind is guessed from its bytes alone."""
     try:
         if isinstance(kind, BodyKind):
             return _READERS[kind](body, ext_fields)
@@ -125,7 +125,7 @@ def _guessed(body: bytes) -> object | None:
 
 
 def _json(body: bytes) -> object:
-    # Written and read again, so that keys which are not texts become texts.
+    # Written and read again, so that keys which are not strings become strings.
     return msgspec.json.decode(lenient_json.dumps(lenient_json.loads(body)))
 
 
@@ -186,7 +186,7 @@ class FrameFields(Struct, forbid_unknown_fields=True):
 
 
 def assemble(text: str) -> bytes:
-    """Make a frame from its JSON; ``body_hex`` counts, and ``body`` only where it is missing."""
+    """Build a frame from its JSON; ``body_hex`` takes precedence over ``body``."""
     try:
         fields = msgspec.json.decode(text, type=FrameFields)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -230,7 +230,7 @@ def _body_bytes(fields: FrameFields, text: str) -> bytes:
 
 
 def _written(kind: type[Body] | BodyKind | None, body: Any) -> bytes:
-    """Write a body from its JSON, where that says all there is to it."""
+    """Encode a body from its JSON, where that is complete."""
     match kind, body:
         case BodyKind.PROPERTIES, dict():
             return "".join(f"{name}={value}\n" for name, value in body.items()).encode()
@@ -262,14 +262,14 @@ class _BatchFields(Struct, rename="camel", forbid_unknown_fields=True):
 
 
 def _checked_json(kind: type[Body], body: dict[str, Any]) -> bytes:
-    # Keys that were objects before they had to be texts become objects again.
+    # Keys that were objects before they had to be strings become objects again.
     value = lenient_json.with_object_keys(body)
     kind.from_value(value)
     return lenient_json.dumps(value, bare_keys=True).encode()
 
 
 def parse_hex(text: str) -> bytes:
-    """Read hex digits; the error counts bytes, two digits each."""
+    """Parse hex digits; the error counts bytes, two digits each."""
     try:
         return bytes.fromhex(text)
     except ValueError as error:
@@ -288,7 +288,7 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 def _position(reason: str, text: str) -> int:
-    """Find the byte that msgspec complains of: it tells a number, a member's name, or the end."""
+    """Find the byte of a msgspec error, which names a number, a member, or the end."""
     if "byte " in reason or "truncated" in reason:
         return lenient_json.error_position(reason, text)
     named = re.search(r"\$\.(\w+)|unknown field `(\w+)`", reason)

@@ -1,10 +1,10 @@
-"""Frames that repeat one another but for some numbers, as when one queue is read on and on.
+"""Frames that are the same except for some numbers, as in consecutive reads of one queue.
 
-Reading such a frame takes no JSON: its texts are compared, and its numbers stand where they stood
-in the one before. Only frames of the same size can be alike, so numbers have as many digits as
-there; one that gets longer is read the usual way, and is what the next ones are compared with.
-Where not all numbers of so many digits are allowed, as in a request's own number of ten, frames are
-read the usual way too.
+Reading such a frame takes no JSON parsing: its text is compared, and its numbers are where they
+were in the previous one. Only frames of the same size can match, so numbers have the same number of
+digits; a frame with a longer one is parsed normally, and becomes the next template. Frames are also
+parsed normally where not every number with these digits is valid, as in a request's own number of
+ten.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Numbers = tuple[int, ...]
 Span = tuple[int, int]
 
 _PROBES = (b"9", b"8")
-"""Digits that numbers are written with to see what they mean: the largest possible, and others.
+"""Digits that replace numbers to verify what they mean: the largest possible, and others.
 
-Two, as one that stands elsewhere too may happen to have the same digits there.
+Two, as a number that also occurs elsewhere may happen to have the same digits there.
 """
 _DIGITS_MAX = 19
-"""No number of a frame has more, and Python refuses to read thousands."""
+"""No number in a frame has more, and Python refuses to parse thousands."""
 
 
 class VaryingFields(Struct, frozen=True):
-    """The numbers that differ between frames of one kind, of which there are at least two."""
+    """The numbers that differ between frames of one kind; at least two."""
 
     places: tuple[re.Pattern[bytes], ...]
-    """Find where each of them stands: its digits are the first group."""
+    """Find where each of them is: its digits are the first group."""
     read: Callable[[bytes], Numbers]
-    """Reads them the usual way."""
+    """Parses them normally."""
 
 
 class FrameTemplate:
@@ -54,7 +54,7 @@ class FrameTemplate:
         self._cut = struct.Struct("".join(f"{end - start}s" for start, end in pairwise(bounds)))
         self._texts = self._cut.unpack(sample)[::2]
         self._pick = itemgetter(*(bounds.index(start) for start, _ in spans))
-        # Zeros before a number are no part of it.
+        # Leading zeros are not part of a number.
         self._least = tuple(10 ** (end - start - 1) * (end - start > 1) for start, end in spans)
 
     @classmethod
@@ -63,8 +63,8 @@ class FrameTemplate:
     ) -> FrameTemplate | None:
         """Return a template made from a sample.
 
-        None if the other one is not, or if the numbers are not read from where they seem to stand:
-        names may be there twice, or written in other ways.
+        None if the other frame does not match, or if the numbers are not read from where they seem
+        to be: names may occur twice, or be written differently.
         """
         spans: list[Span] = []
         for place in varying.places:
@@ -82,7 +82,7 @@ class FrameTemplate:
         return alike if is_sound else None
 
     def numbers(self, data: Buffer, at: int = 0) -> Numbers | None:
-        """Return the numbers of the frame at a position, None if it is not like the sample."""
+        """Return the numbers of the frame at a position; None if it does not match the sample."""
         if len(data) - at < self.size:
             return None
         pieces = self._cut.unpack_from(data, at)
@@ -96,7 +96,7 @@ class FrameTemplate:
 
 
 def _is_read(sample: bytes, spans: Sequence[Span], varying: VaryingFields, digit: bytes) -> bool:
-    """Whether numbers that are written with one digit, in these places, are read as such."""
+    """Whether numbers written with one digit in these places are read as such."""
     probe = bytearray(sample)
     for start, end in spans:
         probe[start:end] = digit * (end - start)

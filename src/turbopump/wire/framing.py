@@ -32,7 +32,7 @@ _LENGTH_BYTES = 4
 _JSON = Serialize.JSON.value
 _HEADER_LENGTH_BITS = 0xFF_FFFF
 _LARGE_BYTES = 65536
-"""Bodies of this size or more are not copied; who keeps one for long should."""
+"""Bodies of this size or more are not copied; callers that keep one for long should copy it."""
 
 
 def encode(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
@@ -53,7 +53,7 @@ def encode_parts(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> li
 
 
 def frame_length(parts: Sequence[Buffer]) -> int:
-    """Return what a frame that is encoded already says of its own length."""
+    """Return the length that an encoded frame states."""
     return sum(map(len, parts)) - _LENGTH_BYTES
 
 
@@ -63,7 +63,7 @@ def too_long(length: int, frame_bytes_max: int) -> InvalidArgument:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into commands, however it is chunked.
+    """Splits a byte stream into commands, however it is chunked.
 
     Holds at most one frame and the last chunk. After an error the stream cannot be followed
     further, and every later call raises the same error.
@@ -72,7 +72,7 @@ class FrameDecoder:
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
         self.typed: TypedHeaders = NO_TYPED_HEADERS
-        """Requests whose fields are typed while they are read."""
+        """Requests whose fields are converted while they are read."""
         self._pending = bytearray()
         self._missing = 0
         self._consumed = 0
@@ -83,12 +83,12 @@ class FrameDecoder:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received of a frame that is not complete."""
+        """Bytes received of an incomplete frame."""
         return len(self._pending)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes received of frames that are not complete or not taken yet."""
+        """Bytes received of frames that are incomplete or not taken yet."""
         return len(self._pending) + len(self._chunk) - self._next_at
 
     def clear(self) -> None:
@@ -97,7 +97,7 @@ class FrameDecoder:
         self._chunk, self._next_at = b"", 0
 
     def feed(self, chunk: bytes) -> Iterator[Command]:
-        """Yield the commands that the chunk completes; read it to the end before the next chunk.
+        """Yield the commands that the chunk completes; exhaust it before the next chunk.
 
         Errors count their position from the start of the stream.
         """
@@ -173,12 +173,12 @@ class FrameDecoder:
         )
 
     def _keep(self, data: bytes, at: int) -> None:
-        """Keep what is left of the chunk until the rest of its frame comes."""
+        """Keep the rest of the chunk until the rest of its frame arrives."""
         rest = memoryview(data)[at:]
         self._consumed += at
         self._pending += rest
         known = len(rest) >= _LENGTH_BYTES
-        # Known once the length word is there; until then any byte may complete it.
+        # Known once the length word is complete; until then any byte may complete it.
         self._missing = _LENGTH_BYTES + int.from_bytes(rest[:_LENGTH_BYTES], "big") if known else 0
 
 
@@ -197,7 +197,7 @@ def read_header(
 ) -> tuple[Command, int, int] | int:
     """Read the frame at a position without its body, which lies between the positions returned.
 
-    While the frame is not whole, returns where it will end, as far as is known.
+    While the frame is incomplete, returns where it will end, as far as known.
     """
     if end - at < _PREFIX_BYTES:
         return at + _PREFIX_BYTES

@@ -1,4 +1,4 @@
-"""Arithmetic that is part of the protocol: hashes of texts, CRC, places in a bloom filter."""
+"""Arithmetic of the protocol: string hashes, CRC, bloom filter positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INT_MAX = 0x7FFF_FFFF
 
 @lru_cache(maxsize=4096)
 def string_hash(text: str) -> int:
-    """Return Java's hash of a text: a signed 32-bit number over its UTF-16 code units."""
+    """Return Java's hash of a string: a signed 32-bit number over its UTF-16 code units."""
     value = 0
     if text.isascii():
         for unit in text.encode("ascii"):
@@ -24,7 +24,7 @@ def string_hash(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """Return what a consume queue keeps of a message's tag; 0 when it has none."""
+    """Return the hash of a message's tag in a consume queue; 0 if it has none."""
     return string_hash(tags) if tags else 0
 
 
@@ -45,7 +45,7 @@ _MURMUR_2 = 0x4CF5_AD43_2745_937F
 
 
 def bloom_positions(text: str, bits: int, hashes: int) -> list[int]:
-    """Return the places of a text in a bloom filter: combinations of the halves of one hash."""
+    """Return a string's positions in a bloom filter: combinations of the halves of one hash."""
     value = murmur3(text.encode())
     low, high = value & 0xFFFF_FFFF, value >> 32
     sums = ((low + number * high) & 0xFFFF_FFFF for number in range(1, hashes + 1))

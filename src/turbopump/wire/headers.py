@@ -1,6 +1,6 @@
 """The fields of every request and answer, each declared once.
 
-Which class belongs to which code, is said in `catalogue`.
+`catalogue` maps codes to these classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from turbopump.wire.schema import I32, I64, ExtFields, Header
 
 
 class Routed(Header, frozen=True, kw_only=True):
-    """Requests that may tell which broker they are meant for; brokers pass over it."""
+    """Requests that may name the broker they are meant for; brokers ignore it."""
 
     broker_name: str | None = field(name="bname", default=None)
 
@@ -60,7 +60,7 @@ SendMessageV2 = _lettered(SendMessage, "SendMessageV2")
 
 
 class BrokerTraits(Header, frozen=True, kw_only=True):
-    """What every answer to a send tells of the broker, failures included."""
+    """What every answer to a send reports about the broker, failures included."""
 
     region: str | None = field(name="MSG_REGION", default=None)
     trace_on: bool | None = field(name="TRACE_ON", default=None)
@@ -78,7 +78,7 @@ class SendMessageAnswer(BrokerTraits, frozen=True, kw_only=True):
     def fields_of(
         traits: Mapping[str, str], msg_id: str, queue_id: int, queue_offset: int
     ) -> ExtFields:
-        """Return the fields of the answer that brokers make most often, without making it first."""
+        """Return the fields of the most frequent answer of brokers, without creating it first."""
         return {
             **traits,
             "msgId": msg_id,
@@ -88,7 +88,7 @@ class SendMessageAnswer(BrokerTraits, frozen=True, kw_only=True):
 
 
 class SendBack(Routed, frozen=True, kw_only=True):
-    """A message that a consumer could not handle, by its place in the log (36)."""
+    """A message that a consumer could not handle, by its position in the log (36)."""
 
     offset: I64
     group: str
@@ -100,7 +100,7 @@ class SendBack(Routed, frozen=True, kw_only=True):
 
 
 class EndTransaction(Routed, frozen=True, kw_only=True):
-    """A producer's decision over a half message (37)."""
+    """A producer's decision about a half message (37)."""
 
     producer_group: str
     tran_state_table_offset: I64
@@ -112,7 +112,7 @@ class EndTransaction(Routed, frozen=True, kw_only=True):
 
 
 class CheckTransactionState(Routed, frozen=True, kw_only=True):
-    """A broker's question what became of a half message (39)."""
+    """A broker's query for the state of a half message (39)."""
 
     tran_state_table_offset: I64
     commit_log_offset: I64
@@ -158,11 +158,11 @@ class PullMessage(Routed, frozen=True, kw_only=True):
     sub_version: I64
     expression_type: str | None = None
     bulk_pull: bool | None = None
-    """Whether large answers are welcome; ours, other brokers pass over it."""
+    """Whether large answers are welcome; Turbopump's own, other brokers ignore it."""
 
 
 class PullMessageAnswer(Header, frozen=True, kw_only=True):
-    """The next offset, and the queue's limits."""
+    """The next offset, and the queue's minimum and maximum offset."""
 
     suggest_which_broker_id: I64
     next_begin_offset: I64
@@ -171,7 +171,7 @@ class PullMessageAnswer(Header, frozen=True, kw_only=True):
 
 
 class QueryMessage(Header, frozen=True, kw_only=True):
-    """Messages by key in a span of store time (12)."""
+    """Messages by key in a range of store timestamps (12)."""
 
     topic: str
     key: str
@@ -189,7 +189,7 @@ class QueryMessageAnswer(Header, frozen=True, kw_only=True):
 
 
 class ViewMessage(Header, frozen=True, kw_only=True):
-    """One message by its place in the log (33)."""
+    """One message by its position in the log (33)."""
 
     offset: I64
 
@@ -207,7 +207,7 @@ class QueueOfTopic(Routed, frozen=True, kw_only=True):
 class QueueEndsOf(Header, frozen=True, kw_only=True):
     """All queues of a topic (91004).
 
-    With ``wait_ms``, the answer waits until a group can read a message behind ``since``.
+    With ``wait_ms``, the answer waits until a group can read a message after ``since``.
     """
 
     topic: str
@@ -217,7 +217,7 @@ class QueueEndsOf(Header, frozen=True, kw_only=True):
 
 
 class QueueEndsAnswer(Header, frozen=True, kw_only=True):
-    """The position in the log behind the topic's last message, and the queues that can be read."""
+    """The position in the log after the topic's last message, and the readable queues."""
 
     position: I64
     read_queue_nums: I32
@@ -243,7 +243,7 @@ class UpdateConsumerOffset(QueryConsumerOffset, frozen=True, kw_only=True):
 
 
 class SearchOffset(QueueOfTopic, frozen=True, kw_only=True):
-    """The queue offset at a store time (29)."""
+    """The queue offset at a store timestamp (29)."""
 
     timestamp: I64
 
@@ -255,7 +255,7 @@ class OffsetAnswer(Header, frozen=True, kw_only=True):
 
 
 class TimestampAnswer(Header, frozen=True, kw_only=True):
-    """A store time, -1 when there is none."""
+    """A store timestamp, -1 if there is none."""
 
     timestamp: I64
 
@@ -268,7 +268,7 @@ class NoFields(Header, frozen=True, kw_only=True):
 
 
 class TableCopy(Header, frozen=True, kw_only=True):
-    """What a slave of ours knows of a table (21, 43, 45, 201, 91001); Apache brokers ignore it."""
+    """A Turbopump slave's version of a table (21, 43, 45, 201, 91001); Apache brokers ignore it."""
 
     known_version: str | None = None
     """The version from the last answer; empty before the first."""
@@ -451,7 +451,7 @@ class DeleteAcl(Header, frozen=True, kw_only=True):
 
 
 class AclInfo(Header, frozen=True, kw_only=True):
-    """What a broker knows of its access control files (52)."""
+    """A broker's versions of its access control files (52)."""
 
     version: str
     all_acl_file_version: str | None = None
@@ -573,7 +573,7 @@ class ClusterName(Header, frozen=True, kw_only=True):
 
 
 class DeleteTopicInNameServer(TopicName, frozen=True, kw_only=True):
-    """A topic to be forgotten, perhaps in one cluster only (216)."""
+    """A topic to be removed, perhaps in one cluster only (216)."""
 
     cluster_name: str | None = None
 

@@ -1,4 +1,4 @@
-"""Network addresses as messages and ids keep them: 4 or 16 bytes of IP, then the port as an i32."""
+"""Network addresses in messages and ids: 4 or 16 bytes of IP, then the port as an i32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V4_BYTES = 4
 V6_BYTES = 16
 
 ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
-"""Names for all addresses of a machine, for who listens on them."""
+"""Names for all addresses of a machine, to listen on."""
 
 _PORT_MAX = 0xFFFF
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
@@ -45,7 +45,7 @@ class Host(Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def host(address: str, port: int) -> Host:
-    """Make a host from an IP address as text; names are not looked up."""
+    """Create a host from an IP address as text; names are not resolved."""
     try:
         return Host(ipaddress.ip_address(address).packed, port)
     except ValueError as error:
@@ -53,7 +53,7 @@ def host(address: str, port: int) -> Host:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Take ``host:port`` apart, where an IPv6 host stands in brackets."""
+    """Split ``host:port``; an IPv6 host is in brackets."""
     match = _ADDRESS.fullmatch(text.strip())
     if match is None or int(match["port"]) > _PORT_MAX:
         raise InvalidArgument(f"address {text[:200]!r}: expected host:port, as in 127.0.0.1:9876")

@@ -1,4 +1,4 @@
-"""The two ids of a message: where it lies (offset id), and who made it when (unique id)."""
+"""The two ids of a message: where it is stored (offset id), and its origin (unique id)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNIQUE_ID_TAIL = struct.Struct(">HIIH")
 
 COUNTER_MASK = 0xFFFF
 COUNTER_DIGITS = 4
-"""What a unique id ends with, in hexadecimal digits."""
+"""Length of a unique id's counter, in hexadecimal digits."""
 
 _HEX = tuple(f"{byte:02X}" for byte in range(256))
 """Two of these take half as long as formatting a counter."""
@@ -32,12 +32,12 @@ _CLOCK_SLIP_MS = 1_000_000
 
 
 def offset_id(store_host: Host, offset: PhysicalOffset) -> str:
-    """Return the id that says on which broker and at which position a message lies."""
+    """Return the id that contains a message's broker and position."""
     return (store_host.ip + _OFFSET_ID_TAIL.pack(store_host.port, offset)).hex().upper()
 
 
 def offset_ids(store_host: Host, offsets: Sequence[PhysicalOffset]) -> str:
-    """Return the ids of messages that lie on one broker, with commas between them."""
+    """Return the ids of messages on one broker, separated by commas."""
     first = offset_id(store_host, offsets[0])
     host = first[:-_OFFSET_DIGITS]
     raw = array("q", offsets)
@@ -48,14 +48,14 @@ def offset_ids(store_host: Host, offsets: Sequence[PhysicalOffset]) -> str:
 
 
 def parse_offset_id(text: str) -> tuple[Host, PhysicalOffset]:
-    """Take an offset id apart."""
+    """Parse an offset id."""
     raw, ip_bytes = _id_bytes(text, "offset message id", _OFFSET_ID_TAIL.size)
     port, offset = _OFFSET_ID_TAIL.unpack_from(raw, ip_bytes)
     return Host(raw[:ip_bytes], port), PhysicalOffset(offset)
 
 
 class UniqueId(Struct, frozen=True):
-    """What a unique id is made of; ``month_ms`` counts from the start of the maker's month."""
+    """The parts of a unique id; ``month_ms`` counts from the start of the creator's month."""
 
     ip: bytes
     process: int
@@ -68,20 +68,20 @@ class UniqueId(Struct, frozen=True):
         return (self.ip + tail).hex().upper()
 
     def created_ms(self, now_ms: int) -> int:
-        """Return when it was made, read as the last such moment of a month before ``now_ms``."""
+        """Return when it was created: the latest such time of a month before ``now_ms``."""
         this_month = _month_start_ms(now_ms)
         created = this_month + self.month_ms
         return created if created < now_ms else _month_start_ms(this_month - 1) + self.month_ms
 
 
 def parse_unique_id(text: str) -> UniqueId:
-    """Take a unique id apart."""
+    """Parse a unique id."""
     raw, ip_bytes = _id_bytes(text, "unique message id", _UNIQUE_ID_TAIL.size)
     return UniqueId(raw[:ip_bytes], *_UNIQUE_ID_TAIL.unpack_from(raw, ip_bytes))
 
 
 class UniqueIds:
-    """Makes the unique ids of one process: none twice, up to 65,536 a millisecond.
+    """Creates the unique ids of one process: no duplicates, up to 65,536 a millisecond.
 
     Threads may share it for `next` and `many`; `claim` is for one thread.
     """
@@ -93,10 +93,10 @@ class UniqueIds:
         self._counters = itertools.count()
         self._month_ms = self._next_month_ms = 0
         self._prefix: tuple[int, str] = -1, ""
-        """What ids of one moment begin with; replaced as a whole, as threads read it."""
+        """The prefix of ids of one millisecond; replaced as a whole, as threads read it."""
 
     def next(self) -> str:
-        """Make one."""
+        """Create one id."""
         now_ms = self._clock.now_ms()
         at_ms, prefix = self._prefix
         if at_ms != now_ms:
@@ -105,16 +105,16 @@ class UniqueIds:
         return f"{prefix}{_HEX[number >> 8 & 0xFF]}{_HEX[number & 0xFF]}"
 
     def many(self, count: int) -> list[str]:
-        """Make several, which follow one another."""
+        """Create several consecutive ids."""
         prefix = self._prefix_at(self._clock.now_ms())
         # Drawn in one call, which no other thread interrupts.
         numbers = list(itertools.islice(self._counters, count))
         return [f"{prefix}{_HEX[number >> 8 & 0xFF]}{_HEX[number & 0xFF]}" for number in numbers]
 
     def claim(self, count: int) -> tuple[str, int]:
-        """Make many at once: what all of them begin with, and the first one's counter.
+        """Claim many ids in one call: their common prefix, and the first one's counter.
 
-        The others count on from there, see `with_counter`; more than 65,536 would repeat.
+        The others count up from there, see `with_counter`; more than 65,536 would repeat.
         """
         if not 0 < count <= COUNTER_MASK + 1:
             raise InvalidArgument(f"count must be 1 to {COUNTER_MASK + 1}, got {count}")
@@ -123,13 +123,13 @@ class UniqueIds:
         return self._prefix_at(self._clock.now_ms()), first
 
     def _prefix_at(self, now_ms: int) -> str:
-        """Return what ids made at a moment begin with."""
+        """Return the prefix of ids created at a timestamp."""
         prefix = (self._maker + struct.pack(">I", self._elapsed_ms(now_ms))).hex().upper()
         self._prefix = now_ms, prefix
         return prefix
 
     def _elapsed_ms(self, now_ms: int) -> int:
-        """Return how far the month has come."""
+        """Return the milliseconds since the start of the month."""
         if now_ms >= self._next_month_ms:
             self._month_ms = _month_start_ms(now_ms)
             self._next_month_ms = _month_start_ms(self._month_ms + 32 * 24 * 3600 * 1000)
@@ -147,7 +147,7 @@ class UniqueIds:
 
 
 def with_counter(prefix: str, counter: int) -> str:
-    """Return one of the ids that `UniqueIds.claim` has made."""
+    """Return one of the ids that `UniqueIds.claim` has reserved."""
     return f"{prefix}{counter & COUNTER_MASK:0{COUNTER_DIGITS}X}"
 
 
@@ -163,7 +163,7 @@ def _id_bytes(text: str, what: str, tail_bytes: int) -> tuple[bytes, int]:
 
 
 def _month_start_ms(moment_ms: int) -> int:
-    # The protocol counts from the local month, so the machine's own time zone is meant.
+    # The protocol counts from the local month, in the machine's time zone.
     moment = datetime.datetime.fromtimestamp(moment_ms / 1000).astimezone()
     start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
     return int(start.timestamp()) * 1000

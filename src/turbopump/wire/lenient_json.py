@@ -1,11 +1,11 @@
 """JSON as Java peers write it: bare integers and whole objects as keys, and references.
 
-`loads` reads both that and proper JSON; `dumps` writes either. An integer used as a key is read as
-its text, an object used as a key as an `ObjectKey`, a mapping that can be hashed. Texts are hashed
-with a secret, integers are not: keys that share a hash could be chosen by a peer.
+`loads` reads both that and standard JSON; `dumps` writes either. An integer used as a key is read
+as its text, an object used as a key as an `ObjectKey`, a mapping that can be hashed. Strings are
+hashed with a secret, integers are not: a peer could choose keys that share a hash.
 
-The cost of reading grows with the length of the input and nothing else. Whoever changes a pattern
-here keeps its repetitions possessive (``*+``), so that no text makes it backtrack. Python 3.11.2
+The cost of reading grows with the length of the input and nothing else. When changing a pattern
+here, keep its repetitions possessive (``*+``), so that no text makes it backtrack. Python 3.11.2
 (Debian 12) loses its place in a repeated group if the last alternative fails after it has consumed
 something, so an alternative that fails immediately comes last there: ``(?!)``.
 """
@@ -31,14 +31,14 @@ _OTHER = (
     rf"|(?!{_OBJECT_KEY})\{{|(?!)"
 )
 _BARE_KEY = re.compile(rf"((?:{_OTHER})*+)(?:({_INTEGER_KEY})|({_OBJECT_KEY})|\Z)", re.DOTALL)
-"""What stands before the next bare key, and the key; or all the rest of the text."""
+"""The text before the next bare key, and the key; or all the rest of the text."""
 
 _OPENING = '"{'
-"""How an object that was a bare key begins once it has quotes."""
+"""The start of an object that was a bare key, once quoted."""
 
 _REFERENCE = "$ref"
 _EXPANDED_PER_CHARACTER = 4
-"""How many values references may stand for, for each character of the text."""
+"""How many values references may expand to, per character of the text."""
 _QUEUE_FIELDS = {"topic", "brokerName", "queueId"}
 _QUEUE_RENDERING = "MessageQueue [topic={topic}, brokerName={brokerName}, queueId={queueId}]"
 _PATH_STEP = re.compile(r"\.((?:[^.\[\]\\]|\\.)+)|\[([0-9]{1,9})\]")
@@ -47,13 +47,13 @@ _encode = msgspec.json.encode
 
 
 class ObjectKey(Mapping[str, Any]):
-    """An object that stood where only a text may stand: as the key of another object."""
+    """An object used as the key of another object, where only a string may be."""
 
     __slots__ = ("_fields", "_identity")
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
-        # Of texts: 1 and "1" differ, and a peer cannot choose what shares a hash.
+        # Of strings: 1 and "1" differ, and a peer cannot choose what shares a hash.
         self._identity = frozenset((name, repr(value)) for name, value in fields.items())
 
     def __getitem__(self, name: str) -> Any:
@@ -76,7 +76,7 @@ class ObjectKey(Mapping[str, Any]):
 
 
 def loads(data: bytes | str, *, references: bool = True) -> Any:
-    """Read JSON, proper or Java's; whatever is wrong with it is a BodyError that tells the byte.
+    """Read JSON, standard or Java's; any error is a BodyError with its position.
 
     ``references`` says whether objects that only refer to another part are replaced by it.
     """
@@ -108,7 +108,7 @@ def _checked_text(data: bytes | str) -> str:
 
 
 def _check_depth(value: Any) -> None:
-    """Refuse what is nested too deep, without recursion of our own."""
+    """Refuse values nested too deep, without recursion."""
     level = [value]
     for _ in range(DEPTH_MAX + 1):
         level = [
@@ -129,8 +129,8 @@ def _too_deep() -> BodyError:
 def dumps(value: Any, *, bare_keys: bool = False) -> str:
     """Write compact JSON.
 
-    With ``bare_keys`` integer keys are not quoted and objects stand as keys, as Java peers do it
-    and some clients insist on; otherwise such keys become texts, objects the text of their JSON.
+    With ``bare_keys`` integer keys are not quoted and objects are written as keys, as Java peers do
+    and some clients require; otherwise such keys become strings, objects the text of their JSON.
     """
     if isinstance(value, Mapping):
         entries = (
@@ -157,7 +157,7 @@ def _key(key: Any, bare: bool) -> str:
 
 
 def _decoded_quoted(quoted: str, text: str) -> Any:
-    """Read JSON whose bare keys were given quotes; errors tell where they are in ``text``."""
+    """Read JSON whose bare keys were quoted; errors give positions in ``text``."""
     try:
         return msgspec.json.decode(quoted)
     except RecursionError as error:
@@ -177,13 +177,13 @@ def _quoted(match: re.Match[str]) -> str:
 
 
 def error_position(reason: str, text: str) -> int:
-    """Find the byte that msgspec complains of; where it does not tell, the text ends too early."""
+    """Find the byte of a msgspec error; if it names none, the text ends too early."""
     number = reason.rpartition("byte ")[2].rstrip(")")
     return int(number) if number.isdecimal() else len(text.encode())
 
 
 def _position_before_quoting(text: str, position: int) -> int:
-    """Return where a byte of the text with quotes was before it had them."""
+    """Return where a byte of the quoted text was before quoting."""
     quoted_end = bare_end = 0
     for match in _BARE_KEY.finditer(text):
         next_end = quoted_end + len(_quoted(match).encode())
@@ -214,10 +214,11 @@ def _opened(key: Any) -> Any:
 
 
 class _Resolver:
-    """Puts in place of each reference what it refers to; one that leads nowhere becomes None.
+    """Replaces each reference with what it refers to; one that leads nowhere becomes None.
 
-    Every path is followed once, every object's queues are listed once, and what all references
-    together stand for is bounded, so that the time grows with the text and not with its square.
+    Every path is followed once, every object's queues are listed once, and the size of what all
+    references together expand to is bounded, so that the time grows with the text and not with its
+    square.
     """
 
     def __init__(self, root: Any, text_chars: int) -> None:
@@ -275,7 +276,7 @@ class _Resolver:
         return value[plain] if plain in value else self._queues_of(value)[plain]
 
     def _queues_of(self, value: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return an object's items by their keys' rendering in Java, which names queues so."""
+        """Return an object's items by their keys' Java rendering, which names queues."""
         found = self._queues.get(id(value))
         if found is None:
             found = self._queues[id(value)] = {
@@ -291,7 +292,7 @@ def _is_reference(value: Any) -> bool:
 
 
 def _size(value: Any, at_most: int) -> int:
-    """Count the values that a value consists of, until there are too many."""
+    """Count the values within a value, up to a limit."""
     count, left = 0, [value]
     while left and count <= at_most:
         each = left.pop()

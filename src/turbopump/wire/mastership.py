@@ -1,7 +1,7 @@
-"""Who is master of a broker name: the claim that name servers keep, and the requests around it.
+"""Mastership of a broker name: the claim that name servers store, and the requests around it.
 
-All of it is Turbopump's own. Apache RocketMQ's name servers keep the claim too: to them it is one
-of any operator's key-values.
+All of it is Turbopump's own. Apache RocketMQ's name servers store the claim too: to them it is an
+ordinary key-value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from turbopump.errors import BodyError
 from turbopump.wire.schema import I64, Body, Header
 
 CLAIMS_NAMESPACE = "TURBOPUMP_MASTERS"
-"""Of the key-values; the keys are broker names."""
+"""The namespace of the key-values; the keys are broker names."""
 
 
 class MasterClaim(Body, frozen=True, kw_only=True):
@@ -23,15 +23,15 @@ class MasterClaim(Body, frozen=True, kw_only=True):
     epoch: I64
     """Grows with each promotion; 0 before the first."""
     token: str
-    """Made by chance at the promotion: addresses may change."""
+    """Random, created at the promotion: addresses may change."""
     master_address: str
-    """Where clients connected to when it was promoted."""
+    """The address for clients when it was promoted."""
     former_id: I64
-    """The id that it had as a slave, which is free for the master before it."""
+    """Its id as a slave, which is free for the former master."""
 
 
 def parse_claim(text: str | None) -> MasterClaim | None:
-    """Read a claim; None for what is none, which somebody else must have put there."""
+    """Parse a claim; None if it is invalid, written by another tool."""
     try:
         return None if text is None else MasterClaim.decode(text.encode())
     except BodyError:
@@ -42,22 +42,22 @@ class PromoteBroker(Header, frozen=True, kw_only=True):
     """A slave becomes master (91002)."""
 
     broker_role: str
-    """The role that it gets."""
+    """Its new role."""
 
 
 class PromoteBrokerAnswer(Header, frozen=True, kw_only=True):
-    """How that went."""
+    """The result of a promotion."""
 
     epoch: I64
     log_end: I64
     """Where its log ends."""
     missing_bytes: I64 | None = None
-    """What the old master has beyond that; absent if the old master did not answer."""
+    """Bytes that only the old master has; absent if the old master did not answer."""
     old_master: str | None = None
 
 
 class FenceBroker(Header, frozen=True, kw_only=True):
-    """A master was replaced and takes no more writes (91003)."""
+    """A master was replaced and stops accepting writes (91003)."""
 
     epoch: I64
     token: str

@@ -1,18 +1,18 @@
-"""The names that topics may have, and those that mean something to brokers and clients."""
+"""Valid topic names, and reserved ones."""
 
 from __future__ import annotations
 
 import re
 
 TEMPLATE_TOPIC = "TBW102"
-"""A topic that does not exist yet is made like this one, when a message is sent to it."""
+"""Template of topics that are created when a message is sent to them."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """Delayed messages wait here; one queue for each level."""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OPERATIONS_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 CHECKED_TOO_OFTEN_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
-"""Told when a group asks for messages that are not there (any more)."""
+"""Gets an event when a group asks for messages that do not exist (any more)."""
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC = "BenchmarkTest"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
@@ -50,9 +50,9 @@ _FORBIDDEN = frozenset(
 
 
 def check_name(name: str) -> str | None:
-    """Return what is wrong with a topic's name, in the original's words, or None.
+    """Return what is wrong with a topic's name, in Apache RocketMQ's words, or None.
 
-    A topic becomes a directory, so what passes here can name one: no slash, no dot.
+    A topic becomes a directory, so valid names must be safe as one: no slash, no dot.
     """
     if not name.strip():
         return "The specified topic is blank."
@@ -64,20 +64,20 @@ def check_name(name: str) -> str | None:
 
 
 def has_only_allowed_characters(name: str) -> bool:
-    """Whether a name could be one of a topic or a group, as far as its characters go."""
+    """Whether all characters of a topic or group name are valid."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_forbidden_to_send(name: str) -> bool:
-    """Whether only the broker itself may write to a topic."""
+    """Whether only the broker may write to a topic."""
     return name in _FORBIDDEN
 
 
 def retry_topic(group: str) -> str:
-    """Return the topic of a group's messages that are to be tried again."""
+    """Return the topic of a group's messages to be retried."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """Return the topic of a group's messages that were tried too often."""
+    """Return the topic of a group's messages that exceeded their retries."""
     return DEAD_LETTER_PREFIX + group

@@ -45,7 +45,7 @@ CLUSTER = "CLUSTER"
 MESSAGE_TYPE = "MSG_TYPE"
 INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 DAMAGED_BODY_CRC = "DAMAGED_BODY_CRC"
-"""On a dead letter whose body was damaged on disk: the checksum that the body should have had."""
+"""On a dead letter whose body was damaged on disk: the expected checksum."""
 
 RESERVED = frozenset(
     {
@@ -56,11 +56,11 @@ RESERVED = frozenset(
         ARRIVE_TIME, PUSH_REPLY_TIME, CLUSTER, MESSAGE_TYPE, INNER_MULTI_QUEUE_OFFSET,
     }
 )  # fmt: skip
-"""Names that user code must not set as properties of its own."""
+"""Property names that user code must not set."""
 
 
 def encode(properties: Mapping[str, str | None]) -> str:
-    """Return the text form without what is None; nothing ends the last entry, as in 4.9.8."""
+    """Return the text form without None values; the last entry has no end mark, as in 4.9.8."""
     return ENTRY_END.join(
         [f"{name}{NAME_END}{value}" for name, value in properties.items() if value is not None]
     )
@@ -77,7 +77,7 @@ def decode(text: str) -> dict[str, str]:
 
 
 def taken_out(text: str, name: str) -> tuple[str, str | None]:
-    """Return the text form without one property, and its value; the others are not taken apart."""
+    """Return the text form without one property, and its value; the others are not parsed."""
     mark = f"{ENTRY_END}{name}{NAME_END}"
     if text.startswith(mark[1:]):
         value, _, rest = text[len(mark) - 1 :].partition(ENTRY_END)

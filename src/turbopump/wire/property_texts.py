@@ -1,7 +1,7 @@
-"""The properties of many messages at a time: where some of them stand, and their Java hashes.
+"""Properties of many messages: where some of them are, and their Java hashes.
 
 A loop over messages, or worse over characters, would cost more than all the rest of storing a
-message. So the texts are put one behind the other and looked at as arrays.
+message. So the texts are concatenated and processed as arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from turbopump.wire.aligned_properties import (
 )
 
 Equal: TypeAlias = NDArray[np.void]
-"""Pieces of bytes that have the same length, which is not 0; those of texts side by side."""
+"""Byte strings of the same nonzero length; those of texts are contiguous."""
 
 _ENTRY_END = properties.ENTRY_END.encode()
 _MARK = _ENTRY_END[0]
@@ -38,13 +38,13 @@ _LONG_BYTES = 256
 """Longer values are hashed one by one."""
 
 _PADDING = bytes((_NAME_END,)) * _LONG_BYTES
-"""Lies around the texts, so that words and windows can be read everywhere; no mark, no zero."""
+"""Surrounds the texts, so that words and windows can be read everywhere; no mark, no zero."""
 
 
 class PropertyTexts:
-    """The text forms of properties, one of each message.
+    """The text forms of properties, one per message.
 
-    If they are laid out alike, they are looked at as columns, see there. If not, they become one
+    Texts with the same layout are processed as columns (`AlignedProperties`). Others become one
     text, with each entry between marks.
     """
 
@@ -59,7 +59,6 @@ class PropertyTexts:
 
     @cached_property
     def lengths(self) -> Ints:
-        """Of each text."""
         given = self.given
         if isinstance(given, np.ndarray):
             return np.full(len(given), given.itemsize)
@@ -67,12 +66,12 @@ class PropertyTexts:
 
     @cached_property
     def parts(self) -> Sequence[bytes]:
-        """Each text by itself."""
+        """The texts, one by one."""
         return self.given.tolist() if isinstance(self.given, np.ndarray) else self.given
 
     @cached_property
     def columns(self) -> AlignedProperties | None:
-        """The texts as columns of letters; None unless they are surely laid out alike."""
+        """The texts as columns of characters; None unless they certainly have the same layout."""
         given, lengths = self.given, self.lengths
         if len(given) < ROWS_MIN or not lengths[0] or (lengths != lengths[0]).any():
             return None
@@ -93,22 +92,22 @@ class PropertyTexts:
 
     @cached_property
     def _text_ends(self) -> Ints:
-        """Where each text ends, at the mark behind it."""
+        """Where each text ends, at the mark after it."""
         ends: Ints = np.cumsum(self.lengths + 1) + len(_PADDING)
         return ends
 
     def has_zero(self) -> bool:
-        """Tell whether there is a zero byte in any of them."""
+        """Return whether any of them contains a zero byte."""
         return self.columns is None and b"\0" in self._text
 
     def spaces(self) -> int:
-        """Return how many spaces there are in all of them."""
+        """Count the spaces in all of them."""
         if self.columns is not None:
             return self.columns.first.count(b" ") * len(self)
         return self._text.count(b" ")
 
     def ending_with_mark(self) -> NDArray[np.bool_]:
-        """Say which of the texts are empty or end with what ends an entry."""
+        """Return which of the texts are empty or end with the end mark of an entry."""
         if self.columns is not None:
             return np.full(len(self), self.columns.first.endswith(_ENTRY_END))
         ended: NDArray[np.bool_] = self._bytes[self._text_ends - 1] == _MARK
@@ -116,7 +115,7 @@ class PropertyTexts:
 
     @cached_property
     def _entries(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:
-        """Where entries start and end, and their first letters as one number."""
+        """Where entries start and end, and their first characters as one number."""
         marks = np.flatnonzero(self._bytes == _MARK)
         starts = marks[:-1] + 1
         # Eight bytes from each position on, as one number.
@@ -125,9 +124,9 @@ class PropertyTexts:
         return starts, marks[1:], words[starts].astype(np.uint64)
 
     def values(self, name: str) -> tuple[Ints, Ints, Ints]:
-        """Return of each value of a property whose it is, and where it starts and ends.
+        """Return the message, start and end of each value of a property.
 
-        Empty ones do not count, and of several of one message the last one does.
+        Empty ones are ignored, and the last of several in one message counts.
         """
         all_starts, all_ends, names = self._entries
         letters = name.encode()
@@ -145,7 +144,7 @@ class PropertyTexts:
         return owners, starts + 1, ends
 
     def _owners(self, positions: Ints) -> Ints:
-        """Return in whose text positions lie, which are in order."""
+        """Return the messages whose texts contain ascending positions."""
         text_ends = self._text_ends
         if len(positions) == len(text_ends):
             # Mostly each message has one.
@@ -159,7 +158,7 @@ class PropertyTexts:
         """Split values at spaces."""
         spaces = np.flatnonzero(self._bytes == _SPACE)
         within = np.searchsorted(starts, spaces, "right") - 1
-        # A space before all values is held against the last one, which ends behind it.
+        # A space before all values is assigned to the last one, which ends after it.
         inside = (within >= 0) & (spaces < ends[within]) if len(starts) else within > 0
         if not inside.any():
             return owners, starts, ends
@@ -174,8 +173,8 @@ class PropertyTexts:
     def hashes(self, starts: Ints, ends: Ints) -> Hashes:
         """Return Java's hash of each value, as if all were ASCII; none of them is empty.
 
-        It is a sum of letters times powers of 31: of many values a product with a matrix. Values of
-        one length go together, or of similar lengths where there are too many.
+        It is a sum of characters times powers of 31: for many values, a matrix product. Values of
+        one length are processed together, or of similar lengths if there are too many.
         """
         lengths = ends - starts
         found = np.zeros(len(starts), np.uint32)
@@ -198,7 +197,7 @@ class PropertyTexts:
         return np.ndarray((len(self._text) - width + 1, width), np.uint8, self._text, 0, (1, 1))
 
     def foreign(self, starts: Ints, ends: Ints) -> list[int]:
-        """Return which of the values are not ASCII, whose hashes Java takes of UTF-16."""
+        """Return which values are not ASCII: Java hashes their UTF-16 code units."""
         if self._text.isascii():
             return []
         counts = np.append(0, np.cumsum(self._bytes > _ASCII_MAX))
@@ -209,4 +208,4 @@ class PropertyTexts:
 
 
 _WIDTHS = (8, 16, 24, 32, 48, 64, 128, _LONG_BYTES)
-"""Into which lengths are put together that are too many."""
+"""Widths that lengths are grouped into if there are too many."""

@@ -14,10 +14,10 @@ _OFFSETS = (b"nextBeginOffset", b"minOffset", b"maxOffset")
 
 
 class PullResponseFrames:
-    """Makes frames up to their bodies, for requests whose header is JSON.
+    """Creates frames up to their bodies, for requests whose header is JSON.
 
-    Only four values differ from one answer to the next. The text around them is taken once from a
-    frame that was encoded the usual way, so the bytes are the same.
+    Only four values differ between answers. The text around them is taken once from a frame that
+    was encoded normally, so the bytes are the same.
     """
 
     def __init__(self, code: ResponseCode, broker_id: int, remark: str) -> None:
@@ -34,10 +34,10 @@ class PullResponseFrames:
     def frame(
         self, opaque: int, next_offset: int, min_offset: int, max_offset: int, body_bytes: int = 0
     ) -> bytes:
-        """Return the answer to a request with a number: where to go on, and the queue's limits.
+        """Return the answer to a request: the next offset, and the queue's minimum and maximum.
 
-        So many bytes of messages have to follow.
+        ``body_bytes`` bytes of messages have to follow.
         """
         header = self._text % (next_offset, min_offset, max_offset, opaque)
-        # The header's own length stands behind that of the frame, and 0 above it says JSON.
+        # The header's length follows that of the frame; its high byte 0 means JSON.
         return _PREFIX.pack(len(header) + 4 + body_bytes, len(header)) + header

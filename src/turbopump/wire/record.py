@@ -1,8 +1,8 @@
 """The stored message: the same bytes in the commit log and in the answer to a pull.
 
-`Record` is what goes in (the store fills in where and when), `MessageView` is what comes out. A
-view costs one unpacking of the fixed part; properties are parsed and the body is inflated only when
-asked for.
+`Record` is the input (the store fills in position and time), `MessageView` is the output. A view
+costs one unpacking of the fixed part; properties are parsed and the body is decompressed only on
+demand.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OTHER_BITS = ~_HOST_BITS
 _HOST_BITS_SHIFT = 4
 _SYS_FLAG_LOW_BYTE_AT = 39
 _HOST_WIDTHS = ((4, 4), (16, 4), (4, 16), (16, 16))
-# Indexed by the two bits of the system flag that tell the widths of the born and the store host.
+# Indexed by the two bits of the system flag for the widths of the born and the store host.
 _FIXED = tuple(struct.Struct(f">iIiiiqqiq{born}siq{store}siiqi") for born, store in _HOST_WIDTHS)
 _PREFIX = struct.Struct(">iI")
 _MAGICS = frozenset({MAGIC, MAGIC_V2})
@@ -49,14 +49,14 @@ _PROPERTIES_LENGTH = struct.Struct(">h")
 _V2_TOPIC_LENGTH = struct.Struct(">h")
 _BYTES = tuple(bytes((number,)) for number in range(TOPIC_BYTES_MAX + 1))
 _SHORTS = tuple(_PROPERTIES_LENGTH.pack(number) for number in range(1024))
-"""Lengths of most properties: looking one up takes a third of the time of packing it."""
+"""Lengths of most properties: a lookup takes a third of the time of packing."""
 
 
 class Record(Struct, frozen=True, kw_only=True, gc=False):
-    """A message about to be stored: everything but its position and the time of storing.
+    """A message about to be stored: everything but its position and store timestamp.
 
-    ``body`` is as it will lie in the log, compressed if ``sys_flag`` says so; ``properties`` is
-    their text form. ``size`` is known before the position is, so a log can make room first.
+    ``body`` is as stored in the log, compressed if ``sys_flag`` says so; ``properties`` is their
+    text form. ``size`` is known before the position is, so a log can make room first.
     """
 
     topic: bytes
@@ -135,7 +135,7 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MessageView(Struct, frozen=True, eq=False, gc=False):
-    """A stored message; the fields up to ``body_length`` stand in the record's own order.
+    """A stored message; the fields up to ``body_length`` are in the record's own order.
 
     ::
 
@@ -161,7 +161,7 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
     prepared_transaction_offset: int
     body_length: int
     stored_body: bytes
-    """The body as it lies in the log, perhaps compressed."""
+    """The body as stored in the log, perhaps compressed."""
     topic: str
     stored_properties: bytes
     _properties: dict[str, str] | None = None
@@ -169,7 +169,7 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, system ones included; parsed at the first use."""
+        """All properties, system ones included; parsed on first use."""
         found = self._properties
         if found is None:
             found = properties.decode(self.stored_properties.decode("utf-8", "replace"))
@@ -178,7 +178,7 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def body(self) -> bytes:
-        """The body as its sender gave it; inflated at the first use."""
+        """The body as sent; decompressed on first use."""
         body = self._body
         if body is None:
             compression = sysflag.compression_of(self.sys_flag)
@@ -210,7 +210,7 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def offset_id(self) -> str:
-        """The id that says where the message lies."""
+        """The id that contains the message's broker and position."""
         return offset_id(self.store_host, self.physical_offset)
 
     @property
@@ -224,7 +224,7 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
 
 
 class RecordEntry(Struct, frozen=True, gc=False):
-    """What queues and indexes need to know of a stored message; its body is left where it lies."""
+    """What queues and indexes need of a stored message; its body is not copied."""
 
     size: int
     queue_id: int
@@ -242,7 +242,7 @@ def encode_blank(size: int) -> bytes:
 
 
 def decode_record(data: bytes | memoryview, at: int = 0, *, check_crc: bool = False) -> MessageView:
-    """Read the record at a position; ``check_crc`` also compares the body with its checksum."""
+    """Read the record at a position; ``check_crc`` also verifies the body's checksum."""
     fixed = _layout(data, at)
     fields = fixed.unpack_from(data, at)
     size, magic, body_length = fields[0], fields[1], fields[-1]
@@ -265,10 +265,10 @@ def decode_record(data: bytes | memoryview, at: int = 0, *, check_crc: bool = Fa
 def decode_entry(
     data: bytes | memoryview, at: int = 0, *, check_crc: bool = False
 ) -> RecordEntry | None:
-    """Read what a log's reader needs of the record at a position; None when it is not one.
+    """Read what a log's reader needs of the record at a position; None if it is not one.
 
-    For scans over millions of records: copies no body, and damage is an answer, not an exception.
-    Records of release 5 are none here, as no log of this format holds them.
+    For scans over millions of records: copies no body, and damage is a result, not an exception.
+    Records of release 5 do not count here, as no log of this format holds them.
     """
     if len(data) - at < FIXED_BYTES:
         return None

@@ -27,8 +27,8 @@ _HEAD_FIELDS = (
     ("reconsume", ">i4", 72),
     ("body_length", ">i4", 84),
 )
-"""The fields before the body and where they lie, while both hosts are IPv4 ones: address and port
-together. Of an IPv6 one, everything behind the born host's address lies elsewhere."""
+"""The fields before the body and their offsets if both hosts are IPv4: address and port together.
+With IPv6, everything after the born host's address is elsewhere."""
 HEAD_BYTES = 88
 HEAD = np.dtype(
     {
@@ -41,10 +41,10 @@ HEAD = np.dtype(
 
 
 def read_at(view: memoryview, kind: str, positions: Ints) -> NDArray[Any]:
-    """Return what lies at each position; raises IndexError for those behind the end."""
+    """Return the value at each position; raises IndexError for those past the end."""
     if not len(positions):
         return np.empty(0, kind)
-    # Every position of the buffer is an element, so that any of them can be asked for.
+    # Every position of the buffer is an element, so that any of them can be indexed.
     width = np.dtype(kind).itemsize
     elements: NDArray[Any] = np.ndarray((len(view) - width + 1,), kind, buffer=view, strides=(1,))
     return elements[positions]
@@ -62,9 +62,9 @@ def are_same(values: NDArray[Any]) -> bool:
 
 
 def follow_sizes(view: memoryview, at: int, end: int, starts: list[int]) -> int:
-    """Follow the sizes of records, and add where they start; return how far that leads.
+    """Follow the sizes of records, and add their starts; return how far that leads.
 
-    The last one may have any of its other parts damaged.
+    Any other part of the last one may be damaged.
     """
     found = starts.append
     size_at = _SIZE.unpack_from

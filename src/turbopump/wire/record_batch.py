@@ -1,7 +1,7 @@
-"""A batch on its way into the log: the records of all its messages made at once.
+"""A batch to be stored in the log: the records of all its messages, built together.
 
-`turbopump.wire.batch` and `turbopump.wire.record` make the same bytes one message at a time. Here
-the messages stay in a few lists and arrays, and what they share is made once.
+`turbopump.wire.batch` and `turbopump.wire.record` build the same bytes one message at a time. Here
+the messages stay in a few lists and arrays, and shared parts are built once.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _ENTRY_END = properties.ENTRY_END.encode()
 _ZERO = b"\0"
 _NAMES = (properties.TAGS.encode(), properties.KEYS.encode(), properties.UNIQUE_KEY.encode())
 MESSAGES_MIN = 128
-"""Fewer messages are made faster one by one, see `turbopump.wire.record_list`."""
+"""Fewer messages are faster one by one, see `turbopump.wire.record_list`."""
 
 _SAME_LENGTHS_POSSIBLE_MIN = 8
-"""So many messages may have the same lengths, if it is to be tried whether they have."""
+"""Arrays are tried only if at least this many messages may have the same lengths."""
 
 _SAME_LENGTHS_SEEN_MIN = 4
-"""So many in a row have the same lengths before it is tried with those that follow."""
+"""Consecutive messages of the same lengths after which arrays are tried."""
 
 _TRIED_FIRST = 256
 _TRIED_MORE = 4
-"""How many are looked at, and how many times as many when those were all alike."""
+"""How many messages are tried, and the growth factor while all have the same lengths."""
 
 _TAKEN_MIN = 64
-"""Fewer were not worth the try."""
+"""Fewer messages were not worth the attempt."""
 
 _COPIED_BYTES_MAX = 448
-"""Larger objects do not come from Python's own store of memory."""
+"""Larger objects do not come from Python's own allocator."""
 
 Messages: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
-"""Messages of a batch that have the same lengths, by what is in them."""
+"""Messages of a batch that have the same lengths, by field."""
 
 _HEAD = struct.Struct(">i8xii")
 _TEXT_LENGTH = struct.Struct(">h")
@@ -54,8 +54,8 @@ _BODY_AT = _HEAD.size
 _OWN_BYTES = _HEAD.size + _TEXT_LENGTH.size
 
 
-# Final, so that its type can be looked at: that is asked of each single message, and isinstance
-# takes five times as long.
+# Final, so that its type can be compared: that is done for each message, and isinstance takes five
+# times as long.
 @final
 class RecordBatch(Struct, frozen=True, eq=False):
     """Messages about to be stored in one queue; they differ in body and properties only.
@@ -98,7 +98,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
         return [text + self.shared for text in self.own_texts.parts]
 
     def texts(self) -> PropertyTexts:
-        """Return the properties of each message in which its tag and its keys are found."""
+        """Return the properties that contain each message's tag and keys."""
         if any(name in self.shared for name in _NAMES):
             return PropertyTexts(self.stored_texts)
         return self.own_texts
@@ -106,12 +106,12 @@ class RecordBatch(Struct, frozen=True, eq=False):
     def placed(
         self, queue_offset: QueueOffset, at: PhysicalOffset, store_timestamp_ms: int
     ) -> tuple[bytes | memoryview, Ints]:
-        """Return the bytes of all records, one behind the other, and the position of each."""
+        """Return the concatenated bytes of all records, and the position of each."""
         positions = self.sizes.cumsum() - self.sizes + at
         return self.encode(queue_offset, positions, store_timestamp_ms), positions
 
     def records(self) -> Iterator[Record]:
-        """Yield the messages one by one, for whoever has to look at each."""
+        """Yield the messages one by one."""
         bodies = self.bodies
         parts = bodies.tolist() if isinstance(bodies, np.ndarray) else bodies
         for body, text in zip(parts, self.stored_texts, strict=True):
@@ -120,7 +120,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
     def encode(
         self, queue_offset: QueueOffset, positions: Ints, store_timestamp_ms: int
     ) -> bytes | memoryview:
-        """Return the bytes of all records, one behind the other.
+        """Return the concatenated bytes of all records.
 
         The first message gets the queue offset, the others follow.
         """
@@ -128,7 +128,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
         if isinstance(bodies, np.ndarray):
             return self._encode_equal(bodies, queue_offset, positions, store_timestamp_ms)
         heads = self._heads(bodies, queue_offset, positions, store_timestamp_ms)
-        # What ends one record goes with what begins the next.
+        # The end of one record is joined to the start of the next.
         pieces = [b""] * (4 * len(bodies))
         pieces[::4], pieces[1::4] = heads, bodies
         pieces[2::4], pieces[3::4] = self._middles(), self.own_texts.parts
@@ -139,7 +139,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
     def _encode_equal(
         self, bodies: Equal, queue_offset: QueueOffset, positions: Ints, time_ms: int
     ) -> memoryview:
-        """Make the records of messages with the same lengths: the first one's, changed."""
+        """Build the records of messages with the same lengths: the first one's, changed."""
         first, count, text_length = self.first, len(bodies), int(self.own_texts.lengths[0])
         end_bytes = len(self.shared)
         lengths = (len(first.body), len(self._middle()), text_length, end_bytes)
@@ -148,7 +148,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
         made = np.empty(count, form)
         for name in ("head", "middle", "end"):
             made[name] = like[name]
-        # Small ones are copied in less time than it takes to make views of them.
+        # Copying small ones is faster than creating views of them.
         parts = bodies.tolist() if bodies.itemsize <= _COPIED_BYTES_MAX else bodies
         made["body_crc"] = np.fromiter(map(crc32, parts), np.int64, count) & INT_MAX
         made["queue_offset"] = np.arange(queue_offset, queue_offset + count)
@@ -160,7 +160,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
     def _heads(
         self, bodies: list[bytes], queue_offset: QueueOffset, positions: Ints, time_ms: int
     ) -> list[bytes]:
-        """Return the fixed parts of all records, each behind the end of the record before it."""
+        """Return the fixed parts of all records, each after the end of the previous record."""
         first, shared, count = self.first, self.shared, len(bodies)
         sample = first.encode(QueueOffset(0), PhysicalOffset(0), time_ms)
         fixed = sample[: first.size - len(first.body) - len(self._middle()) - len(first.properties)]
@@ -174,7 +174,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
         return _cut(made, fields.itemsize)
 
     def _middles(self) -> list[bytes]:
-        """Return what stands between the body and the properties of each record."""
+        """Return what separates body and properties of each record."""
         middle = self._middle()
         made = bytearray(middle * len(self.bodies))
         np.frombuffer(made, _middle_form(len(middle)))["text_length"] = self.text_lengths
@@ -187,7 +187,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
 
 @lru_cache(maxsize=1024)
 def _record_form(head: int, body: int, middle: int, text: int, end: int) -> np.dtype[Any]:
-    """Return where in records is what, given the lengths of all parts."""
+    """Return the layout of records, given the lengths of all parts."""
     places = {
         "head": (f"V{head}", 0),
         "body_crc": (">i4", 8),
@@ -203,7 +203,7 @@ def _record_form(head: int, body: int, middle: int, text: int, end: int) -> np.d
 
 @lru_cache(maxsize=1024)
 def _head_form(before_bytes: int, fixed_bytes: int) -> np.dtype[Any]:
-    """Return where in a record's fixed part stands what differs within a batch."""
+    """Return the layout of what differs within a batch in a record's fixed part."""
     places = {
         "size": (">i4", 0),
         "body_crc": (">i4", 8),
@@ -226,10 +226,10 @@ def _cut(data: bytearray, size: int) -> list[bytes]:
 
 
 def record_batch(like: Record, body: bytes | memoryview, shared: bytes) -> RecordBatch | None:
-    """Make a batch of what was sent; None if its messages have to be looked at one by one.
+    """Build a batch from what was sent; None if its messages must be examined one by one.
 
-    ``like`` has what they have in common, ``shared`` the properties that each of them gets besides
-    its own. With those that have to be looked at, something may be wrong.
+    ``like`` has what they share, ``shared`` the properties that each of them gets besides its own.
+    Messages that must be examined may be invalid.
     """
     if _are_few(body):
         return None
@@ -273,12 +273,12 @@ def _taken_apart_equal(body: bytes | memoryview) -> tuple[Equal, Equal, int] | N
     messages = _same_lengths_prefix(body, 0, (size, flag, length, text_length), count)
     if len(messages) < count:
         return None
-    # Properties are kept longer than all the rest, and looked at side by side.
+    # Properties are kept longer than all the rest, and processed contiguously.
     return messages["body"], messages["text"].copy(), flag
 
 
 def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
-    """Return bodies, properties and the flag that all have; None if a message is not in order."""
+    """Return bodies, properties and the common flag; None if a message is malformed."""
     bodies: list[bytes] = []
     texts: list[bytes] = []
     at, end, flag = 0, len(body), None
@@ -302,7 +302,7 @@ def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
                 at = _take_equal(body, at, (size, flag, length, text_length), bodies, texts)
                 alike = 0
                 if at - start < _TAKEN_MIN * size:
-                    # Where lengths vary, tries become ever rarer: all of them cost little.
+                    # Where lengths vary, attempts become ever rarer: in total they cost little.
                     alike_min *= 2
     except struct.error:
         return None
@@ -312,11 +312,10 @@ def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
 def _take_equal(
     body: bytes, at: int, like: tuple[int, int, int, int], bodies: list[bytes], texts: list[bytes]
 ) -> int:
-    """Take as many messages as have the same lengths, and return where the next one begins.
+    """Take all messages with the same lengths; return where the next one begins.
 
-    Most often nearly all have: numbers with as many digits, ids. They are cut out at once. More
-    than a few are looked at only behind those that had, so what is looked at is not much more than
-    what is taken.
+    Mostly nearly all have: numbers with as many digits, ids. They are sliced in one step. The
+    number tried grows only while all match, so little more is examined than taken.
     """
     size, _, length, text_length = like
     tried = _TRIED_FIRST
@@ -336,7 +335,7 @@ def _take_equal(
 def _same_lengths_prefix(
     body: bytes | memoryview, at: int, like: tuple[int, int, int, int], tried: int
 ) -> Messages:
-    """Look at so many messages, and return those before the first that has other lengths."""
+    """Return the messages before the first that has other lengths, of ``tried`` ones."""
     _, _, length, text_length = like
     messages = np.frombuffer(body, _message_form(length, text_length), tried, at)
     is_like = np.ones(tried, np.bool_)
@@ -347,7 +346,7 @@ def _same_lengths_prefix(
 
 @lru_cache(maxsize=1024)
 def _message_form(length: int, text_length: int) -> np.dtype[Any]:
-    """Return where in a message of a batch is what."""
+    """Return the layout of a message of a batch."""
     places = {
         "size": (">i4", 0),
         "flag": (">i4", 12),

@@ -1,6 +1,6 @@
-"""The records of a batch of few messages: one loop takes it apart, and one makes all records.
+"""The records of a batch of few messages: one loop parses it, and one builds all records.
 
-`turbopump.wire.record_batch` makes the same of many messages with arrays, whose fixed cost is that
+`turbopump.wire.record_batch` does the same for many messages with arrays, whose fixed cost is that
 of about a hundred messages here. An object for each message would take twice as long as all else.
 """
 
@@ -30,17 +30,17 @@ _TEXT_LENGTH = struct.Struct(">h")
 _BODY_AT = _HEAD.size
 _OWN_BYTES = _HEAD.size + _TEXT_LENGTH.size
 _COMMON_AT = 36
-"""Where in a record those fields begin that all messages of a batch share."""
+"""Offset in a record of the fields that all messages of a batch share."""
 _BODY_LENGTH_BYTES = 4
 
 
-# Final, so that its type can be looked at, as that of RecordBatch.
+# Final, so that its type can be compared, as with RecordBatch.
 @final
 class RecordList(Struct, frozen=True, eq=False):
     """Messages about to be stored in one queue; see `turbopump.wire.record_batch.RecordBatch`."""
 
     first: Record
-    """What all have in common: its flag, body and properties do not count."""
+    """What all share: its flag, body and properties do not count."""
     flags: Sequence[int]
     bodies: Sequence[bytes]
     stored_texts: list[bytes]
@@ -67,18 +67,18 @@ class RecordList(Struct, frozen=True, eq=False):
         return max(self.sizes)
 
     def texts(self) -> PropertyTexts:
-        """Return the properties of each message in which its tag and its keys are found."""
+        """Return the properties that contain each message's tag and keys."""
         return PropertyTexts(self.stored_texts)
 
     def records(self) -> Iterator[Record]:
-        """Yield the messages one by one, for whoever has to look at each."""
+        """Yield the messages one by one."""
         for flag, body, text in zip(self.flags, self.bodies, self.stored_texts, strict=True):
             yield replace(self.first, body=body, properties=text, flag=flag)
 
     def placed(
         self, queue_offset: QueueOffset, at: PhysicalOffset, store_timestamp_ms: int
     ) -> tuple[bytes, list[int]]:
-        """Return the bytes of all records, one behind the other, and the position of each."""
+        """Return the concatenated bytes of all records, and the position of each."""
         first, position, offset = self.first, int(at), int(queue_offset)
         sample = first.encode(queue_offset, at, store_timestamp_ms)
         queue_id, topic = first.queue_id, bytes((len(first.topic),)) + first.topic
@@ -110,7 +110,7 @@ def _fixed_layout(common_bytes: int) -> struct.Struct:
 
 
 def record_list(like: Record, body: bytes, shared: bytes) -> RecordList:
-    """Take a batch apart; each message gets the shared properties behind its own.
+    """Parse a batch; each message gets the shared properties after its own.
 
     Raises BodyError if it is malformed, InvalidArgument if a message cannot be stored.
     """
@@ -130,7 +130,7 @@ _Messages: TypeAlias = tuple[Sequence[int], Sequence[bytes], Sequence[bytes]]
 def _taken_apart_equal(body: bytes) -> _Messages | None:
     """Return the same as `_taken_apart` if all messages have the same lengths, None if not.
 
-    Most batches are such; they are taken apart in a third of the time.
+    Most batches do; parsing them takes a third of the time.
     """
     if len(body) < _OWN_BYTES:
         return None

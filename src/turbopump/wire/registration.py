@@ -15,14 +15,14 @@ TOPICS_MAX = 100_000
 """Most topics of one broker."""
 
 INFLATED_BYTES_MAX = 16 * 1024 * 1024
-"""As much as an uncompressed registration can have; that is 160 bytes for each topic."""
+"""As large as an uncompressed registration may be; that is 160 bytes for each topic."""
 
 _LEVEL = 9
 _LENGTH = struct.Struct(">i")
 
 
 def encode_compressed(registration: BrokerRegistration) -> bytes:
-    """Return the compressed form; it has no room for a topic's system flag and order."""
+    """Return the compressed form; it cannot hold a topic's system flag and order."""
     table = registration.topic_config_serialize_wrapper
     topics = table.topic_config_table.values()
     servers = lenient_json.dumps(registration.filter_server_list)
@@ -43,7 +43,7 @@ def decode_compressed(data: bytes) -> BrokerRegistration:
 
 
 def inflate_registration(data: bytes) -> bytes:
-    """Return what is compressed; raises BodyError also when it is too much."""
+    """Return the decompressed bytes; raises BodyError also if they are too many."""
     try:
         return inflate(data, Compression.ZLIB, INFLATED_BYTES_MAX)
     except RecordError as error:
@@ -51,7 +51,7 @@ def inflate_registration(data: bytes) -> bytes:
 
 
 def decode_inflated(data: bytes) -> BrokerRegistration:
-    """Read what was compressed."""
+    """Read the decompressed form."""
     reader = _Reader(data)
     version = DataVersion.decode(reader.sized())
     count = reader.number()

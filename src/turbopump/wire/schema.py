@@ -1,8 +1,8 @@
 """How headers and bodies are declared, and the one codec for each.
 
 A subclass is frozen, takes keywords only, and lists its fields in snake_case; on the wire they are
-camelCase unless ``field(name=...)`` says otherwise. Headers travel as texts, bodies as JSON; what
-is None stays out of both.
+camelCase unless ``field(name=...)`` says otherwise. Headers are sent as strings, bodies as JSON;
+None is omitted from both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Header(Struct, frozen=True, rename="camel", kw_only=True, gc=False):
     """The typed fields of a request or an answer."""
 
     def to_ext_fields(self) -> ExtFields:
-        """Return the fields as the texts that travel."""
+        """Return the fields as strings for the wire."""
         return {
             name: value if value.__class__ is str else _TEXT[value.__class__](value)
             for name, value in zip(self.__struct_encode_fields__, astuple(self), strict=True)
@@ -37,7 +37,7 @@ class Header(Struct, frozen=True, rename="camel", kw_only=True, gc=False):
 
     @classmethod
     def from_ext_fields(cls, ext_fields: Mapping[str, str] | None) -> Self:
-        """Read the fields; unknown ones are passed over, a bad or missing one is named."""
+        """Read the fields; unknown ones are ignored, errors name the invalid or missing one."""
         given = ext_fields or {}
         try:
             return msgspec.convert(given, cls, strict=False)
@@ -46,7 +46,7 @@ class Header(Struct, frozen=True, rename="camel", kw_only=True, gc=False):
 
     @classmethod
     def _from_odd_texts(cls, given: Mapping[str, str]) -> Self:
-        """Read texts as Java's parsers do: any text but "true" is false, and +1 is a number."""
+        """Read strings as Java's parsers do: anything but "true" is false, and +1 is a number."""
         texts = dict(given)
         for field in struct_fields(cls):
             text = texts.get(field.encode_name)
@@ -69,7 +69,7 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read the JSON, proper or Java's; unknown members are passed over."""
+        """Read the JSON, standard or Java's; unknown members are ignored."""
         value = lenient_json.loads(data)
         return cls.from_value(
             lenient_json.with_object_keys(value) if _QUOTED_OBJECT in data else value
@@ -77,9 +77,9 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Give types to JSON that has been read already.
+        """Convert JSON that was already parsed.
 
-        A member that is null is missing: the Go client writes empty lists so.
+        A null member counts as missing: the Go client writes empty lists so.
         """
         try:
             return msgspec.convert(value, cls, strict=False)
@@ -92,7 +92,7 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 _QUOTED_OBJECT = b'"{\\"'
-"""How an object used as a key begins when the writer had to make proper JSON of it."""
+"""The start of an object used as a key when the writer had to produce standard JSON."""
 
 _SHOWN_CHARS_MAX = 200
 
@@ -115,7 +115,7 @@ def _reason(error: msgspec.ValidationError, ext_fields: Mapping[str, str]) -> st
 
 
 def _without_none(value: Any) -> Any:
-    """Turn structs into mappings that leave out None; keys that are structs stay as they are."""
+    """Turn structs into mappings without None; keys that are structs stay as they are."""
     if isinstance(value, Struct):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         members = ((name, getattr(value, attribute)) for name, attribute in names)

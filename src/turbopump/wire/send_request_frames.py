@@ -1,4 +1,4 @@
-"""The request to store a message: of all requests the one that producers make most often."""
+"""Prepared send requests: the most frequent requests of producers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _as_json = msgspec.json.Encoder().encode
 
 
 class SendRequestFrames:
-    """Makes whole frames for one producer group, topic and broker.
+    """Creates whole frames for one producer group, topic and broker.
 
-    Only a few values differ from one request to the next. The text around them is taken once from a
-    frame that was encoded the usual way, so the bytes are the same.
+    Only a few values differ between requests. The text around them is taken once from a frame that
+    was encoded normally, so the bytes are the same.
     """
 
     def __init__(self, header: SendMessage) -> None:
@@ -38,7 +38,7 @@ class SendRequestFrames:
         sample = request(self.code, self.header)
         assert sample.serialize is Serialize.JSON
         text = encode(sample)[_PREFIX.size :].replace(b"%", b"%%")
-        # Quotes within values are escaped, so each of these is there once.
+        # Quotes within values are escaped, so each of these occurs once.
         for letter in (b"e", b"f", b"g", b"h"):
             text = text.replace(b'"%b":"0"' % letter, b'"%b":"%%d"' % letter)
         text = text.replace(b'"i":""', b'"i":%b')
@@ -51,7 +51,7 @@ class SendRequestFrames:
 def send_request_frames(
     group: str, topic: str, broker: str, new_topic_queues: int, is_batch: bool
 ) -> SendRequestFrames:
-    """Return what makes the frames of messages or batches for a topic on a broker."""
+    """Return the frame builder of messages or batches for a topic on a broker."""
     return SendRequestFrames(
         SendMessageV2(
             producer_group=group,
@@ -72,7 +72,7 @@ def send_request_frames(
 
 
 class SendRequest(Struct, frozen=True):
-    """One message for a queue, which only lacks the number of its request."""
+    """One message for a queue, complete except for the number of its request."""
 
     frames: SendRequestFrames
     queue_id: int
@@ -98,7 +98,7 @@ class SendRequest(Struct, frozen=True):
         )
 
     def command(self) -> Command:
-        """Return the same request for those who want to see or change it."""
+        """Return the same request for hooks that see or change it."""
         return request(self.code, self.header, self.body)
 
     def frame_parts(self, opaque: int, frame_flag: int, frame_bytes_max: int) -> list[Buffer]:
@@ -116,7 +116,7 @@ class SendRequest(Struct, frozen=True):
         length = _HEADER_LENGTH_BYTES + len(header) + len(body)
         if length > frame_bytes_max:
             raise too_long(length, frame_bytes_max)
-        # The header's own length stands behind that of the frame, and 0 above it says JSON.
+        # The header's length follows that of the frame; its high byte 0 means JSON.
         prefix = _PREFIX.pack(length, len(header))
         if len(body) <= _JOINED_BYTES_MAX:
             return [b"".join((prefix, header, body))]

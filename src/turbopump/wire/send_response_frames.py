@@ -1,4 +1,4 @@
-"""The answer to a message that was stored: of all answers the one that is made most often."""
+"""Prepared responses to sends: the most frequent responses of brokers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _POSITION_DIGITS = 16
 
 
 class SendResponseFrames:
-    """Makes whole frames, for requests whose header is JSON.
+    """Creates whole frames, for requests whose header is JSON.
 
-    Only four values differ from one answer to the next. The text around them is taken once from a
-    frame that was encoded the usual way, so the bytes are the same.
+    Only four values differ between answers. The text around them is taken once from a frame that
+    was encoded normally, so the bytes are the same.
     """
 
     def __init__(self, traits: ExtFields, store_host: Host) -> None:
@@ -44,7 +44,7 @@ class SendResponseFrames:
             f'"{before_opaque}{_PREFIX_OF_OPAQUE}',
             end,
         )
-        # Filling in bytes takes half as long as a text that is encoded afterwards.
+        # Formatting bytes takes half as long as formatting a string and encoding it.
         escaped = tuple(part.encode().replace(b"%", b"%%") for part in parts)
         self._batch_form = b"%b%%b%b%%d%b%%d%b%%d%b" % escaped
         self._form = self._batch_form.replace(b"%b", host_id.encode() + b"%016X", 1)
@@ -53,7 +53,7 @@ class SendResponseFrames:
     def frame(
         self, opaque: int, position: PhysicalOffset, queue_id: int, queue_offset: QueueOffset
     ) -> bytes:
-        """Return the answer to a request with a number: where its message lies."""
+        """Return the answer to a request: where its message is stored."""
         header = self._form % (position, queue_id, queue_offset, opaque)
         # As _framed, without a call for each message.
         return _PREFIX.pack(len(header) + 4, len(header)) + header
@@ -65,12 +65,12 @@ class SendResponseFrames:
         queue_id: int,
         queue_offset: QueueOffset,
     ) -> bytes:
-        """Return the answer to a batch: where its messages lie."""
+        """Return the answer to a batch: where its messages are stored."""
         ids = offset_ids(self._store_host, positions).encode()
         return _framed(self._batch_form % (ids, queue_id, queue_offset, opaque))
 
 
 def _framed(header: bytes) -> bytes:
     length = len(header)
-    # The header's own length stands behind that of the frame, and 0 above it says JSON.
+    # The header's length follows that of the frame; its high byte 0 means JSON.
     return _PREFIX.pack(length + 4, length) + header

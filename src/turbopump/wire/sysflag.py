@@ -23,7 +23,7 @@ PULL_LITE = 0x10
 
 
 class Transaction(IntEnum):
-    """What part a stored message plays in a transaction."""
+    """The role of a stored message in a transaction."""
 
     NONE = 0x0
     PREPARED = 0x4
@@ -32,7 +32,7 @@ class Transaction(IntEnum):
 
 
 class Compression(IntEnum):
-    """How a body is compressed; old clients say nothing and mean ZLIB."""
+    """How a body is compressed; old clients set nothing and mean ZLIB."""
 
     LZ4 = 1
     ZSTD = 2
@@ -40,17 +40,17 @@ class Compression(IntEnum):
 
 
 def transaction_of(sys_flag: int) -> Transaction:
-    """Return the part in a transaction that the flag tells."""
+    """Return the role in a transaction."""
     return Transaction(sys_flag & _TRANSACTION_BITS)
 
 
 def with_transaction(sys_flag: int, transaction: Transaction) -> int:
-    """Return the flag with another part in a transaction."""
+    """Return the flag with another role in a transaction."""
     return sys_flag & ~_TRANSACTION_BITS | transaction
 
 
 def compression_of(sys_flag: int) -> Compression | None:
-    """Return how the body is compressed, or None when it is plain; raises RecordError."""
+    """Return how the body is compressed, or None if it is plain; raises RecordError."""
     if not sys_flag & COMPRESSED:
         return None
     kind = (sys_flag & _COMPRESSION_BITS) >> _COMPRESSION_SHIFT
@@ -60,6 +60,6 @@ def compression_of(sys_flag: int) -> Compression | None:
 
 
 def with_compression(sys_flag: int, compression: Compression) -> int:
-    """Return the flag that says the body is compressed in this way."""
+    """Return the flag with a compression type."""
     plain = sys_flag & ~_COMPRESSION_BITS
     return plain | COMPRESSED | compression << _COMPRESSION_SHIFT
