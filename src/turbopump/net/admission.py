@@ -20,7 +20,7 @@ class Admission:
         """Whether the transport takes more bytes."""
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._admitted = 0
-        """Waiters with a place that have not continued yet; nobody may overtake them."""
+        """Waiters with a place that have not continued yet; no later request may overtake them."""
 
     @property
     def is_idle(self) -> bool:

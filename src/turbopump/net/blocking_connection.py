@@ -41,8 +41,8 @@ class BlockingConnection:
         self._socket = connected
         self._is_encrypted = isinstance(connected, ssl.SSLSocket)
         if not self._is_encrypted:
-            # The kernel limits how long it waits. With a timeout of Python's, each call would poll
-            # before, which gives up the interpreter's lock once more.
+            # The kernel limits how long it waits. With a Python timeout, each call would poll
+            # first, which releases the interpreter lock once more.
             connected.settimeout(None)
         is_tcp = connected.family in {socket.AF_INET, socket.AF_INET6}
         self._tells_state = _TCP_INFO is not None and is_tcp
@@ -114,7 +114,7 @@ class BlockingConnection:
     def _is_established(self) -> bool:
         """Return whether the peer has not closed it.
 
-        Unlike polling it, this does not give up the interpreter's lock.
+        Unlike polling it, this does not release the interpreter lock.
         """
         assert _TCP_INFO is not None
         return self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1) == _ESTABLISHED
@@ -182,7 +182,7 @@ class BlockingConnection:
             raise
 
     def _write_rest(self, pieces: Sequence[Buffer], written: int, end_ms: int) -> None:
-        """Write pieces of which so many bytes are written."""
+        """Write the rest of pieces after ``written`` bytes."""
         unwritten = deque(memoryview(piece) for piece in pieces)
         while True:
             while unwritten and written >= len(unwritten[0]):
@@ -305,7 +305,7 @@ class BlockingConnection:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def _set_timeout(self, timeout_ms: int | None) -> None:
-        """Limit waits, on plain sockets roughly: who waits looks at the clock afterwards."""
+        """Limit waits, on plain sockets roughly: callers check the clock afterwards."""
         present_ms = self._timeout_ms
         if timeout_ms == present_ms:
             return
@@ -315,7 +315,7 @@ class BlockingConnection:
             # Each change is two system calls, and most waits are about as long as the one before.
             if present_ms and timeout_ms and abs(present_ms - timeout_ms) <= timeout_ms >> 6:
                 return
-            # 0 is for ever.
+            # 0 waits for ever.
             value = _TIME_VALUE.pack(*divmod((timeout_ms or 0) * 1000, 1_000_000))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
@@ -325,7 +325,7 @@ class BlockingConnection:
         """Return the flag for calls that do not wait."""
         if not self._is_encrypted:
             return socket.MSG_DONTWAIT
-        # TLS knows no flags.
+        # TLS supports no flags.
         self._set_timeout(0)
         return 0
 

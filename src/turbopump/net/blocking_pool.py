@@ -1,4 +1,4 @@
-"""Client connections for threads: used by one thread at a time, kept for the next use."""
+"""Client connections for threads: used by one thread at a time, cached for the next use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turbopump.wire.command import Command
 class BlockingPool:
     """Blocking connections by address; any thread may use it.
 
-    A child made by fork starts without connections.
+    A forked child starts without connections.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class BlockingPool:
         if surplus is not None:
             surplus.close()
         if self._is_closed:
-            # Afterwards: either this or whoever closes the pool sees the connection.
+            # After the cache update: either this or `close` sees the connection.
             self._close_all()
 
     def close_idle(self) -> None:

@@ -497,7 +497,7 @@ class Connection(asyncio.Protocol):
             self._quiet.set()
 
     def _may_read(self) -> bool:
-        """Not while answers cannot be written, or too many handlers run."""
+        """Whether answers can be written and not too many handlers run."""
         if self._serving.running >= self._limits.handlers_running_max:
             return False
         if self._protocol.close_reason is not None:

@@ -19,7 +19,7 @@ Bucket = dict[Any, Callable[[Any], None]]
 
 
 class Deadline:
-    """A call that is made at a deadline unless it is cancelled before."""
+    """A call that runs at a deadline unless it is cancelled before."""
 
     __slots__ = ("_args", "_bucket", "_on_due")
 
@@ -31,11 +31,11 @@ class Deadline:
         self._bucket = bucket
 
     def fall_due(self) -> None:
-        """Make the call."""
+        """Run the call."""
         self._on_due(*self._args)
 
     def cancel(self) -> None:
-        """Cancel the call; does nothing if it was made or cancelled already."""
+        """Cancel the call; does nothing if it has run or is already cancelled."""
         self._bucket.pop(self, None)
 
 
@@ -50,7 +50,7 @@ class Deadlines:
     def __init__(self, clock: Clock = SYSTEM_CLOCK, granularity_ms: int = GRANULARITY_MS) -> None:
         self.clock = clock
         self._granularity_ms = granularity_ms
-        # Dicts keep their order: calls of one bucket are made in the order they were added.
+        # Dicts keep their order: calls of one bucket run in the order they were added.
         self._buckets: dict[int, Bucket] = {}
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -112,8 +112,8 @@ class Deadlines:
             while self._order and (self._order[0] <= now or not self._buckets[self._order[0]]):
                 number = self._order[0]
                 self._call_all(self._buckets[number])
-                # Afterwards: if a call raises, the others of its bucket are made next. A call may
-                # also have closed everything.
+                # Afterwards: if a call raises, the others of its bucket run next. A call may also
+                # have closed everything.
                 if self._buckets.pop(number, None) is not None:
                     heapq.heappop(self._order)
         finally:

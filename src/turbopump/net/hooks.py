@@ -19,7 +19,7 @@ class Hook(Protocol):
     def before_request(self, address: str, command: Command) -> Command:
         """Return the request to send or serve; ``address`` is the peer's.
 
-        Return a copy to change it: the original may be sent again.
+        Return a copy to change it: the request passed in may be sent again.
         """
         ...
 

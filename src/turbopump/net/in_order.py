@@ -1,4 +1,4 @@
-"""Order among those who wait for the same thing, such as a connection that is being opened."""
+"""Order among waiters for the same thing, such as a connection that is being opened."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 class InOrder:
     """Lets waiters continue in the order in which they came.
 
-    What they wait for is there before the first of them runs again; without this, whoever comes in
-    between would overtake them.
+    What they wait for is available before the first of them runs again; without this, a caller that
+    arrives in between would overtake them.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class InOrder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits."""
+        """Whether there are no waiters."""
         return self._last is None
 
     async def after(self, work: Awaitable[T]) -> T:
@@ -37,7 +37,7 @@ class InOrder:
             if before is None or before.done():
                 self._release(done)
             else:
-                # Failed or cancelled: who comes after still has to wait for those before.
+                # Failed or cancelled: later waiters still have to wait for earlier ones.
                 before.add_done_callback(lambda _: self._release(done))
 
     def _release(self, done: asyncio.Future[None]) -> None:

@@ -118,7 +118,7 @@ class Inbox:
         return not self.turn.is_over and self._reader.may_read()
 
     def _resume(self) -> None:
-        """Serve delayed frames, then read on."""
+        """Serve delayed frames, then continue reading."""
         if self.is_reading or not self._should_read():
             return
         self.is_reading = True
@@ -133,7 +133,7 @@ class Inbox:
         self._reader.on_resumed()
 
     def _read(self) -> None:
-        """Serve received frames until there are no more or reading must pause."""
+        """Serve received frames until none are left or reading must pause."""
         self._outbox.hold()
         try:
             self._take_chunks()

@@ -1,7 +1,7 @@
 """Outgoing frames: those of one turn of the event loop are written in few, growing bursts.
 
 One write per frame costs a system call each. One write for all frames of a turn leaves the peer
-idle until the last of them is made, and then this side until the peer has served them all. So the
+idle until the last of them is ready, and then this side until the peer has served them all. So the
 first frame of a turn is written alone and immediately, then the next 8 together, then 64, etc.
 """
 

@@ -22,7 +22,7 @@ _SERVING_NS = 50_000
 """Longest time to serve a request, to tell whether the next one came soon after it."""
 
 _CREDIT_MAX = 64
-"""This many requests that came soon pay for one poll without result; no more are saved up."""
+"""Credit limit: this many requests that came soon pay for one poll without result."""
 
 _FOUND_BEFORE_CHECK = 16
 """Requests found before checking whether the sender had to preempt this thread first."""

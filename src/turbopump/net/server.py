@@ -158,7 +158,7 @@ class Server:
         await self.drain(self._config.drain_timeout_ms)
 
     async def drain(self, timeout_ms: int) -> None:
-        """Accept no more connections or requests, finish running ones, then close.
+        """Stop accepting connections and requests, finish running ones, then close.
 
         Requests that are answered later are not awaited: their owner answers them before. Whatever
         is not finished in time is aborted.

@@ -80,7 +80,7 @@ class Serving:
         try:
             assert response.flag & FLAG_RESPONSE, "an answer is made with Command.answer"
             if response.opaque != request.opaque:
-                # Requests that share a future get the answer that was made for one of them.
+                # Requests that share a future get the answer that was created for one of them.
                 response = replace(response, opaque=request.opaque)
             for hook in self._router.hooks:
                 hook.after_response(self._peer.peer_address, request, response)

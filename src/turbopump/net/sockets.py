@@ -26,8 +26,8 @@ CONNECT_TIMEOUT_MS = 3000
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 10.0
 _RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
-"""For responses that arrive while a thread works on those before. Left to itself, Linux sometimes
-keeps the buffer so small that broker and reader wait for each other in turn."""
+"""For responses that arrive while a thread processes earlier ones. Left to autotuning, Linux
+sometimes keeps the buffer so small that broker and reader wait for each other in turn."""
 _PORT_TRIES = 20
 """Attempts to find a port that is free at all addresses of a host."""
 
@@ -129,7 +129,7 @@ class SocketNetwork:
 def _allows_receive_buffer() -> bool:
     """Return whether the system grants a receive buffer of that size.
 
-    If not, none is requested: a smaller one would not grow by itself.
+    If not, none is requested: a smaller one would not grow automatically.
     """
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)

@@ -12,13 +12,13 @@ from turbopump.wire.command import Command
 Outcome = Command | TurbopumpError
 
 UNHEARD = Command(0)
-"""Stands for the answer where nobody waits for it."""
+"""Stands for the answer if no thread waits for it."""
 
 
 class ThreadRequest:
     """Waits for an answer on a connection of an event loop as a future does, but without a task.
 
-    A thread makes it and waits until ``finished`` is released, which costs a fraction of a
+    A thread creates it and waits until ``finished`` is released, which costs a fraction of a
     `concurrent.futures.Future`. The rest belongs to the loop.
     """
 
@@ -45,11 +45,11 @@ class ThreadRequest:
             self.finish(on_answer(self, answer))
 
     def give_up(self) -> None:
-        """Wait no longer: no answer came in time."""
+        """Stop waiting: no answer came in time."""
         self.set_result(None)
 
     def abandon(self) -> None:
-        """Wait no longer: the thread does not."""
+        """Stop waiting: the thread has abandoned the request."""
         self.set_result(UNHEARD)
 
     def finish(self, outcome: Outcome | None) -> None:

@@ -15,9 +15,9 @@ class Turn:
     """Counts what a peer sends in one turn of the loop, and what is written to it.
 
     While a peer sends faster than it is served, uvloop keeps reading. While it reads answers as
-    fast as they are made, a single chunk of short requests may yield hundreds of megabytes of them.
-    Everything else would wait: other peers, answers to this one, timers. ``on_change`` is called
-    when the turn is over, and when the next one begins.
+    fast as they are produced, a single chunk of short requests may yield hundreds of megabytes of
+    them. Everything else would wait: other peers, answers to this one, timers. ``on_change`` is
+    called when the turn is over, and when the next one begins.
     """
 
     __slots__ = ("_chunks", "_is_next_due", "_loop", "_on_change", "_written_bytes")
