@@ -77,7 +77,7 @@ class Flusher:
             group, self._group = self._group, None
             self._dead = False
         if group is not None:
-            group.set_exception(failure or WriteFailed("the commit log was mended"))
+            group.set_exception(failure or WriteFailed("the commit log was repaired"))
 
     def _flush(self) -> None:
         with self._lock:

@@ -223,7 +223,7 @@ def _walk_segment(
             except RecordError as error:
                 following = _next_record_at(view, at, start)
                 size = (len(view) if following is None else following) - at
-                yield Damage(str(path), at, f"{error.reason}; {size} bytes are passed over")
+                yield Damage(str(path), at, f"{error.reason}; {size} bytes are skipped")
                 if following is None:
                     return
                 at = following
