@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from brokers import Client
 from replica_processes import MASTER, SLAVE, ReplicaProcesses, runtime_info, until_copied
-from source_topics import fill, made_topic
+from source_topics import fill, made_topic, wait_for
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork
 from turbopump.wire.codes import ResponseCode
@@ -27,15 +27,14 @@ def replicas(tmp_path: Path) -> Iterator[ReplicaProcesses]:
         processes.start(MASTER)
         made_topic(processes.nameserver, TOPIC, queues=2)
         processes.start(SLAVE)
-        asyncio.run(until_known(processes.addresses[SLAVE]))
+        wait_for(None, lambda: asyncio.run(has_topic(processes.addresses[SLAVE])))
         yield processes
 
 
-async def until_known(address: str) -> None:
-    """Wait until a broker has a copy of the topic."""
-    async with ConnectionPool(SocketNetwork()) as pool, asyncio.timeout(PATIENCE_S):
-        while (await Client(pool, address).pull(topic=TOPIC)).code == ResponseCode.TOPIC_NOT_EXIST:
-            await asyncio.sleep(0.05)
+async def has_topic(address: str) -> bool:
+    async with ConnectionPool(SocketNetwork()) as pool:
+        answer = await Client(pool, address).pull(topic=TOPIC)
+    return answer.code != ResponseCode.TOPIC_NOT_EXIST
 
 
 def delivered(replicas: ReplicaProcesses) -> dict[str, int]:
