@@ -71,7 +71,7 @@ class ReplicaProcesses:
 
     def __enter__(self) -> Self:
         ready = self._launch("names", "nameserver", "--host", "127.0.0.1", "--port", "0")
-        self._nameserver = ready["nameserver"]
+        self.nameserver = ready["nameserver"]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +100,7 @@ class ReplicaProcesses:
             **_ROLES[name],
             "listenPort": port,
             "storePathRootDir": str(self.stores[name]),
-            "namesrvAddr": self._nameserver,
+            "namesrvAddr": self.nameserver,
             **(settings or {}),
         }
         config = self._directory / f"{name}.conf"

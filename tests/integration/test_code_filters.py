@@ -121,6 +121,35 @@ def test_every_kind_of_consumer(server: RunningServer) -> None:
     assert sorted(pulled) == [*wanted, 500, 600]
 
 
+def test_a_message_that_is_retried_is_not_matched_again(server: RunningServer) -> None:
+    first_delivery = CodeFilter(
+        "def matches(message):\n    return b'5' in message.body and message.reconsume_times == 0"
+    )
+    delivered: list[tuple[str, bytes, int]] = []
+
+    def later_once(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        (message,) = messages
+        delivered.append((message.topic, message.body, message.reconsume_times))
+        context.delay_level = 1
+        is_first = message.reconsume_times == 0
+        return ConsumeResult.RETRY_LATER if is_first else ConsumeResult.SUCCESS
+
+    send(server.nameserver, 60, 150)
+    with PushConsumer(
+        "retrying",
+        later_once,
+        nameserver=server.nameserver,
+        subscriptions={"orders": first_delivery},
+        start_from="first",
+    ):
+        server.until(lambda: len(delivered) == 2)
+        # New messages are still matched.
+        send(server.nameserver, 70)
+        server.until(lambda: server.lag("retrying") == 0)
+    body = b'{"amount": 150}'
+    assert delivered == [("orders", body, 0), ("orders", body, 1)]
+
+
 def test_a_filter_server_that_is_killed(server: RunningServer) -> None:
     send(server.nameserver, 50, 150)
     with consuming(server.nameserver, "g", CodeFilter(large)) as (_, amounts):

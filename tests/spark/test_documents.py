@@ -1,6 +1,7 @@
 """The Spark programs of the documentation, in the shared session.
 
-The programs of a page run one after the other and share their names, as a reader would run them.
+The programs of a page run one after the other in one directory, each with names of its own: it can
+be copied alone, but may read topics and files that an earlier one has made.
 """
 
 from __future__ import annotations
@@ -55,12 +56,11 @@ def test_programs_run(
     monkeypatch.chdir(tmp_path)
     # A program may end its session; here it belongs to all of them.
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
-    names = {"__name__": "__main__"}
     with listeners_removed(spark, monkeypatch):
         for block in PROGRAMS:
             if block.page == page:
                 text = block.text.replace(NAMESERVER, broker.nameserver)
-                exec(compile(text, str(block), "exec"), names)
+                exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
                 running = [query.name for query in spark.streams.active]
                 assert not running, f"{block} left a query running"
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
 
 from servers import Standalone
 from source_topics import fresh_topic, made_topic
@@ -93,3 +98,50 @@ def test_equality_means_the_same_to_the_broker_and_to_spark(
     assert numbers(read(spark, broker, topic, sql="p IS NULL")) == [100, 101]
     sql = f"p IN ({', '.join(map(quoted, VALUES))}) AND q IS NOT NULL"
     assert numbers(read(spark, broker, topic, sql=sql)) == list(range(1, len(VALUES), 2))
+
+
+def register_probe(spark: SparkSession, noted: str) -> None:
+    """Register a source that writes the conditions that Spark passes to it into a file."""
+
+    class ProbeReader(DataSourceReader):
+        def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+            with open(noted, "a") as file:  # noqa: PTH123 - sent to the worker as it is
+                file.writelines(f"{each}\n" for each in filters)
+            return filters
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int, dict[str, str]]]:
+            yield 1, {"a": "x"}
+            yield 2, {}
+
+    class Probe(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "filter-probe"
+
+        def schema(self) -> str:
+            return "n int, properties map<string,string>"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return ProbeReader()
+
+    spark.dataSource.register(Probe)
+
+
+@pytest.mark.usefixtures("filters_allowed")
+def test_spark_passes_no_lookups_in_maps_to_sources(spark: SparkSession, tmp_path: Path) -> None:
+    """The ground of ADR 10: if a later Spark passes more than this, the decision is open again."""
+    noted = tmp_path / "conditions"
+    register_probe(spark, str(noted))
+    of_map = ["IsNotNull(attribute=('properties',))"]
+    passed = {
+        "n = 1": ["IsNotNull(attribute=('n',))", "EqualTo(attribute=('n',), value=1)"],
+        "properties['a'] = 'x'": of_map,
+        "properties.a IS NOT NULL": of_map,
+        "element_at(properties, 'a') = 'x'": of_map,
+        "properties['a'] IN ('x', 'y')": [],
+    }
+    for condition, expected in passed.items():
+        noted.write_text("")
+        rows = spark.read.format("filter-probe").load()
+        assert [row.n for row in rows.where(condition).collect()] == [1], condition
+        assert noted.read_text().splitlines() == expected, condition
