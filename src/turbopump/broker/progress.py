@@ -105,7 +105,7 @@ class Progress:
             return [number for number, _ in possible]
         if is_known:
             self._offsets.commit_all(group, topic, accepted)
-        return [number for number, _ in possible if number not in accepted]
+        return [number for (number, at), end in zip(possible, ends, strict=True) if at > end]
 
     def slowest(self, topic: str, left_out: Collection[str]) -> dict[int, int]:
         """Return, for each queue, how far the slowest group has come; some groups do not count.

@@ -29,12 +29,15 @@ from turbopump.broker.transactions.half import half_draft, is_half
 from turbopump.broker.transactions.transactions import prepare_topics
 from turbopump.clock import Clock
 from turbopump.errors import BodyError, InvalidArgument, RemoteError, WriteRefused
+from turbopump.message import PhysicalOffset
 from turbopump.store.append import Group
 from turbopump.store.outcomes import Appended
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import ResponseCode
+from turbopump.wire.framing import HEADER_BYTES_MAX
 from turbopump.wire.hosts import Host, host, split_address
+from turbopump.wire.ids import offset_id
 from turbopump.wire.names import (
     RETRY_PREFIX,
     check_name,
@@ -47,6 +50,8 @@ from turbopump.wire.record_batch import record_batch
 from turbopump.wire.record_list import record_list
 from turbopump.wire.sysflag import MULTI_TAGS, Transaction, transaction_of
 
+_OTHER_FIELDS_BYTES = 4096
+"""Room in the header of a response for what is beside the ids."""
 _TARGETS_MAX = 65536
 # Looking up a member of an enumeration takes as long as a call.
 _DURABLE, _WRITTEN = Promise.DURABLE, Promise.WRITTEN
@@ -114,6 +119,8 @@ class Sends:
     ) -> None:
         self._config = config
         self._store_host = store_host
+        id_bytes = len(offset_id(store_host, PhysicalOffset(0))) + 1
+        self._batch_messages_max = (HEADER_BYTES_MAX - _OTHER_FIELDS_BYTES) // id_bytes
         self._writer = writer
         self._queueing_delay = queueing_delay
         self._topics = topics
@@ -347,13 +354,19 @@ class Sends:
                 "a batch must have messages, and cannot be delayed or transactional",
             )
         like = self._record(send, target, b"", b"", 0)
-        made = record_batch(like, send.body, of_all)
-        if made is not None:
-            return made, waits
         try:
-            return record_list(like, bytes(send.body), of_all), waits
+            made: Group | None = record_batch(like, send.body, of_all)
+            if made is None:
+                made = record_list(like, bytes(send.body), of_all)
         except BodyError as error:
             raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, f"batch: {error}") from error
+        if len(made) > self._batch_messages_max:
+            raise RemoteError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a batch must have at most {self._batch_messages_max} messages, whose ids fit "
+                f"into a response, got {len(made)}",
+            )
+        return made, waits
 
     def _record(
         self, send: Send, target: _Target, body: bytes, properties: bytes, flag: int

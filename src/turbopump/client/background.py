@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import functools
+import logging
 import math
 import threading
 from collections import deque
@@ -19,6 +20,8 @@ from turbopump.machine.process import after_fork, process_id, start_thread
 from turbopump.net.loop import fastest_loop
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _CLOSED = "the client was closed before this was done"
 
@@ -75,7 +78,11 @@ class LoopThread:
     def _take_posts(self) -> None:
         self._is_woken = False
         while self._inbox:
-            self._inbox.popleft()()
+            call = self._inbox.popleft()
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - a bug; the calls after it have other waiters
+                _log.exception("%r failed", call)
 
     def run(self, work: Coroutine[Any, Any, T], end_s: float = math.inf) -> T:
         """Run something on the loop and wait for its result; who stops waiting stops it.

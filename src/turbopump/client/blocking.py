@@ -189,7 +189,7 @@ class Blocking(Generic[C]):
         if process_id() != thread.pid:
             raise ForkedClient(
                 f"this {type(self).__name__} was started in process {thread.pid} and is used in "
-                f"{process_id()}: make producers and consumers after the fork"
+                f"{process_id()}: create producers and consumers after the fork"
             )
 
 

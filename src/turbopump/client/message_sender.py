@@ -116,7 +116,7 @@ class HandOverIO(ThreadIO):
         begin = functools.partial(session.start_request, address, waiting)
         self._thread.wait_for(waiting.finished, begin, waiting.abandon)
         outcome = waiting.outcome
-        if isinstance(outcome, TurbopumpError):
+        if isinstance(outcome, Exception):
             raise outcome
         if outcome is None:
             # There is no connection, or no place in it, or hooks want to see the request.

@@ -327,7 +327,7 @@ class Session:
         try:
             if not self._running_pool().start_request(address, waiting):
                 waiting.finish(None)
-        except TurbopumpError as error:
+        except Exception as error:  # noqa: BLE001 - raised by the thread, which would wait forever
             waiting.finish(error)
 
     def oneway(self, address: str, command: Request, timeout_ms: int) -> Coroutine[Any, Any, None]:

@@ -12,6 +12,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
+from threading import get_ident, main_thread
 
 from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout, WireError
 from turbopump.net.outbox import coalesced
@@ -40,10 +41,9 @@ class BlockingConnection:
         self.address = address
         self._socket = connected
         self._is_encrypted = isinstance(connected, ssl.SSLSocket)
-        if not self._is_encrypted:
-            # The kernel limits how long it waits. With a Python timeout, each call would poll
-            # first, which releases the interpreter lock once more.
-            connected.settimeout(None)
+        # Otherwise the kernel limits how long it waits. With a Python timeout, each call polls
+        # first, which releases the interpreter lock once more.
+        self._has_python_timeout = True
         is_tcp = connected.family in {socket.AF_INET, socket.AF_INET6}
         self._tells_state = _TCP_INFO is not None and is_tcp
         self._protocol = protocol
@@ -129,15 +129,14 @@ class BlockingConnection:
         """
         opaque = self.send(request, timeout_ms)
         end_ms = self._written_ms + timeout_ms
-        left_ms = timeout_ms
         while True:
+            left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
             for response in self._receive(left_ms) or ():
                 if response.opaque == opaque:
                     return response
             if not left_ms:
                 self.close(f"request {request.code} timed out")
                 raise self._protocol.timed_out(request, timeout_ms)
-            left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
 
     def oneway(self, request: Request, timeout_ms: int) -> None:
         """Send a request that is never answered; raises Overloaded, ConnectionLost."""
@@ -305,16 +304,22 @@ class BlockingConnection:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def _set_timeout(self, timeout_ms: int | None) -> None:
-        """Limit waits, on plain sockets roughly: callers check the clock afterwards."""
+        """Limit waits roughly: callers check the clock afterwards."""
+        # In the main thread, handlers of signals run: after each, the kernel would wait as long as
+        # at the beginning, while Python counts what is left.
+        has_python_timeout = self._is_encrypted or get_ident() == main_thread().ident
+        if has_python_timeout != self._has_python_timeout:
+            self._has_python_timeout, self._timeout_ms = has_python_timeout, -1
+            if not has_python_timeout:
+                self._socket.settimeout(None)
         present_ms = self._timeout_ms
-        if timeout_ms == present_ms:
+        # Each change is a system call or two, and most waits are about as long as the one before.
+        is_near = present_ms and timeout_ms and abs(present_ms - timeout_ms) <= timeout_ms >> 6
+        if is_near or timeout_ms == present_ms:
             return
-        if self._is_encrypted:
+        if has_python_timeout:
             self._socket.settimeout(None if timeout_ms is None else timeout_ms / 1000)
         else:
-            # Each change is two system calls, and most waits are about as long as the one before.
-            if present_ms and timeout_ms and abs(present_ms - timeout_ms) <= timeout_ms >> 6:
-                return
             # 0 waits for ever.
             value = _TIME_VALUE.pack(*divmod((timeout_ms or 0) * 1000, 1_000_000))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
@@ -323,10 +328,11 @@ class BlockingConnection:
 
     def _no_wait(self) -> int:
         """Return the flag for calls that do not wait."""
-        if not self._is_encrypted:
+        if not self._is_encrypted and not self._has_python_timeout:
             return socket.MSG_DONTWAIT
-        # TLS supports no flags.
-        self._set_timeout(0)
+        # TLS supports no flags, and Python waits for a socket with a timeout before it uses them.
+        self._socket.settimeout(0)
+        self._timeout_ms = 0
         return 0
 
     def _lost(self, reason: str) -> ConnectionLost:

@@ -84,10 +84,9 @@ class BlockingPool:
             connection.close()
             return
         key = connection.address, get_ident()
-        surplus = self._idle.get(key)
-        self._idle[key] = connection
-        if surplus is not None:
-            surplus.close()
+        # One call: another thread may take the connection that is there already.
+        if self._idle.setdefault(key, connection) is not connection:
+            connection.close()
         if self._is_closed:
             # After the cache update: either this or `close` sees the connection.
             self._close_all()
@@ -100,9 +99,9 @@ class BlockingPool:
             taken = self._idle.pop(key, None)
             if taken is connection:
                 taken.close()
-            elif taken is not None:
-                # Another one was given back meanwhile.
-                self._idle[key] = taken
+            elif taken is not None and self._idle.setdefault(key, taken) is not taken:
+                # Two others were given back meanwhile.
+                taken.close()
 
     def close(self) -> None:
         """Close idle connections now, those in use when they are given back."""

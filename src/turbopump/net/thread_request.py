@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from turbopump.errors import TurbopumpError
 from turbopump.net.request_protocol import Request
 from turbopump.wire.command import Command
 
-Outcome = Command | TurbopumpError
+Outcome = Command | Exception
 
 UNHEARD = Command(0)
 """Stands for the answer if no thread waits for it."""

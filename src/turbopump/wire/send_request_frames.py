@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from turbopump.errors import InvalidArgument
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Buffer, Command, Serialize, request
 from turbopump.wire.framing import encode, too_long
@@ -103,12 +104,16 @@ class SendRequest(Struct, frozen=True):
 
     def frame_parts(self, opaque: int, frame_flag: int, frame_bytes_max: int) -> list[Buffer]:
         """Return the frame, in one piece unless the body is long; see `encode_parts`."""
+        try:
+            properties = _as_json(self.properties)
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"properties must be valid Unicode: {error}") from error
         header = self.frames.text % (
             self.queue_id,
             self.sys_flag,
             self.born_ms,
             self.flag,
-            _as_json(self.properties),
+            properties,
             frame_flag,
             opaque,
         )

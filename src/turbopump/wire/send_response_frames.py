@@ -47,7 +47,7 @@ class SendResponseFrames:
         # Formatting bytes takes half as long as formatting a string and encoding it.
         escaped = tuple(part.encode().replace(b"%", b"%%") for part in parts)
         self._batch_form = b"%b%%b%b%%d%b%%d%b%%d%b" % escaped
-        self._form = self._batch_form.replace(b"%b", host_id.encode() + b"%016X", 1)
+        self._form = (b"%b" + host_id.encode() + b"%%016X%b%%d%b%%d%b%%d%b") % escaped
         self._store_host = store_host
 
     def frame(

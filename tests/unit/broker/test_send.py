@@ -213,6 +213,15 @@ async def test_a_large_batch_that_is_damaged_is_refused(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_a_batch_whose_ids_fit_into_no_response_is_refused_as_a_whole(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        answer = await client.send(encode_batch([BatchEntry(b"x", b"")] * 40_000), batch=True)
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "a batch must have at most 316" in (answer.remark or "")
+        assert await client.messages() == []
+
+
+@virtual_time()
 async def test_retried_too_often_goes_to_the_dead_letters(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=2))

@@ -78,6 +78,31 @@ async def test_one_task_runs_jobs_that_never_wait() -> None:
     assert len(done) == 100
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_a_job_that_comes_while_a_worker_ends_is_run(turns: int) -> None:
+    @virtual_time()
+    async def run() -> None:
+        held, ends, begun = asyncio.Event(), asyncio.Event(), list[str]()
+
+        async def work(job: str) -> None:
+            begun.append(job)
+            if job != "new":
+                await (held if job == "long" else ends).wait()
+
+        workers: TaskWorkers[str] = TaskWorkers(work, lambda _: None, 4, Watch("calls"))
+        workers.submit(["long", "short"])
+        await wait_until(lambda: len(begun) == 2)
+        ends.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        workers.submit(["new"])
+        await wait_until(lambda: begun[-1] == "new")
+        held.set()
+        await workers.close(1000)
+
+    run()
+
+
 @pytest.mark.parametrize("wait_ms", [0, 2000])
 @virtual_time()
 async def test_closing_waits_for_tasks_that_run_and_starts_no_more(wait_ms: int) -> None:

@@ -191,6 +191,51 @@ def test_a_request_without_a_response_times_out_and_closes_the_connection() -> N
             connection.request(Command(310), 20)
 
 
+def test_signals_do_not_extend_the_time_to_wait() -> None:
+    signals = 0
+
+    def handle(*_: object) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 200:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with pair() as (connection, _):
+            signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+            with pytest.raises(RequestTimeout):
+                connection.request(request(10), 300)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert 0 < signals < 200
+
+
+def test_time_to_write_counts_as_time_to_wait() -> None:
+    clock = VirtualClock()
+
+    class Slow(socket.socket):
+        waits: ClassVar[list[float | None]] = []
+
+        def send(self, *arguments: Any) -> int:
+            clock.advance_ns(700_000_000)
+            return super().send(*arguments)
+
+        def recv(self, *_: Any) -> bytes:
+            self.waits.append(self.gettimeout())
+            clock.advance_ns(1_000_000_000)
+            raise TimeoutError
+
+    near, far = socket.socketpair()
+    slow = Slow(fileno=near.detach())
+    with far:
+        connection = BlockingConnection("peer", slow, RequestProtocol(clock, DEFAULT_LIMITS, ()))
+        with pytest.raises(RequestTimeout):
+            connection.request(request(10), 1000)
+    assert slow.waits[0] == pytest.approx(0.3, abs=0.01)
+
+
 def test_a_peer_that_closes_instead_of_answering_is_a_lost_connection() -> None:
     with pair() as (connection, peer):
         connection.send(Command(310), IN_TIME_MS)
@@ -463,6 +508,18 @@ def test_threads_get_their_own_connections_again(listening: socket.socket) -> No
     for thread in threads:
         thread.join(JOIN_S)
     assert used[0][0] is used[0][1] is not used[1][0] is used[1][1]
+    pool.close()
+
+
+def test_a_second_connection_of_a_thread_is_closed_not_the_one_that_is_kept(
+    listening: socket.socket,
+) -> None:
+    pool, address = BlockingPool(SocketNetwork()), address_of(listening)
+    one, other = pool.take(address), pool.take(address)
+    pool.give_back(one)
+    # From now on any thread may use it.
+    pool.give_back(other)
+    assert (one.is_open, other.is_open, len(pool)) == (True, False, 1)
     pool.close()
 
 

@@ -16,7 +16,11 @@ from turbopump.wire.hosts import Host, host
 from turbopump.wire.ids import offset_id
 from turbopump.wire.send_response_frames import SendResponseFrames
 
-REGIONS = st.none() | st.text(max_size=20) | st.sampled_from(['"msgId":""', '"opaque":0', '"{}%s'])
+REGIONS = (
+    st.none()
+    | st.text(max_size=20)
+    | st.sampled_from(['"msgId":""', '"opaque":0', '"{}%s', "eu%b"])
+)
 HOSTS = st.sampled_from([host("10.20.30.40", 10911), host("::1", 1)])
 POSITIONS = st.integers(0, 2**63 - 1)
 

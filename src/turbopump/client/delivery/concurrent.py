@@ -46,9 +46,8 @@ class Batch(Struct, eq=False):
     verdict: Verdict | None = None
 
     def has(self, message: MessageView) -> bool:
-        """Whether a message of the same queue is one of these; they ascend."""
-        first, last = self.messages[0].queue_offset, self.messages[-1].queue_offset
-        return first <= message.queue_offset <= last
+        """Whether a message of the same queue is one of these."""
+        return any(each.queue_offset == message.queue_offset for each in self.messages)
 
 
 class Settled(Struct, eq=False):

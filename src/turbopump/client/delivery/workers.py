@@ -246,5 +246,5 @@ class TaskWorkers(Generic[J]):
         self._active.discard(task)
         if not task.cancelled():
             task.result()
-        if not self._active:
-            self._grow()
+        # It counted as free until now, also for jobs that came meanwhile.
+        self._grow()
