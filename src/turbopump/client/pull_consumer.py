@@ -40,7 +40,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
                 await consumer.commit(queue, outcome.next_offset)
 
     Members of the group do not share queues: the application decides which member reads what.
-    ``on_queues`` is called when the queues of one of ``topics`` change.
+    ``on_queues`` receives the queues of each of ``topics``, at the start and when they change.
     """
 
     def __init__(
