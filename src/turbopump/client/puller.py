@@ -207,7 +207,7 @@ class Puller:
             if attempt + 1 < _DEAD_LETTER_ATTEMPTS_MAX:
                 await self._pause(_DEAD_LETTER_PAUSE_MS)
         else:
-            _log.error("it could not be made a dead letter, the group goes on: %s", damaged)
+            _log.error("could not dead-letter it; the group continues: %s", damaged)
         if not owned.is_dropped:
             owned.next_offset = QueueOffset(damaged.next_offset)
             if owned.cache.is_empty:
@@ -333,7 +333,7 @@ class Puller:
                 if last is not None and last.is_far_behind:
                     owned.last_pulled = await caught_up(self._place(wanted), last)
             case OffsetIllegal():
-                _log.warning("offset of %s is illegal, going to %s", owned.queue, outcome)
+                _log.warning("offset of %s is out of range, resuming at %s", owned.queue, outcome)
                 context.offset_illegal(owned, self._corrected(outcome.next_offset, asked))
             case never:
                 assert_never(never)

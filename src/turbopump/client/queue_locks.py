@@ -66,7 +66,7 @@ class QueueLocks:
                     is_oneway=is_oneway,
                 )
             except TurbopumpError as error:
-                _log.warning("locks of %s on %s not given back: %s", self._group, broker, error)
+                _log.warning("locks of %s on %s not released: %s", self._group, broker, error)
 
     async def _renew_on(self, broker: str, owned: list[OwnedQueue]) -> None:
         locked = await self._lock_on(broker, [each.queue for each in owned])
@@ -79,7 +79,7 @@ class QueueLocks:
                 each.locked_ms = now_ms
             elif each.locked_ms is not None:
                 each.locked_ms = None
-                _log.warning("the lock of %s is another's now", each)
+                _log.warning("another client holds the lock of %s", each)
 
     async def _lock_on(
         self, broker: str, queues: list[MessageQueue]

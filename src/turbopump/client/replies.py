@@ -61,7 +61,7 @@ class Replies:
         named = properties.decode(header.properties or "")
         promise = self._waiting.get(named.get(properties.CORRELATION_ID, ""))
         if promise is None or promise.done():
-            _log.warning("a reply came for %s that nobody waits for", header.producer_group)
+            _log.warning("dropped a reply to %s: no pending request", header.producer_group)
             return
         compression = sysflag.compression_of(header.sys_flag)
         plain = body if compression is None else inflate(body, compression)

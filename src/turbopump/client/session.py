@@ -157,8 +157,8 @@ class Session:
         """Raise ForkedClient in a child of the process that created the session."""
         if process_id() != self.pid:
             raise ForkedClient(
-                f"client {self.client_id} was made in process {self.pid} and is used in "
-                f"{process_id()}: make producers and consumers after the fork"
+                f"client {self.client_id} was created in process {self.pid} and is used in "
+                f"{process_id()}; create producers and consumers after the fork"
             )
 
     # --- members ----------------------------------------------------------------------------------
@@ -185,7 +185,9 @@ class Session:
         async with asyncio.TaskGroup() as group:
             for address in self._heartbeat_addresses():
                 call = calls.unregister(self, address, header, _UNREGISTER_TIMEOUT_MS)
-                group.create_task(_logged(call, f"{address} was not told that {member.group} left"))
+                group.create_task(
+                    _logged(call, f"could not notify {address} that {member.group} left")
+                )
 
     async def heartbeat(self) -> None:
         """Send a heartbeat to all known brokers; failures are logged."""
@@ -309,7 +311,7 @@ class Session:
         """Return the master's address, or else any, of a random broker of a route."""
         candidates = [addresses for addresses in route.brokers.values() if addresses]
         if not candidates:
-            raise NoRoute(f"topic {route.topic!r} has no broker at the moment")
+            raise NoRoute(f"topic {route.topic!r} has no broker now")
         addresses = self._reachable(self.random.choice(candidates))
         return addresses.get(MASTER_ID) or self.random.choice(list(addresses.values()))
 

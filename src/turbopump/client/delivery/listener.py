@@ -109,7 +109,7 @@ class Listener:
                 return _SUCCESS
             return Verdict(answer, spent_ms)
         _log.warning(
-            "the listener of %s returned %r for %s: a ConsumeResult is expected, tried again",
+            "the listener of %s returned %r for %s: expected a ConsumeResult, will retry",
             context.group,
             answer,
             messages[0].message_id,
