@@ -126,8 +126,8 @@ def replay(
 
     ``to`` maps source topics to destinations, with ``{"*": topic}`` for all others. ``sink`` are
     options of the sink except ``topic``; a ``writeId`` among them makes repeated replays
-    recognizable. ``where`` is a Spark SQL condition; ``since`` and ``until`` bound the store time of
-    messages, the end excluded. The old topic, id and times become properties.
+    recognizable. ``where`` is a Spark SQL condition; ``since`` and ``until`` bound the store time
+    of messages, the end excluded. The old topic, id and times become properties.
     """
     require_driver(spark, "replay")
     since, until = to_utc("since", since), to_utc("until", until)

@@ -1,4 +1,4 @@
-"""Sends the rows of a task through the session, with retries; ordered where rows ask for it."""
+"""Sends the rows of a task through the session, with retries; in order where rows require it."""
 
 from __future__ import annotations
 
