@@ -119,7 +119,7 @@ class Consumption:
         """The background tasks of this consumer, and their failures."""
         return (*self._tasks.watches, *self.delivery.watches)
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Acquire this client's share of the queues and keep it balanced."""
@@ -186,7 +186,7 @@ class Consumption:
         assert isinstance(self.delivery, ConcurrentDelivery)
         await self.delivery.send_expired_back(list(self.owned.values()))
 
-    # --- queues come and go -----------------------------------------------------------------------
+    # --- gaining and losing queues ----------------------------------------------------------------
 
     async def lose(self, owned: OwnedQueue) -> bool:
         """Drop a queue; return False while an orderly listener still processes it."""

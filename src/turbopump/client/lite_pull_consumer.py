@@ -89,7 +89,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             subscription(topic, expression, 0)
         self._running: _Running | None = None
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the group and start fetching the queues assigned to this member."""
@@ -118,7 +118,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         # After an error, the latest messages do not count as processed.
         await self._close(is_finished=error is None)
 
-    # --- which queues -----------------------------------------------------------------------------
+    # --- queue assignment -------------------------------------------------------------------------
 
     async def subscribe(self, topic: str, tags: Expression = EVERYTHING) -> None:
         """Subscribe to a topic, sharing its queues with the group; excludes `assign`.
@@ -325,7 +325,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         """
         return await self._require_running().reader.offset_at(queue, moment)
 
-    # --- for the session --------------------------------------------------------------------------
+    # --- called by the session --------------------------------------------------------------------
 
     def heartbeat_data(self) -> ConsumerData:
         return ConsumerData(
@@ -364,7 +364,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             if on_wire.topic == topic and queue in running.buffer:
                 await self.seek(queue, offset)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def _new_running(self, session: Session) -> _Running:
         reader = QueueReader(session, self.group, self._config.times)

@@ -66,22 +66,22 @@ class ConsumerMember:
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Reset offsets at an operator's request (220)."""
 
-    def progress(self, topic: str) -> Mapping[MessageQueue, int]:  # noqa: ARG002 - for who overrides
+    def progress(self, topic: str) -> Mapping[MessageQueue, int]:  # noqa: ARG002 - for overrides
         """Return the position of each owned queue, in memory (221)."""
         return {}
 
     async def running_info(
         self,
         *,
-        with_stacks: bool,  # noqa: ARG002 - for who overrides
+        with_stacks: bool,  # noqa: ARG002 - for overrides
     ) -> RunningInfo:
         """Return the internal state that operators can inspect (307)."""
         return RunningInfo(subscription_set=list(self.heartbeat_data().subscription_data_set))
 
     async def consume_directly(
         self,
-        message: MessageView,  # noqa: ARG002 - for who overrides
-        broker_name: str | None,  # noqa: ARG002 - for who overrides
+        message: MessageView,  # noqa: ARG002 - for overrides
+        broker_name: str | None,  # noqa: ARG002 - for overrides
     ) -> DirectConsumption:
         """Consume one message at an operator's request (309)."""
         raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{self.group} does not consume by push")

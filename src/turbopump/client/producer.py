@@ -60,7 +60,7 @@ class Producer(LifeCycle, ProducerMember):
         self._hooks = tuple(hooks)
         self._running: Running | None = None
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start; connections open with the first message."""

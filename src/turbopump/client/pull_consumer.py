@@ -68,7 +68,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         self._given_session = session
         self._running: _Running | None = None
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the group and start watching the queues of ``topics``."""
@@ -199,7 +199,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         """
         return await self._require_running().reader.offset_at(queue, moment)
 
-    # --- for the session --------------------------------------------------------------------------
+    # --- called by the session --------------------------------------------------------------------
 
     def heartbeat_data(self) -> ConsumerData:
         namespace = self._client.namespace

@@ -142,7 +142,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
         self._closing: asyncio.Task[None] | None = None
         self._started_ms = 0
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the group and start consuming; no message sent after this returns is missed."""
@@ -219,7 +219,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
             if self._closing is not None:
                 await asyncio.shield(self._closing)
 
-    # --- while it runs ----------------------------------------------------------------------------
+    # --- while running ----------------------------------------------------------------------------
 
     async def subscribe(
         self, topic: str, expression: Expression = EVERYTHING, kind: str = TAG
@@ -288,7 +288,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
         """Commit the position of each queue now instead of at the next interval."""
         await self._require_running().persist()
 
-    # --- what the session asks --------------------------------------------------------------------
+    # --- called by the session --------------------------------------------------------------------
 
     def heartbeat_data(self) -> ConsumerData:
         return ConsumerData(
@@ -349,7 +349,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
             self._listener, messages, context, is_orderly=self._settings.is_orderly
         )
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _begin(self, session: Session) -> Consumption:
         self._closed.clear()

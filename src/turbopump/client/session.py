@@ -60,7 +60,8 @@ class Session:
                 await producer.send(Message("orders", b"hello"))
 
     Each user of a session calls `start`, then `close`; the last `close` ends it. It belongs to the
-    event loop and the process that it was started in: a child created by fork must create its own.
+    event loop that it was started in, and to its process: a child created by fork must create its
+    own.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session {self.client_id} of {self.config.nameserver or 'the environment'}>"
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -348,7 +349,7 @@ class Session:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
         return self._blocking_pool
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def _running_pool(self) -> ConnectionPool:
         if process_id() != self.pid:

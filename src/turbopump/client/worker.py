@@ -71,7 +71,7 @@ class Worker(LifeCycle):
         self._closing: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the groups and start consuming."""

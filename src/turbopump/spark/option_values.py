@@ -86,7 +86,7 @@ def with_hint(key: str, by_key: Mapping[str, str], hints: Mapping[str, str]) -> 
 # --- single values, each read from an option's name and text --------------------------------------
 
 
-def text_of(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a value
+def text_of(name: str, text: str) -> str:  # noqa: ARG001 - the signature of all parsers
     """Accept any text."""
     return text
 

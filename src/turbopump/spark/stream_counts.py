@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 
 from turbopump.spark.observed_metrics import BAD, METRICS
 from turbopump.spark.reading.counted_bad_records import counted_options

@@ -131,7 +131,7 @@ class OrderlyDelivery:
         await self._workers.close(timeout_ms)
         await self._tasks.stop()
 
-    # --- one run after the other ------------------------------------------------------------------
+    # --- successive runs --------------------------------------------------------------------------
 
     def _next(self, owned: OwnedQueue) -> None:
         if owned.is_dropped:

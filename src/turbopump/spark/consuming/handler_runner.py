@@ -209,7 +209,7 @@ class HandlerRunner:
     def _given(self, batch: pa.RecordBatch) -> Messages | Table:
         return Messages(delivered(batch)) if self._plan.mode in ("row", "batch") else Table(batch)
 
-    # --- in no order ------------------------------------------------------------------------------
+    # --- unordered --------------------------------------------------------------------------------
 
     def _settle(self, piece: RowSlice) -> Counts:
         answered = self._call(piece)

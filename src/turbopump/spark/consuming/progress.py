@@ -114,7 +114,7 @@ def counts_of(progress: StreamingQueryProgress) -> Counts | None:
     return Counts(**{field.name: told[field.name] for field in fields(Counts)})
 
 
-# --- by what Spark tells --------------------------------------------------------------------------
+# --- from listeners -------------------------------------------------------------------------------
 
 
 class ProgressListener(StreamingQueryListener):
@@ -190,7 +190,7 @@ class ListeningWatcher:
             self._spark.streams.removeListener(self._totals)
 
 
-# --- by looking -----------------------------------------------------------------------------------
+# --- by polling -----------------------------------------------------------------------------------
 
 
 class PollingWatcher:

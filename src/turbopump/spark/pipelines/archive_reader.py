@@ -114,7 +114,7 @@ def _paths(directory: Path) -> list[str]:
     ]
 
 
-# --- by hand, in a directory of this machine ------------------------------------------------------
+# --- in a local directory -------------------------------------------------------------------------
 
 
 def batch_folders(directory: Path) -> list[BatchFolder]:

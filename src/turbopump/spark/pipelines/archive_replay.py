@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 
 from turbopump.errors import InvalidArgument

@@ -99,7 +99,7 @@ def _compare(path: str, noted: ArchiveSettings, wanted: ArchiveSettings) -> None
         )
 
 
-# --- where it is noted: by hand on this machine, by Hadoop elsewhere ------------------------------
+# --- where settings are stored: locally, or through Hadoop ----------------------------------------
 
 
 def _content(spark: SparkSession, path: str) -> bytes | None:

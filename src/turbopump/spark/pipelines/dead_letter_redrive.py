@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 
 from turbopump.admin.administration import Admin
 from turbopump.admin.dead_letters import Destination, LetterFilter, Outcome

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 
 from turbopump.admin.administration import Admin

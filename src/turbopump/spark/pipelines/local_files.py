@@ -51,7 +51,7 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-# --- what killed writers leave behind -------------------------------------------------------------
+# --- leftovers of killed writers ------------------------------------------------------------------
 
 
 @contextmanager

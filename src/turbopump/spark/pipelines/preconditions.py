@@ -8,7 +8,7 @@ from numbers import Real
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 
 from turbopump.errors import InvalidArgument
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 
 from turbopump.spark.clocks import CLOCK_MARGIN_MS

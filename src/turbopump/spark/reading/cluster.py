@@ -381,7 +381,7 @@ class Cluster:
         """Return whether a message arrives at one of the offsets; see `ArrivalWait`."""
         return await self._arrivals.wait(at, wait_ms)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _with_retries(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         return await with_retries(call, self._options.pulling.retries, what)

@@ -172,7 +172,7 @@ class MessageProbes:
             return 1
         return sum(message.size for message in found.messages) // len(found.messages)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _messages(
         self, queue: MessageQueue, offset: int, count: int, retries: int | None = None

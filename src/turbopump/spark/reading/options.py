@@ -424,6 +424,6 @@ def _topic_to_send(name: str, text: str) -> str:
     return text
 
 
-def _group(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a value
+def _group(name: str, text: str) -> str:  # noqa: ARG001 - the signature of all parsers
     check_group(text)
     return text

@@ -234,7 +234,7 @@ class RetryingPull:
         )
         self._prefetch.at = end
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     async def _pull(self, offset: int, count: int) -> RecordsOutcome:
         return await with_retries(

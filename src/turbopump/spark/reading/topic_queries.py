@@ -228,7 +228,7 @@ class TopicQueries:
         )
         return None if found is None else {queue: found.get(queue.queue_id) for queue in queues}
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _place(self, queue: MessageQueue) -> tuple[Place, Replica]:
         replica = await self._session.replica_of(self._reader.wire_queue(queue))

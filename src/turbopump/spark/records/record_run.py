@@ -1,7 +1,7 @@
 """Many stored records of one buffer, with the known positions of their parts.
 
 Each field is read for all of them together, so that a record costs a few array elements and no
-Python objects. `finding` creates such runs.
+Python objects. `record_finder` creates such runs.
 """
 
 from __future__ import annotations

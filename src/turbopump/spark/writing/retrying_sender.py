@@ -184,7 +184,7 @@ class RetryingSender:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self.producer.close()
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _begin(self, send: Send | EncodedSend, tried: UnfinishedSend | None = None) -> None:
         await self._places.acquire()
