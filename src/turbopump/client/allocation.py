@@ -1,7 +1,7 @@
-"""Who of a group owns which queue: every member computes it for itself and they must agree.
+"""Which member of a group owns which queue: each member computes it, and all must agree.
 
-A strategy is any function of the sorted queues of a topic, the sorted ids of the members and one's
-own id. All members of a group have to use the same one.
+A strategy is any function of the sorted queues of a topic, the sorted client ids of the members and
+the member's own id. All members of a group must use the same one.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _ROOM_MARK = "@"
 
 
 def in_order(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Sort queues as every client does: by topic, broker and id, texts by their UTF-16 units."""
+    """Sort queues as every client does: by topic, broker and id, strings by UTF-16 code units."""
     return sorted(queues, key=_queue_order)
 
 
 def members_in_order(members: Iterable[str]) -> list[str]:
-    """Sort the ids of members as every client does; an id with two connections stands twice."""
+    """Sort member ids as every client does; an id with two connections occurs twice."""
     return sorted(members, key=_text_order)
 
 
 def allocated(
     strategy: Strategy, queues: Iterable[MessageQueue], members: Iterable[str], me: str
 ) -> list[MessageQueue]:
-    """Return one's own share; nothing when this client is not among the members (yet)."""
+    """Return this client's share; empty while it is not among the members."""
     return list(strategy(_queues_in_order(tuple(queues)), members_in_order(members), me))
 
 
 @lru_cache(maxsize=256)
 def _queues_in_order(queues: tuple[MessageQueue, ...]) -> tuple[MessageQueue, ...]:
-    """Do the same as `in_order` for those of a route, which are the same in nearly every round."""
+    """Sort as `in_order`; cached, since routes rarely change between rounds."""
     return tuple(in_order(queues))
 
 
 def average(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
-    """Give each member neighbouring queues, the first ones one more if they do not divide.
+    """Give each member adjacent queues; the first members get one more if they do not divide.
 
     ::
 
@@ -67,7 +67,7 @@ def average(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> 
 def average_by_circle(
     queues: Sequence[MessageQueue], members: Sequence[str], me: str
 ) -> list[MessageQueue]:
-    """Deal the queues like cards.
+    """Assign the queues round-robin.
 
     ::
 
@@ -80,7 +80,7 @@ def average_by_circle(
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """Each queue to the next member on a ring, so that a change of members moves few queues.
+    """Assigns each queue to the next member on a hash ring; membership changes move few queues.
 
     ::
 
@@ -111,7 +111,7 @@ class ConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class FixedQueues:
-    """The queues that the user names, whatever the group looks like.
+    """Assigns the configured queues, whatever the group's members.
 
     ::
 
@@ -131,7 +131,7 @@ class FixedQueues:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoom:
-    """Only queues of brokers in some rooms; such brokers are named ``room@name``.
+    """Assigns only queues of brokers in given rooms; such brokers are named ``room@name``.
 
     ::
 
@@ -159,7 +159,7 @@ class MachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class NearbyRoom:
-    """Queues to members of their own room; those of a room without members are for everybody.
+    """Assigns queues to members of their room; all members share those of rooms without members.
 
     ::
 
@@ -187,7 +187,7 @@ class NearbyRoom:
 
 
 def ring_hash(text: str) -> int:
-    """Return a place on the ring: the first four bytes of the text's MD5."""
+    """Return a position on the ring: the first four bytes of the text's MD5."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big")
 

@@ -1,4 +1,4 @@
-"""Checks of what programs pass to clients: errors name the argument, its value and what to pass."""
+"""Argument checks of clients: errors name the argument, its value and what to pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checked(name: str, value: T | None, kind: type[T], example: str = "") -> T:
 
 
 def check_listener(listener: object) -> None:
-    """Refuse what cannot be called with the messages and a context."""
+    """Refuse objects that cannot be called with messages and a context."""
     expected = "listener must be a function of (messages, context)"
     if not callable(listener):
         raise InvalidArgument(f"{expected}, got {listener!r}")
@@ -56,20 +56,20 @@ def check_subscriptions(subscriptions: object) -> None:
 
 
 def checked_path(name: str, value: object) -> Path | None:
-    """Return a path, which may be written as text."""
+    """Return a path, which may be a string."""
     if value is not None and (not isinstance(value, Path | str) or not str(value)):
         raise InvalidArgument(f"{name} must be a path, got {value!r}")
     return None if value is None else Path(value)
 
 
 def check_callable(name: str, value: object, expected: str) -> None:
-    """Refuse what cannot be called; ``expected`` says what the function is to take."""
+    """Refuse objects that cannot be called; ``expected`` describes the parameters."""
     if not callable(value) or isinstance(value, type):
         raise InvalidArgument(f"{name} must be a function of {expected}, got {value!r}")
 
 
 def joined_addresses(nameserver: object) -> str:
-    """Return addresses of name servers as one text, given as such or one by one."""
+    """Return name server addresses as one string, given as one or separately."""
     if isinstance(nameserver, str):
         return nameserver
     is_list = isinstance(nameserver, list | tuple)

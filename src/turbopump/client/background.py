@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none."""
+"""An event loop in a separate thread, for callers without one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _here = threading.local()
 
 
 def is_loop_thread() -> bool:
-    """Whether this is a thread of an event loop here, where nobody may wait for it."""
+    """Whether this is a thread of an event loop here, which must not wait for itself."""
     return getattr(_here, "is_loop_thread", False)
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in a separate thread."""
 
     def __init__(self) -> None:
         self.pid = process_id()
@@ -47,7 +47,7 @@ class LoopThread:
         self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._waiting: set[threading.Lock] = set()
-        # A daemon: a program that forgets to close its clients must be able to end.
+        # A daemon: a program that forgets to close its clients must be able to exit.
         self._thread = start_thread(self._main, "turbopump-client")
 
     def _main(self) -> None:
@@ -56,21 +56,21 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            # Also if something ended the loop that must not: nobody may wait for it any longer.
+            # Even if the loop ended unexpectedly: no thread may wait for it any longer.
             self._is_stopped = True
             for finished in list(self._waiting):
                 with suppress(RuntimeError):
-                    # Released already, as its work is done.
+                    # Already released: its work is done.
                     finished.release()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Have something called on the loop soon, in the order of asking."""
+        """Schedule a call on the loop, in the order of posting."""
         self._inbox.append(call)
         if self._is_stopped and call in self._inbox:
-            # Too late: what was there when the loop stopped has been called, this will not be.
+            # Too late: calls posted before the loop stopped have run, this one will not.
             raise NotRunning(_CLOSED)
-        # Waking the loop costs more than anything else here, so it is done once for many. What was
-        # appended before the flag is cleared is taken out after that.
+        # Waking the loop is the most expensive part, so one wakeup serves many calls. Calls
+        # appended before the flag is cleared are taken out after that.
         if not self._is_woken:
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._take_posts)
@@ -85,14 +85,15 @@ class LoopThread:
                 _log.exception("%r failed", call)
 
     def run(self, work: Coroutine[Any, Any, T], end_s: float = math.inf) -> T:
-        """Run something on the loop and wait for its result; who stops waiting stops it.
+        """Run a coroutine on the loop and wait for its result; cancel it if waiting ends.
 
         Raises TimeoutError soon after the monotonic time ``end_s``.
         """
         finished = threading.Lock()
         finished.acquire()
         tasks: list[asyncio.Task[T]] = []
-        # The caller's, not that of whoever woke the loop: a send belongs to the caller's trace.
+        # The caller's context, not that of the thread that woke the loop: a send belongs to
+        # the caller's trace.
         context = contextvars.copy_context()
 
         def begin() -> None:
@@ -112,16 +113,16 @@ class LoopThread:
         abandon: Callable[[], object],
         end_s: float = math.inf,
     ) -> None:
-        """Call something on the loop, and wait until that, or the end of the loop, releases a lock.
+        """Schedule a call, and wait until it, or the end of the loop, releases a lock.
 
-        A bare lock instead of a concurrent Future: that would be half of what a blocking call
-        costs. Who stops waiting has ``abandon`` called. Raises TimeoutError soon after ``end_s``.
+        Uses a bare lock: a concurrent Future would be half the cost of a blocking call. Calls
+        ``abandon`` if waiting ends early. Raises TimeoutError soon after ``end_s``.
         """
         self._waiting.add(finished)
         try:
             self.post(begin)
-            # Not for ever at once: a signal that comes just before waiting begins does not end
-            # it, and Ctrl-C would go unheard.
+            # Wait in slices: a signal that arrives just before waiting begins does not interrupt
+            # it, and Ctrl-C would have no effect.
             while not finished.acquire(timeout=_HEAR_SIGNALS_S):
                 if SYSTEM_CLOCK.monotonic_ms() / 1000 >= end_s:
                     raise TimeoutError("not done in time")  # noqa: TRY301 - ends it below
@@ -139,7 +140,7 @@ class LoopThread:
         promise: concurrent.futures.Future[T],
         context: contextvars.Context,
     ) -> None:
-        """Run something whose result is promised; to be called on the loop."""
+        """Run a coroutine and return a future of its result; call on the loop only."""
         task = self._loop.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._keep, promise))
@@ -154,7 +155,7 @@ class LoopThread:
             promise.set_result(done.result())
 
     def require_other(self) -> None:
-        """Refuse the loop's own thread: waiting there for the loop would be for ever."""
+        """Refuse the loop's own thread: waiting there for the loop would deadlock."""
         if is_loop_thread() and threading.current_thread() is self._thread:
             raise ClientError(
                 "a blocking client was called on its own event loop, where it would wait for "
@@ -162,7 +163,7 @@ class LoopThread:
             )
 
     def stop(self) -> None:
-        """End the loop and its thread, and whatever other threads still wait for."""
+        """End the loop, its thread, and everything that other threads still wait for."""
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -180,7 +181,7 @@ class LoopThread:
 
 
 class Background:
-    """The loop that all clients of the process share, from the first to the last of them."""
+    """The loop that all clients of the process share; runs while any client is open."""
 
     def __init__(self) -> None:
         # Reentrant: a signal handler may close a client while its thread is in here.

@@ -1,9 +1,8 @@
-"""The same clients for programs without an event loop.
+"""Blocking clients, for programs without an event loop.
 
-Every class here wraps one of the asynchronous ones, method by method and without a copy of any
-code. Calls are handed to an event loop in a thread of its own, which all clients of the process
-share and which ends with the last of them. Producers send on the caller's thread instead, see
-`SendingThreads`.
+Each class wraps an asynchronous client, method by method, without duplicating code. Calls run on an
+event loop in a separate thread, which all clients of the process share and which ends with the last
+of them. Producers send on the caller's thread instead, see `SendingThreads`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from turbopump.wire.record import MessageView
 
 
 class Client(Protocol):
-    """What all asynchronous clients can do."""
+    """The methods that all asynchronous clients have."""
 
     async def start(self) -> None: ...
 
@@ -64,18 +63,18 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 PROMISES_MAX = 1000
-"""Of one client that are not kept yet; who wants more has to wait."""
+"""Pending futures of one client; further calls block."""
 
 SENDING_THREADS_MAX = 4
-"""Threads of a producer that send themselves at the same time; more send through the event loop.
+"""Threads of a producer that send directly; further threads send through the event loop.
 
-On two cores two threads take half of the processor time so, four 0.8 of it. With more they wait for
-the interpreter's lock: 8 would send only 0.6 of what they do through the loop, which writes the
-requests of many threads together, 32 half of it.
+On two cores, sending directly takes half the CPU time with two threads and 0.8 of it with four.
+More threads contend for the interpreter's lock: 8 would send only 0.6 of what they send through the
+loop, which writes the requests of many threads together, and 32 half of it.
 """
 
 EXIT_WAIT_S = 5.0
-"""How long the end of the process waits for what clients have to do that nobody has closed."""
+"""How long process exit waits for clients that were not closed."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | N
 
 
 class Blocking(Generic[C]):
-    """A client that is called like any other object, from any number of threads."""
+    """A client whose methods block; any number of threads may share it."""
 
     _client: C
     _thread: LoopThread | None = None
@@ -100,7 +99,7 @@ class Blocking(Generic[C]):
         self._starting = threading.RLock()
 
     def start(self) -> None:
-        """Begin; not needed inside ``with``."""
+        """Start; ``with`` does this."""
         self._wait_closed()
         with self._starting:
             if self._thread is not None:
@@ -116,10 +115,10 @@ class Blocking(Generic[C]):
             _open[self] = _Opened(thread, self._client, self._promises)
 
     def close(self) -> None:
-        """End; not needed inside ``with``.
+        """Close; ``with`` does this.
 
-        In a callback, a hook or a listener of this client it does not wait, and the client closes
-        as soon as they have returned.
+        Called from a callback, a hook or a listener of this client, it does not wait: the client
+        closes as soon as they return.
         """
         if self._thread is not None:
             self._require_own_process(self._thread)
@@ -146,7 +145,7 @@ class Blocking(Generic[C]):
             self._wait_closed()
         elif self._is_called_back():
             finish = functools.partial(self._finish, thread, (kind, error, traceback))
-            # Not a daemon: the process is not to end before it is done.
+            # Not a daemon: the process must not exit before it is done.
             start_thread(finish, "turbopump-close", is_daemon=False)
         else:
             self._finish(thread, (kind, error, traceback))
@@ -162,11 +161,11 @@ class Blocking(Generic[C]):
             self._closed.set_result(None)
 
     def _wait_for_calls(self) -> None:
-        """Wait for what must be done before the client closes."""
+        """Wait for calls that must finish before the client closes."""
         concurrent.futures.wait(tuple(self._promises))
 
     def _wait_closed(self) -> None:
-        """Wait for another thread that closes, unless it waits for this one."""
+        """Wait for another thread that is closing, unless it waits for this one."""
         if self._closed is not None and not self._is_called_back():
             concurrent.futures.wait([self._closed])
 
@@ -195,19 +194,19 @@ class Blocking(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What is left to do for a client that nobody has closed."""
+    """The cleanup of a client that was not closed."""
 
     thread: LoopThread
     client: Client
     promises: set[concurrent.futures.Future[Any]]
 
     def close(self, end_s: float) -> None:
-        """Leave in an orderly way, without the thread, which ends with the process."""
-        # Nobody has said that the messages given out last are done with.
+        """Leave in an orderly way; the thread ends with the process."""
+        # The program did not confirm the messages delivered last.
         error = NotRunning("the process ended without close()")
         try:
             self.thread.run(self.client.__aexit__(NotRunning, error, None), end_s)
-        except Exception as error:  # noqa: BLE001 - the others are to be closed too
+        except Exception as error:  # noqa: BLE001 - the other clients must be closed too
             _log.warning("%r was not closed before the process ended: %r", self.client, error)
 
 
@@ -216,9 +215,9 @@ _open: dict[Blocking[Any], _Opened] = {}
 
 @atexit.register
 def _close_all() -> None:
-    """Give what was submitted a chance to be sent, and tell what was not."""
+    """Give submitted messages a chance to be sent, and report those that were not."""
     end_s = SYSTEM_CLOCK.monotonic_ms() / 1000 + EXIT_WAIT_S
-    # A child has nothing to do for its parent's.
+    # A child process has no cleanup to do for its parent.
     own = [each for each in tuple(_open.values()) if each.thread.pid == process_id()]
     promises = [promise for each in own for promise in tuple(each.promises)]
     lost = concurrent.futures.wait(promises, timeout=EXIT_WAIT_S).not_done
@@ -247,7 +246,7 @@ def _result(
 def built_by(
     kind: Callable[P, C],
 ) -> Callable[[Callable[[S], None]], Callable[Concatenate[S, P], None]]:
-    """Make the constructor take what an asynchronous client's takes."""
+    """Give the constructor the parameters of an asynchronous client's."""
 
     def decorate(_: Callable[[S], None]) -> Callable[Concatenate[S, P], None]:
         def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -264,7 +263,7 @@ def built_by(
 def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """Make a method of an asynchronous one: it returns when that is done."""
+    """Wrap an asynchronous method: block until it is done."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         bound = functools.partial(method, self._client)
@@ -274,7 +273,7 @@ def blocking(
 
 
 def on_loop(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Make a method of a plain one of an asynchronous client, which only its loop may call."""
+    """Wrap a plain method of an asynchronous client, which only its loop may call."""
 
     async def run(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return method(client, *args, **kwargs)
@@ -285,9 +284,9 @@ def on_loop(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[Any,
 def promising(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, asyncio.Future[T]]],
 ) -> Callable[Concatenate[Any, P], concurrent.futures.Future[T]]:
-    """Make a method of one that returns a promise: threads can wait for the promise.
+    """Wrap a method that returns a future: threads can wait for that.
 
-    Returns immediately unless too many sends are in flight; then it blocks.
+    Return immediately unless too many sends are in flight; then block.
     """
 
     async def fulfil(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -311,7 +310,7 @@ def promising(
         return promise
 
     taken = inspect.signature(method)
-    # The asynchronous one returns another kind of promise.
+    # The asynchronous method returns another kind of future.
     vars(call)["__signature__"] = taken.replace(return_annotation=concurrent.futures.Future)
     return _documented(call, method)
 
@@ -321,8 +320,8 @@ class SendingThreads:
 
     def __init__(self) -> None:
         self._depths: dict[int, int] = {}
-        """By thread; each changes only its own, so that no lock is needed."""
-        # Its methods may be interrupted by a signal handler that sends, those of an Event not.
+        """By thread; each changes only its own entry, so no lock is needed."""
+        # A signal handler that sends may interrupt its methods, but not those of an Event.
         self._left: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_awaited = False
 
@@ -348,10 +347,10 @@ class SendingThreads:
                 self._left.put(None)
 
     def wait_done(self) -> None:
-        """Wait for the sends that have begun; each has its own time limit."""
+        """Wait for the sends that have begun; each has its own timeout."""
         self._is_awaited = True
         while self._depths:
-            # Not without a timeout: a signal that comes just before would go unheard.
+            # With a timeout: a signal that arrives just before waiting would have no effect.
             with contextlib.suppress(queue.Empty):
                 self._left.get(timeout=0.5)
         self._is_awaited = False
@@ -362,14 +361,14 @@ def sending(
     documented: Callable[..., object],
     threads_max: int = SENDING_THREADS_MAX,
 ) -> Callable[Concatenate[Any, P], T]:
-    """Make a method that sends on the caller's thread, unless too many threads do."""
+    """Wrap a method that sends on the caller's thread, unless too many threads do."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        # First: closing waits for those that are in here, and refuses those that come later.
+        # First: closing waits for threads in here, and refuses later ones.
         with self._senders as senders:
             thread: LoopThread | None = self._thread
             if thread is None or process_id() != thread.pid or is_loop_thread():
-                # As it says itself.
+                # Raises the error that applies.
                 thread = self._running()
                 thread.require_other()
             running: producer.Running = self._client.running
@@ -381,7 +380,7 @@ def sending(
 
 
 def _documented(call: T, method: Callable[..., object]) -> T:
-    """Give a method the name and text of the one it wraps, for readers who need not wait."""
+    """Give a method the name and docstring of the wrapped one, without ``await``."""
     text = (method.__doc__ or "").replace("async with", "with").replace("await ", "")
     # `__wrapped__` is where `help` and notebooks find the parameters.
     for name, value in (("__name__", method.__name__), ("__doc__", text), ("__wrapped__", method)):
@@ -410,7 +409,7 @@ class Producer(Blocking[producer.Producer]):
         self._io: tuple[Session, ThreadIO, HandOverIO] | None = None
 
     def _send_io(self, session: Session, thread: LoopThread) -> tuple[ThreadIO, HandOverIO]:
-        """Return the ways to send from threads: by themselves, or together."""
+        """Return the I/O of threads: on their own connections, and through the loop."""
         if self._io is None or self._io[0] is not session:
             self._io = session, ThreadIO(session, thread), HandOverIO(session, thread)
         return self._io[1:]
@@ -418,7 +417,7 @@ class Producer(Blocking[producer.Producer]):
     send = sending(MessageSender.send, producer.Producer.send)
     send_batch = sending(MessageSender.send_batch, producer.Producer.send_batch)
     send_ready = sending(MessageSender.send_ready, producer.Producer.send_ready)
-    # On one connection of each thread, which keeps their order; no answer is waited for.
+    # On one connection per thread, which keeps their order; no response is awaited.
     send_oneway = sending(MessageSender.send_oneway, producer.Producer.send_oneway, sys.maxsize)
     submit = promising(producer.Producer.submit)
     request = blocking(producer.Producer.request)
@@ -434,7 +433,7 @@ class Producer(Blocking[producer.Producer]):
 
 
 class PullConsumer(Blocking[pull_consumer.PullConsumer]):
-    """Reads queues where and when the application wants; threads may share one.
+    """Reads queues at offsets that the application chooses; threads may share one.
 
     ::
 
@@ -459,9 +458,9 @@ class PullConsumer(Blocking[pull_consumer.PullConsumer]):
 
 
 class LitePullConsumer(Blocking[lite_pull_consumer.LitePullConsumer]):
-    """Reads topics, sharing their queues with its group, or queues that are assigned by hand.
+    """Reads topics by polling, sharing queues with its group, or reads manually assigned queues.
 
-    One thread polls or iterates, as asking for more says that the messages before are done with.
+    Only one thread may poll or iterate: requesting more confirms the messages before.
 
     ::
 
@@ -502,14 +501,14 @@ class LitePullConsumer(Blocking[lite_pull_consumer.LitePullConsumer]):
 
 
 class Serving(Blocking[S_]):
-    """A client that calls the application, until it is closed."""
+    """A client that calls the application until it is closed."""
 
     def wait(self, *, handle_signals: bool = True) -> None:
         """Wait until the client is closed.
 
-        In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for functions
-        that run, commits, and this returns. A second signal ends the process. Handlers that the
-        program has installed itself stay, and so do all of them with ``handle_signals=False``.
+        In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for running
+        functions, commits, and this returns. A second signal ends the process. Handlers that the
+        program installed stay in place; with ``handle_signals=False``, no handler is replaced.
         """
         thread = self._running()
         begin = functools.partial(thread.post, self._client.begin_closing)
@@ -521,7 +520,7 @@ class Serving(Blocking[S_]):
 
 
 class PushConsumer(Serving[push_consumer.PushConsumer]):
-    """Gives every message of some topics to a listener, at least once.
+    """Delivers every message of its topics to a listener, at least once.
 
     ::
 
@@ -547,7 +546,7 @@ class PushConsumer(Serving[push_consumer.PushConsumer]):
 
 
 class Worker(Serving[worker.Worker]):
-    """Consumes with functions that `turbopump.consumer` has decorated.
+    """Consumes with functions decorated with `turbopump.consumer`.
 
     ::
 

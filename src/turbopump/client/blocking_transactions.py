@@ -32,11 +32,11 @@ class Transaction:
             database.execute(INSERT, [transaction.id])
 
     Entering the block stores the half message; leaving it commits, an exception rolls back. An
-    interrupt may come while the database commits, so it leaves the decision to ``check``.
-    `commit`, `rollback` and `unknown` decide before the end of the block, and once.
+    interrupt may arrive while the database commits, so it leaves the decision to ``check``.
+    `commit`, `rollback` and `unknown` decide before the end of the block, and only once.
 
-    No decision raises because the broker was not reached: the local transaction is over by then,
-    and the broker asks for the state later.
+    Decisions do not raise if the broker is unreachable: the local transaction is already over, and
+    the broker asks for its state later.
     """
 
     def __init__(self, client: transactions.Transaction, running: Callable[[], LoopThread]) -> None:
@@ -52,17 +52,17 @@ class Transaction:
 
     @property
     def state(self) -> TransactionState | None:
-        """How it has ended; None while it is open."""
+        """The state it ended in; None while it is open."""
         return self._client.state
 
     @property
     def receipt(self) -> SendReceipt:
-        """What the broker answered to the half message."""
+        """The broker's receipt of the half message."""
         return self._client.receipt
 
     @property
     def id(self) -> str:
-        """The message id, under which consumers and ``check`` see the message."""
+        """The message id that consumers and ``check`` see."""
         return self._client.id
 
     begin = blocking(transactions.Transaction.begin)
@@ -85,7 +85,7 @@ class Transaction:
         try:
             self._exit(kind, error, traceback)
         except ClientError as failure:
-            # Closed meanwhile, or forked: the local transaction is over all the same.
+            # The client was closed or forked in the meantime: the local transaction is over anyway.
             _log.warning("%r ends by a check of the broker: %s", self, failure)
 
 
@@ -104,15 +104,15 @@ class TransactionProducer(Producer):
             with producer.transaction(Message("orders", b"hello")) as transaction:
                 database.insert_order(transaction.id)
 
-    ``check`` answers for every producer of the group, also for those that died: it must look the
-    transaction up where all of them store it. ROLLBACK is right only if it can never commit later.
-    It is called in ``check_workers`` threads. Its
-    errors, and anything it returns but a `TransactionState`, are logged and mean UNKNOWN.
+    ``check`` answers for every producer of the group, including those that died: it must look up
+    the transaction where all of them store it. ROLLBACK is right only if it can never commit later.
+    It is called in ``check_workers`` threads. Its errors, and any result other than a
+    `TransactionState`, are logged and mean UNKNOWN.
 
-    Brokers ask only producers that they know. All brokers of the name server's clusters are told of
-    the group at the start, or only those of ``topics``, when they are given.
+    Brokers ask only producers that they know. At the start, the group is announced to all brokers
+    of the name server's clusters, or only to those of ``topics`` if given.
 
-    Messages without a transaction are sent as by any `Producer`.
+    Messages without a transaction are sent as with a `Producer`.
     """
 
     _client: transactions.TransactionProducer
@@ -123,10 +123,10 @@ class TransactionProducer(Producer):
     def transaction(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> Transaction:
-        """Return a transaction for one message, to be used with ``with``.
+        """Return a transaction for one message, for use with ``with``.
 
         Entering it raises what `send` raises, and TransactionNotStarted if the half message is not
-        safe; the block is not run then. A half message that may have been stored is not sent
+        safe; the block does not run then. A half message that may have been stored is not sent
         again: each copy would be committed.
 
         ::
@@ -141,10 +141,10 @@ class TransactionProducer(Producer):
     def send_in_transaction(
         self, message: Message, execute: Execute, *, to: To = None, timeout_ms: int | None = None
     ) -> Transaction:
-        """Call ``execute`` with a transaction, and end that in the state that it returns.
+        """Call ``execute`` with a transaction, and end it in the returned state.
 
-        An exception rolls back and is raised. Anything but a `TransactionState` is logged and means
-        UNKNOWN.
+        An exception rolls back and is re-raised. Any result other than a `TransactionState` is
+        logged and means UNKNOWN.
 
         ::
 

@@ -1,4 +1,4 @@
-"""What brokers ask of clients, over the clients' own connections."""
+"""Requests from brokers to clients, over the clients' connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OnReply = Callable[[PushReply, bytes], None]
 
 
 class BrokerRequests:
-    """Hands a broker's requests to the members that they are meant for."""
+    """Dispatches a broker's requests to the members that they address."""
 
     def __init__(self, members: Members, on_reply: OnReply, work: Supervisor) -> None:
         self._members = members
@@ -42,7 +42,7 @@ class BrokerRequests:
         self._work = work
 
     def router(self) -> Router:
-        """Return what serves brokers."""
+        """Return the router for requests from brokers."""
         return Router(
             {
                 RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
@@ -105,7 +105,7 @@ class BrokerRequests:
     def _consumer(self, group: str) -> ConsumerMember:
         consumer = self._members.consumers.get(group)
         if consumer is None:
-            # In the words of the original, which tools show to people.
+            # In Apache RocketMQ's words, which tools show to users.
             remark = f"The Consumer Group <{group}> not exist in this consumer"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         return consumer

@@ -1,4 +1,4 @@
-"""Turbopump's own requests for many queues of a topic; Apache brokers answer that they know none.
+"""Turbopump's own requests for many queues of a topic; Apache brokers reject them as unknown.
 
 Topics, groups and queues are named as brokers know them.
 """
@@ -19,7 +19,7 @@ from turbopump.wire.command import Command, request, whole_body
 async def queue_ends(
     caller: Caller, broker: str, header: headers.QueueEndsOf, timeout_ms: int
 ) -> tuple[headers.QueueEndsAnswer, QueueEnds]:
-    """Return the ends of all queues of a topic, if asked for after a message has come (91004)."""
+    """Return the ends of all queues of a topic, optionally after a message has arrived (91004)."""
     command = request(RequestCode.GET_QUEUE_ENDS, header)
     answer = require_success(await caller.request(broker, command, timeout_ms))
     found = headers.QueueEndsAnswer.from_ext_fields(answer.ext_fields)
@@ -31,7 +31,7 @@ async def message_marks(
 ) -> list[tuple[int, int]]:
     """Return when and where the messages at offsets by queue id were stored (91005).
 
-    In the same order; -1 for those that are not there.
+    In the same order; -1 for missing messages.
     """
     header = headers.TopicName(topic=topic)
     command = request(RequestCode.GET_MESSAGE_MARKS, header, body=_positions(offsets))

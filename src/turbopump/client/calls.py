@@ -1,7 +1,7 @@
-"""One typed function for each request that clients make; those for locks are in `lock_calls`.
+"""One typed function for each client request; those for locks are in `lock_calls`.
 
-An answer that means failure is raised as `RemoteError`; everything about connections is raised as
-`NetworkError`. Nothing is tried twice here: who calls knows whether that is wise.
+Responses that mean failure raise `RemoteError`; connection failures raise `NetworkError`. Nothing
+is retried here: only the caller knows whether that is safe.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _SUCCESS = int(ResponseCode.SUCCESS)
 
 
 class Caller(Protocol):
-    """Sends requests to addresses: a `Session`, normally."""
+    """Sends requests to addresses; normally a `Session`."""
 
     async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
-        """Send a request and return its answer, whatever its code."""
+        """Send a request and return its response, whatever its code."""
         ...
 
     async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
-        """Send a request that is never answered; the time is for connecting and writing."""
+        """Send a request without a response; the timeout covers connecting and writing."""
         ...
 
 
 def require_success(answer: Command) -> Command:
-    """Return the answer, or raise what it says went wrong."""
+    """Return the response, or raise the error that it reports."""
     if answer.code != _SUCCESS:
         raise RemoteError(answer.code, answer.remark or "")
     return answer
@@ -56,7 +56,7 @@ def require_success(answer: Command) -> Command:
 
 
 async def route(caller: Caller, nameserver: str, topic: str, timeout_ms: int) -> TopicRoute:
-    """Ask where a topic is (105); code 17 when nobody knows it."""
+    """Look up the route of a topic (105); code 17 if it is unknown."""
     answer = require_success(await caller.request(nameserver, _route_command(topic), timeout_ms))
     return _decoded_route(whole_body(answer))
 
@@ -69,7 +69,7 @@ def _route_command(topic: str) -> Command:
 
 @lru_cache(maxsize=256)
 def _decoded_route(body: bytes) -> TopicRoute:
-    """Read a route; clients ask for the same ones again and again, and mostly get the same."""
+    """Decode a route; cached, since clients ask for the same few and rarely get a new answer."""
     return TopicRoute.decode(body)
 
 
@@ -77,7 +77,7 @@ def _decoded_route(body: bytes) -> TopicRoute:
 
 
 class SendStatus(Enum):
-    """What became of a message that a broker has taken: stored it is in every case.
+    """How safely a broker stored a message: every status means that it is stored.
 
     ::
 
@@ -95,7 +95,7 @@ _STATUS_BY_CODE = {int(status.value): status for status in SendStatus}
 
 
 class Stored(Struct, frozen=True):
-    """A broker's answer to a send; ``offset_id`` of a batch joins those of its messages by ","."""
+    """A broker's response to a send; ``offset_id`` of a batch joins its messages' ids by ","."""
 
     status: SendStatus
     offset_id: str
@@ -106,7 +106,7 @@ class Stored(Struct, frozen=True):
 
 
 def stored(answer: Command) -> Stored:
-    """Read the answer to a send."""
+    """Decode the response to a send."""
     status = _STATUS_BY_CODE.get(answer.code)
     if status is None:
         raise RemoteError(answer.code, answer.remark or "")
@@ -124,14 +124,14 @@ def stored(answer: Command) -> Stored:
 async def send(
     caller: Caller, broker: str, header: headers.SendMessage, body: Payload, timeout_ms: int
 ) -> Stored:
-    """Send a message, or a batch where the header says so (310, 320)."""
+    """Send a message, or a batch if the header says so (310, 320)."""
     return stored(await caller.request(broker, send_command(header, body), timeout_ms))
 
 
 async def send_reply(
     caller: Caller, broker: str, header: headers.SendMessage, body: Payload, timeout_ms: int
 ) -> None:
-    """Send the reply to a request message; the broker passes it on to who asked (325)."""
+    """Send the reply to a request message; the broker forwards it to the requester (325)."""
     command = request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
     require_success(await caller.request(broker, command, timeout_ms))
 
@@ -142,7 +142,7 @@ def send_command(header: headers.SendMessage, body: Payload) -> Command:
 
 
 async def send_back(caller: Caller, broker: str, header: headers.SendBack, timeout_ms: int) -> None:
-    """Give a message back that could not be handled, to be tried again later (36)."""
+    """Return a failed message to the broker for redelivery (36)."""
     command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
     require_success(await caller.request(broker, command, timeout_ms))
 
@@ -154,7 +154,7 @@ async def end_transaction(
     timeout_ms: int,
     remark: str | None = None,
 ) -> None:
-    """Decide over a half message; nobody answers (37). ``remark`` says why it was not committed."""
+    """Decide a half message; one-way (37). ``remark`` says why it was not committed."""
     command = request(RequestCode.END_TRANSACTION, header)
     await caller.oneway(broker, replace(command, remark=remark), timeout_ms)
 
@@ -164,7 +164,7 @@ async def end_transaction(
 
 @dataclass(frozen=True, slots=True)
 class _Pulled:
-    """Where to go on and the queue's limits; ``broker_id`` is the one to ask next time."""
+    """The next offset and the queue's limits; ``broker_id`` is the replica to ask next time."""
 
     next_offset: QueueOffset
     min_offset: QueueOffset
@@ -174,7 +174,7 @@ class _Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Found(_Pulled):
-    """Messages came.
+    """The pull returned messages.
 
     ::
 
@@ -188,7 +188,7 @@ class Found(_Pulled):
 
 @dataclass(frozen=True, slots=True)
 class NothingNew(_Pulled):
-    """The queue has nothing after the offset yet.
+    """The queue has no messages after the offset yet.
 
     ::
 
@@ -199,7 +199,7 @@ class NothingNew(_Pulled):
 
 @dataclass(frozen=True, slots=True)
 class NothingMatched(_Pulled):
-    """There are messages, none of them wanted: go on at ``next_offset`` at once.
+    """No message from the offset on matches: pull again at ``next_offset`` immediately.
 
     ::
 
@@ -210,7 +210,7 @@ class NothingMatched(_Pulled):
 
 @dataclass(frozen=True, slots=True)
 class OffsetIllegal(_Pulled):
-    """The offset is outside the queue: ``next_offset`` is the nearest inside.
+    """The offset is outside the queue: ``next_offset`` is the nearest one inside.
 
     ::
 
@@ -221,10 +221,10 @@ class OffsetIllegal(_Pulled):
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords(_Pulled):
-    """Messages came, and are still as they are stored: whole records, back to back."""
+    """The pull returned messages in their stored form: whole records, back to back."""
 
     records: Buffer
-    """Perhaps with all that was received together with them."""
+    """May contain everything that was received along with them."""
 
 
 RecordsOutcome = FoundRecords | NothingNew | NothingMatched | OffsetIllegal
@@ -240,7 +240,7 @@ _OUTCOMES: dict[int, type[NothingNew | NothingMatched | OffsetIllegal]] = {
 async def pull(
     caller: Caller, broker: str, header: headers.PullMessage, timeout_ms: int
 ) -> PullOutcome:
-    """Ask for messages of one queue; the broker may hold the request as the header allows (11).
+    """Pull messages of one queue; the broker may hold the request as the header permits (11).
 
     Brokers compare hashes of tags, so some messages may not match: see `subscriptions.matching`.
     """
@@ -250,9 +250,9 @@ async def pull(
 
 
 def decoded(outcome: RecordsOutcome, queue: MessageQueue, offset: int) -> PullOutcome:
-    """Read the records that a pull from an offset of a queue has brought.
+    """Decode the records that a pull from an offset of a queue returned.
 
-    Raises DamagedMessage if the first one is damaged. Before another one, the messages end.
+    Raises DamagedMessage if the first one is damaged; stops before a later damaged one.
     """
     if not isinstance(outcome, FoundRecords):
         return outcome
@@ -261,7 +261,7 @@ def decoded(outcome: RecordsOutcome, queue: MessageQueue, offset: int) -> PullOu
     damage: tuple[str, MessageView | None] | None = None
     try:
         for message in decode_records(bytes(outcome.records)):
-            # As `body_crc` has it, without a call for each message.
+            # Same as `body_crc`, without a call per message.
             if crc32(message.stored_body) & INT_MAX != message.body_crc:
                 offset = message.queue_offset
                 damage = f"the body does not match its checksum {message.body_crc}", message
@@ -286,17 +286,17 @@ def decoded(outcome: RecordsOutcome, queue: MessageQueue, offset: int) -> PullOu
 async def pull_records(
     caller: Caller, broker: str, header: headers.PullMessage, timeout_ms: int
 ) -> RecordsOutcome:
-    """Do the same as `pull`, and leave the messages as the broker has stored them (11)."""
+    """Pull as `pull` does, but leave the messages in their stored form (11)."""
     return pulled(await caller.request(broker, pull_command(header), timeout_ms))
 
 
 def pull_command(header: headers.PullMessage) -> Command:
-    """Make the request for messages, which may be sent as often as one likes."""
+    """Return the request for messages, which may be sent repeatedly."""
     return request(RequestCode.PULL_MESSAGE, header)
 
 
 def pulled(answer: Command) -> RecordsOutcome:
-    """Read the answer to a pull, and leave the messages as the broker has stored them."""
+    """Decode the response to a pull, leaving the messages in their stored form."""
     empty = _OUTCOMES.get(answer.code)
     if empty is None:
         require_success(answer)
@@ -321,7 +321,7 @@ def pulled(answer: Command) -> RecordsOutcome:
 async def view_message(
     caller: Caller, broker: str, offset: PhysicalOffset, timeout_ms: int
 ) -> MessageView:
-    """Read one message by its place in the log (33)."""
+    """Read one message by its position in the log (33)."""
     command = request(RequestCode.VIEW_MESSAGE_BY_ID, headers.ViewMessage(offset=offset))
     answer = require_success(await caller.request(broker, command, timeout_ms))
     return decode_record(whole_body(answer), check_crc=True)
@@ -330,7 +330,7 @@ async def view_message(
 async def query_messages(
     caller: Caller, broker: str, header: headers.QueryMessage, timeout_ms: int
 ) -> list[MessageView]:
-    """Find messages by key (12); hashes may collide, so the keys are to be compared."""
+    """Find messages by key (12); hashes may collide, so compare the keys."""
     command = request(RequestCode.QUERY_MESSAGE, header)
     answer = await caller.request(broker, command, timeout_ms)
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -344,7 +344,7 @@ async def query_messages(
 async def committed_offset(
     caller: Caller, broker: str, group: str, queue: MessageQueue, timeout_ms: int
 ) -> QueueOffset | None:
-    """Return how far a group has come, None when the broker knows of nothing (14)."""
+    """Return a group's committed offset, or None if the broker has none (14)."""
     header = headers.QueryConsumerOffset(
         consumer_group=group,
         topic=queue.topic,
@@ -366,7 +366,7 @@ async def commit_offset(
     *,
     is_oneway: bool = True,
 ) -> None:
-    """Tell how far a group has come (15)."""
+    """Commit a group's offset (15)."""
     command = _commit_command(group, queue, offset)
     if is_oneway:
         await caller.oneway(broker, command, timeout_ms)
@@ -376,7 +376,7 @@ async def commit_offset(
 
 @lru_cache(maxsize=1024)
 def _commit_command(group: str, queue: MessageQueue, offset: QueueOffset) -> Command:
-    """Make the request; brokers are told an offset several times, and for as long as it stays."""
+    """Return the request; cached, since the same offset is committed several times."""
     header = headers.UpdateConsumerOffset(
         consumer_group=group,
         topic=queue.topic,
@@ -390,7 +390,7 @@ def _commit_command(group: str, queue: MessageQueue, offset: QueueOffset) -> Com
 async def max_offset(
     caller: Caller, broker: str, queue: MessageQueue, timeout_ms: int
 ) -> QueueOffset:
-    """Return the offset that the next message of a queue will get (30)."""
+    """Return the offset of the next message to be stored in a queue (30)."""
     return await _queue_offset(caller, broker, RequestCode.GET_MAX_OFFSET, queue, timeout_ms)
 
 
@@ -404,7 +404,7 @@ async def min_offset(
 async def offset_at(
     caller: Caller, broker: str, queue: MessageQueue, timestamp_ms: int, timeout_ms: int
 ) -> QueueOffset:
-    """Return the offset of the first message stored at a time or after it (29)."""
+    """Return the offset of the first message stored at or after a point in time (29)."""
     header = headers.SearchOffset(
         topic=queue.topic,
         queue_id=queue.queue_id,
@@ -433,12 +433,12 @@ def _offset(answer: Command) -> QueueOffset:
 
 
 async def heartbeat(caller: Caller, broker: str, body: bytes, timeout_ms: int) -> None:
-    """Tell a broker which groups this client belongs to (34): an encoded `Heartbeat`."""
+    """Announce this client's groups to a broker (34): an encoded `Heartbeat`."""
     require_success(await caller.request(broker, heartbeat_command(body), timeout_ms))
 
 
 def heartbeat_command(body: bytes) -> Command:
-    """Return the request that tells a broker which groups this client belongs to (34)."""
+    """Return the request that announces this client's groups to a broker (34)."""
     return request(RequestCode.HEART_BEAT, body=body)
 
 
@@ -451,7 +451,7 @@ async def unregister(
 
 
 async def consumer_ids(caller: Caller, broker: str, group: str, timeout_ms: int) -> list[str]:
-    """Return the client ids of a group's members (38); code 1 when it has none."""
+    """Return the client ids of a group's members (38); code 1 if it has none."""
     answer = require_success(await caller.request(broker, _ids_command(group), timeout_ms))
     return list(_decoded_ids(whole_body(answer)).consumer_id_list)
 
@@ -463,7 +463,7 @@ def _ids_command(group: str) -> Command:
 
 
 _decoded_ids = lru_cache(maxsize=64)(ConsumerIds.decode)
-"""Groups seldom change between two rounds."""
+"""Groups rarely change between two rounds."""
 
 
 async def upload_filter(
@@ -474,7 +474,7 @@ async def upload_filter(
     source: bytes,
     timeout_ms: int,
 ) -> None:
-    """Give a filter server the source of a code filter (302); code 1 when it cannot run it."""
+    """Upload the source of a code filter to a filter server (302); code 1 if it cannot run it."""
     header = headers.RegisterFilterClass(
         consumer_group=group,
         topic=subscription.topic,
@@ -493,7 +493,7 @@ async def check_subscription(
     subscription: Subscription,
     timeout_ms: int,
 ) -> None:
-    """Let a broker try a subscription out (46); code 23 when it cannot read the expression."""
+    """Have a broker validate a subscription (46); code 23 if it cannot parse the expression."""
     body = CheckClientConfig(client_id=client_id, group=group, subscription_data=subscription)
     command = request(RequestCode.CHECK_CLIENT_CONFIG, body=body.encode())
     require_success(await caller.request(broker, command, timeout_ms))

@@ -1,4 +1,4 @@
-"""Code filters on their way: uploaded to filter servers, and pulled through."""
+"""Code filters: uploading them to filter servers, and pulling through those."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_MS = 200
 _UPLOAD_TIMEOUT_MS = 20_000
-"""Loading a filter starts a process, and others may come first."""
+"""Loading a filter starts a process, and may have to queue behind others."""
 
 
 _Key = tuple[str, str, str, str]
@@ -27,7 +27,7 @@ _Key = tuple[str, str, str, str]
 
 
 class CodeFilters:
-    """What a session has uploaded where; uploads again what a filter server does not have."""
+    """The filters that a session uploaded; uploads again what a filter server lacks."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -37,8 +37,8 @@ class CodeFilters:
     async def check(self, group: str, wanted: Subscription) -> None:
         """Upload a filter to all filter servers of a topic's brokers.
 
-        Raises NoRoute if a broker has none, and RemoteError if the filter is refused. A topic that
-        has no broker yet is not checked: its pulls report what is wrong.
+        Raises NoRoute if a broker has none, and RemoteError if the filter is refused. A topic
+        without a broker is not checked: its pulls report errors.
         """
         try:
             route = await self._session.route(wanted.topic)
@@ -51,7 +51,7 @@ class CodeFilters:
     async def request(
         self, group: str, wanted: Subscription, broker: str, command: Command, timeout_ms: int
     ) -> Command:
-        """Send a pull to one of a broker's filter servers that can be reached."""
+        """Send a pull to a reachable filter server of a broker."""
         servers = self._servers(wanted.topic, broker)
         if not servers:
             await self._session.refresh_route(wanted.topic)
@@ -72,7 +72,7 @@ class CodeFilters:
         await self._upload(address, group, wanted)
         answer = await self._session.request(address, command, timeout_ms)
         if answer.code == ResponseCode.FILTER_DATA_NOT_EXIST:
-            # It was started again, or has made room for others.
+            # It restarted, or evicted the filter.
             self._forget(address)
             await self._upload(address, group, wanted)
             answer = await self._session.request(address, command, timeout_ms)
@@ -81,7 +81,7 @@ class CodeFilters:
     async def _upload(self, address: str, group: str, wanted: Subscription) -> None:
         key = (address, group, wanted.topic, wanted.sub_string)
         while key not in self._uploaded:
-            # One at a time: the pulls of all queues find out at once that it is missing.
+            # One upload at a time: the pulls of all queues notice together that it is missing.
             other = self._uploading.get(key)
             if other is not None:
                 await asyncio.wait([other])
@@ -101,7 +101,7 @@ class CodeFilters:
         self._uploaded = {key for key in self._uploaded if key[0] != address}
 
     async def _await_servers(self, topic: str, broker: str) -> Sequence[str]:
-        """Return a broker's filter servers; one that has just started may have none yet."""
+        """Return a broker's filter servers; wait for one that has just started."""
         clock = self._session.clock
         end_ms = clock.monotonic_ms() + self._session.config.request_timeout_ms
         while not (servers := self._servers(topic, broker)):
@@ -117,7 +117,7 @@ class CodeFilters:
 
 
 def _servers_of(route: Route, broker: str) -> Sequence[str]:
-    """Return the filter servers of the master, or else of any of its slaves."""
+    """Return the filter servers of the master, or else of any slave."""
     addresses = route.brokers.get(broker, {})
     ordered = sorted(addresses, key=lambda broker_id: broker_id != MASTER_ID)
     found = (route.filter_servers.get(addresses[broker_id]) for broker_id in ordered)

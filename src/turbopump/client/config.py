@@ -1,4 +1,4 @@
-"""Where the cluster is and who this client is: what producers and consumers have in common."""
+"""Cluster address, client identity and intervals: settings shared by producers and consumers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from turbopump.wire.hosts import split_address
 NAMESERVER_VARIABLE = "NAMESRV_ADDR"
 
 _TEST_NET_ADDRESS = ("192.0.2.1", 9)
-"""An address for documentation: the route to it has this machine's own address."""
+"""A documentation address: the source address of its route is this machine's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Where the cluster is, who this client is, and its intervals.
+    """The cluster's address, this client's identity and its intervals.
 
     ::
 
@@ -29,36 +29,36 @@ class ClientConfig:
     """
 
     nameserver: str = ""
-    """Addresses of name servers, ``host:port;host:port``; empty takes the environment's
-    ``NAMESRV_ADDR``."""
+    """Addresses of name servers, ``host:port;host:port``; if empty, taken from the environment
+    variable ``NAMESRV_ADDR``."""
 
     namespace: str = ""
-    """Precedes the names of topics and groups, so that several systems can share a cluster."""
+    """Prefix of topic and group names, so that several systems can share a cluster."""
 
     instance: str = ""
-    """The second half of the client id; empty makes a unique one."""
+    """The second half of the client id; if empty, a unique one is generated."""
 
     host: str = ""
-    """The first half of the client id, normally the own IP address; empty finds it."""
+    """The first half of the client id, normally this machine's IP address; if empty, detected."""
 
     tls: ClientTls | None = None
     """None connects without TLS."""
 
     request_timeout_ms: int = 3000
-    """For everything but sending and pulling: routes, heartbeats, offsets, locks."""
+    """For everything except sending and pulling: routes, heartbeats, offsets, locks."""
 
     route_interval_ms: int = 30_000
-    """How often the name servers are asked again where topics are."""
+    """How often routes are refreshed from the name servers."""
 
     heartbeat_interval_ms: int = 30_000
     persist_interval_ms: int = 5000
     """How often consumers commit their offsets."""
 
     requests_in_flight_max: int = 4096
-    """On one connection; more wait for a free place, which is what slows down a fast sender."""
+    """Requests in flight per connection; further ones wait, which slows down fast senders."""
 
     def __post_init__(self) -> None:
-        # A list works too; kept as text, since members with equal configurations share a session.
+        # A list works too; stored as text, since members with equal configurations share a session.
         object.__setattr__(self, "nameserver", joined_addresses(self.nameserver))
         for address in self.nameserver_addresses:
             split_address(address)
@@ -71,7 +71,7 @@ class ClientConfig:
 
     @property
     def nameserver_addresses(self) -> tuple[str, ...]:
-        """The addresses one by one; raises InvalidArgument when none is given anywhere."""
+        """The addresses as a list; raises InvalidArgument if none is configured."""
         text = self.nameserver or environment(NAMESERVER_VARIABLE)
         addresses = tuple(part.strip() for part in text.split(";") if part.strip())
         if not addresses:
@@ -92,13 +92,13 @@ _NUMBERS = (
 
 
 def client_id(config: ClientConfig, random: Random) -> str:
-    """Return ``host@instance``, making what the configuration leaves open."""
+    """Return ``host@instance``, filling in what the configuration leaves open."""
     instance = config.instance or f"{process_id()}#{random.randrange(10**12)}"
     return f"{config.host or own_address()}@{instance}"
 
 
 def own_address() -> str:
-    """Return the IP address that this machine is known by; nothing is sent to find it."""
+    """Return this machine's own IP address, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect(_TEST_NET_ADDRESS)

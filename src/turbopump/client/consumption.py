@@ -1,4 +1,4 @@
-"""The stages of a running push consumer, wired: rebalance, pull, cache, deliver, commit."""
+"""The stages of a running push consumer: rebalance, pull, cache, deliver, commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 _PERSIST_FIRST_MS = 10_000
 _BEFORE_OTHER_OFFSET_MS = 10_000
-"""Between dropping a queue and going to another offset: listeners that run may still end."""
+"""Between dropping a queue and seeking in it: running listeners may still finish."""
 _LISTENER_WAIT_MS = 1000
 _MS_PER_MINUTE = 60_000
 
@@ -84,11 +84,11 @@ class Consumption:
         self._beating: asyncio.Task[None] | None = None
         self._is_suspended = False
         self._resets = 0
-        """How many are under way."""
+        """How many resets are in progress."""
         self._targets: dict[MessageQueue, QueueOffset] = {}
-        """Where resets that are under way will go, the latest for each queue."""
+        """The targets of resets in progress, the latest for each queue."""
         self._to_unlock: dict[MessageQueue, None] = {}
-        """Lost queues whose locks are kept for a while."""
+        """Lost queues whose locks are held a while longer."""
         retry_sender = RetrySender(session, group, settings.attempts_max)
         self._pull_context = self._new_pull_context(subscriptions, retry_sender)
         if isinstance(offsets, RemoteOffsets):
@@ -116,13 +116,13 @@ class Consumption:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """What runs in the background for this consumer, and what has failed of it."""
+        """The background tasks of this consumer, and their failures."""
         return (*self._tasks.watches, *self.delivery.watches)
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Own this client's share of the queues, and look after it from now on."""
+        """Acquire this client's share of the queues and keep it balanced."""
         tasks, interval_ms = self._tasks, self._session.config.persist_interval_ms
         tasks.every(
             "offset commits", interval_ms, self._persist_changes, first_ms=_PERSIST_FIRST_MS
@@ -140,7 +140,7 @@ class Consumption:
         tasks.keep("rebalance", self.rebalancer.run)
 
     async def stop(self, wait_ms: int) -> None:
-        """Stop pulling, let listeners end, and keep how far they have come."""
+        """Stop pulling, let listeners finish, and commit their progress."""
         for puller in self._pullers.values():
             puller.cancel()
         await self._tasks.stop()
@@ -174,7 +174,7 @@ class Consumption:
         self.stats.sample(self._session.clock.monotonic_ms())
 
     def _send_heartbeat(self) -> None:
-        """Tell brokers of the group now: one has restarted, or a connection is new."""
+        """Send a heartbeat now: a broker has restarted, or a connection is new."""
         if self._beating is None or self._beating.done():
             self._beating = self._tasks.start(self._session.heartbeat())
 
@@ -186,10 +186,10 @@ class Consumption:
         assert isinstance(self.delivery, ConcurrentDelivery)
         await self.delivery.send_expired_back(list(self.owned.values()))
 
-    # --- queues come and go -----------------------------------------------------------------------
+    # --- gaining and losing queues ----------------------------------------------------------------
 
     async def lose(self, owned: OwnedQueue) -> bool:
-        """Drop a queue; return False while an orderly listener is still at it."""
+        """Drop a queue; return False while an orderly listener still processes it."""
         self._drop(owned)
         owned.is_leaving = True
         if self._locks is not None:
@@ -205,7 +205,7 @@ class Consumption:
         return True
 
     async def gain(self, queues: Sequence[MessageQueue]) -> list[OwnedQueue]:
-        """Lock if need be, and find where to start; what fails is tried at the next rebalance."""
+        """Lock if needed and find the start offset; retry failures at the next rebalance."""
         locked = queues if self._locks is None else await self._locks.lock(queues)
         gained = []
         for queue in queues:
@@ -218,20 +218,20 @@ class Consumption:
         return gained
 
     async def begin(self, topic: str, gained: Sequence[OwnedQueue]) -> None:
-        """Tell brokers, who must know this version before they are asked for it; then pull."""
+        """Announce the subscription to brokers, which must know its version first; then pull."""
         self._refresh_subscription(topic)
         count = sum(queue.topic == topic for queue in self.owned)
         self._limits[topic] = self._settings.flow.of_queue(count)
         try:
             await self._session.heartbeat()
         except Exception:
-            # Nobody else pulls what is owned here.
+            # No other member pulls the queues owned here.
             self._pull_all(gained)
             raise
         self._pull_all(gained)
 
     def restart_pulls(self, topic: str) -> None:
-        """Pull by the subscription as it is now, not by the one that pulls are held with."""
+        """Pull with the current subscription; cancel pulls held with the old one."""
         for owned, puller in list(self._pullers.items()):
             if owned.queue.topic == topic:
                 puller.cancel()
@@ -277,8 +277,8 @@ class Consumption:
             case At(offset):
                 return offset
             case AtEnd():
-                # A slave may not have heard of offsets that the group has committed meanwhile: to
-                # start at its end could skip messages.
+                # A slave may not know offsets that the group committed in the meantime: starting at
+                # its end could skip messages.
                 address = session.address_to_write(queue.broker)
                 return await calls.max_offset(session, address, queue, timeout_ms)
             case AtTime(timestamp_ms):
@@ -294,7 +294,7 @@ class Consumption:
             puller.cancel()
 
     async def _forget(self, owned: OwnedQueue) -> None:
-        """Keep the position of a dropped queue where it survives, and nothing of it here."""
+        """Commit the position of a dropped queue, and remove all its state here."""
         await self.offsets.persist([owned.queue])
         self.offsets.positions.forget(owned.queue)
         self.owned.pop(owned.queue, None)
@@ -314,12 +314,12 @@ class Consumption:
     # --- other offsets ----------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Pull nothing until `resume`."""
+        """Stop pulling until `resume`."""
         self._is_suspended = True
         self._update_pause()
 
     def resume(self) -> None:
-        """Pull again, once no reset is under way."""
+        """Resume pulling once no reset is in progress."""
         self._is_suspended = False
         self._update_pause()
         self.rebalancer.wake()
@@ -344,8 +344,8 @@ class Consumption:
         await self._seek(owned, offset)
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        """Go on from other offsets, perhaps backwards, in those queues that are owned by then."""
-        # In a task of its own: who asked may be gone before it is done.
+        """Continue at other offsets, possibly backwards, in those queues that are owned by then."""
+        # In a separate task: the caller may be gone before it is done.
         await asyncio.shield(self._tasks.start(self._reset(topic, offsets)))
 
     async def _reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
@@ -367,11 +367,11 @@ class Consumption:
                 group.create_task(self._seek_to_target(queue))
 
     async def _seek_to_target(self, queue: MessageQueue) -> None:
-        """Go where the latest reset wants; one that overlaps with it may have done so already."""
+        """Seek to the latest reset's target; an overlapping reset may have done so already."""
         while queue in self._targets:
             owned = self.owned.get(queue)
             if owned is None:
-                # Another's by now.
+                # Another member owns it by now.
                 del self._targets[queue]
                 break
             self._drop(owned)
@@ -379,7 +379,7 @@ class Consumption:
             target = self._targets.get(queue)
             if target is None or self.owned.get(queue) is not owned:
                 continue
-            # It applies to the messages that are there now, whichever were pulled.
+            # It applies to the messages stored now, whichever were pulled.
             owned.last_pulled = None
             self.offsets.positions.replace(queue, target)
             await self.offsets.persist([queue])
@@ -391,10 +391,10 @@ class Consumption:
 
     async def _seek(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         """Continue a dropped queue at another offset."""
-        # An orderly listener that still runs must end first, or two would run on one queue.
+        # A running orderly listener must finish first, or two would run on one queue.
         await owned.idle.wait()
         if self.owned.get(owned.queue) is owned and not owned.is_leaving:
-            # Not at what is committed: the commit of this offset may be lost.
+            # Not at the committed offset: the commit of this one may be lost.
             self._drop(owned)
             again = OwnedQueue(owned.queue, offset, self._session.clock.monotonic_ms())
             again.locked_ms = owned.locked_ms
@@ -406,7 +406,7 @@ class Consumption:
     # --- messages ---------------------------------------------------------------------------------
 
     def prepared(self, messages: Sequence[MessageView]) -> list[MessageView]:
-        """Return messages as listeners see them: under the topic they were sent to."""
+        """Return messages as listeners see them: with their original topic."""
         namespace = self._session.config.namespace
         if not namespace and (not messages or messages[0].topic != retry_topic(self._group)):
             return list(messages)

@@ -1,10 +1,10 @@
-"""Whether a broker has the same messages as when, or where, a queue was read before.
+"""Whether a broker still has the messages that were read from a queue before.
 
-A master that loses its newest messages with the power gives their offsets to new messages. So may a
-slave that is promoted before it has copied everything. A consumer that has read the old messages
-would skip the new ones: when it moves to another replica, or has lost its connection, it compares
-the last message that it has with the one at the same offset. Behind it, its filter has passed over
-messages that it does not know: nothing may match there now either.
+A master that loses its newest messages in a power failure reuses their offsets for new messages. So
+may a slave that is promoted before it has copied everything. A consumer that has read the old
+messages would skip the new ones. So when it moves to another replica, or has lost its connection,
+it compares the last message that it has with the one at the same offset. Its filter may have
+skipped unknown messages behind that one: there, nothing may match now either.
 
 Positions are committed to a master only over a connection over which it was compared.
 """
@@ -29,20 +29,20 @@ from turbopump.wire.sysflag import PULL_SUBSCRIPTION
 _log = logging.getLogger(__name__)
 
 _CLOCK_SKEW_MS = 60_000
-"""How far the clocks of two brokers may differ for new messages to be found by their time."""
+"""The clock skew between brokers up to which new messages are found by timestamp."""
 _PASSED_OVER_MAX = 10_000
-"""How many messages a comparison has to search for new ones that match, about."""
+"""About how many messages a comparison may have to search for new matches."""
 
 
 class Source(NamedTuple):
-    """What a queue was read from: a connection to an address, 0 if there is none."""
+    """The source of a queue's messages: a connection to an address, 0 if there is none."""
 
     address: str
     connection: int
 
 
 class StoredMessage(NamedTuple):
-    """What tells a message from another one that has its offset."""
+    """What distinguishes a message from others with the same offset."""
 
     queue_offset: QueueOffset
     physical_offset: int
@@ -64,28 +64,28 @@ class LastPulled(NamedTuple):
 
     source: Source
     message: StoredMessage | None
-    """The newest one that was pulled."""
+    """The newest message that was pulled."""
     since: QueueOffset
     """From here on, up to the end, nothing matched."""
     end: QueueOffset
-    """Where the next pull begins."""
+    """Where the next pull starts."""
 
     @property
     def is_far_behind(self) -> bool:
-        """Whether so much was passed over since that a comparison would take long."""
+        """Whether so many messages were skipped since that a comparison would take long."""
         return self.end - self.since > _PASSED_OVER_MAX
 
     def with_other_filter(self) -> LastPulled:
-        """Return the same for a filter that may match what the one before has passed over."""
+        """Return a copy for a filter that may match messages that the last one skipped."""
         return self._replace(since=self.end)
 
 
 def last_pulled(
     before: LastPulled | None, source: Source, asked: QueueOffset, outcome: PullOutcome
 ) -> LastPulled | None:
-    """Return how far a queue was pulled after the outcome of a pull was accepted."""
+    """Return how far a queue was pulled once the outcome of a pull was accepted."""
     if isinstance(outcome, OffsetIllegal):
-        # What follows depends on where pulling continues.
+        # The rest depends on where pulling continues.
         return before
     if isinstance(outcome, Found) and outcome.messages:
         newest = StoredMessage.of(outcome.messages[-1])
@@ -97,19 +97,19 @@ def last_pulled(
 
 
 class Reader(Caller, Protocol):
-    """Reads from the replicas of brokers: a `Session`."""
+    """Reads from the replicas of brokers; a `Session`."""
 
     def keep_to_master(self, broker: str) -> None:
-        """Read from the master for a while, as long as it can be reached."""
+        """Read from the master for a while, as long as it is reachable."""
         ...
 
     def source(self, address: str) -> Source:
-        """Return what a pull from an address was answered by."""
+        """Return the source of a pull from an address."""
         ...
 
 
 class Place(NamedTuple):
-    """Which queue is read, by which group, from which replica."""
+    """The queue, the group that reads it, and the replica it reads from."""
 
     caller: Reader
     replica: Replica
@@ -117,16 +117,16 @@ class Place(NamedTuple):
     queue: MessageQueue
     timeout_ms: int
     next_match: Callable[[QueueOffset], Awaitable[PullOutcome]]
-    """Pulls one message that the consumer wants, from an offset on, without waiting for it."""
+    """Pulls one matching message from an offset on, without waiting for one."""
 
 
 async def continued(
     place: Place, last: LastPulled, asked: QueueOffset, outcome: PullOutcome
 ) -> PullOutcome:
-    """Return the outcome of a pull over another connection, if the same messages are there.
+    """Return the outcome of a pull over another connection, if that has the same messages.
 
-    Otherwise the offset is illegal there: the one to continue at is not beyond the first message
-    that differs.
+    Otherwise return that the offset is illegal; the one to continue at is not beyond the first
+    message that differs.
     """
     replica = place.replica
     if asked < outcome.min_offset:
@@ -140,7 +140,7 @@ async def continued(
         return outcome
     text = "%s at %s has other messages than %s had: pulling goes back to %d"
     _log.warning(text, place.queue, replica.address, last.source.address, offset)
-    # Its slaves may still have the messages that it lost, and would be read in turn with it.
+    # Its slaves may still have the messages that it lost, and would be read alternately with it.
     place.caller.keep_to_master(place.queue.broker)
     return OffsetIllegal(offset, outcome.min_offset, outcome.max_offset, MASTER_ID)
 
@@ -151,7 +151,7 @@ async def offset_to_commit(
     """Return the connection over which a master was compared, and what to commit over it.
 
     That is the position, a lower one if the master has other messages before it, or None if the
-    connection is lost again.
+    connection was lost again.
     """
     caller, address = place.caller, place.replica.address
     # The first comparison may have to connect.
@@ -166,13 +166,13 @@ async def offset_to_commit(
 
 
 async def begun(place: Place, start: QueueOffset) -> LastPulled:
-    """Return what to compare if the connection is lost before the first pull is answered."""
+    """Return what to compare if the connection is lost before the first response to a pull."""
     last = LastPulled(place.caller.source(place.replica.address), None, start, start)
     return last if start == 0 else await caught_up(place, last)
 
 
 async def caught_up(place: Place, last: LastPulled) -> LastPulled:
-    """Read the message before the next one, whatever it is, to compare with that from now on."""
+    """Read the message before the next offset, matching or not, to compare with later."""
     offset = QueueOffset(last.end - 1)
     try:
         outcome = await _pull_any(place, offset)
@@ -186,7 +186,7 @@ async def caught_up(place: Place, last: LastPulled) -> LastPulled:
 
 
 async def _first_to_read(place: Place, last: LastPulled) -> QueueOffset | None:
-    """Return where to continue on a replica with other messages, None if it has the same."""
+    """Return where to continue on a replica with other messages, or None if it has the same."""
     message = last.message
     if message is not None and not await _has(place, message):
         return await _offset_by_time(place, message)
@@ -194,7 +194,7 @@ async def _first_to_read(place: Place, last: LastPulled) -> QueueOffset | None:
 
 
 async def _has(place: Place, message: StoredMessage) -> bool:
-    """Whether a replica has a message, as far as can be said."""
+    """Whether a replica has a message, as far as it can be determined."""
     try:
         outcome = await _pull_any(place, message.queue_offset)
     except DamagedMessage:
@@ -208,7 +208,7 @@ async def _has(place: Place, message: StoredMessage) -> bool:
 
 
 async def _has_new_match(place: Place, last: LastPulled) -> bool:
-    """Whether there is a message that matches where nothing did, or will be: the queue is short."""
+    """Whether a new message matches where none did, or may yet: the queue is shorter."""
     offset = last.since
     while offset < last.end:
         try:
@@ -221,7 +221,7 @@ async def _has_new_match(place: Place, last: LastPulled) -> bool:
         if isinstance(outcome, Found) and outcome.messages:
             return outcome.messages[0].queue_offset < last.end
         if outcome.next_offset <= offset:
-            # As slaves answer: they know no better.
+            # Slaves respond this way.
             return False
         offset = outcome.next_offset
     return False
@@ -249,8 +249,8 @@ async def _pull_any(place: Place, offset: QueueOffset) -> PullOutcome:
 async def _offset_by_time(place: Place, message: StoredMessage) -> QueueOffset:
     """Return where to continue on a replica that does not have the last message.
 
-    All that both have was stored before the last message, all that differs after it, by the clock
-    of another machine.
+    Messages that both have were stored before the last message, and those that differ after it, by
+    the clock of another machine.
     """
     since_ms = max(0, message.store_timestamp_ms - _CLOCK_SKEW_MS)
     found = await calls.offset_at(

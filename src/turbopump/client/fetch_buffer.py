@@ -1,4 +1,4 @@
-"""What a lite pull consumer has fetched and not given out yet. Pure."""
+"""The prefetch buffer of a lite pull consumer. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from turbopump.wire.record import MessageView
 
 
 class QueueBuffer:
-    """One assigned queue: messages that wait, and the three offsets that matter."""
+    """One assigned queue: its buffered messages, and the three offsets that matter."""
 
     def __init__(self) -> None:
         self.messages: deque[MessageView | DamagedMessage] = deque()
         self.bytes = 0
         self.is_paused = False
         self.fetch_offset: QueueOffset | None = None
-        """Where to fetch next; None before that is known."""
+        """Where to fetch next; None while unknown."""
         self.taken: QueueOffset | None = None
-        """Behind the last message that was given out; not all of them may be finished."""
+        """Behind the last delivered message; some before it may be unfinished."""
         self.finished: QueueOffset | None = None
-        """Behind the last message that was given out before the latest: what can be committed."""
+        """Behind the last message delivered before the latest ones: what can be committed."""
 
     def restart(self, offset: QueueOffset) -> None:
-        """Go somewhere else, and forget what was fetched."""
+        """Continue at another offset, and discard buffered messages."""
         self.messages.clear()
         self.bytes = 0
         self.fetch_offset = offset
@@ -35,17 +35,17 @@ class QueueBuffer:
     def put(
         self, messages: Iterable[MessageView | DamagedMessage], next_offset: QueueOffset
     ) -> None:
-        """Take in what was fetched."""
+        """Add fetched messages."""
         for message in messages:
             self.messages.append(message)
             self.bytes += _body_bytes(message)
         self.fetch_offset = next_offset
         if not self.messages:
-            # Nothing here is wanted: the group has come so far without any message.
+            # No message here matches: the group has advanced without any.
             self.taken = next_offset
 
     def take(self) -> MessageView:
-        """Give the next message out, or raise that it is damaged: it is passed over then."""
+        """Return the next message, or skip it and raise if it is damaged."""
         message = self.messages.popleft()
         self.bytes -= _body_bytes(message)
         if isinstance(message, DamagedMessage):
@@ -75,7 +75,7 @@ class FetchBuffer:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """Those that are assigned."""
+        """The assigned queues."""
         return tuple(self._queues)
 
     def __len__(self) -> int:
@@ -97,18 +97,18 @@ class FetchBuffer:
             self._turn.append(queue)
 
     def remove(self, queue: MessageQueue) -> None:
-        """Take a queue away, and forget what was fetched of it."""
+        """Remove a queue, and discard its buffered messages."""
         self._count -= len(self._queues.pop(queue).messages)
         self._turn.remove(queue)
 
     def restart(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Go to another offset of a queue."""
+        """Continue a queue at another offset."""
         buffer = self[queue]
         self._count -= len(buffer.messages)
         buffer.restart(offset)
 
     def go_back(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Go to an earlier offset, but skip no message that is not finished."""
+        """Go back to an earlier offset, without skipping unfinished messages."""
         finished = self[queue].finished
         self.restart(queue, offset if finished is None else min(offset, finished))
 
@@ -118,14 +118,14 @@ class FetchBuffer:
         messages: Iterable[MessageView | DamagedMessage],
         next_offset: QueueOffset,
     ) -> None:
-        """Take in what was fetched."""
+        """Add fetched messages."""
         buffer = self._queues[queue]
         before = len(buffer.messages)
         buffer.put(messages, next_offset)
         self._count += len(buffer.messages) - before
 
     def has_room(self, queue: MessageQueue) -> bool:
-        """Whether more of a queue may be fetched."""
+        """Whether more messages of a queue may be fetched."""
         buffer = self._queues[queue]
         return (
             len(buffer.messages) < self._limits.messages_per_queue
@@ -134,9 +134,9 @@ class FetchBuffer:
         )
 
     def take(self, count_max: int) -> list[MessageView]:
-        """Give messages out, a queue at a time in their order, the queues taking turns.
+        """Return buffered messages, in order within each queue; the queues take turns.
 
-        Raises DamagedMessage where one is the first; before one that comes later, it stops.
+        Raises DamagedMessage if the first one is damaged; stops before a later damaged one.
         """
         taken: list[MessageView] = []
         for _ in range(len(self._turn)):
@@ -155,12 +155,12 @@ class FetchBuffer:
         return taken
 
     def finish(self) -> None:
-        """Note that all messages given out so far are done with."""
+        """Mark all messages delivered so far as processed."""
         for buffer in self._queues.values():
             buffer.finished = buffer.taken
 
     def positions(self) -> dict[MessageQueue, QueueOffset]:
-        """Return what can be committed."""
+        """Return the offsets to commit."""
         return {
             queue: buffer.finished
             for queue, buffer in self._queues.items()

@@ -56,13 +56,13 @@ class Fetcher:
         )
 
     def filter_changed(self, topic: str) -> None:
-        """Note that what was passed over of a topic may match from now on."""
+        """Note that messages of a topic that were skipped may match from now on."""
         for queue, last in self._last.items():
             if queue.topic == topic and last is not None:
                 self._last[queue] = last.with_other_filter()
 
     def stop(self, queue: MessageQueue) -> None:
-        """Stop fetching a queue; drop messages on their way."""
+        """Stop fetching a queue; drop messages in flight."""
         task = self._by_queue.pop(queue, None)
         if task is not None:
             task.cancel()
@@ -70,7 +70,7 @@ class Fetcher:
     async def commit(
         self, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool = False
     ) -> None:
-        """Commit how far the group has come in a queue that is or was fetched."""
+        """Commit the group's position in a queue that is or was fetched."""
         wanted, last = self._subscription_of(queue.topic), self._last.get(queue)
         await self._reader.commit_pulled(queue, wanted, last, offset, is_oneway=is_oneway)
 
@@ -79,7 +79,7 @@ class Fetcher:
         await self.work.stop()
 
     def wake(self) -> None:
-        """Wake the fetches that wait for room or for a resume."""
+        """Wake the fetches waiting for room or for a resume."""
         self._room.set()
         self._room = asyncio.Event()
 
@@ -114,7 +114,7 @@ class Fetcher:
                 queue, wanted, self._last.get(queue), offset, outcome
             )
         except DamagedMessage as error:
-            # `poll` raises it in its turn.
+            # `poll` raises it when its turn comes.
             self._buffer.put(queue, (error,), QueueOffset(error.next_offset))
             self.changed.set()
             return
@@ -126,7 +126,7 @@ class Fetcher:
             await self._pause(queue, error, ERROR_PAUSE_S)
             return
         if outcome.next_offset < offset:
-            # The broker has lost messages, perhaps also some that wait here.
+            # The broker has lost messages, possibly including some buffered here.
             self._last[queue] = None
             self._buffer.go_back(queue, outcome.next_offset)
             return

@@ -1,4 +1,4 @@
-"""Asking a broker who is in a group, so that every member works out the same shares."""
+"""Asking a broker for a group's members, so that all of them compute the same shares."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _log = logging.getLogger(__name__)
 
 
 async def group_members(session: Session, address: str, group: str) -> list[str]:
-    """Return the client ids of a group's members, this client's own included if at all possible.
+    """Return the client ids of a group's members, including this client's own if possible.
 
-    A list without it means that the broker has lost sight of this client, and that the others are
-    about to share its queues, or do so already. So the broker is told again and asked again. If the
-    list still lacks it, it is returned as it is: it gives this client nothing, since two owners of
-    a queue are worse than none. Raises TurbopumpError when the broker does not answer: then nobody
-    is known to have taken anything, and the caller keeps what it has until it can ask again.
+    A list without it means that the broker lost track of this client, and that the other members
+    share its queues now or soon. So it sends a heartbeat and asks again. If the id is still
+    missing, the list is returned unchanged: it gives this client no queues, since two owners of a
+    queue are worse than none. Raises TurbopumpError if the broker does not respond: then no member
+    is known to have taken over, and the caller keeps its queues until it can ask again.
     """
     timeout_ms = session.config.request_timeout_ms
     try:
         members = await calls.consumer_ids(session, address, group, timeout_ms)
     except RemoteError:
-        # Brokers answer so when a group has no members at all.
+        # Brokers respond this way if a group has no members at all.
         members = []
     if session.client_id in members:
         return members

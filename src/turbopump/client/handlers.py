@@ -30,7 +30,7 @@ Decode = Callable[[MessageView, ConsumeContext], Any]
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What all functions of one group share, since they are one consumer."""
+    """The settings shared by all functions of one group, which form one consumer."""
 
     start_from: StartFrom
     orderly: bool
@@ -39,7 +39,7 @@ class GroupSettings:
 
 
 class Handler(Generic[P, T]):
-    """A function that `consumer` has decorated; calling it calls the function, as tests do."""
+    """A function decorated with `consumer`; calling it calls the function, as tests do."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Handler(Generic[P, T]):
         return f"<consumer {getattr(self.function, '__qualname__', '?')} of {self.topic}>"
 
     def arguments(self, message: MessageView, context: ConsumeContext) -> dict[str, Any]:
-        """Decode what the function takes; raises ValueError if the body is not of its type."""
+        """Decode the function's arguments; raises ValueError if the body does not have its type."""
         return {name: decode(message, context) for name, decode in self._decoders.items()}
 
     def results(self, returned: object) -> Iterable[Message]:
@@ -131,7 +131,7 @@ def consumer(
         listening=listening,
         retries=checked("retries", retries, Retries, "Retries(attempts_max=3)"),
     )
-    # Types of annotations may be local to the function that decorates, as in tests.
+    # Annotated types may be local to the decorating function, as in tests.
     names = sys._getframe(1).f_locals  # noqa: SLF001 - the only way to see them
 
     def decorate(function: Callable[P, T]) -> Handler[P, T]:
@@ -146,7 +146,7 @@ def consumer(
 
 
 def encoded(value: object) -> bytes:
-    """Return a body: bytes as they are, text as UTF-8, anything else as JSON."""
+    """Return a body: bytes unchanged, text as UTF-8, anything else as JSON."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -158,7 +158,7 @@ def encoded(value: object) -> bytes:
 
 
 def _decoders(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Decode]:
-    """Return what each parameter of a function is made of; one of them gets the body."""
+    """Return a decoder for each parameter of a function; one of them gets the body."""
     try:
         signature = inspect.signature(function, eval_str=True, locals=names)
     except NameError as error:
@@ -211,7 +211,7 @@ def _is_message(value: object) -> bool:
 
 
 def _model(kind: Any, value: object) -> object:
-    """Decode classes that validate themselves, as Pydantic's models do."""
+    """Decode classes that validate themselves, such as Pydantic models."""
     if hasattr(kind, "model_validate"):
         return kind.model_validate(value)
     raise NotImplementedError(f"objects of type {kind.__name__} cannot be read from JSON")
@@ -228,7 +228,7 @@ def _plain_model(value: Any) -> object:
 
 @dataclass(frozen=True, slots=True)
 class HandlerGroup:
-    """The functions of one group, by topic: together they are one consumer."""
+    """The functions of one group by topic; together they form one consumer."""
 
     group: str
     settings: GroupSettings
@@ -236,7 +236,7 @@ class HandlerGroup:
 
 
 def grouped(handlers: Iterable[object]) -> list[HandlerGroup]:
-    """Join functions of the same group; raises InvalidArgument where they cannot be joined."""
+    """Group functions into consumers; raises InvalidArgument if they cannot share one."""
     groups: dict[str, HandlerGroup] = {}
     for handler in handlers:
         if not isinstance(handler, Handler):

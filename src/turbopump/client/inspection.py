@@ -1,4 +1,4 @@
-"""What an operator may see of a running consumer, and let it do."""
+"""What operators can inspect in a running consumer, and trigger."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def running_info(
 
 
 def stacks() -> str:
-    """Return where every thread is at this moment."""
+    """Return the current stack of every thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the only way to see them
@@ -78,7 +78,7 @@ async def direct_consumption(
     *,
     is_orderly: bool,
 ) -> DirectConsumption:
-    """Call the listener with messages outside of any queue, and return its result."""
+    """Call the listener with messages outside any queue, and return its result."""
     start_ms = listener.clock.monotonic_ms()
     if listener.is_async:
         verdict = await listener.acall(messages, context, start_ms)

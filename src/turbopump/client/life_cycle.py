@@ -1,4 +1,4 @@
-"""What producers, consumers, workers and administration share: start, close, `async with`."""
+"""The life cycle of producers, consumers, workers and Admin: start, close, `async with`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class LifeCycle(ABC):
-    """Starts and closes, by hand or as a context manager."""
+    """Starts and closes, explicitly or as a context manager."""
 
     @abstractmethod
     async def start(self) -> None: ...
@@ -57,7 +57,7 @@ async def leave(session: Session, member: ProducerMember | ConsumerMember) -> No
 
 
 def require_running(running: R | None, kind: str, group: str) -> R:
-    """Return what exists between start and close; raises NotRunning."""
+    """Return the state between start and close; raises NotRunning."""
     if running is None:
         raise NotRunning(f"{kind} {group!r} is not running: use it inside `with`, or call start()")
     return running

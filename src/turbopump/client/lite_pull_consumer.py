@@ -44,7 +44,7 @@ _BALANCE_INTERVAL_MS = 20_000
 
 
 class LitePullConsumer(LifeCycle, ConsumerMember):
-    """Reads topics, sharing their queues with its group, or queues that are assigned by hand.
+    """Reads topics by polling, sharing queues with its group, or reads manually assigned queues.
 
     ::
 
@@ -54,9 +54,9 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             async for message in consumer:
                 print(message.body)
 
-    A message counts as done with when the next one, or the next poll, is asked for. With automatic
-    commits the group goes on after the messages that are done with; after a crash, some of them
-    come again.
+    A message counts as processed when the caller requests the next one or polls again. With
+    automatic commits, the group resumes after the processed messages; after a crash, some of them
+    are redelivered.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             subscription(topic, expression, 0)
         self._running: _Running | None = None
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin: join the group, and fetch the queues that it gives to this member."""
+        """Join the group and start fetching the queues assigned to this member."""
         if self._running is not None:
             return
         session = self._given_session or shared_session(self._client, self)
@@ -106,7 +106,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         running.tasks.keep("rebalance", functools.partial(self._keep_balanced, running))
 
     async def close(self) -> None:
-        """Commit what was given out, if commits are automatic, and leave the group."""
+        """Commit delivered messages, if commits are automatic, and leave the group."""
         await self._close(is_finished=True)
 
     async def __aexit__(
@@ -115,13 +115,13 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Whoever leaves by an error was not done with the latest messages.
+        # After an error, the latest messages do not count as processed.
         await self._close(is_finished=error is None)
 
-    # --- which queues -----------------------------------------------------------------------------
+    # --- queue assignment -------------------------------------------------------------------------
 
     async def subscribe(self, topic: str, tags: Expression = EVERYTHING) -> None:
-        """Read a topic, sharing its queues with the group; not together with `assign`.
+        """Subscribe to a topic, sharing its queues with the group; excludes `assign`.
 
         ::
 
@@ -140,7 +140,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         running.balance_wanted.set()
 
     async def unsubscribe(self, topic: str) -> None:
-        """Read a topic no more.
+        """Unsubscribe from a topic.
 
         ::
 
@@ -153,7 +153,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         await running.session.heartbeat()
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these queues and no others, whoever else does; not together with `subscribe`.
+        """Read exactly these queues, even if other members read them; excludes `subscribe`.
 
         ::
 
@@ -178,7 +178,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         return await self._require_running().reader.queues(topic)
 
     def assignment(self) -> frozenset[MessageQueue]:
-        """Return the queues that are read now.
+        """Return the queues being read.
 
         ::
 
@@ -187,7 +187,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         return frozenset(self._require_running().buffer.queues)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Read queues no more for now; what was fetched of them waits.
+        """Stop reading queues until `resume`; already fetched messages stay buffered.
 
         ::
 
@@ -198,7 +198,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             running.buffer[queue].is_paused = True
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Go on with queues that were paused.
+        """Resume reading paused queues.
 
         ::
 
@@ -215,7 +215,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
     async def poll(
         self, *, timeout_ms: int | None = None, count_max: int | None = None
     ) -> list[MessageView]:
-        """Return messages as soon as there are any, none when none come in time.
+        """Return messages as soon as any are available, or none on timeout.
 
         ::
 
@@ -245,7 +245,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         return self
 
     async def _finish(self, running: _Running) -> None:
-        """Note that what was given out before is done with, and commit it when it is time to."""
+        """Mark messages delivered earlier as processed, and commit them when a commit is due."""
         running.buffer.finish()
         now_ms = running.session.clock.monotonic_ms()
         due_ms = running.committed_ms + self._config.commit_interval_ms
@@ -267,7 +267,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
     # --- positions --------------------------------------------------------------------------------
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at another offset of a queue.
+        """Continue reading a queue at another offset.
 
         ::
 
@@ -278,7 +278,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         running.fetcher.start(queue)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Go on at the oldest message of a queue.
+        """Continue reading a queue at its oldest message.
 
         ::
 
@@ -287,7 +287,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         await self.seek(queue, await self._require_running().reader.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Go on with what comes from now on.
+        """Continue reading a queue at its end: skip to messages that arrive from now on.
 
         ::
 
@@ -296,7 +296,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         await self.seek(queue, await self._require_running().reader.max_offset(queue))
 
     async def commit(self) -> None:
-        """Tell the brokers that all messages given out so far are done with.
+        """Commit all messages delivered so far.
 
         ::
 
@@ -308,7 +308,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         await asyncio.gather(*(running.fetcher.commit(*position) for position in positions))
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """Return how far the group has come, None when the broker knows of nothing.
+        """Return the group's committed offset, or None if the broker has none.
 
         ::
 
@@ -317,15 +317,15 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         return await self._require_running().reader.committed(queue)
 
     async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
-        """Return the offset of the first message stored at a moment or after it.
+        """Return the offset of the first message stored at or after a point in time.
 
         ::
 
-            await consumer.seek(queue, await consumer.offset_at(queue, moment))
+            await consumer.seek(queue, await consumer.offset_at(queue, timestamp))
         """
         return await self._require_running().reader.offset_at(queue, moment)
 
-    # --- for the session --------------------------------------------------------------------------
+    # --- called by the session --------------------------------------------------------------------
 
     def heartbeat_data(self) -> ConsumerData:
         return ConsumerData(
@@ -364,7 +364,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             if on_wire.topic == topic and queue in running.buffer:
                 await self.seek(queue, offset)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def _new_running(self, session: Session) -> _Running:
         reader = QueueReader(session, self.group, self._config.times)
@@ -399,12 +399,12 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
                     await running.balance_wanted.wait()
 
     async def _balance(self, running: _Running) -> None:
-        """Own what the strategy gives; a topic that cannot be asked about stays as it is."""
+        """Own the allocated queues; keep a topic unchanged if its queues or members are unknown."""
         wanted: list[MessageQueue] = []
         for topic in list(self._expressions):
             try:
                 wanted += await self._share(running, topic)
-            except Exception as error:  # noqa: BLE001 - perhaps the strategy, which may be the user's
+            except Exception as error:  # noqa: BLE001 - the strategy may be the user's
                 known = isinstance(error, TurbopumpError)
                 _log.warning(
                     "queues of %s for %s not balanced: %s",
@@ -414,7 +414,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
                     exc_info=None if known else error,
                 )
                 wanted += [queue for queue in running.buffer.queues if queue.topic == topic]
-        # Meanwhile somebody may have unsubscribed.
+        # The topic may have been unsubscribed in the meantime.
         await self._own(running, [queue for queue in wanted if queue.topic in self._expressions])
 
     async def _share(self, running: _Running, topic: str) -> list[MessageQueue]:
@@ -444,7 +444,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
     async def _commit_soon(
         self, running: _Running, positions: Mapping[MessageQueue, QueueOffset]
     ) -> None:
-        """Commit without waiting for answers: a poll must not take longer because a broker does."""
+        """Commit one-way: a slow broker must not delay a poll."""
         for queue, offset in positions.items():
             try:
                 await running.fetcher.commit(queue, offset, is_oneway=True)
@@ -474,7 +474,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
 
 @dataclass(slots=True)
 class _Running:
-    """What a lite pull consumer has from its start to its close."""
+    """The state of a lite pull consumer between start and close."""
 
     session: Session
     reader: QueueReader

@@ -1,4 +1,4 @@
-"""The requests for locks of queues, as those in `calls`."""
+"""Requests for queue locks, like those in `calls`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def lock_queues(
     queues: Iterable[MessageQueue],
     timeout_ms: int,
 ) -> frozenset[MessageQueue]:
-    """Lock queues for a client, all of one broker; return those that it now has (41)."""
+    """Lock queues of one broker for a client; return those that it now holds (41)."""
     command = _command(RequestCode.LOCK_BATCH_MQ, client_id, group, queues)
     answer = require_success(await caller.request(broker, command, timeout_ms))
     return frozenset(LockedQueues.decode(whole_body(answer)).queues)
@@ -35,7 +35,7 @@ async def unlock_queues(
     *,
     is_oneway: bool = True,
 ) -> None:
-    """Give locks back (42)."""
+    """Release locks (42)."""
     command = _command(RequestCode.UNLOCK_BATCH_MQ, client_id, group, queues)
     if is_oneway:
         await caller.oneway(broker, command, timeout_ms)

@@ -1,4 +1,4 @@
-"""The producers and consumers that share a session, and what a session calls on them."""
+"""The producers and consumers that share a session, and their interface to it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from turbopump.wire.record import MessageView
 
 
 class ProducerMember:
-    """What a session asks of a producer; ``group`` is the name as brokers know it."""
+    """A producer as its session sees it; ``group`` is the name as brokers know it."""
 
     group: str
 
     def topics(self) -> Iterable[str]:
-        """Return the topics whose brokers are to know the group before anything is sent."""
+        """Return the topics whose brokers must know the group before the first send."""
         return ()
 
     def check_transaction(
@@ -37,24 +37,24 @@ class ProducerMember:
 
 
 class ConsumerMember:
-    """What a session asks of a consumer; ``group`` is the name as brokers know it.
+    """A consumer as its session sees it; ``group`` is the name as brokers know it.
 
-    What is not overridden answers as a consumer does that has no such thing.
+    The defaults are those of a consumer without the feature.
     """
 
     group: str
 
     def heartbeat_data(self) -> ConsumerData:
-        """Return what brokers are to know: kind, model, start, subscriptions."""
+        """Return the data for brokers: kind, model, start, subscriptions."""
         raise NotImplementedError
 
     def topics(self) -> Iterable[str]:
-        """Return the topics whose routes are to be kept up to date, as brokers name them."""
+        """Return the topics whose routes to keep up to date, as brokers name them."""
         return [each.topic for each in self.heartbeat_data().subscription_data_set]
 
     @property
     def watches(self) -> Iterable[Watch]:
-        """What runs in the background, and what has failed of it, besides the session's."""
+        """The background tasks and their failures, besides the session's."""
         return ()
 
     def members_changed(self) -> None:
@@ -66,38 +66,38 @@ class ConsumerMember:
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Reset offsets at an operator's request (220)."""
 
-    def progress(self, topic: str) -> Mapping[MessageQueue, int]:  # noqa: ARG002 - for who overrides
-        """Return how far each owned queue has come, in memory (221)."""
+    def progress(self, topic: str) -> Mapping[MessageQueue, int]:  # noqa: ARG002 - for overrides
+        """Return the position of each owned queue, in memory (221)."""
         return {}
 
     async def running_info(
         self,
         *,
-        with_stacks: bool,  # noqa: ARG002 - for who overrides
+        with_stacks: bool,  # noqa: ARG002 - for overrides
     ) -> RunningInfo:
-        """Return what an operator may see of the inside (307)."""
+        """Return the internal state that operators can inspect (307)."""
         return RunningInfo(subscription_set=list(self.heartbeat_data().subscription_data_set))
 
     async def consume_directly(
         self,
-        message: MessageView,  # noqa: ARG002 - for who overrides
-        broker_name: str | None,  # noqa: ARG002 - for who overrides
+        message: MessageView,  # noqa: ARG002 - for overrides
+        broker_name: str | None,  # noqa: ARG002 - for overrides
     ) -> DirectConsumption:
         """Consume one message at an operator's request (309)."""
         raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{self.group} does not consume by push")
 
 
 class Members:
-    """Producers and consumers by group; a group occurs once of each kind."""
+    """Producers and consumers by group; each kind has a group at most once."""
 
     def __init__(self) -> None:
         self.producers: dict[str, ProducerMember] = {}
         self.consumers: dict[str, ConsumerMember] = {}
-        # Weak: one whose start failed must not keep its group for ever.
+        # Weak: a member whose start failed must not occupy its group forever.
         self._joining: WeakSet[ProducerMember | ConsumerMember] = WeakSet()
 
     def has(self, member: ProducerMember | ConsumerMember) -> bool:
-        """Whether another member of this kind has the group already."""
+        """Whether another member of this kind already has the group."""
         return self._of_kind(member).get(member.group, member) is not member
 
     def expects(self, member: ProducerMember | ConsumerMember) -> bool:
@@ -127,7 +127,7 @@ class Members:
             self.consumers[member.group] = member
 
     def remove(self, member: ProducerMember | ConsumerMember) -> bool:
-        """Remove a member; return whether it was there."""
+        """Remove a member; return whether it existed."""
         self._joining.discard(member)
         if self._of_kind(member).get(member.group) is not member:
             return False
@@ -138,7 +138,7 @@ class Members:
         return True
 
     def topics(self) -> set[str]:
-        """Return the topics whose routes are wanted, whether or not anything was sent to them."""
+        """Return the topics whose routes are needed, even if nothing was sent to them."""
         found = {topic for producer in self.producers.values() for topic in producer.topics()}
         return found.union(*(consumer.topics() for consumer in self.consumers.values()))
 

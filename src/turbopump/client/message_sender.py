@@ -1,8 +1,7 @@
-"""How messages are sent: route, queue, attempt, outcome, then the next attempt or an error.
+"""Sending a message: route, queue, attempt, outcome, then the next attempt or an error.
 
-The decisions are the same for event loops and for threads. Whatever takes time goes through a
-`SendIO`, and nothing else is awaited. With one that blocks, `run_to_end` runs a send on the
-caller's thread, without any event loop.
+The decisions are the same for event loops and for threads. All waiting goes through a `SendIO`.
+With one that blocks, `run_to_end` runs a send on the caller's thread, without an event loop.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from turbopump.wire.send_request_frames import SendRequest
 _log = logging.getLogger(__name__)
 
 To = MessageQueue | Selector | None
-"""Where to: a queue, a function that chooses one, or None for the next in turn."""
+"""The target: a queue, a function that chooses one, or None for the next in turn."""
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -56,14 +55,14 @@ R = TypeVar("R", bound=SendReceipt | None)
 
 
 class SendIO(Protocol):
-    """What a send waits for."""
+    """The I/O of a send."""
 
     async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
-        """Send a request and return its answer, whatever its code."""
+        """Send a request and return its response, whatever its code."""
         ...
 
     async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
-        """Send a request that is never answered; the time is for connecting and writing."""
+        """Send a request without a response; the timeout covers connecting and writing."""
         ...
 
     async def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -72,7 +71,7 @@ class SendIO(Protocol):
 
 
 Attempt = Callable[[SendIO, Outgoing, MessageQueue, int], Awaitable[A]]
-"""Sends a message to a queue, within a time, and returns the broker's answer, if it gives one."""
+"""Sends a message to a queue, within a timeout, and returns the broker's response, if any."""
 
 ReceiptOf = Callable[[Outgoing, MessageQueue, A], R]
 
@@ -89,7 +88,7 @@ class LoopIO:
 
 
 class ThreadIO:
-    """Sends over a connection of the calling thread, and never suspends."""
+    """Sends over a connection of the calling thread; never suspends."""
 
     def __init__(self, session: Session, thread: LoopThread) -> None:
         self._session = session
@@ -108,7 +107,7 @@ class ThreadIO:
 class HandOverIO(ThreadIO):
     """Hands requests to the session's event loop, which writes those of many threads together.
 
-    The calling thread blocks, and never suspends.
+    The calling thread blocks; never suspends.
     """
 
     async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
@@ -119,7 +118,7 @@ class HandOverIO(ThreadIO):
         if isinstance(outcome, Exception):
             raise outcome
         if outcome is None:
-            # There is no connection, or no place in it, or hooks want to see the request.
+            # There is no connection or no room on it, or hooks must see the request.
             return await self.wait(lambda: session.request(address, command, timeout_ms))
         return outcome
 
@@ -128,7 +127,7 @@ class HandOverIO(ThreadIO):
 
 
 async def _begun_there(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Call only where it runs: what needs an event loop may look for it at once."""
+    """Defer the call to the loop: work that needs the running loop may look it up immediately."""
     return await work()
 
 
@@ -159,7 +158,7 @@ class MessageSender:
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
         self._choice = QueueChoice(session.random, self._faults)
         self._lookups: dict[str, InOrder] = {}
-        """The sends that wait for the route of a topic."""
+        """The sends waiting for the route of a topic."""
         self.ids = unique_ids(session)
 
     def send(
@@ -171,7 +170,7 @@ class MessageSender:
         timeout_ms: int | None = None,
         extra: Mapping[str, str] | None = None,
     ) -> Coroutine[Any, Any, SendReceipt]:
-        """Send a message; ``extra`` are properties of the protocol. Checks it immediately."""
+        """Send a message; ``extra`` are protocol properties. Checks it immediately."""
         if self._scopes:
             return self._send_in_scopes(
                 io, [message], extra, to, timeout_ms, self._attempt, self._receipt
@@ -196,13 +195,13 @@ class MessageSender:
     def send_ready(
         self, io: SendIO, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
     ) -> Coroutine[Any, Any, SendReceipt]:
-        """Send what is encoded already, past the scopes."""
+        """Send an encoded message, bypassing scopes."""
         return self._deliver(io, sent, to, timeout_ms, self._attempt, self._receipt)
 
     def send_oneway(
         self, io: SendIO, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Send a message without waiting for the broker's answer. Checks it immediately."""
+        """Send a message without waiting for a response. Checks it immediately."""
         if self._scopes:
             return self._send_in_scopes(
                 io, [message], None, to, timeout_ms, self._attempt_oneway, _no_receipt
@@ -211,7 +210,7 @@ class MessageSender:
         return self._deliver(io, ready, to, timeout_ms, self._attempt_oneway, _no_receipt)
 
     async def route(self, io: SendIO, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
-        """Return the queues to write to of a topic, as brokers name them."""
+        """Return the writable queues of a topic, as brokers name them."""
         known = self._known_queues(topic)
         if known is not None:
             return known
@@ -219,13 +218,13 @@ class MessageSender:
 
     def _known_queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
         cached = self._session.cached_route(topic)
-        # Those who wait for the same route go first.
+        # Earlier waiters for the same route go first.
         if cached is None or not cached.writable or topic in self._lookups:
             return None
         return cached.writable
 
     def header(self, sent: Outgoing, queue: MessageQueue) -> SendMessage:
-        """Return the header of a request that sends a message to a queue."""
+        """Return the request header for sending a message to a queue."""
         return self._request(sent, queue).header
 
     def end_ms(self, timeout_ms: int | None) -> int:
@@ -233,18 +232,18 @@ class MessageSender:
         return self._clock.monotonic_ms() + self.limit_ms(timeout_ms)
 
     def limit_ms(self, timeout_ms: int | None) -> int:
-        """Return how long a call may take; raises InvalidArgument for less than 1 ms."""
+        """Return the time limit of a call; raises InvalidArgument for less than 1 ms."""
         if timeout_ms is None:
             return self._config.send_timeout_ms
         require_at_least("timeout_ms", timeout_ms, 1)
         return timeout_ms
 
     def broker_topic(self, topic: str) -> str:
-        """Return the name that brokers have for a topic."""
+        """Return a topic's name as brokers know it."""
         return with_namespace(self._namespace, topic)
 
     def user_queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return a queue with the name that the application has for its topic."""
+        """Return a queue with its topic's name as the application knows it."""
         if not self._namespace:
             return queue
         topic = without_namespace(self._namespace, queue.topic)
@@ -322,7 +321,7 @@ class MessageSender:
                 if not self._config.retry_unless_ok or not retries.after_failure(queue):
                     return receipt
             if to is not None and queue is not None:
-                # Whatever a function would choose now: the messages before are in this queue.
+                # Whatever a function would choose now: the messages before it are in this queue.
                 to = queue
             queue = None
             if retries.pause_ms:
@@ -335,7 +334,7 @@ class MessageSender:
         return left_ms
 
     def _retries(self, sent: Outgoing, to: To, end_ms: int) -> SendRetries:
-        # A second copy of a half message would be committed too, by the broker's check.
+        # A second copy of a half message would also be committed by the broker's check.
         return SendRetries(
             self._session,
             sent.topic,
@@ -439,11 +438,11 @@ class MessageSender:
 
 
 def _no_receipt(_: Outgoing, __: MessageQueue, ___: None) -> None:
-    """Return what a one-way send returns."""
+    """Return the result of a one-way send."""
 
 
 def unique_ids(session: Session) -> UniqueIds:
-    """Return a maker of ids that no other maker of the process repeats."""
+    """Return a generator function of ids that are unique within the process."""
     ip = host(own_address(), 0).ip
     maker = session.random.getrandbits(32)
     return UniqueIds(session.clock, ip, session.pid, maker)

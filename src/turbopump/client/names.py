@@ -1,4 +1,4 @@
-"""Names of topics and groups: which are allowed, and how a namespace precedes them."""
+"""Names of topics and groups: which are valid, and how a namespace prefixes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.wire.names import (
 )
 
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
-"""Every client announces it; it sends what consumers send back by themselves."""
+"""Every client announces it; it sends failed messages when the broker cannot take them back."""
 GROUP_CHARS_MAX = 255
 _SEPARATOR = "%"
 _DEFAULT_GROUPS = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
@@ -27,20 +27,20 @@ _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 
 def check_topic(topic: str) -> None:
-    """Refuse a name that no topic can have."""
+    """Refuse an invalid topic name."""
     _check("topic", topic, TOPIC_CHARS_MAX)
 
 
 @lru_cache(maxsize=4096)
 def check_topic_for_sending(topic: str) -> None:
-    """Refuse a name that no topic can have, and topics that only brokers write to."""
+    """Refuse an invalid topic name, and topics that only brokers write to."""
     check_topic(topic)
     if is_forbidden_to_send(topic):
         raise InvalidArgument(f"topic must not be {topic!r}: only brokers send to it")
 
 
 def check_topic_to_subscribe(topic: str) -> None:
-    """Refuse a name that no topic can have, and topics of messages that are not committed."""
+    """Refuse an invalid topic name, and topics of uncommitted messages."""
     check_topic(topic)
     if topic in _UNCOMMITTED:
         raise InvalidArgument(
@@ -50,7 +50,7 @@ def check_topic_to_subscribe(topic: str) -> None:
 
 
 def check_group(group: str) -> None:
-    """Refuse a name that no group can have."""
+    """Refuse an invalid group name."""
     _check("group", group, GROUP_CHARS_MAX)
     if group in _DEFAULT_GROUPS:
         raise InvalidArgument(f"group must be a name of your own, got {group!r}")
@@ -64,7 +64,7 @@ def _check(kind: str, name: str, chars_max: int) -> None:
 
 
 def with_namespace(namespace: str, name: str) -> str:
-    """Return the name as brokers know it; names of the system have no namespace.
+    """Return the name as brokers know it; system names have no namespace.
 
     ::
 
@@ -86,7 +86,7 @@ def without_namespace(namespace: str, name: str) -> str:
 
 
 def is_system(name: str) -> bool:
-    """Whether a topic or group is one that brokers and clients make for themselves."""
+    """Whether brokers and clients use a topic or group internally."""
     return name in SYSTEM_TOPICS or name.startswith((SYSTEM_PREFIX, _SYSTEM_GROUP_PREFIX))
 
 

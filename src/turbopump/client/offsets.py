@@ -1,4 +1,4 @@
-"""The fifth stage: committed offsets, on the broker or, broadcasting, in a local file."""
+"""The fifth stage: committed offsets, on the broker or, when broadcasting, in a local file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Positions:
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, QueueOffset] = {}
         self.changes = 0
-        """How often anything was noted that had not been known."""
+        """How many changes were noted."""
 
     def of(self, queue: MessageQueue) -> QueueOffset | None:
         return self._offsets.get(queue)
@@ -45,13 +45,13 @@ class Positions:
         return {queue: offset for queue, offset in self._offsets.items() if queue.topic == topic}
 
     def advance(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Note progress; an offset that lies behind changes nothing."""
+        """Note progress; ignore an offset that lies behind."""
         if offset > self._offsets.get(queue, -1):
             self._offsets[queue] = offset
             self.changes += 1
 
     def replace(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Go to an offset, perhaps backwards."""
+        """Set an offset, possibly backwards."""
         self._offsets[queue] = offset
         self.changes += 1
 
@@ -61,16 +61,16 @@ class Positions:
 
 
 class OffsetStore(Protocol):
-    """Where offsets survive."""
+    """Where offsets persist."""
 
     positions: Positions
 
     async def open(self) -> None:
-        """Read what there is, where reading it once is enough."""
+        """Read the stored offsets, if reading them once is enough."""
         ...
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
-        """Return what survives of a queue, None when nothing does; raises TurbopumpError."""
+        """Return the stored offset of a queue, or None; raises TurbopumpError."""
         ...
 
     def has_uncommitted(self, queues: Collection[MessageQueue]) -> bool:
@@ -80,7 +80,7 @@ class OffsetStore(Protocol):
     async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
         """Commit the positions of these queues; failures are logged and retried next time.
 
-        A routine commit may leave out what is known to be committed.
+        A routine commit may leave out offsets known to be committed.
         """
         ...
 
@@ -90,10 +90,10 @@ class OffsetStore(Protocol):
 
 
 class CommitHistory:
-    """The commits of one queue, to repeat them no more often than needed.
+    """The commits of one queue, to repeat them only as often as needed.
 
-    Commits are one-way, and a broker that crashes loses the latest: so each offset is committed
-    twice in a row, and again every `COMMIT_AGAIN_MS` while it stays the same.
+    Commits are one-way, and a broker that crashes loses the latest. So each offset is committed
+    twice in a row, and again every `COMMIT_AGAIN_MS` while it is unchanged.
     """
 
     __slots__ = ("_at_ms", "_offset", "_times")
@@ -109,7 +109,7 @@ class CommitHistory:
 
     @property
     def due_ms(self) -> int:
-        """When an unchanged offset is committed again."""
+        """When an unchanged offset is next committed."""
         return self._at_ms + COMMIT_AGAIN_MS
 
     def note(self, offset: QueueOffset, now_ms: int) -> None:
@@ -118,7 +118,7 @@ class CommitHistory:
 
 
 OffsetToCommit = Callable[[MessageQueue, Replica, QueueOffset], Awaitable[QueueOffset | None]]
-"""Returns what to commit instead of a position; None for nothing at the moment."""
+"""Returns what to commit instead of a position; None to commit nothing now."""
 
 
 class RemoteOffsets:
@@ -132,18 +132,18 @@ class RemoteOffsets:
         self.offset_to_commit: OffsetToCommit | None = None
         """Compares a broker first, which may have lost messages since they were pulled."""
         self._seen: tuple[int, int] | None = None
-        """The state in which all was committed, valid until the time below."""
+        """The state in which everything was committed, valid until the time below."""
         self._settled_until_ms = 0
 
     async def open(self) -> None:
-        """Nothing to do: brokers are asked for each queue."""
+        """Do nothing: brokers are asked for each queue."""
 
     def close(self) -> None:
         """Do nothing: brokers keep the offsets."""
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         # Apache RocketMQ's client takes any error for "none" and then skips all messages. Here it
-        # is raised, and the queue is not started before its broker has answered.
+        # is raised, and the queue does not start before its broker has responded.
         address = await self._session.address_of(queue)
         timeout_ms = self._session.config.request_timeout_ms
         return await calls.committed_offset(self._session, address, self._group, queue, timeout_ms)
@@ -174,13 +174,13 @@ class RemoteOffsets:
         if len(by_broker) == 1:
             await self._commit(*by_broker.values())
             return
-        # One broker that does not answer holds up none of the others.
+        # An unresponsive broker does not delay the others.
         async with asyncio.TaskGroup() as group:
             for offsets in by_broker.values():
                 group.create_task(self._commit(offsets))
 
     async def _commit(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        """Commit to one broker, one offset after the other, until the network fails."""
+        """Commit to one broker, one offset after another, until the network fails."""
         for queue, position in offsets.items():
             offset: QueueOffset | None = position
             try:
@@ -193,19 +193,19 @@ class RemoteOffsets:
                     self._session, replica.address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
                 )
                 if replica.is_master:
-                    # Slaves forget it, if they take it at all: the master hears it once it is back.
+                    # Slaves forget or refuse it: the master gets it once it is back.
                     self._history[queue].note(offset, self._session.clock.monotonic_ms())
             except TurbopumpError as error:
                 _log.warning(
                     "offset %d of %s in %s not committed: %s", position, self._group, queue, error
                 )
                 if isinstance(error, NetworkError):
-                    # The others would wait just as long for nothing; the next time comes soon.
+                    # The others would wait just as long without result; the next commit is soon.
                     return
 
 
 class LocalOffsets:
-    """Offsets in a file of this client's own, in the format of Apache RocketMQ's client."""
+    """Offsets in this client's own file, in the format of Apache RocketMQ's client."""
 
     def __init__(self, path: Path, machine: Machine | None = None) -> None:
         machine = machine or Machine()
@@ -215,7 +215,7 @@ class LocalOffsets:
         self._file = TableFile(path, self._files, writer, is_indented=False)
         self._table = Table(f"offsets in {path}", self._file, self._encoded)
         self._stored: dict[MessageQueue, QueueOffset] = {}
-        """What the file is to hold; it does unless the table is dirty."""
+        """The contents of the file, unless the table is dirty."""
         self._lock: int | None = None
 
     async def open(self) -> None:
@@ -230,7 +230,7 @@ class LocalOffsets:
             self._stored = {queue: QueueOffset(at) for queue, at in saved.offset_table.items()}
 
     def close(self) -> None:
-        """Let another consumer use the file."""
+        """Release the file to other consumers."""
         self._file.writer.close()
         if self._lock is not None:
             self._files.close(self._lock)
@@ -264,12 +264,12 @@ class LocalOffsets:
 
 
 def offsets_path(directory: Path | None, client_id: str, group: str) -> Path:
-    """Return where a broadcasting consumer keeps its offsets; by default below the home."""
+    """Return where a broadcasting consumer stores its offsets; by default in the home folder."""
     return (directory or Path.home() / _DEFAULT_DIRECTORY) / client_id / group / "offsets.json"
 
 
 def _locked(files: Files, path: Path) -> int | None:
-    """Keep others from the file: two that write it would skip each other's messages."""
+    """Lock the file: two writers would skip each other's messages."""
     try:
         make_directory_durable(files, path.parent)
         lock = files.open_new(path.with_name(path.name + ".lock"))

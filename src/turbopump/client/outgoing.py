@@ -1,4 +1,4 @@
-"""From a message to what goes over the wire: checks, properties, compression. Pure."""
+"""Encoding messages for the wire: checks, properties, compression. Pure."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from turbopump.wire.sysflag import (
 
 _MIB = 1024 * 1024
 BATCH_ENTRY_OVERHEAD_BYTES = 22
-"""What a message of a batch takes beside its body and properties."""
+"""Bytes per message of a batch, besides its body and properties."""
 
 _UNIQUE_ID_ENTRY_BYTES = 80
-"""Room for what the producer adds to each message: unique id, WAIT, and marks between."""
+"""Room for what the producer adds to each message: unique id, WAIT, and separators."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRules:
-    """What messages may be like, and from when on they are compressed.
+    """Limits of messages, and when to compress them.
 
     ::
 
@@ -51,17 +51,17 @@ class MessageRules:
 
     body_bytes_max: int = 4 * _MIB
     compress_from_bytes: int = 4096
-    """Bodies of this size or more are compressed; batches never are."""
+    """Bodies of at least this size are compressed; batches never are."""
 
     compression: Compression = Compression.ZLIB
-    """ZLIB is understood by every client; LZ4 and ZSTD only by newer ones."""
+    """Every client reads ZLIB; only newer ones read LZ4 and ZSTD."""
 
     compression_level: int = 5
     new_topic_queues: int = 4
-    """How many queues a topic gets that the first message creates."""
+    """The number of queues of a topic that the first message creates."""
 
     delay_levels: str = DELAY_LEVELS
-    """The brokers' ``messageDelayLevel``, which delays are checked against and rounded up to."""
+    """The brokers' ``messageDelayLevel``; delays are checked against it and rounded up to it."""
 
     def __post_init__(self) -> None:
         for name in ("body_bytes_max", "compress_from_bytes", "new_topic_queues"):
@@ -73,11 +73,11 @@ class MessageRules:
 
 
 class Outgoing(Struct, frozen=True):
-    """A checked message, or a batch, that only lacks its queue."""
+    """A checked message or batch, complete except for its queue."""
 
     topic: str
     message_id: str
-    """The unique id; those of a batch joined by ",", or the first where they are in the body."""
+    """The unique id; for a batch, the ids joined by ",", or the first one if the body has them."""
 
     body: Buffer
     properties: str
@@ -87,7 +87,7 @@ class Outgoing(Struct, frozen=True):
 
     @property
     def is_half(self) -> bool:
-        """Whether it is to wait at the broker for the end of its transaction."""
+        """Whether the broker holds it until its transaction ends."""
         return transaction_of(self.sys_flag) is Transaction.PREPARED
 
     def request(
@@ -118,9 +118,9 @@ def outgoing(
     namespace: str = "",
     extra: Mapping[str, str] | None = None,
 ) -> Outgoing:
-    """Check a message and make it ready to send; raises InvalidArgument that says what is wrong.
+    """Check and encode a message; raises InvalidArgument that names the fault.
 
-    ``extra`` are properties of the protocol that the caller adds.
+    ``extra`` are protocol properties that the caller adds.
     """
     if not _is_plain(message, rules):
         check_message(message, rules)
@@ -146,7 +146,7 @@ def outgoing_batch(
     rules: MessageRules,
     namespace: str = "",
 ) -> Outgoing:
-    """Check messages and join them to one that is stored as a whole or not at all."""
+    """Check and encode messages as one batch, stored all or none."""
     check_batch(messages, rules)
     topic = with_namespace(namespace, messages[0].topic)
     check_topic_for_sending(topic)
@@ -164,7 +164,7 @@ def outgoing_batch(
 def encoded_batch(
     topic: str, message_id: str, body: Buffer, rules: MessageRules, namespace: str = ""
 ) -> Outgoing:
-    """Do the same with messages that were checked and encoded elsewhere, known by one id."""
+    """Wrap messages that were checked and encoded elsewhere as one batch with one id."""
     inside = with_namespace(namespace, topic)
     check_topic_for_sending(inside)
     return _batch(inside, message_id, body, {properties.WAIT: "true"}, rules, namespace)
@@ -194,7 +194,7 @@ def properties_text(
     namespace: str = "",
     extra: Mapping[str, str] | None = None,
 ) -> str:
-    """Return all properties in their text form; raises InvalidArgument for those not allowed."""
+    """Return all properties in text form; raises InvalidArgument for invalid ones."""
     text = f"{_ID_MARK}{message_id}{_WAITS if message.wait_stored else _DOES_NOT_WAIT}"
     if message.tags:
         text += _entry(properties.TAGS, message.tags)
@@ -209,7 +209,7 @@ def properties_text(
         text += _entry(name, value)
     if extra:
         text += "".join([_entry(name, value) for name, value in extra.items()])
-    # No character takes more than four bytes, so most texts need not be counted.
+    # No character takes more than four bytes, so most texts need no counting.
     if len(text) > _CHARS_TO_COUNT and len(text.encode()) > properties.BYTES_MAX:
         raise InvalidArgument(
             f"properties must be at most {properties.BYTES_MAX} bytes, got {len(text.encode())}"
@@ -222,7 +222,7 @@ _ID_MARK = f"{properties.UNIQUE_KEY}{properties.NAME_END}"
 
 
 def _entry(name: str, value: str) -> str:
-    """Return a property behind others."""
+    """Return a property as appended to others."""
     return f"{properties.ENTRY_END}{name}{properties.NAME_END}{value}"
 
 
@@ -231,7 +231,7 @@ _DOES_NOT_WAIT = _entry(properties.WAIT, "false")
 
 
 def check_message(message: Message, rules: MessageRules) -> None:
-    """Refuse a message that no broker would take, whatever its topic."""
+    """Refuse a message that no broker accepts, whatever its topic."""
     _check_types(message)
     size = len(message.body)
     if not 0 < size <= rules.body_bytes_max:
@@ -248,7 +248,7 @@ def check_message(message: Message, rules: MessageRules) -> None:
 
 
 def _is_plain(message: Any, rules: MessageRules) -> bool:
-    """Whether a message has nothing but a body, which is allowed: most need no closer look."""
+    """Whether a message has only a valid body; most do and need no further checks."""
     return (
         message.__class__ is Message
         and message.body.__class__ is bytes
@@ -264,7 +264,7 @@ def _is_plain(message: Any, rules: MessageRules) -> bool:
 
 
 def _check_types(message: Any) -> None:
-    """Refuse what programs without types may give; here nothing is known of it yet."""
+    """Refuse values of wrong types, which untyped programs may pass."""
     if not isinstance(message, Message):
         raise InvalidArgument(f"send() expects a Message, got {type(message).__name__}")
     if not isinstance(message.body, bytes):
@@ -284,7 +284,7 @@ def _check_types(message: Any) -> None:
 
 
 def _level_of(message: Message, rules: MessageRules) -> int:
-    """Return the shortest level that is not earlier than the delay of a message."""
+    """Return the shortest delay level that is not earlier than the message's delay."""
     delay: object = message.delay
     if not isinstance(delay, timedelta) or delay < timedelta(0):
         raise InvalidArgument(f"delay must be a timedelta of 0 or more, got {delay!r}")
@@ -314,7 +314,7 @@ def _check_half(message: Message) -> None:
 
 
 def check_batch(messages: Sequence[Message], rules: MessageRules) -> None:
-    """Refuse messages that cannot go together."""
+    """Refuse messages that cannot form one batch."""
     if not messages:
         raise InvalidArgument("a batch must have at least one message")
     first = messages[0]
@@ -343,9 +343,9 @@ def _unfit_for_batch(message: Message) -> InvalidArgument:
 def split_batch(
     messages: Iterable[Message], bytes_max: int = _MIB, count_max: int = 1000
 ) -> Iterator[list[Message]]:
-    """Cut many messages into batches that brokers take, in the same order.
+    """Split messages of one topic into batches that brokers accept, preserving their order.
 
-    One topic, please; a message larger than ``bytes_max`` makes a batch of its own.
+    A message larger than ``bytes_max`` becomes a batch of its own.
 
     ::
 
@@ -368,7 +368,7 @@ def split_batch(
 
 
 def _size_in_batch(message: Message) -> int:
-    """Return how many bytes a message takes in a batch, rather too many than too few."""
+    """Return the size of a message in a batch, rounded up rather than down."""
     keys = " ".join(_keys(message))
     texts = [message.tags or "", keys, *message.properties, *message.properties.values()]
     properties_bytes = sum(len(text.encode()) + len("KEYS") + 2 for text in texts)
@@ -377,7 +377,7 @@ def _size_in_batch(message: Message) -> int:
 
 
 def _keys(message: Message) -> Sequence[str]:
-    # A text alone is taken for one key, not for its letters.
+    # A plain string is one key, not a sequence of letters.
     keys = (message.keys,) if isinstance(message.keys, str) else message.keys
     for key in keys:
         if key.split() != [key]:

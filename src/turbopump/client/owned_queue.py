@@ -1,4 +1,4 @@
-"""One queue that this client owns at the moment: what all stages know of it."""
+"""One queue that this client owns: the state shared by all stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turbopump.wire.bodies import ProcessQueueInfo
 from turbopump.wire.record import MessageView
 
 LOCK_TRUST_MS = 30_000
-"""How long after its renewal a lock is believed in; the broker keeps it for 60 s."""
+"""How long a lock is trusted after its renewal; the broker keeps it for 60 s."""
 
 _MEBIBYTE = 1024 * 1024
 
@@ -28,18 +28,18 @@ class OwnedQueue:
         self.cache: ProcessQueue[MessageView] = ProcessQueue()
         self.next_offset = start
         self.broker_id = MASTER_ID
-        """The broker that the last answer advised to pull from."""
+        """The replica that the last response advised to pull from."""
         self.last_pulled: LastPulled | None = None
         self.compared_with: Source | None = None
-        """The connection to the master over which it had what was pulled."""
+        """The connection to the master over which its messages matched those pulled."""
         self.is_dropped = False
         self.is_leaving = False
-        """Dropped for good, but a listener that runs in order has to end first."""
-        # All times are of the monotonic clock.
+        """Dropped for good, but a running orderly listener has to finish first."""
+        # All times are from the monotonic clock.
         self.last_pull_ms = now_ms
         self.last_consume_ms = now_ms
         self.locked_ms: int | None = None
-        """When the broker last confirmed the lock; None when it never did, or refused."""
+        """When the broker last confirmed the lock; None if it never did, or refused."""
         self.idle = asyncio.Event()
         """Whether no orderly listener runs on this queue."""
         self.idle.set()
@@ -51,7 +51,7 @@ class OwnedQueue:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say that pulling pauses on purpose: it has not died."""
+        """Mark pulling as paused on purpose: it has not died."""
         self._waits = True
         try:
             yield
@@ -59,38 +59,38 @@ class OwnedQueue:
             self._waits = False
 
     def pulled_ms(self, now_ms: int) -> int:
-        """Return when pulling last showed that it lives."""
+        """Return when pulling last showed progress."""
         return now_ms if self._waits or self.is_dropped else self.last_pull_ms
 
     def drop(self) -> None:
-        """Stop all stages: the queue is another member's, or will be restarted."""
+        """Stop all stages: another member owns the queue, or it is being restarted."""
         self.is_dropped = True
         self.note_room()
 
     def is_locked(self, now_ms: int) -> bool:
-        """Whether the lock is sure enough to consume under it."""
+        """Whether the lock is recent enough to consume under it."""
         return self.locked_ms is not None and now_ms - self.locked_ms <= LOCK_TRUST_MS
 
     def room(self, limits: QueueLimits, *, is_orderly: bool) -> int:
-        """Return how many more messages may be pulled; none if it is not positive."""
+        """Return how many more messages may be pulled; none unless positive."""
         cache = self.cache
         if cache.bytes > limits.bytes_max:
             return 0
         room = limits.messages_max + 1 - cache.count
-        # Order itself keeps an orderly queue's span short.
+        # Order itself keeps the span of an orderly queue short.
         return room if is_orderly else min(room, limits.span_max + 1 - self._reach)
 
     @property
     def _reach(self) -> int:
         """How far pulling is ahead of the oldest unfinished message.
 
-        The cache's own span forgets what finished above a stuck message: it would stop nothing.
+        The cache's own span ignores messages finished above a stuck one: it would limit nothing.
         """
         first = self.cache.first
         return 0 if first is None else self.next_offset - 1 - first.queue_offset
 
     async def wait_for_room(self) -> None:
-        """Wait until something was finished."""
+        """Wait until messages are finished."""
         self._room = asyncio.get_running_loop().create_future()
         try:
             await self._room
@@ -98,18 +98,18 @@ class OwnedQueue:
             self._room = None
 
     def note_room(self) -> None:
-        """Wake the puller that waits for room."""
+        """Wake the puller waiting for room."""
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     def finish(self, messages: list[MessageView]) -> QueueOffset:
-        """Take messages out that are done; return the offset to commit."""
+        """Remove processed messages; return the offset to commit."""
         offset = self.cache.remove(messages)
         self.note_room()
         return offset
 
     def info(self, commit_offset: int, wall_ms: int) -> ProcessQueueInfo:
-        """Return what an operator may see; ``wall_ms`` is what the wall shows at time 0."""
+        """Return what operators can inspect; ``wall_ms`` is the wall-clock time at monotonic 0."""
         cached, taken = self.cache.cached_offsets, self.cache.taken_offsets
         return ProcessQueueInfo(
             cached_msg_count=len(cached),

@@ -1,7 +1,7 @@
-"""What was pulled from one queue and is not finished: the only state that decides what to commit.
+"""Unfinished messages of one queue: the only state that decides what to commit.
 
-Nothing here waits, reads a clock or speaks to anybody. Offsets come in ascending order nearly
-always, which makes every operation cheap; any other order costs a sort and is still right.
+Nothing here waits, reads a clock or does I/O. Offsets nearly always arrive in ascending order,
+which makes every operation cheap; any other order costs a sort and is still correct.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Generic, Protocol, TypeVar
 from turbopump.message import QueueOffset
 
 NOTHING_REMOVED = QueueOffset(-1)
-"""What `ProcessQueue.remove` returns when there was nothing: no offset is to be committed."""
+"""Returned by `ProcessQueue.remove` if there was nothing: no offset to commit."""
 
 
 class Cached(Protocol):
-    """A message as far as its queue is concerned."""
+    """A message as its queue needs it."""
 
     @property
     def queue_offset(self) -> QueueOffset: ...
@@ -37,14 +37,14 @@ class ProcessQueue(Generic[M]):
     def __init__(self) -> None:
         self._cached: dict[int, M] = {}
         self._taken: dict[int, M] = {}
-        # Ascending; offsets that are not cached any more are dropped when they come to an end.
+        # Ascending; offsets no longer cached are dropped when they reach an end.
         self._order: deque[int] = deque()
         self._last_put = QueueOffset(0)
         self._consuming = False
         self.count = 0
         self.bytes = 0
         self.behind = 0
-        """How many messages the broker had beyond the last ones put."""
+        """How many messages the broker had after the last ones put."""
 
     @property
     def cached_offsets(self) -> list[int]:
@@ -56,7 +56,7 @@ class ProcessQueue(Generic[M]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is unfinished."""
+        """Whether all messages are finished."""
         return self.count == 0
 
     @property
@@ -67,12 +67,12 @@ class ProcessQueue(Generic[M]):
 
     @property
     def span(self) -> int:
-        """How far the cached offsets lie apart."""
+        """The difference between the highest and lowest cached offset."""
         self._trim()
         return self._order[-1] - self._order[0] if self._order else 0
 
     def put(self, messages: Sequence[M], max_offset: int | None = None) -> bool:
-        """Add pulled messages; return whether somebody has to begin taking them in order."""
+        """Add pulled messages; return whether an orderly run must start to take them."""
         if not self._put_at_end(messages):
             for message in messages:
                 self._put_one(message)
@@ -84,7 +84,7 @@ class ProcessQueue(Generic[M]):
         return True
 
     def _put_at_end(self, messages: Sequence[M]) -> bool:
-        """Add messages beyond all others in one go, which is how nearly all of them come."""
+        """Append messages beyond all others in one step; nearly all arrive this way."""
         offsets = [message.queue_offset for message in messages]
         self._trim()
         last = self._order[-1] if self._order else -1
@@ -105,7 +105,7 @@ class ProcessQueue(Generic[M]):
             self._add(message)
 
     def remove(self, messages: Iterable[M]) -> QueueOffset:
-        """Finish messages; return the lowest unfinished offset, which is what to commit."""
+        """Finish messages; return the lowest unfinished offset, which is the one to commit."""
         if not self._cached:
             return NOTHING_REMOVED
         pop = self._cached.pop
@@ -119,13 +119,13 @@ class ProcessQueue(Generic[M]):
     # --- in order ---------------------------------------------------------------------------------
 
     def peek(self, count: int) -> list[M]:
-        """Return the first messages and leave them where they are."""
+        """Return the first messages without taking them."""
         self._trim()
         offsets = (offset for offset in self._order if offset in self._cached)
         return [self._cached[offset] for offset in islice(offsets, count)]
 
     def take(self, count: int) -> list[M]:
-        """Take the first messages to consume them; when there are none, consuming has ended."""
+        """Take the first messages to consume them; if there are none, consuming has ended."""
         messages = self.peek(count)
         for message in messages:
             self._taken[message.queue_offset] = self._cached.pop(message.queue_offset)
@@ -134,7 +134,7 @@ class ProcessQueue(Generic[M]):
         return messages
 
     def commit(self) -> QueueOffset | None:
-        """Finish all that is taken; return the offset after it, None when nothing was."""
+        """Finish all taken messages; return the offset after them, or None if there were none."""
         if not self._taken:
             return None
         after = QueueOffset(max(self._taken) + 1)
@@ -144,17 +144,17 @@ class ProcessQueue(Generic[M]):
         return after
 
     def rollback(self) -> None:
-        """Put all that is taken back, to be taken again."""
+        """Return all taken messages, to be taken again."""
         self.again(list(self._taken.values()))
 
     def again(self, messages: Iterable[M]) -> None:
-        """Put some messages back, perhaps changed, to be taken again."""
+        """Return some taken messages, possibly changed, to be taken again."""
         for message in messages:
             self._taken.pop(message.queue_offset, None)
             self._add(message)
 
     def clear(self) -> None:
-        """Forget everything, as when the queue is somebody else's now."""
+        """Forget everything, as when another member owns the queue."""
         self._cached.clear()
         self._taken.clear()
         self._order.clear()

@@ -37,8 +37,8 @@ class Producer(LifeCycle, ProducerMember):
         async with Producer("orders-producer", nameserver="127.0.0.1:9876") as producer:
             receipt = await producer.send(Message("orders", b"hello", tags="created"))
 
-    Many sends may run at the same time; they share connections, and their number is what makes a
-    producer fast. ``session`` is for those who share one by hand or run in virtual time.
+    Sends may run concurrently and share connections; throughput comes from concurrent sends. Pass
+    ``session`` to share one explicitly or to run in virtual time.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Producer(LifeCycle, ProducerMember):
         self._hooks = tuple(hooks)
         self._running: Running | None = None
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start; no connection is opened before the first message."""
+        """Start; connections open with the first message."""
         if self._running is not None:
             return
         session = self._given_session or shared_session(self._client, self)
@@ -73,7 +73,7 @@ class Producer(LifeCycle, ProducerMember):
         self._running = Running(session, sender, self._config.in_flight_max)
 
     async def close(self) -> None:
-        """Wait for submitted messages, then leave."""
+        """Wait for submitted messages, then leave the session."""
         running, self._running = self._running, None
         if running is not None:
             running.session.require_own_process()
@@ -87,11 +87,12 @@ class Producer(LifeCycle, ProducerMember):
     async def send(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> SendReceipt:
-        """Send a message and return where it was stored.
+        """Send a message and return its receipt.
 
-        Without ``to`` the queues of the topic take turns and a failed try is repeated elsewhere;
-        with it there is one try, since order would suffer from a second. In both cases the send
-        waits within its time for a broker that is busy, restarting or not reachable.
+        Without ``to``, the queues of the topic take turns and a failed attempt is retried
+        elsewhere. With ``to``, there is a single attempt, since a retry could break the order. In
+        both cases the send waits, up to its timeout, for a broker that is busy, restarting or
+        unreachable.
 
         ::
 
@@ -103,7 +104,7 @@ class Producer(LifeCycle, ProducerMember):
     async def send_batch(
         self, messages: Sequence[Message], *, to: To = None, timeout_ms: int | None = None
     ) -> SendReceipt:
-        """Send messages of one topic to one queue, together or not at all; see `split_batch`.
+        """Send messages of one topic to one queue, all or none; see `split_batch`.
 
         ::
 
@@ -115,7 +116,7 @@ class Producer(LifeCycle, ProducerMember):
     async def send_ready(
         self, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
     ) -> SendReceipt:
-        """Send an encoded message, see `turbopump.client.outgoing`; scopes are not entered.
+        """Send an encoded message, bypassing scopes; see `turbopump.client.outgoing`.
 
         ::
 
@@ -132,10 +133,10 @@ class Producer(LifeCycle, ProducerMember):
         timeout_ms: int | None = None,
         on_sent: OnSent | None = None,
     ) -> asyncio.Future[SendReceipt]:
-        """Hand a message over and return a promise of its receipt, to send many at a time.
+        """Hand a message over and return a future of its receipt, to keep many sends in flight.
 
-        Waits for a place when too many are on their way. ``on_sent`` is called on the event loop,
-        exactly once, and must not block.
+        Wait while too many sends are in flight. ``on_sent`` is called exactly once, on the event
+        loop, and must not block.
 
         ::
 
@@ -157,7 +158,7 @@ class Producer(LifeCycle, ProducerMember):
     async def send_oneway(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> None:
-        """Send a message without hearing what becomes of it: fastest, and it may be lost.
+        """Send a message without an acknowledgement: fastest, but messages may be lost.
 
         ::
 
@@ -169,7 +170,7 @@ class Producer(LifeCycle, ProducerMember):
     async def request(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> Reply:
-        """Send a message and return the reply to it; raises RequestTimeout.
+        """Send a message and return its reply; raises RequestTimeout.
 
         The consumer of the message replies with `reply`.
 
@@ -182,7 +183,7 @@ class Producer(LifeCycle, ProducerMember):
         limit_ms = sender.limit_ms(timeout_ms)
         topic = sender.broker_topic(message.topic)
         if session.cached_route(topic) is None:
-            # Brokers push replies to clients that they know.
+            # Brokers push replies only to clients that they know.
             await sender.route(running.io, topic, sender.end_ms(timeout_ms))
             await session.heartbeat()
         with session.replies.expected() as (correlation_id, promise):
@@ -197,7 +198,7 @@ class Producer(LifeCycle, ProducerMember):
     async def reply(
         self, request: MessageView, body: bytes, *, timeout_ms: int | None = None
     ) -> None:
-        """Reply to a message that was sent with `request`; raises if its sender stopped waiting.
+        """Reply to a message sent with `request`; raises if the requester stopped waiting.
 
         ::
 
@@ -214,7 +215,7 @@ class Producer(LifeCycle, ProducerMember):
         await calls.send_reply(running.session, address, header, sent.body, limit_ms)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues that messages of a topic can be sent to.
+        """Return the queues of a topic that accept messages.
 
         ::
 
@@ -228,7 +229,7 @@ class Producer(LifeCycle, ProducerMember):
     def check_transaction(
         self, broker_address: str, asked: CheckTransactionState, message: MessageView
     ) -> None:
-        """Log that the check cannot be answered here: a broker picks any producer of the group."""
+        """Log that this producer cannot answer: a broker asks any producer of the group."""
         _log.error(
             "broker %s asked for the state of transaction %s, which a Producer cannot tell: all"
             " producers of group %s must be TransactionProducer",
@@ -239,12 +240,12 @@ class Producer(LifeCycle, ProducerMember):
 
     @property
     def running(self) -> Running:
-        """What exists between start and close; raises NotRunning."""
+        """The state between start and close; raises NotRunning."""
         return require_running(self._running, "producer", self.group)
 
 
 class Running:
-    """What a producer has from its start to its close."""
+    """The state of a producer between start and close."""
 
     def __init__(self, session: Session, sender: MessageSender, in_flight_max: int) -> None:
         self.session = session
@@ -254,10 +255,10 @@ class Running:
         self.submitted = Submitted(in_flight_max)
 
     async def send(self, message: Message, to: To, timeout_ms: int | None) -> SendReceipt:
-        """Check a message too when it is awaited, not before."""
+        """Send a message; defer its checks until this is awaited."""
         return await self.sender.send(self.io, message, to=to, timeout_ms=timeout_ms)
 
     async def finish(self) -> None:
-        """Wait for all that was submitted; each has its own time limit."""
+        """Wait for all submitted messages; each has its own timeout."""
         await self.tasks.wait()
         self.submitted.close()

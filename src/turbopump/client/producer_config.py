@@ -1,4 +1,4 @@
-"""What can be set about producers."""
+"""Settings of producers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class ProducerConfig:
     """
 
     send_timeout_ms: int = 3000
-    """For one send with all its tries."""
+    """For one send, including all attempts."""
 
     retries_max: int = 2
-    """Further tries after a failure, each with another broker if there is one.
+    """Retries after a failure, each with another broker if possible.
 
-    Tries that no broker took, as it was busy, restarting or not reachable, do not count.
+    Attempts that no broker accepted (busy, restarting or unreachable) do not count.
     """
 
     wait_for_brokers: bool = True
-    """Whether to wait within the send's timeout for a broker that is busy or not reachable."""
+    """Whether to wait, within the send's timeout, for a broker that is busy or unreachable."""
 
     retry_unless_ok: bool = False
-    """Whether to try again too when a message was stored, but not flushed or copied in time."""
+    """Whether to also retry when a message was stored, but not flushed or copied in time."""
 
     avoid_slow_brokers: bool = False
-    """Whether brokers that answered slowly or not at all are left alone for a while."""
+    """Whether to avoid slow or unresponsive brokers for a while."""
 
     in_flight_max: int = 1000
-    """Messages that `Producer.submit` has taken and that have no answer yet; more wait."""
+    """Messages submitted with `Producer.submit` and not yet acknowledged; further ones wait."""
 
     messages: MessageRules = field(default_factory=MessageRules)
 

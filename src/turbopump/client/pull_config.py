@@ -1,4 +1,4 @@
-"""What can be set about pull consumers."""
+"""Settings of pull consumers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PullTimes:
-    """How long pulls may take.
+    """Timeouts of pulls.
 
     ::
 
@@ -19,13 +19,13 @@ class PullTimes:
     """
 
     timeout_ms: int = 10_000
-    """For a pull that is answered at once."""
+    """For a pull that is answered immediately."""
 
     hold_ms: int = 20_000
-    """How long a broker may wait for a message to come."""
+    """How long a broker may wait for a message to arrive."""
 
     held_timeout_ms: int = 30_000
-    """For a pull that the broker may hold; longer than it holds."""
+    """For a pull that the broker may hold; longer than the hold time."""
 
     def __post_init__(self) -> None:
         require_at_least("timeout_ms", self.timeout_ms, 1)
@@ -33,14 +33,14 @@ class PullTimes:
         require_at_least("held_timeout_ms", self.held_timeout_ms, self.hold_ms + 1)
 
     def of(self, timeout_ms: int) -> PullTimes:
-        """Return the times of a pull that is answered or held for so long."""
+        """Return the times of a pull with this response timeout or hold time."""
         margin_ms = self.held_timeout_ms - self.hold_ms
         return PullTimes(timeout_ms, timeout_ms, timeout_ms + margin_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much may be fetched ahead; beyond it, fetching waits until something is taken.
+    """How much may be fetched ahead; beyond it, fetching waits until messages are taken.
 
     ::
 
@@ -66,10 +66,10 @@ class PullConfig:
     """
 
     count_max: int = 32
-    """Most messages of one pull; brokers give no more than 32 unless they are set up for more."""
+    """Maximum messages per pull; brokers return up to 32 unless configured for more."""
 
     attempts_max: int = 16
-    """How often a message is tried that is sent back, before it becomes a dead letter."""
+    """How often a message that is sent back is retried before it is dead-lettered."""
 
     times: PullTimes = field(default_factory=PullTimes)
 
@@ -88,17 +88,17 @@ class LitePullConfig:
     """
 
     auto_commit: bool = True
-    """Whether polling commits, every so often, what was given out by earlier polls."""
+    """Whether polling commits, at an interval, messages delivered by earlier polls."""
 
     commit_interval_ms: int = 5000
     poll_timeout_ms: int = 5000
     """How long a poll waits for the first message."""
 
     poll_count_max: int = 32
-    """Most messages of one poll."""
+    """Maximum messages per poll."""
 
     fetch_count_max: int = 32
-    """Most messages of one request to a broker."""
+    """Maximum messages per request to a broker."""
 
     ahead: FetchLimits = field(default_factory=FetchLimits)
     times: PullTimes = field(default_factory=PullTimes)

@@ -1,4 +1,4 @@
-"""Reading queues by hand: the classic pull consumer."""
+"""Reading queues manually: the classic pull consumer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from turbopump.wire.bodies import ConsumeFrom, ConsumerData, ConsumeType, Messag
 from turbopump.wire.record import MessageView
 
 OnQueues = Callable[[str, Sequence[MessageQueue]], None]
-"""Hears which queues a topic has now."""
+"""Receives the current queues of a topic."""
 
 
 class PullConsumer(LifeCycle, ConsumerMember):
-    """Reads queues where and when the application wants, and keeps offsets on the broker if asked.
+    """Reads queues at offsets that the application chooses; can store offsets on the broker.
 
     ::
 
@@ -39,8 +39,8 @@ class PullConsumer(LifeCycle, ConsumerMember):
                     print(outcome.messages)
                 await consumer.commit(queue, outcome.next_offset)
 
-    Members of its group do not share the queues among them: who reads what is up to them.
-    ``topics`` are those whose queues ``on_queues`` wants to hear of.
+    Members of the group do not share queues: the application decides which member reads what.
+    ``on_queues`` receives the queues of each of ``topics``, at the start and when they change.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class PullConsumer(LifeCycle, ConsumerMember):
         self._given_session = session
         self._running: _Running | None = None
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin: join the group, and hear of the topics' queues."""
+        """Join the group and start watching the queues of ``topics``."""
         if self._running is not None:
             return
         session = self._given_session or shared_session(self._client, self)
@@ -110,7 +110,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         count_max: int | None = None,
         timeout_ms: int | None = None,
     ) -> PullOutcome:
-        """Read messages from an offset on; what there is not yet, is not waited for.
+        """Read messages from an offset on; return immediately if there are none yet.
 
         ::
 
@@ -127,7 +127,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         count_max: int | None = None,
         timeout_ms: int | None = None,
     ) -> PullOutcome:
-        """Read messages from an offset on, waiting at the broker for the next one to come.
+        """Read messages from an offset on; wait at the broker (long poll) if there are none yet.
 
         ::
 
@@ -138,10 +138,10 @@ class PullConsumer(LifeCycle, ConsumerMember):
     async def send_back(
         self, message: MessageView, queue: MessageQueue, *, delay_level: int = 0
     ) -> None:
-        """Have a message delivered again to the group later; -1 makes it a dead letter at once.
+        """Have a message redelivered to the group later; level -1 dead-letters it immediately.
 
-        Level 0 lets the broker choose: longer with each attempt. It comes back in the retry topic
-        of the group, ``%RETRY%`` and its name.
+        Level 0 lets the broker choose a delay that grows with each attempt. The message is
+        redelivered through the group's retry topic, ``%RETRY%`` followed by its name.
 
         ::
 
@@ -154,7 +154,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
     # --- positions --------------------------------------------------------------------------------
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """Return how far the group has come, None when the broker knows of nothing.
+        """Return the group's committed offset, or None if the broker has none.
 
         ::
 
@@ -163,7 +163,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         return await self._require_running().reader.committed(queue)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Tell the broker how far the group has come: the offset to go on at.
+        """Commit the offset at which the group resumes.
 
         ::
 
@@ -182,7 +182,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         return await self._require_running().reader.min_offset(queue)
 
     async def max_offset(self, queue: MessageQueue) -> QueueOffset:
-        """Return the offset that the next message will get.
+        """Return the offset of the next message to be stored.
 
         ::
 
@@ -191,7 +191,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         return await self._require_running().reader.max_offset(queue)
 
     async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
-        """Return the offset of the first message stored at a moment or after it.
+        """Return the offset of the first message stored at or after a point in time.
 
         ::
 
@@ -199,7 +199,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         """
         return await self._require_running().reader.offset_at(queue, moment)
 
-    # --- for the session --------------------------------------------------------------------------
+    # --- called by the session --------------------------------------------------------------------
 
     def heartbeat_data(self) -> ConsumerData:
         namespace = self._client.namespace
@@ -252,7 +252,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
 
 
 class _Running:
-    """What a pull consumer has from its start to its close."""
+    """The state of a pull consumer between start and close."""
 
     def __init__(self, session: Session, group: str, config: PullConfig) -> None:
         self.session = session

@@ -1,4 +1,4 @@
-"""The second stage: one task for each owned queue, which keeps one pull in flight."""
+"""The second stage: one task per owned queue, which keeps one pull in flight."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from turbopump.wire.sysflag import (
 _log = logging.getLogger(__name__)
 
 _USUAL_BATCH_MAX = 32
-"""Brokers return no more messages than this to a pull that does not ask for a large response."""
+"""Brokers return at most this many messages unless the pull requests a large response."""
 _AFTER_ERROR_MS = 1000
 _AFTER_FLOW_CONTROL_MS = 20
 _NOT_LOCKED_MS = 1000
@@ -63,7 +63,7 @@ _UNKNOWN = frozenset(
 
 
 class Delivery(Protocol):
-    """Takes what was pulled."""
+    """Receives pulled messages."""
 
     is_orderly: bool
 
@@ -72,7 +72,7 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PullContext:
-    """What the pullers of one consumer share."""
+    """The state shared by the pullers of one consumer."""
 
     session: Session
     group: str
@@ -85,27 +85,27 @@ class PullContext:
     subscription: Callable[[str], Subscription | None]
     limits: Callable[[str], QueueLimits]
     prepared: Callable[[Sequence[MessageView]], list[MessageView]]
-    """Makes of pulled messages what listeners see."""
+    """Converts pulled messages to what listeners see."""
     dead_letter_damaged: Callable[[MessageQueue, MessageView], Awaitable[bool]]
-    """Has the broker make a dead letter of its own copy; returns whether that worked."""
+    """Has the broker dead-letter its own copy; returns whether that worked."""
     offset_illegal: Callable[[OwnedQueue, QueueOffset], None]
     unknown_to_broker: Callable[[], None]
-    """Hears that a broker knows nothing of the group, or an older subscription."""
+    """Called when a broker does not know the group, or has an older subscription."""
 
 
 class Puller:
-    """Pulls one queue until it is dropped; its task is ended from outside."""
+    """Pulls one queue until it is dropped; its task is cancelled from outside."""
 
     def __init__(self, owned: OwnedQueue, context: PullContext) -> None:
         self._owned = owned
         self._context = context
         self._asked: PullMessage | None = None
         self._command: Command | None = None
-        """The last request: while nothing comes, it is the same again and again."""
+        """The last request: while no messages arrive, it stays the same."""
         self._replica = Replica(MASTER_ID, "")
-        """Where it went to."""
+        """The replica that it was sent to."""
         self._source = Source("", 0)
-        """The connection over which it was answered."""
+        """The connection that its response came from."""
         self._is_stalled = False
         """Whether it was logged that pulling waits for the master."""
 
@@ -139,23 +139,23 @@ class Puller:
                 await self._take(outcome, wanted, spent_ms)
 
     async def begin(self, replica: Replica) -> None:
-        """Note where pulling will begin, on the replica that was asked for it."""
+        """Note where pulling starts, on the replica that reported the offset."""
         self._replica = replica
         everything = subscription(self._owned.queue.topic, EVERYTHING, 0)
         self._owned.last_pulled = await begun(self._place(everything), self._owned.next_offset)
 
     async def offset_to_commit(self, replica: Replica, position: QueueOffset) -> QueueOffset | None:
-        """Return what to commit to a replica, None if that cannot be said at the moment."""
+        """Return what to commit to a replica, or None while that is unknown."""
         owned, last = self._owned, self._owned.last_pulled
         if not replica.is_master:
-            # Only masters keep offsets; and one that was promoted just now was not compared.
+            # Only masters keep offsets; and a newly promoted one has not been compared yet.
             return None
         if last is None:
             return position
         self._replica = replica
         wanted = self._context.subscription(owned.queue.topic)
         if wanted is None:
-            # Unsubscribed: what the filter has passed over is not known any more.
+            # Unsubscribed: which messages the filter skipped is no longer known.
             wanted = subscription(owned.queue.topic, EVERYTHING, 0)
             last = last.with_other_filter()
         owned.compared_with, offset = await offset_to_commit(
@@ -178,7 +178,7 @@ class Puller:
         return is_locking and self._owned.locked_ms is None
 
     async def _wait(self) -> None:
-        """Wait until pulling may continue; the caller checks all conditions again."""
+        """Wait until pulling may continue; the caller rechecks all conditions."""
         owned, context = self._owned, self._context
         if not context.resumed.is_set():
             with owned.waiting():
@@ -194,9 +194,9 @@ class Puller:
             await asyncio.sleep(pause_ms / 1000)
 
     async def _pass_over(self, damaged: DamagedMessage) -> None:
-        """Have a damaged message made a dead letter: listeners never see it.
+        """Have a damaged message dead-lettered: listeners never see it.
 
-        Retries would bring the same bytes, and some brokers give the copies a new checksum.
+        Retries would return the same bytes, and some brokers give the copies a new checksum.
         """
         owned, context = self._owned, self._context
         _log.error("damaged message, not consumed by %s: %s", context.group, damaged)
@@ -207,14 +207,14 @@ class Puller:
             if attempt + 1 < _DEAD_LETTER_ATTEMPTS_MAX:
                 await self._pause(_DEAD_LETTER_PAUSE_MS)
         else:
-            _log.error("it could not be made a dead letter, the group goes on: %s", damaged)
+            _log.error("could not dead-letter it; the group continues: %s", damaged)
         if not owned.is_dropped:
             owned.next_offset = QueueOffset(damaged.next_offset)
             if owned.cache.is_empty:
                 context.positions.advance(owned.queue, owned.next_offset)
 
     async def _dead_letter(self, message: MessageView | None) -> bool:
-        # Where not even the header can be read, there is nothing to make a dead letter of.
+        # If not even the header is readable, there is nothing to dead-letter.
         return message is None or await self._context.dead_letter_damaged(
             self._owned.queue, message
         )
@@ -252,7 +252,7 @@ class Puller:
         return await session.code_filters.request(group, wanted, broker, command, timeout_ms)
 
     def _place(self, wanted: Subscription) -> Place:
-        """Return what is compared with what was pulled before."""
+        """Return the queue and replica to compare with earlier pulls."""
         session, queue = self._context.session, self._owned.queue
         timeout_ms = session.config.request_timeout_ms
 
@@ -315,7 +315,7 @@ class Puller:
         self._is_stalled = False
         owned.broker_id = outcome.broker_id
         if isinstance(outcome, Found):
-            # Before the offset: should that fail, the same messages are pulled again.
+            # Before the offset: if that fails, the same messages are pulled again.
             self._give(outcome, wanted)
         owned.last_pulled = last_pulled(owned.last_pulled, self._source, asked, outcome)
         if self._replica.is_master and not isinstance(outcome, OffsetIllegal):
@@ -333,17 +333,17 @@ class Puller:
                 if last is not None and last.is_far_behind:
                     owned.last_pulled = await caught_up(self._place(wanted), last)
             case OffsetIllegal():
-                _log.warning("offset of %s is illegal, going to %s", owned.queue, outcome)
+                _log.warning("offset of %s is out of range, resuming at %s", owned.queue, outcome)
                 context.offset_illegal(owned, self._corrected(outcome.next_offset, asked))
             case never:
                 assert_never(never)
 
     async def _return_to_master(self, why: str) -> None:
-        """Pull the same from the master; without one, wait for it or for the slave's copy."""
+        """Pull the same from the master; without one, wait for it or for the slave to catch up."""
         owned, session = self._owned, self._context.session
         owned.broker_id = MASTER_ID
         if self._replica.is_master:
-            # It was replaced, and follows another one now.
+            # It was replaced, and is now a slave.
             await session.refresh_route(owned.queue.topic)
         if session.replica_to_read(owned.queue.broker).address != self._replica.address:
             return
@@ -354,10 +354,10 @@ class Puller:
         await self._pause(_AFTER_ERROR_MS)
 
     def _corrected(self, offset: QueueOffset, asked: QueueOffset) -> QueueOffset:
-        """Return where to continue when the broker names another offset than the one asked for.
+        """Return where to continue if the broker names another offset than the requested one.
 
-        A queue that ends before it has lost messages with the power. The unfinished messages below
-        its end are still there and must not be skipped.
+        A queue that ends before it has lost messages in a power failure. The unfinished messages
+        below its end still exist and must not be skipped.
         """
         if offset >= asked:
             return offset

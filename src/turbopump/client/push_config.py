@@ -1,4 +1,4 @@
-"""What can be set about a push consumer, by concern."""
+"""Settings of a push consumer, by concern."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _require_within(name: str, value: object, least: int, most: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much of one queue may be pulled and not finished."""
+    """How much of one queue may be pulled and unfinished."""
 
     messages_max: int
     bytes_max: int
@@ -30,7 +30,7 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """How much may be pulled and not finished; beyond it, pulling pauses.
+    """How much may be pulled and unfinished; beyond it, pulling pauses.
 
     ::
 
@@ -40,10 +40,10 @@ class FlowLimits:
     messages_per_queue: int = 1000
     mebibytes_per_queue: int = 100
     span: int = 2000
-    """Concurrent: how far the newest message of a queue may be ahead of its oldest unfinished."""
+    """Concurrent: how far a queue's newest message may be ahead of its oldest unfinished one."""
 
     messages_per_topic: int | None = None
-    """Divided among the topic's queues that this client owns; None sets no limit."""
+    """Divided among the topic's queues that this client owns; None means no limit."""
 
     mebibytes_per_topic: int | None = None
 
@@ -68,7 +68,7 @@ class FlowLimits:
 
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """How messages are fetched.
+    """Settings of pulling.
 
     ::
 
@@ -76,20 +76,20 @@ class Pulling:
     """
 
     batch_max: int = 256
-    """Most messages of one pull, fewer if the flow limits leave less room; Apache RocketMQ brokers
+    """Maximum messages per pull, fewer if the flow limits leave less room; Apache RocketMQ brokers
     return up to 32."""
 
     interval_ms: int = 0
-    """Pause after a pull that brought messages."""
+    """Pause after a pull that returned messages."""
 
     hold_ms: int = 15_000
-    """How long a broker may wait for messages before it answers that there are none."""
+    """How long a broker may wait for messages before it responds that there are none."""
 
     timeout_ms: int = 30_000
-    """How long to wait for an answer; brokers answer up to 5 s later than they were asked to."""
+    """How long to wait for a response; brokers respond up to 5 s later than requested."""
 
     carries_subscription: bool = False
-    """Whether each pull tells the subscription, so that no heartbeat has to come before."""
+    """Whether each pull carries the subscription, so that no heartbeat has to precede it."""
 
     def __post_init__(self) -> None:
         _require_within("batch_max", self.batch_max, 1, 1024)
@@ -104,7 +104,7 @@ class Pulling:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """How the listener is called.
+    """Settings of calling the listener.
 
     ::
 
@@ -112,10 +112,10 @@ class Listening:
     """
 
     threads: int = 20
-    """How many calls run at once: threads for a plain function, tasks for an ``async def``."""
+    """How many calls run concurrently: threads for a function, tasks for an ``async def``."""
 
     batch_max: int = 1
-    """Most messages of one call."""
+    """Maximum messages per call."""
 
     timeout_minutes: int = 15
     """Concurrent: a message that takes longer is sent back and redelivered elsewhere."""
@@ -132,7 +132,7 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """What becomes of messages that the listener could not handle.
+    """What happens to failed messages.
 
     ::
 
@@ -160,7 +160,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class PushSettings:
-    """Everything about one consumer, as its stages read it."""
+    """All settings of one consumer, as its stages read them."""
 
     start_from: StartFrom
     strategy: Strategy
@@ -174,7 +174,7 @@ class PushSettings:
 
     @property
     def is_locking(self) -> bool:
-        """Whether queues are locked on their brokers; broadcasting, everybody has every queue."""
+        """Whether queues are locked on their brokers; when broadcasting, every member has all."""
         return self.is_orderly and not self.is_broadcast
 
     @property

@@ -1,4 +1,4 @@
-"""Consuming by push: messages come to a listener as soon as brokers have them."""
+"""Consuming by push: messages reach a listener as soon as brokers have them."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ from turbopump.wire.names import retry_topic
 from turbopump.wire.record import MessageView
 
 _BROADCAST_INSTANCE = "DEFAULT"
-"""A broadcasting consumer's offsets lie under its client id, which must survive a restart."""
+"""A broadcasting consumer stores offsets under its client id, which must survive a restart."""
 
 
 class PushConsumer(LifeCycle, ConsumerMember):
-    """Gives every message of some topics to a listener, at least once.
+    """Delivers every message of its topics to a listener, at least once.
 
     ::
 
@@ -78,7 +78,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
                                 subscriptions={"orders": "created || paid"}) as consumer:
             await consumer.wait()
 
-    Members of one group share the queues of a topic; a plain function is called in threads, an
+    Members of one group share the queues of a topic. A plain function is called in threads, an
     ``async def`` on the loop. Failed messages are redelivered, see `ConsumeResult`.
     """
 
@@ -142,10 +142,10 @@ class PushConsumer(LifeCycle, ConsumerMember):
         self._closing: asyncio.Task[None] | None = None
         self._started_ms = 0
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the group and begin; from then on no message that is sent is missed."""
+        """Join the group and start consuming; no message sent after this returns is missed."""
         if self._running is not None:
             return
         if not self._expressions:
@@ -171,18 +171,18 @@ class PushConsumer(LifeCycle, ConsumerMember):
             raise
 
     async def close(self) -> None:
-        """Stop pulling, wait for listeners that run, commit, leave the group.
+        """Stop pulling, wait for running listeners, commit, leave the group.
 
-        When the listener or a hook calls it, it does not wait: the consumer closes after that call.
+        Called from the listener or a hook, it does not wait: the consumer closes after that call.
         """
         closing = self.begin_closing()
         if closing is not None and not self.is_calling:
             await asyncio.shield(closing)
 
     def begin_closing(self) -> asyncio.Task[None] | None:
-        """Close in a task of its own, which does not end with who asked for it; on the loop only.
+        """Close in a separate task, which outlives its caller; call on the loop only.
 
-        Returns that task, and None when there is nothing to close.
+        Return that task, or None if there is nothing to close.
         """
         running, session = self._running, self._session
         if running is not None and session is not None:
@@ -208,9 +208,9 @@ class PushConsumer(LifeCycle, ConsumerMember):
     async def wait(self, *, handle_signals: bool = True) -> None:
         """Wait until the consumer is closed.
 
-        In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for listeners
-        that run, commits, and this returns. A second signal ends the process. Handlers that the
-        program has installed itself stay, and so do all of them with ``handle_signals=False``.
+        In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for running
+        listeners, commits, and this returns. A second signal ends the process. Handlers that the
+        program installed stay in place; with ``handle_signals=False``, no handler is replaced.
         """
         loop = asyncio.get_running_loop()
         begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
@@ -219,14 +219,14 @@ class PushConsumer(LifeCycle, ConsumerMember):
             if self._closing is not None:
                 await asyncio.shield(self._closing)
 
-    # --- while it runs ----------------------------------------------------------------------------
+    # --- while running ----------------------------------------------------------------------------
 
     async def subscribe(
         self, topic: str, expression: Expression = EVERYTHING, kind: str = TAG
     ) -> None:
-        """Subscribe to a topic, or change its expression; also before the start.
+        """Subscribe to a topic, or change its expression; may be called before the start.
 
-        ``kind`` says what a string is: ``TAG`` or ``SQL92``.
+        ``kind`` is the type of a string expression: ``TAG`` or ``SQL92``.
 
         ::
 
@@ -259,36 +259,36 @@ class PushConsumer(LifeCycle, ConsumerMember):
             await self._running.rebalancer.balance()
 
     def suspend(self) -> None:
-        """Pull nothing until `resume`; what is pulled already is still delivered."""
+        """Stop pulling until `resume`; messages already pulled are still delivered."""
         self._require_running().suspend()
 
     def resume(self) -> None:
-        """Pull again."""
+        """Resume pulling."""
         self._require_running().resume()
 
     def resize(self, threads: int) -> None:
-        """Let another number of calls of the listener run at once."""
+        """Change how many calls of the listener run concurrently."""
         listening = replace(self._settings.listening, threads=threads)
         self._require_running().delivery.resize(threads)
         self._settings = replace(self._settings, listening=listening)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it runs, and has finished all messages that it has got so far."""
+        """Whether it is running and has finished all messages pulled so far."""
         return self._running is not None and all(
             each.cache.is_empty for each in self._running.owned.values()
         )
 
     def assignment(self) -> list[MessageQueue]:
-        """Return the queues that this client consumes at the moment."""
+        """Return the queues that this client consumes now."""
         running = self._require_running()
         return sorted(each.queue for each in running.owned.values() if not each.is_dropped)
 
     async def commit(self) -> None:
-        """Commit how far each queue has come now, not only every few seconds."""
+        """Commit the position of each queue now instead of at the next interval."""
         await self._require_running().persist()
 
-    # --- what the session asks --------------------------------------------------------------------
+    # --- called by the session --------------------------------------------------------------------
 
     def heartbeat_data(self) -> ConsumerData:
         return ConsumerData(
@@ -311,7 +311,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
         if self._running is not None:
             self._running.rebalancer.wake()
 
-    def route_changed(self, topic: str) -> None:  # noqa: ARG002 - all topics are looked at
+    def route_changed(self, topic: str) -> None:  # noqa: ARG002 - all topics are rebalanced
         self.members_changed()
 
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
@@ -322,7 +322,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
         return {} if self._running is None else self._running.offsets.positions.all_of(topic)
 
     async def running_info(self, *, with_stacks: bool) -> RunningInfo:
-        """Return what an operator may see of this consumer."""
+        """Return the state that operators can inspect."""
         running = self._require_running()
         assert self._session is not None
         own = self._settings
@@ -339,7 +339,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
     async def consume_directly(
         self, message: MessageView, broker_name: str | None
     ) -> DirectConsumption:
-        """Give one message to the listener now, whatever its queue."""
+        """Deliver one message to the listener now, independent of its queue."""
         running = self._require_running()
         assert self._listener is not None
         queue = MessageQueue(message.topic, broker_name or "", message.queue_id)
@@ -349,7 +349,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
             self._listener, messages, context, is_orderly=self._settings.is_orderly
         )
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _begin(self, session: Session) -> Consumption:
         self._closed.clear()
@@ -414,14 +414,14 @@ class PushConsumer(LifeCycle, ConsumerMember):
         return OrderlyDelivery(*common, own.retries, positions, back, lock, stats, clock)
 
     def _checked(self, topic: str, expression: Expression) -> str:
-        """Return a topic's name as brokers know it; refuses what cannot be wanted of it."""
+        """Return a topic's name as brokers know it; refuse invalid topics and expressions."""
         check_topic_to_subscribe(topic)
         name = with_namespace(self._client.namespace, topic)
         subscription(name, expression, 0)
         return name
 
     def _refresh_version(self, topic: str) -> None:
-        """Make the subscription newer: other members' older ones do not replace it."""
+        """Renew the subscription's version, so that other members' older ones do not replace it."""
         wanted = self._subscriptions.get(topic)
         if wanted is not None and self._session is not None:
             version_ms = self._session.clock.now_ms()

@@ -1,4 +1,4 @@
-"""Which queue the next message goes to: in turn, past brokers that failed or are slow. Pure."""
+"""Choosing the queue of the next message: in turn, avoiding failed or slow brokers. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from random import Random
 from turbopump.message import MessageQueue
 
 FAILURE_LATENCY_MS = 30_000
-"""A send that failed counts as if it had taken so long."""
+"""A failed send counts as having taken this long."""
 
 _LATENCIES_MS = (50, 100, 550, 1000, 2000, 3000, 15_000)
 _AVOIDED_FOR_MS = (0, 0, 30_000, 60_000, 120_000, 180_000, 600_000)
 
 
 def avoided_for_ms(latency_ms: int) -> int:
-    """Return how long a broker is left alone after a send that took so long."""
+    """Return how long to avoid a broker after a send of this duration."""
     place = bisect_right(_LATENCIES_MS, latency_ms)
     return _AVOIDED_FOR_MS[place - 1] if place else 0
 
@@ -32,13 +32,13 @@ class Fault:
 
 
 class BrokerFaults:
-    """How fast brokers answered last time."""
+    """The latest response times of brokers."""
 
     def __init__(self) -> None:
         self._faults: dict[str, Fault] = {}
 
     def note(self, broker: str, latency_ms: int, now_ms: int) -> None:
-        """Remember how long a send took."""
+        """Record the duration of a send."""
         self._faults[broker] = Fault(latency_ms, now_ms + avoided_for_ms(latency_ms))
 
     def is_available(self, broker: str, now_ms: int) -> bool:
@@ -57,7 +57,7 @@ class BrokerFaults:
 
 
 class QueueChoice:
-    """Takes the queues of each topic in turn, starting anywhere."""
+    """Takes the queues of each topic in turn, from a random start."""
 
     def __init__(self, random: Random, faults: BrokerFaults | None = None) -> None:
         self._random = random
@@ -68,11 +68,11 @@ class QueueChoice:
     def next(
         self, queues: Sequence[MessageQueue], avoided: Collection[str] = (), now_ms: int = 0
     ) -> MessageQueue:
-        """Return the next queue, of another broker than the avoided ones if there is any."""
+        """Return the next queue, avoiding some brokers if there are others."""
         assert queues, "a route to send has queues"
         if self._faults is not None:
             return self._next_available(queues, self._faults, now_ms)
-        # As `_advance`, without a call for each message.
+        # Same as `_advance`, without a call per message.
         counter = self._counters.get(queues[0].topic)
         queue = self._advance(queues) if counter is None else queues[next(counter) % len(queues)]
         if not avoided or queue.broker not in avoided:

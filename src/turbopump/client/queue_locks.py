@@ -1,4 +1,4 @@
-"""Locks of queues on their brokers, without which nobody consumes in order."""
+"""Queue locks on brokers, which orderly consumption requires."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _log = logging.getLogger(__name__)
 RENEW_INTERVAL_MS = 20_000
 RENEW_FIRST_MS = 1000
 UNLOCK_LATER_MS = 20_000
-"""How long a lost queue stays locked while messages of it are cached: they may be in a listener."""
+"""How long a lost queue stays locked while it has cached messages: a listener may have them."""
 
 _LOCK_TIMEOUT_MS = 1000
 
 
 class QueueLocks:
-    """Asks brokers for the locks of one group, and gives them back."""
+    """Acquires, renews and releases the queue locks of one group."""
 
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
         self._group = group
         self._away: set[str] = set()
-        """Brokers whose masters did not answer last time."""
+        """Brokers whose masters did not respond last time."""
 
     async def lock(self, queues: Collection[MessageQueue]) -> frozenset[MessageQueue]:
-        """Return those queues whose locks this client has now; a broker that fails gives none."""
+        """Return the queues whose locks this client now holds; none of a broker that fails."""
         async with asyncio.TaskGroup() as group:
             asked = [
                 group.create_task(self._lock_on(broker, of_broker))
@@ -41,19 +41,19 @@ class QueueLocks:
         return frozenset(queue for task in asked for queue in task.result() or ())
 
     async def renew(self, owned: Collection[OwnedQueue]) -> None:
-        """Renew the locks of owned queues, and note which are there."""
+        """Renew the locks of owned queues, and note which are held."""
         by_queue = {each.queue: each for each in owned if not each.is_dropped}
         async with asyncio.TaskGroup() as group:
             for broker, queues in _by_broker(by_queue).items():
                 group.create_task(self._renew_on(broker, [by_queue[queue] for queue in queues]))
 
     async def renew_one(self, owned: OwnedQueue) -> bool:
-        """Renew one lock; return whether it is there."""
+        """Renew one lock; return whether it is held."""
         await self.renew([owned])
         return owned.is_locked(self._session.clock.monotonic_ms())
 
     async def unlock(self, queues: Iterable[MessageQueue], *, is_oneway: bool = True) -> None:
-        """Give locks back; a broker that cannot be told lets them expire."""
+        """Release locks; those of an unreachable broker expire."""
         for broker, of_broker in _by_broker(queues).items():
             try:
                 await lock_calls.unlock_queues(
@@ -66,12 +66,12 @@ class QueueLocks:
                     is_oneway=is_oneway,
                 )
             except TurbopumpError as error:
-                _log.warning("locks of %s on %s not given back: %s", self._group, broker, error)
+                _log.warning("locks of %s on %s not released: %s", self._group, broker, error)
 
     async def _renew_on(self, broker: str, owned: list[OwnedQueue]) -> None:
         locked = await self._lock_on(broker, [each.queue for each in owned])
         if locked is None:
-            # No answer is no refusal: a lock is trusted for as long as it was confirmed.
+            # No response is not a refusal: a lock is trusted as long as it was confirmed for.
             return
         now_ms = self._session.clock.monotonic_ms()
         for each in owned:
@@ -79,12 +79,12 @@ class QueueLocks:
                 each.locked_ms = now_ms
             elif each.locked_ms is not None:
                 each.locked_ms = None
-                _log.warning("the lock of %s is another's now", each)
+                _log.warning("another client holds the lock of %s", each)
 
     async def _lock_on(
         self, broker: str, queues: list[MessageQueue]
     ) -> frozenset[MessageQueue] | None:
-        """Return the queues that are locked, None when the broker does not say."""
+        """Return the locked queues, or None if the broker does not respond."""
         try:
             locked = await lock_calls.lock_queues(
                 self._session,

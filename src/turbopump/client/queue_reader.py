@@ -1,4 +1,4 @@
-"""What both pull consumers do with queues: read them, and ask for and tell positions."""
+"""Queue operations of both pull consumers: pulling, offsets and commits."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class _How(NamedTuple):
 
 
 class QueueReader:
-    """Reads queues for a group; outside of it, names are the application's.
+    """Reads queues for a group; its interface uses the application's names.
 
-    ``in_bulk`` lets a broker that knows how give larger answers than it gives to others. With
-    ``prefers_slave`` a slave is read as far as its copy goes, whatever answers suggest.
+    ``in_bulk`` requests larger responses from brokers that support them. With ``prefers_slave``, a
+    slave is read as far as its copy reaches, whatever responses suggest.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class QueueReader:
         self._broker_ids: dict[MessageQueue, int] = {}
         self._answered: dict[MessageQueue, Replica] = {}
         self._compared: dict[MessageQueue, Source] = {}
-        """The connection to the master over which it had what was pulled."""
+        """The connection to the master over which its messages matched those pulled."""
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues of a topic to read from."""
+        """Return the readable queues of a topic."""
         found = await self._session.readable_queues(self.wire_topic(topic))
         return tuple(map(self.user_queue, found)) if self._session.config.namespace else found
 
@@ -112,10 +112,10 @@ class QueueReader:
         is_lite: bool = False,
         timeout_ms: int | None = None,
     ) -> PullOutcome:
-        """Read messages of a queue from an offset on; those of other tags are left out.
+        """Read messages of a queue from an offset on, filtered by tags.
 
-        Raises DamagedMessage if the first message is damaged, and leads up to a later one that is.
-        ``timeout_ms`` is for the answer, or, of a held pull, for the broker to wait.
+        Raises DamagedMessage if the first message is damaged; stops before a later damaged one.
+        ``timeout_ms`` limits the response or, for a held pull, the broker's wait.
         """
         pull = (queue, offset, wanted, count_max)
         how = _How(is_held, is_lite, timeout_ms)
@@ -128,7 +128,7 @@ class QueueReader:
             self.back_to_master(queue)
             master, answer = await self._pull(*pull, how)
             if not master.is_master:
-                # It may be sound there, so it is not passed over.
+                # The copy there may be intact, so do not skip it.
                 raise NoRoute(f"{error}; its master may have it but is away") from error
             outcome = calls.decoded(answer, queue, offset)
         return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
@@ -144,7 +144,7 @@ class QueueReader:
         is_lite: bool = False,
         timeout_ms: int | None = None,
     ) -> RecordsOutcome:
-        """Do the same, and leave the messages as the broker has stored them, other tags and all."""
+        """Read as `pull`, but leave the messages in their stored form, including other tags."""
         how = _How(is_held, is_lite, timeout_ms)
         return (await self._pull(queue, offset, wanted, count_max, how))[1]
 
@@ -156,7 +156,7 @@ class QueueReader:
         count_max: int,
         how: _How,
     ) -> tuple[Replica, RecordsOutcome]:
-        """Pull from the replica that is to be asked, or else from the master."""
+        """Pull from the preferred replica, or else from the master."""
         on_wire = self.wire_queue(queue)
         if not self._session.has_broker(on_wire.broker):
             await self._session.refresh_route(on_wire.topic)
@@ -191,7 +191,7 @@ class QueueReader:
     def _is_lacking(
         self, outcome: RecordsOutcome, offset: int, wanted: Subscription, how: _How
     ) -> bool:
-        """Whether the master may have what a slave does not: also the next message, unless held."""
+        """Whether the master may have what a slave lacks; unless held, also the next message."""
         is_end = isinstance(outcome, NothingNew) and not how.is_held
         return is_end or lacks_offset(outcome, offset, wanted)
 
@@ -207,7 +207,7 @@ class QueueReader:
         return calls.pulled(await filters.request(self._group, wanted, broker, command, timeout_ms))
 
     def _broker_id(self, queue: MessageQueue) -> int:
-        """Return the id of the replica to ask: by the last answer, or as the reader prefers."""
+        """Return the id of the replica to ask: by the last response, or as the reader prefers."""
         if self._prefers_slave and queue not in self._broker_ids:
             return first_slave_id(self._session.replicas(queue.broker))
         return self._broker_ids.get(queue, MASTER_ID)
@@ -215,7 +215,7 @@ class QueueReader:
     def header_to_pull(
         self, queue: MessageQueue, offset: QueueOffset, wanted: Subscription, count_max: int
     ) -> PullMessage:
-        """Return what a pull that is not held says, for those who send it themselves."""
+        """Return the header of a pull without hold, for callers that send it themselves."""
         on_wire, sys_flag = self.wire_queue(queue), _How().sys_flag
         return self._header(on_wire, offset, wanted, count_max, self._times.hold_ms, sys_flag)
 
@@ -229,8 +229,8 @@ class QueueReader:
     ) -> tuple[LastPulled | None, PullOutcome]:
         """Compare the replica that answered the last pull with the one before.
 
-        Returns the last message, and the outcome, which may be that the offset is illegal. Only
-        for those who pull a queue once at a time.
+        Return the last message and the outcome, which may be that the offset is illegal. Only for
+        callers with one pull per queue at a time.
         """
         replica = self._answered.get(queue)
         if replica is None:
@@ -252,12 +252,12 @@ class QueueReader:
     async def begun(
         self, queue: MessageQueue, wanted: Subscription, start: QueueOffset
     ) -> LastPulled:
-        """Return what to compare if the connection is lost before the first pull is answered."""
+        """Return what to compare if the connection is lost before the first response to a pull."""
         replica = await self._session.replica_of(self.wire_queue(queue))
         return await begun(self._place(queue, replica, wanted), start)
 
     def _place(self, queue: MessageQueue, replica: Replica, wanted: Subscription) -> Place:
-        """Return what is compared with what was pulled before."""
+        """Return the queue and replica to compare with earlier pulls."""
         on_wire, timeout_ms = self.wire_queue(queue), self._timeout_ms
 
         async def next_match(offset: QueueOffset) -> PullOutcome:
@@ -269,7 +269,7 @@ class QueueReader:
         return Place(self._session, replica, self._group, on_wire, timeout_ms, next_match)
 
     def back_to_master(self, queue: MessageQueue) -> bool:
-        """Ask the master next time; return whether another one was to be asked."""
+        """Ask the master next time; return whether another replica was preferred."""
         was_master = self._broker_id(queue) == MASTER_ID
         self._broker_ids[queue] = MASTER_ID
         return not was_master
@@ -316,7 +316,7 @@ class QueueReader:
     # --- positions --------------------------------------------------------------------------------
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """Return how far the group has come, None when nothing is known."""
+        """Return the group's committed offset, or None if there is none."""
         on_wire = self.wire_queue(queue)
         address = await self._session.address_of(on_wire)
         return await calls.committed_offset(
@@ -332,7 +332,7 @@ class QueueReader:
         *,
         is_oneway: bool = False,
     ) -> None:
-        """Commit how far the group has come, or less if the master has other messages by now."""
+        """Commit the group's position, or a lower one if the master has other messages now."""
         replica = await self._session.replica_to_commit(self.wire_queue(queue))
         offset: QueueOffset | None = position
         if last is not None:
@@ -347,7 +347,7 @@ class QueueReader:
     async def commit(
         self, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool = False
     ) -> None:
-        """Tell how far the group has come, and hear that the broker has noted it unless one-way."""
+        """Commit the group's position; wait for the broker's response unless one-way."""
         on_wire = self.wire_queue(queue)
         replica = await self._session.replica_to_commit(on_wire)
         await calls.commit_offset(
@@ -367,17 +367,17 @@ class QueueReader:
         return await calls.min_offset(self._session, address, on_wire, self._timeout_ms)
 
     async def max_offset(self, queue: MessageQueue) -> QueueOffset:
-        """Return the offset that the next message will get."""
+        """Return the offset of the next message to be stored."""
         on_wire = self.wire_queue(queue)
         address = await self._session.address_of(on_wire)
         return await calls.max_offset(self._session, address, on_wire, self._timeout_ms)
 
     async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
-        """Return the offset of the first message stored at a moment or after it."""
+        """Return the offset of the first message stored at or after a point in time."""
         return await self.offset_at_ms(queue, round(moment.timestamp() * 1000))
 
     async def start_offset(self, queue: MessageQueue, start_from: StartFrom) -> QueueOffset:
-        """Return where to begin: where the group has come to, or else where it wants to start."""
+        """Return where to start: at the committed offset, or else at the configured position."""
         match start_in(queue.topic, await self.committed(queue), start_from):
             case At(offset):
                 return offset
@@ -390,7 +390,7 @@ class QueueReader:
                 return await self.offset_at_ms(queue, timestamp_ms)
 
     async def offset_at_ms(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
-        """Do the same for a moment in milliseconds."""
+        """Return the offset for a time in milliseconds, as `offset_at`."""
         on_wire = self.wire_queue(queue)
         address = await self._session.address_of(on_wire)
         return await calls.offset_at(

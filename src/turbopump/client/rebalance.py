@@ -21,16 +21,16 @@ _log = logging.getLogger(__name__)
 
 INTERVAL_MS = 20_000
 PULL_IDLE_MS_MAX = 120_000
-"""A queue that was not pulled for this long is released, and gained again."""
+"""A queue that was not pulled for this long is released and acquired again."""
 SOON_MS = 500
-"""A route that is missing is asked for again this soon, `SOON_MAX` times: the first heartbeat of
-a group creates its retry topic."""
+"""The retry interval of a missing route, `SOON_MAX` times: a group's first heartbeat creates its
+retry topic."""
 SOON_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What to do so that the owned queues are the allocated ones."""
+    """The changes that turn the owned queues into the allocated ones."""
 
     gained: tuple[MessageQueue, ...]
     lost: tuple[MessageQueue, ...]
@@ -39,9 +39,9 @@ class Changes:
 def changes(
     owned: Mapping[MessageQueue, int], wanted: Collection[MessageQueue], now_ms: int
 ) -> Changes:
-    """Compare the owned queues, with when each was pulled last, with those it should be.
+    """Compare the owned queues and their last pull times with the allocated ones.
 
-    A queue whose pulling has died is lost and gained in one go.
+    A queue whose pulling has died is lost and gained in one step.
     """
     mine = set(wanted)
     lost = tuple(
@@ -63,16 +63,16 @@ class Owner(Protocol):
         ...
 
     async def gain(self, queues: Sequence[MessageQueue]) -> list[OwnedQueue]:
-        """Prepare queues for pulling; those that cannot begin yet are tried next time."""
+        """Prepare queues for pulling; those that cannot start yet are retried next time."""
         ...
 
     async def begin(self, topic: str, gained: Sequence[OwnedQueue]) -> None:
-        """Start to pull the new queues of a topic."""
+        """Start pulling the new queues of a topic."""
         ...
 
 
 class Rebalancer:
-    """Keeps the owned queues those that the strategy gives to this client."""
+    """Keeps the owned queues equal to those that the strategy allocates to this client."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class Rebalancer:
         self._soon_left = SOON_MAX
         self._look_soon = False
         self._members_at: dict[str, Sequence[str]] = {}
-        """Who is in the group, by the address of the broker that said so in this round."""
+        """The group's members in this round, by address of the broker that reported them."""
 
     def wake(self) -> None:
-        """Balance soon; being asked often in the meantime makes it one time."""
+        """Balance soon; repeated calls until then count once."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Balance when woken, and every so often."""
+        """Balance when woken, and at an interval."""
         while True:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(self._pause_ms() / 1000, Repeated(self._wanted.set))
@@ -117,8 +117,8 @@ class Rebalancer:
         return SOON_MS
 
     async def balance(self) -> None:
-        """Look at every topic once."""
-        # Two at the same time would both gain what neither owns yet.
+        """Balance every topic once."""
+        # Two concurrent rounds would both gain what neither owns yet.
         async with self._balancing:
             await self._balance()
 
@@ -134,13 +134,13 @@ class Rebalancer:
             try:
                 await self._balance_topic(topic)
             except NoRoute as error:
-                # No message was sent to it yet, or its broker has not registered it yet.
+                # It has no messages yet, or its broker has not registered it yet.
                 is_retry = topic.startswith(RETRY_PREFIX)
                 self._look_soon |= is_retry
                 level = logging.DEBUG if is_retry else logging.WARNING
                 _log.log(level, "%s is not consumed yet: %s", topic, error)
             except TurbopumpError as error:
-                # What is owned stays as it is: to know nothing is no reason to stop consuming.
+                # Keep the owned queues: missing information is no reason to stop consuming.
                 _log.warning("queues of %s for %s not balanced: %s", topic, self._group, error)
 
     async def _balance_topic(self, topic: str) -> None:
@@ -161,7 +161,7 @@ class Rebalancer:
             await self._owner.begin(topic, gained)
 
     async def _share(self, topic: str) -> Collection[MessageQueue] | None:
-        """Return one's own queues of a topic, None when the group's members are not known."""
+        """Return this client's queues of a topic, or None if the group's members are unknown."""
         route = await self._session.route(topic)
         if self._strategy is None:
             return route.readable
@@ -178,7 +178,7 @@ class Rebalancer:
         return list(dict.fromkeys(queue for queue in share if queue.topic == topic))
 
     async def _members(self, address: str) -> Sequence[str]:
-        """Ask a broker who is in the group, once for all topics of a round."""
+        """Ask a broker for the group's members, once for all topics of a round."""
         known = self._members_at.get(address)
         if known is None:
             known = await group_members(self._session, address, self._group)

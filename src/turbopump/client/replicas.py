@@ -1,8 +1,8 @@
-"""A broker's master and slaves: which of them to read from, and what a slave's answer means. Pure.
+"""A broker's master and slaves: which to read from, and how to interpret a slave's answer. Pure.
 
 A slave copies the master's log, so it may lag behind it, or begin after it. Only the master knows
-that an offset does not exist: a slave without it is a reason to ask the master, or to wait, never
-to move the offset.
+that an offset does not exist: if a slave lacks it, ask the master or wait, but never move the
+offset.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ def replica_to_read(addresses: Mapping[int, str], broker_id: int) -> Replica | N
 
 
 def first_slave_id(addresses: Mapping[int, str]) -> int:
-    """Return the id of the first slave, or the master's while there is none."""
+    """Return the id of the first slave, or the master's if there is none."""
     return min((each for each in addresses if each != MASTER_ID), default=MASTER_ID)
 
 
 def is_refused(outcome: PullOutcome | RecordsOutcome, asked: int) -> bool:
-    """Whether an answer is one that only slaves give: ask for the same offset again, elsewhere.
+    """Whether only a slave answers this way: ask another replica for the same offset.
 
-    From a server that was the master, it says that it was replaced.
+    From a server that was the master, it means that it was replaced.
     """
     return isinstance(outcome, NothingMatched) and outcome.next_offset <= asked
 
 
 def lacks_offset(outcome: PullOutcome | RecordsOutcome, asked: int, wanted: Subscription) -> bool:
-    """Whether a slave's answer to a pull only says that it does not have what was asked for."""
+    """Whether a slave's answer to a pull only says that it lacks the requested offset."""
     match outcome:
         case OffsetIllegal():
             return True
         case NothingMatched(next_offset=next_offset):
-            # Every message matches `*`: those that are passed over were deleted, or are damaged.
+            # Every message matches `*`: those skipped were deleted or are damaged.
             return next_offset <= asked or wanted.sub_string == EVERYTHING
         case _:
             return False

@@ -24,7 +24,7 @@ _REPLY = "reply"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for a request message.
+    """The reply to a request message.
 
     ::
 
@@ -39,7 +39,7 @@ class Reply:
 
 
 class Replies:
-    """Requests of one client that wait for their reply."""
+    """Requests of one client that wait for their replies."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -47,7 +47,7 @@ class Replies:
 
     @contextmanager
     def expected(self) -> Iterator[tuple[str, asyncio.Future[Reply]]]:
-        """Give a new correlation id and a promise of its reply, which is expected until the end."""
+        """Yield a new correlation id and a future of its reply, pending until the block ends."""
         correlation_id = str(UUID(int=self._random.getrandbits(128), version=4))
         promise: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = promise
@@ -57,11 +57,11 @@ class Replies:
             del self._waiting[correlation_id]
 
     def arrived(self, header: PushReply, body: bytes) -> None:
-        """Take a reply that a broker pushed (326)."""
+        """Accept a reply that a broker pushed (326)."""
         named = properties.decode(header.properties or "")
         promise = self._waiting.get(named.get(properties.CORRELATION_ID, ""))
         if promise is None or promise.done():
-            _log.warning("a reply came for %s that nobody waits for", header.producer_group)
+            _log.warning("dropped a reply to %s: no pending request", header.producer_group)
             return
         compression = sysflag.compression_of(header.sys_flag)
         plain = body if compression is None else inflate(body, compression)
@@ -70,7 +70,7 @@ class Replies:
 
 
 def request_properties(correlation_id: str, client_id: str, timeout_ms: int) -> dict[str, str]:
-    """Return what makes a request of a message."""
+    """Return the properties that make a message a request."""
     return {
         properties.CORRELATION_ID: correlation_id,
         properties.REPLY_TO_CLIENT: client_id,
@@ -79,7 +79,7 @@ def request_properties(correlation_id: str, client_id: str, timeout_ms: int) -> 
 
 
 def reply_topic(request: MessageView) -> str:
-    """Return where the reply to a request goes; raises InvalidArgument when it is not one."""
+    """Return the topic of the reply to a request; raises InvalidArgument if it is not one."""
     cluster = request.properties.get(properties.CLUSTER)
     if cluster is None or properties.CORRELATION_ID not in request.properties:
         raise InvalidArgument(
@@ -89,7 +89,7 @@ def reply_topic(request: MessageView) -> str:
 
 
 def reply_properties(request: MessageView) -> dict[str, str]:
-    """Return what brings a reply back to who asked."""
+    """Return the properties that route a reply to its requester."""
     copied = (properties.CORRELATION_ID, properties.REPLY_TO_CLIENT, properties.TTL)
     named = request.properties
     return {

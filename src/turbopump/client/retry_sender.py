@@ -34,7 +34,7 @@ class RetrySender:
     async def send_back(self, queue: MessageQueue, message: MessageView, delay_level: int) -> bool:
         """Have the broker redeliver it later, or send it again; return whether that worked.
 
-        A level of 0 lets the delay grow with each attempt, one below makes a dead letter of it.
+        Level 0 lets the delay grow with each attempt; a negative level dead-letters the message.
         """
         try:
             await self._by_position(queue, message, delay_level)
@@ -44,7 +44,7 @@ class RetrySender:
         return True
 
     async def dead_letter_damaged(self, queue: MessageQueue, message: MessageView) -> bool:
-        """Have the broker make a dead letter of its own copy; return whether it worked.
+        """Have the broker dead-letter its own copy; return whether that worked.
 
         Not sent as a new message: that would give the damaged body a valid checksum.
         """
@@ -56,7 +56,7 @@ class RetrySender:
         return True
 
     async def dead_letter(self, message: MessageView) -> bool:
-        """Make a dead letter of a message that was tried often enough; return whether it worked."""
+        """Dead-letter a message without attempts left; return whether that worked."""
         return await self._resend(message, self._retry_properties(message, message.reconsume_times))
 
     async def _by_position(
@@ -95,15 +95,15 @@ class RetrySender:
         return True
 
     def _resent_properties(self, message: MessageView, delay_level: int) -> dict[str, str]:
-        """Return the properties of a message that is sent again instead of sent back."""
+        """Return the properties of a message that is sent as new instead of sent back."""
         if delay_level >= 0:
             named = self._retry_properties(message, message.reconsume_times + 1)
-            # Brokers compare the count of a message that is sent, but that of the failed attempt
-            # when it is sent back: the same limit would end one attempt early.
+            # For a sent message, brokers compare its own count; for one sent back, that of the
+            # failed attempt. The same limit would end one attempt early.
             named[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max + 1)
             return {**named, properties.DELAY: str(delay_level)} if delay_level else named
-        # Brokers bury what was tried as often as allowed: it is, if no more is allowed. A delay
-        # would apply to dead letters too.
+        # Brokers dead-letter a message at its attempt limit, which it has reached if none are
+        # left. A delay would apply to dead letters too.
         named = self._retry_properties(message, message.reconsume_times)
         del named[properties.DELAY]
         return {**named, properties.MAX_RECONSUME_TIMES: str(message.reconsume_times)}

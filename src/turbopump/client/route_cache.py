@@ -1,4 +1,4 @@
-"""What is known of routes: asked for when missing, kept up to date, told when it changes."""
+"""Cached routes: looked up when missing, kept up to date, with notification of changes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 AskRoute = Callable[[str, str], Awaitable[TopicRoute]]
-"""Asks the name server at an address where a topic is."""
+"""Asks the name server at an address for a topic's route."""
 
 OnChange = Callable[[Route], None]
 
 
 class NameServers:
-    """Several name servers that all know the same: one is asked until it fails, then the next."""
+    """Equivalent name servers: one is used until it fails, then the next."""
 
     def __init__(self, addresses: Sequence[str], random: Random) -> None:
-        # Shuffled, or all clients would ask the same one.
+        # Shuffled, or all clients would use the same one.
         self._addresses = random.sample(addresses, len(addresses))
         self._at = 0
 
     async def ask(self, call: Callable[[str], Awaitable[T]]) -> T:
-        """Call with the address of one that answers; raises what the last of them failed with."""
+        """Call with the address of a server that responds; raises the last server's error."""
         for tries_left in reversed(range(len(self._addresses))):
             address = self._addresses[self._at]
             try:
@@ -60,17 +60,17 @@ class RouteCache:
         self._on_change = on_change
         self._routes: dict[str, Route] = {}
         self._answers: dict[str, TopicRoute] = {}
-        """What the routes that are not borrowed were made of."""
+        """The name server's answers that the routes were built from, except borrowed ones."""
         self.brokers: dict[str, Mapping[int, str]] = {}
         """The addresses of all known brokers, by name and broker id."""
         self._lookups: dict[str, asyncio.Task[TopicRoute | None]] = {}
 
     def cached(self, topic: str) -> Route | None:
-        """Return what is known already."""
+        """Return the cached route."""
         return self._routes.get(topic)
 
     async def existing(self, topic: str) -> Route:
-        """Return the route of a topic, asking when it is not known; raises NoRoute."""
+        """Return the route of a topic, looking it up if unknown; raises NoRoute."""
         route = self._routes.get(topic)
         if route is None or route.is_borrowed:
             await self.refresh(topic)
@@ -80,7 +80,7 @@ class RouteCache:
         return route
 
     async def to_send(self, topic: str, queues_wanted: int) -> Route:
-        """Return the route of a topic, or its template's when the broker may make the topic."""
+        """Return the route of a topic, or its template's if the broker may create the topic."""
         route = self._routes.get(topic)
         if route is not None and route.writable:
             return route
@@ -95,22 +95,22 @@ class RouteCache:
         return route
 
     async def refresh(self, topic: str) -> bool:
-        """Ask again where a topic is; return whether anybody knows. What was known is kept."""
+        """Look up a topic again; return whether it is known. Keep the old route if it is not."""
         return self._note(topic, await self._look_up(topic))
 
     def _note(self, topic: str, found: TopicRoute | None) -> bool:
         if found is not None:
-            # The very same when the name server's answer has not changed.
+            # The same object if the name server's answer has not changed.
             is_same = found is self._answers.get(topic)
             self._take(self._routes[topic] if is_same else route_of(topic, found))
             self._answers[topic] = found
         return found is not None
 
     async def refresh_all(self, topics: Iterable[str]) -> None:
-        """Ask again for topics and for all that are cached, one after the other."""
+        """Look up these and all cached topics again, one after another."""
         for topic in sorted({*topics, *self._routes}):
             try:
-                # Who needs it now asks for itself, so this need not outlive who asks here.
+                # Callers that need a route look it up themselves, so this may end with its caller.
                 self._note(topic, await self._found(topic))
             except NetworkError as error:
                 _log.warning("routes not refreshed: %s", error)
@@ -126,7 +126,7 @@ class RouteCache:
             self._take(borrowed_route(topic, template, queues_wanted))
 
     async def _look_up(self, topic: str) -> TopicRoute | None:
-        """Ask, together with all who ask for the same at this moment."""
+        """Look up a topic, sharing the lookup with concurrent callers."""
         lookup = self._lookups.get(topic)
         if lookup is None:
             lookup = self._lookups[topic] = self._tasks.start(self._found(topic))
@@ -147,7 +147,7 @@ class RouteCache:
             return None
 
     def _take(self, route: Route) -> None:
-        # What was heard last comes last: where routes differ about a broker, it is right.
+        # The latest route goes last: where routes differ about a broker, it is right.
         known = self._routes.pop(route.topic, None)
         self._routes[route.topic] = route
         for name, addresses in route.brokers.items():
@@ -173,7 +173,7 @@ class RouteCache:
 
 
 def _log_master(broker: str, known: Mapping[int, str], found: Mapping[int, str]) -> None:
-    """Log that a broker has lost its master, or has one again."""
+    """Log that a broker lost or regained its master."""
     if known and found and (MASTER_ID in known) != (MASTER_ID in found):
         if MASTER_ID in found:
             _log.info("broker %s has a master again: %s", broker, found[MASTER_ID])

@@ -1,4 +1,4 @@
-"""Where the queues of a topic are, and which address of a broker to use. Pure."""
+"""The queues of a topic, and the addresses of its brokers. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ PERM_WRITE = 0b010
 PERM_READ = 0b100
 
 TOPIC_QUEUES_MAX = 4 * QUEUES_MAX
-"""Most queues of a topic on all brokers; what a route says beyond is not believed."""
+"""Maximum queues of a topic on all brokers; larger numbers in a route are ignored."""
 
 _COUNT_DIGITS_MAX = 9
-"""Of a number in a text; whatever is longer is too large as well when it is cut."""
+"""Digits of a number in text; longer numbers are too large even when truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A topic's queues for both uses, and the brokers that have them.
+    """A topic's readable and writable queues, and their brokers.
 
-    ``is_borrowed`` says that the topic does not exist yet and these are its template's queues.
+    ``is_borrowed``: the topic does not exist yet, and these are its template's queues.
     """
 
     topic: str
@@ -35,11 +35,11 @@ class Route:
     brokers: Mapping[str, Mapping[int, str]]
     is_borrowed: bool = False
     filter_servers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By the address of their broker."""
+    """By broker address."""
 
 
 def route_of(topic: str, found: TopicRoute) -> Route:
-    """Make a route of a name server's answer; equal answers make equal routes."""
+    """Build a route from a name server's answer; equal answers give equal routes."""
     brokers = {
         data.broker_name: dict(sorted(data.broker_addrs.items()))
         for data in sorted(found.broker_datas, key=lambda data: data.broker_name)
@@ -66,7 +66,7 @@ def route_of(topic: str, found: TopicRoute) -> Route:
 
 
 def borrowed_route(topic: str, template: TopicRoute, queues_wanted: int) -> Route:
-    """Make the route that a topic will probably have once a message has been sent to it."""
+    """Return the route that a topic will probably have after its first message."""
     queue_datas = [_shrunk(data, queues_wanted) for data in template.queue_datas]
     plain = TopicRoute(broker_datas=template.broker_datas, queue_datas=queue_datas)
     made = route_of(topic, plain)
@@ -74,7 +74,7 @@ def borrowed_route(topic: str, template: TopicRoute, queues_wanted: int) -> Rout
 
 
 def _ordered(topic: str, text: str) -> tuple[MessageQueue, ...]:
-    """Read ``broker:queues;broker:queues``, the fixed queues of an ordered topic."""
+    """Parse ``broker:queues;broker:queues``, the fixed queues of an ordered topic."""
     entries = (entry.partition(":") for entry in text.split(";"))
     return _queues(
         topic,
@@ -102,7 +102,7 @@ def _writable(
 def _queues(topic: str, counts: Iterable[tuple[str, int]]) -> tuple[MessageQueue, ...]:
     """Number the queues of all brokers.
 
-    A broker that claims an impossible number is left out: any smaller number would be a guess.
+    Skip a broker that claims an impossible number: any smaller number would be a guess.
     """
     queues: list[MessageQueue] = []
     for broker, count in counts:

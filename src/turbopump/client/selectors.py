@@ -1,4 +1,4 @@
-"""Ways to choose the queue of a message, for those who need an order among messages."""
+"""Queue selectors, for ordering among messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turbopump.message import MessageQueue
 from turbopump.wire.hashing import string_hash
 
 Selector = Callable[[Sequence[MessageQueue]], MessageQueue]
-"""Chooses one of a topic's queues; any function will do.
+"""Chooses one of a topic's queues; any such function works.
 
 ::
 
@@ -22,9 +22,9 @@ _INT_MAX = 0x7FFF_FFFF
 
 
 def by_hash(key: str | int) -> Selector:
-    """Choose by a key: the same key gives the same queue, as long as the topic has the same queues.
+    """Choose by key: the same key gives the same queue, as long as the topic's queues are the same.
 
-    The choice is the one that Java producers make for the same text or number.
+    Java producers make the same choice for the same text or number.
 
     ::
 
@@ -35,7 +35,7 @@ def by_hash(key: str | int) -> Selector:
 
 
 def by_chance(chance: random.Random | None = None) -> Selector:
-    """Choose any queue, all with the same chance.
+    """Choose a queue at random, all with equal probability.
 
     ::
 

@@ -1,4 +1,4 @@
-"""What is known of a message that was sent, and who may look on while it is."""
+"""Receipts of sent messages, and hooks around sending."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class SendReceipt(Struct, frozen=True):
     """
 
     message_id: str
-    """The id that consumers see; those of a batch joined by ","."""
+    """The id that consumers see; for a batch, the ids joined by ","."""
 
     offset_id: str
-    """The id that says where the message lies; those of a batch joined by ","."""
+    """The id that encodes where the message is stored; for a batch, the ids joined by ","."""
 
     queue: MessageQueue
     queue_offset: QueueOffset
@@ -35,11 +35,11 @@ class SendReceipt(Struct, frozen=True):
 
 
 OnSent = Callable[[SendReceipt | None, Exception | None], None]
-"""Hears of a receipt, or of the error that took its place."""
+"""Called with the receipt, or with the error instead of it."""
 
 
 class SendHook(Protocol):
-    """Sees every message on its way out; what it raises is what the sender gets.
+    """Sees every outgoing message; its exceptions propagate to the sender.
 
     ::
 
@@ -49,19 +49,19 @@ class SendHook(Protocol):
     """
 
     def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:
-        """See a message before each try."""
+        """See a message before each attempt."""
         ...
 
     def after_send(
         self, group: str, sent: Outgoing, queue: MessageQueue, outcome: SendReceipt | Exception
     ) -> None:
-        """See what became of a try; one-way messages have no outcome and are not shown."""
+        """See the outcome of an attempt; not called for one-way messages, which have none."""
         ...
 
 
 @runtime_checkable
 class SendScope(SendHook, Protocol):
-    """A hook that also stands around each send with all its tries, and may change what is sent.
+    """A hook that also wraps each send with all its attempts, and may change what is sent.
 
     ::
 
@@ -77,5 +77,5 @@ class SendScope(SendHook, Protocol):
     def sending(
         self, group: str, messages: Sequence[Message]
     ) -> AbstractContextManager[Sequence[Message]]:
-        """Give the messages to send instead: one, or those of a batch."""
+        """Yield the messages to send instead: one, or those of a batch."""
         ...

@@ -52,8 +52,8 @@ class SendRetries:
 
     Refusals are retried until the deadline, without a pause while there is a broker that has not
     refused. Failures after which the message may be stored are retried a number of times, but never
-    with a chosen queue: the message would come behind those sent meanwhile. Without ``may_repeat``,
-    a message that may be stored is never sent again.
+    with a chosen queue: the message would end up behind those sent in the meantime. Without
+    ``may_repeat``, a message that may be stored is never sent again.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SendRetries:
         return self._left >= 0 and self._session.clock.monotonic_ms() < self._end_ms
 
     async def pause(self) -> None:
-        """Wait, and look the route up meanwhile: a broker may come back elsewhere."""
+        """Wait, looking up the route meanwhile: a broker may come back elsewhere."""
         clock = self._session.clock
         end_ms = clock.monotonic_ms() + self.pause_ms
         with suppress(TimeoutError, TurbopumpError):
@@ -118,7 +118,7 @@ class SendRetries:
         await asyncio.sleep(max(end_ms - clock.monotonic_ms(), 0) / 1000)
 
     def _has_others(self, broker: str) -> bool:
-        """Whether another broker may take the message that has not refused it."""
+        """Whether there is another broker that has not refused the message."""
         route = self._session.cached_route(self._topic)
         if self._is_chosen or route is None:
             return False
@@ -127,7 +127,7 @@ class SendRetries:
     def _next_pause_ms(self, error: SendFailure) -> int:
         longest_ms = min(_FIRST_PAUSE_MS << self._pauses, _LONGEST_PAUSE_MS)
         self._pauses += 1
-        # Randomized, or all sends that were refused together would return together.
+        # Randomized, or all sends that were refused together would retry together.
         pause_ms = longest_ms - self._session.random.randrange(longest_ms // 2 + 1)
-        # Sooner, the pool would not even try to connect.
+        # Any sooner, the pool would not even try to connect.
         return max(pause_ms, error.retry_after_ms) if isinstance(error, ConnectFailed) else pause_ms

@@ -1,4 +1,4 @@
-"""What the producers and consumers of one process share: connections, routes, heartbeats."""
+"""The connections, routes and heartbeats that the clients of one process share."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ _log = logging.getLogger(__name__)
 _FIRST_HEARTBEAT_MS = 1000
 _UNREGISTER_TIMEOUT_MS = 3000
 _UNREACHABLE_MS = 10_000
-"""How long a replica that could not be connected to is passed over if there is another one."""
+"""How long an unreachable replica is skipped if there is another one."""
 _KEEP_TO_MASTER_MS = 60_000
-"""Long enough for a slave to notice that its master has lost messages, and to cut them off."""
+"""Long enough for a slave to notice that its master lost messages, and to truncate them."""
 _BACKOFF_MAX_MS = 500
-"""Far less than a send may take, which waits for a broker that restarts."""
+"""Far shorter than a send, which waits for a restarting broker."""
 
 
 class Session:
-    """One client of a cluster, whatever number of producers and consumers it has.
+    """One client of a cluster, with any number of producers and consumers.
 
     ::
 
@@ -59,9 +59,9 @@ class Session:
             async with Producer("orders-producer", session=session) as producer:
                 await producer.send(Message("orders", b"hello"))
 
-    Who uses a session calls `start`, and `close` when done; the last one to close ends it. It
-    belongs to the event loop that it was started in, and to the process: a child made by fork has
-    to make its own.
+    Each user of a session calls `start`, then `close`; the last `close` ends it. It belongs to the
+    event loop that it was started in, and to its process: a child created by fork must create its
+    own.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Session:
         self._keeps_to_master: dict[str, int] = {}
         """By broker, until when its slaves are not read from."""
         self.work = Supervisor()
-        """Owns what runs beside requests, also for those who use the session; ends with it."""
+        """Owns background tasks, including those of the session's users; ends with the session."""
         self._routes = RouteCache(
             NameServers(config.nameserver_addresses, self.random),
             self._ask_route,
@@ -93,30 +93,30 @@ class Session:
             self._route_changed,
         )
         self.cached_route = self._routes.cached
-        """Returns what is known of a topic without asking."""
+        """Returns the cached route of a topic."""
         self._users = 0
         self.pid = process_id()
         self._pool: ConnectionPool | None = None
         self._blocking_pool: BlockingPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
-        """The loop's."""
+        """The loop's thread."""
         self._heartbeat_wanted = asyncio.Event()
         self._told: frozenset[str] = frozenset()
         self._beat_sent: tuple[Heartbeat, bytes] | None = None
-        """What brokers were told last, as value and as they were told it."""
+        """The last heartbeat, as a value and encoded."""
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id} of {self.config.nameserver or 'the environment'}>"
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
         return self._pool is not None
 
     async def start(self) -> None:
-        """Begin, or join those who use it already; connects to nobody yet."""
+        """Start, or join the current users; opens no connections yet."""
         self.require_own_process()
         self._users += 1
         if self._pool is None:
@@ -130,7 +130,7 @@ class Session:
             self.work.keep("heartbeat", self._beat)
 
     async def close(self) -> None:
-        """Leave it; the last one waits for answers in flight and closes the connections."""
+        """Leave; the last user waits for responses in flight and closes the connections."""
         self.require_own_process()
         if self._users == 0:
             return
@@ -155,26 +155,26 @@ class Session:
         await self.close()
 
     def require_own_process(self) -> None:
-        """Raise ForkedClient in a child of the process that made the session."""
+        """Raise ForkedClient in a child of the process that created the session."""
         if process_id() != self.pid:
             raise ForkedClient(
-                f"client {self.client_id} was made in process {self.pid} and is used in "
-                f"{process_id()}: make producers and consumers after the fork"
+                f"client {self.client_id} was created in process {self.pid} and is used in "
+                f"{process_id()}; create producers and consumers after the fork"
             )
 
     # --- members ----------------------------------------------------------------------------------
 
     async def join(self, member: ProducerMember | ConsumerMember) -> None:
-        """Take a member in, and tell all known brokers; raises InvalidArgument if it is there.
+        """Add a member and notify all known brokers; raises InvalidArgument if it already exists.
 
-        A consumer has looked up the routes of its topics before, or nobody would be told.
+        A consumer must look up the routes of its topics first, or no broker would be notified.
         """
         self.require_own_process()
         self.members.add(member)
         await self.heartbeat()
 
     async def leave(self, member: ProducerMember | ConsumerMember) -> None:
-        """Let a member go, and tell all known brokers."""
+        """Remove a member and notify all known brokers."""
         if not self.members.remove(member):
             return
         is_producer = isinstance(member, ProducerMember)
@@ -186,10 +186,12 @@ class Session:
         async with asyncio.TaskGroup() as group:
             for address in self._heartbeat_addresses():
                 call = calls.unregister(self, address, header, _UNREGISTER_TIMEOUT_MS)
-                group.create_task(_logged(call, f"{address} was not told that {member.group} left"))
+                group.create_task(
+                    _logged(call, f"could not notify {address} that {member.group} left")
+                )
 
     async def heartbeat(self) -> None:
-        """Tell all known brokers which groups are here; a broker that fails is logged."""
+        """Send a heartbeat to all known brokers; failures are logged."""
         self._told = frozenset(self._heartbeat_addresses())
         beats = [
             _logged(self.heartbeat_to(address), f"no heartbeat to {address}")
@@ -203,7 +205,7 @@ class Session:
                 group.create_task(beat)
 
     async def heartbeat_to(self, address: str) -> None:
-        """Tell one broker which groups are here; raises TurbopumpError."""
+        """Send a heartbeat to one broker; raises TurbopumpError."""
         timeout_ms = self.config.request_timeout_ms
         await calls.heartbeat(self, address, self._heartbeat_body(), timeout_ms)
 
@@ -216,23 +218,23 @@ class Session:
     # --- routes -----------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> Route:
-        """Return where a topic is, asking at once when it is not known; raises NoRoute."""
+        """Return the route of a topic, looking it up if unknown; raises NoRoute."""
         return await self._routes.existing(topic)
 
     async def route_to_send(self, topic: str, queues_wanted: int) -> Route:
-        """Return where to send; a topic that does not exist yet borrows its template's queues."""
+        """Return the route for sending; a topic that does not exist yet borrows its template's."""
         return await self._routes.to_send(topic, queues_wanted)
 
     async def refresh_route(self, topic: str) -> bool:
-        """Ask again where a topic is; return whether anybody knows."""
+        """Look up a topic again; return whether it is known."""
         return await self._routes.refresh(topic)
 
     async def refresh_routes(self) -> None:
-        """Ask again for everything that is cached or that a consumer wants."""
+        """Look up again all cached topics and those that consumers need."""
         await self._routes.refresh_all(self.members.topics())
 
     async def readable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues of a topic to consume from."""
+        """Return the readable queues of a topic."""
         return (await self.route(topic)).readable
 
     def has_broker(self, broker: str) -> bool:
@@ -240,11 +242,11 @@ class Session:
         return bool(self._routes.brokers.get(broker))
 
     def has_master(self, broker: str) -> bool:
-        """Whether the master of a broker is known: slaves may not have the newest messages."""
+        """Whether the master of a broker is known: slaves may lack the newest messages."""
         return MASTER_ID in self._routes.brokers.get(broker, {})
 
     def address_to_write(self, broker: str) -> str:
-        """Return the master's address of a broker; raises NoRoute."""
+        """Return the address of a broker's master; raises NoRoute."""
         addresses = self._routes.brokers.get(broker)
         address = None if addresses is None else addresses.get(MASTER_ID)
         if address is None:
@@ -252,11 +254,11 @@ class Session:
         return address
 
     def replicas(self, broker: str) -> Mapping[int, str]:
-        """Return the known addresses of a broker by id."""
+        """Return the known addresses of a broker, by id."""
         return self._routes.brokers.get(broker, {})
 
     def replica_to_read(self, broker: str, broker_id: int = MASTER_ID) -> Replica:
-        """Return the wanted replica, or else one that can be reached; raises NoRoute."""
+        """Return the wanted replica, or else a reachable one; raises NoRoute."""
         if broker in self._keeps_to_master:
             if self._keeps_to_master[broker] > self.clock.monotonic_ms():
                 broker_id = MASTER_ID
@@ -265,20 +267,20 @@ class Session:
         return _required(broker, replica_to_read(self._reachable(self.replicas(broker)), broker_id))
 
     async def replica_to_commit(self, queue: MessageQueue) -> Replica:
-        """Return where offsets of a queue are committed: its master, or any if it has none.
+        """Return where offsets of a queue are committed: its master, or any replica without one.
 
-        One that is known but cannot be reached is worth waiting for: slaves keep no offsets of
+        A master that is known but unreachable is worth waiting for: slaves keep no offsets of
         their own.
         """
         await self._require_broker(queue)
         return _required(queue.broker, replica_to_read(self.replicas(queue.broker), MASTER_ID))
 
     def keep_to_master(self, broker: str) -> None:
-        """Read from the master for a while, as long as it can be reached."""
+        """Read from the master for a while, as long as it is reachable."""
         self._keeps_to_master[broker] = self.clock.monotonic_ms() + _KEEP_TO_MASTER_MS
 
     def source(self, address: str) -> Source:
-        """Return what a pull from an address was answered by."""
+        """Return the source of a pull from an address."""
         return Source(address, 0 if self._pool is None else self._pool.connection_number(address))
 
     async def replica_of(self, queue: MessageQueue) -> Replica:
@@ -295,7 +297,7 @@ class Session:
             await self._routes.refresh(queue.topic)
 
     def _reachable(self, addresses: Mapping[int, str]) -> Mapping[int, str]:
-        """Return the replicas that could be connected to lately, or all if none could."""
+        """Return the replicas that were reachable recently, or all if none was."""
         pool = self._pool
         if pool is None or len(addresses) < 2:
             return addresses
@@ -307,10 +309,10 @@ class Session:
         return reachable or addresses
 
     def any_address(self, route: Route) -> str:
-        """Return the master, or else any address, of one of a route's brokers, by chance."""
+        """Return the master's address, or else any, of a random broker of a route."""
         candidates = [addresses for addresses in route.brokers.values() if addresses]
         if not candidates:
-            raise NoRoute(f"topic {route.topic!r} has no broker at the moment")
+            raise NoRoute(f"topic {route.topic!r} has no broker now")
         addresses = self._reachable(self.random.choice(candidates))
         return addresses.get(MASTER_ID) or self.random.choice(list(addresses.values()))
 
@@ -319,11 +321,11 @@ class Session:
     def request(
         self, address: str, command: Request, timeout_ms: int
     ) -> Coroutine[Any, Any, Command]:
-        """Send a request and return its answer, whatever its code."""
+        """Send a request and return its response, whatever its code."""
         return self._running_pool().request(address, command, timeout_ms)
 
     def start_request(self, address: str, waiting: ThreadRequest) -> None:
-        """Send a request that a thread waits for; it has no outcome if it cannot leave now."""
+        """Send a request that a thread waits for; its outcome is None if it cannot be sent now."""
         try:
             if not self._running_pool().start_request(address, waiting):
                 waiting.finish(None)
@@ -331,30 +333,30 @@ class Session:
             waiting.finish(error)
 
     def oneway(self, address: str, command: Request, timeout_ms: int) -> Coroutine[Any, Any, None]:
-        """Send a request that is never answered; the time is for connecting and writing."""
+        """Send a request without a response; the timeout covers connecting and writing."""
         return self._running_pool().oneway(address, command, timeout_ms)
 
     @property
     def has_blocking_pool(self) -> bool:
-        """Whether threads can send themselves: only over sockets, not in a simulated network."""
+        """Whether threads can send directly: over sockets, but not in a simulated network."""
         return self._blocking_pool is not None
 
     def blocking_pool(self) -> BlockingPool:
-        """Return the connections for threads, which any thread may use."""
+        """Return the connection pool for threads; any thread may use it."""
         if process_id() != self.pid:
             self.require_own_process()
         if self._pool is None or self._blocking_pool is None:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
         return self._blocking_pool
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def _running_pool(self) -> ConnectionPool:
         if process_id() != self.pid:
             self.require_own_process()
         if self._pool is None:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
-        # Cheaper than asking for the running loop, which is a system call before Python 3.12.
+        # Cheaper than looking up the running loop, which is a system call before Python 3.12.
         if get_ident() != self._thread or self._loop is None or not self._loop.is_running():
             raise NotRunning(
                 f"client {self.client_id} was started in another event loop, and works only there"
@@ -387,8 +389,8 @@ class Session:
     def _greeting(self, address: str) -> Command | None:
         """Return the heartbeat that goes first on a new connection to a broker.
 
-        A broker that restarted, or dropped the connection, knows nothing of this client: asked for
-        the members of a group, it would name only the others, who would share all queues.
+        A broker that restarted, or dropped the connection, does not know this client: asked for
+        the members of a group, it would name only the others, which would share all queues.
         """
         if not (self.members.producers or self.members.consumers):
             return None
@@ -407,7 +409,7 @@ class Session:
                 consumer.route_changed(route.topic)
 
     async def _beat(self) -> None:
-        """Send heartbeats by the interval, and soon after a route brought new brokers."""
+        """Send heartbeats at the interval, and soon after a route adds brokers."""
         wait_ms = _FIRST_HEARTBEAT_MS
         while True:
             loop = asyncio.get_running_loop()
@@ -423,7 +425,7 @@ class Session:
             wait_ms = self.config.heartbeat_interval_ms
 
     def _heartbeat_addresses(self) -> Collection[str]:
-        """Return the masters, and slaves too when there are consumers, who may read from them."""
+        """Return the masters, and with consumers also the slaves: they may read from those."""
         return _addresses(self._routes.brokers, masters_only=not self.members.consumers)
 
 

@@ -1,4 +1,4 @@
-"""Which session a new producer or consumer uses when it is not given one."""
+"""Choosing the session of a new producer or consumer without one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _factories: WeakKeyDictionary[asyncio.AbstractEventLoop, SessionFactory] = WeakK
 
 
 def create_sessions_with(create: SessionFactory) -> None:
-    """Let all that start in the running event loop have sessions of another kind, as tests do."""
+    """Give clients that start in the running event loop another kind of session, as tests do."""
     _factories[asyncio.get_running_loop()] = create
 
 
 def custom_session(config: ClientConfig) -> Session | None:
-    """Return a new session of the kind that the running event loop has; None for ordinary ones."""
+    """Return a new session of the running event loop's kind; None for ordinary ones."""
     create = _factories.get(asyncio.get_running_loop())
     return None if create is None else create(config)
 
@@ -39,7 +39,7 @@ def client_config(
     client: ClientConfig | None,
     session: Session | None,
 ) -> ClientConfig:
-    """Return the configuration of a new member, which is given in one of three ways."""
+    """Return the configuration of a new member, given in one of three ways."""
     ways = [bool(nameserver or namespace), client is not None, session is not None]
     if sum(ways) > 1:
         raise InvalidArgument(
@@ -56,11 +56,11 @@ def client_config(
 
 
 def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember) -> Session:
-    """Return a session of this event loop that the member can join, a new one if there is none.
+    """Return a session of this event loop that the member can join, or a new one.
 
-    Members with equal configurations share one, unless the group is taken in it: two consumers of
+    Members with equal configurations share one, unless it already has the group: two consumers of
     one group must have different client ids, or each would take the other's queues for its own.
-    With an instance name of the user's own there is one session only, and joining it fails.
+    With a user-defined instance name there is only one session, and joining it fails.
     """
     loop = asyncio.get_running_loop()
     by_config = _sessions.setdefault(loop, {})
@@ -73,6 +73,6 @@ def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember
     else:
         session = custom_session(config) or Session(config)
         sessions.append(session)
-    # Before anybody awaits anything, or two who start at the same time would choose the same.
+    # Before the first await, or two members that start together would choose the same.
     session.members.expect(member)
     return session

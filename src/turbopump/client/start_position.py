@@ -12,7 +12,7 @@ from turbopump.wire.bodies import ConsumeFrom
 from turbopump.wire.names import RETRY_PREFIX
 
 StartFrom = Literal["last", "first"] | datetime
-"""The end of each queue, its beginning, or what was stored since a moment."""
+"""The end of each queue, its beginning, or messages stored since a point in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class AtEnd:
-    """After the newest message, wherever that is."""
+    """After the newest message, wherever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ Start = At | AtEnd | AtTime
 
 
 def start_in(topic: str, stored: QueueOffset | None, start_from: StartFrom) -> Start:
-    """Decide where to start; an offset that the group has committed always wins."""
+    """Decide where to start; the group's committed offset always takes precedence."""
     if stored is not None and stored >= 0:
         return At(stored)
     is_retry = topic.startswith(RETRY_PREFIX)
     if start_from == "first":
         return At(QueueOffset(0))
     if start_from == "last":
-        # Whatever is in the retry topic failed before and is to be tried again.
+        # Messages in the retry topic failed before and must be retried.
         return At(QueueOffset(0)) if is_retry else AtEnd()
     if isinstance(start_from, datetime):
         return AtEnd() if is_retry else AtTime(round(start_from.timestamp() * 1000))
@@ -53,7 +53,7 @@ def start_in(topic: str, stored: QueueOffset | None, start_from: StartFrom) -> S
 
 
 def consume_from(start_from: StartFrom) -> ConsumeFrom:
-    """Return how brokers are told; raises InvalidArgument for anything else."""
+    """Return the protocol's value; raises InvalidArgument for anything else."""
     if start_from == "first":
         return ConsumeFrom.FIRST_OFFSET
     if start_from == "last":
@@ -65,7 +65,7 @@ def consume_from(start_from: StartFrom) -> ConsumeFrom:
 
 
 def _require_moment(start_from: datetime) -> None:
-    """Refuse what is no moment in UTC, such as the first hours of the year 1 in the east."""
+    """Refuse times without a UTC equivalent, such as the first hours of year 1 in the east."""
     try:
         start_from.astimezone(UTC).timestamp()
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""How a consumer gets on with each topic: rates and times over the last minute."""
+"""Consumption statistics per topic: rates and times over the last minute."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from turbopump.wire.bodies import ConsumeRates
 
 SAMPLE_INTERVAL_MS = 10_000
 _SAMPLES = 7
-"""One more than fit into a minute: rates are differences."""
+"""One more than fits into a minute: rates are differences."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Everything since the start, for one topic."""
+    """Totals since the start, for one topic."""
 
     consumed: int = 0
     failed: int = 0
@@ -25,13 +25,13 @@ class Totals:
     pulls_ms: int = 0
 
     def minus(self, earlier: Totals) -> Totals:
-        """Return what has happened since."""
+        """Return the difference to earlier totals."""
         names = self.__slots__
         return Totals(*[getattr(self, name) - getattr(earlier, name) for name in names])
 
 
 class ConsumerStats:
-    """Counts by topic, and rates of the last minute or, before that, since the start."""
+    """Counts by topic, and rates over the last minute or, before that, since the start."""
 
     def __init__(self) -> None:
         self._totals: dict[str, Totals] = {}
@@ -39,7 +39,7 @@ class ConsumerStats:
         self._sampled_events = -1
 
     def totals(self, topic: str) -> Totals:
-        """Return the counters of a topic, to be counted up."""
+        """Return the counters of a topic, to be incremented."""
         found = self._totals.get(topic)
         if found is None:
             found = self._totals[topic] = Totals()
@@ -54,17 +54,17 @@ class ConsumerStats:
         totals.calls_ms += spent_ms
 
     def pulled(self, topic: str, messages: int, spent_ms: int) -> None:
-        """Count a pull that brought messages."""
+        """Count a pull that returned messages."""
         totals = self.totals(topic)
         totals.pulled += messages
         totals.pulls += 1
         totals.pulls_ms += spent_ms
 
     def sample(self, now_ms: int) -> None:
-        """Remember the counters of this moment; to be called every `SAMPLE_INTERVAL_MS`."""
+        """Record the current counters; call every `SAMPLE_INTERVAL_MS`."""
         events = sum(each.calls + each.pulls for each in self._totals.values())
         if events == self._sampled_events:
-            # Nothing has happened since the last one.
+            # Nothing has changed since the last one.
             self._samples.append((now_ms, self._samples[-1][1]))
             return
         copies = {topic: replace(each) for topic, each in self._totals.items()}
@@ -72,7 +72,7 @@ class ConsumerStats:
         self._sampled_events = events
 
     def rates(self, topic: str, now_ms: int) -> ConsumeRates:
-        """Return how a topic gets on, as the protocol reports it."""
+        """Return a topic's rates, as the protocol reports them."""
         since_ms, earlier = self._samples[0] if self._samples else (now_ms, {})
         totals = self.totals(topic)
         recent = totals.minus(earlier.get(topic, Totals()))

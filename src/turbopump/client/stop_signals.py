@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as the wish to stop in an orderly way."""
+"""SIGINT and SIGTERM as requests for an orderly stop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_signals(begin: Callable[[], object]) -> Iterator[None]:
-    """Let the first signal begin to stop, and a second one end the process.
+    """Stop in an orderly way on the first signal, and end the process on the second.
 
-    Handlers are the main thread's, so elsewhere this does nothing. Only Python's own handlers are
-    replaced: the program, or a framework that runs it, may have installed others, and a signal that
-    is ignored stays ignored, as ``nohup`` wants it.
+    Handlers belong to the main thread, so elsewhere this does nothing. Only Python's own handlers
+    are replaced: the program, or a framework that runs it, may have installed others, and an
+    ignored signal stays ignored, as ``nohup`` requires.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -43,7 +43,7 @@ def stop_signals(begin: Callable[[], object]) -> Iterator[None]:
 
 
 def _is_pythons(handler: object) -> bool:
-    """Whether nobody has said what a signal should do, other than the interpreter and asyncio."""
+    """Whether only the interpreter or asyncio has installed the handler of a signal."""
     if handler in (signal.SIG_DFL, signal.default_int_handler):
         return True
     # `asyncio.run` cancels its main task on SIGINT, by a bound method with the task.

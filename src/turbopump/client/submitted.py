@@ -1,4 +1,4 @@
-"""Messages that a producer was handed without waiting for them, and what became of them."""
+"""Messages submitted to a producer without waiting, and their outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class Submitted:
-    """The submitted messages of one running producer; a bounded number has no outcome yet."""
+    """The submitted messages of one running producer; the number without an outcome is bounded."""
 
     def __init__(self, count_max: int) -> None:
         self.places = asyncio.Semaphore(count_max)
@@ -26,7 +26,7 @@ class Submitted:
         _running.add(self)
 
     def follow(self, task: asyncio.Task[SendReceipt], on_sent: OnSent | None) -> None:
-        """Note a message that holds a place, and free that when its outcome is known."""
+        """Track a message that holds a slot, and free the slot when its outcome is known."""
         self._pending += 1
         task.add_done_callback(functools.partial(self._settle, on_sent))
 
@@ -43,7 +43,7 @@ class Submitted:
         else:
             error = done.exception()
             if on_sent is None and error is not None:
-                # The promise says so too, but nobody may ever look at it.
+                # The future reports it too, but the program may never check it.
                 _log.warning("a submitted message was not sent: %s", error)
         if on_sent is None:
             return
@@ -55,7 +55,7 @@ class Submitted:
     def _note_cancelled(self) -> None:
         self._cancelled += 1
         if self._cancelled == 1:
-            # A loop that ends cancels all of them together: one line says so.
+            # A loop that ends cancels all of them together: log one line.
             self._loop.call_soon(self._report_cancelled)
 
     def _report_cancelled(self) -> None:
@@ -67,7 +67,7 @@ class Submitted:
         self._cancelled = 0
 
     def report_lost(self) -> None:
-        """Tell of messages whose event loop has ended, at the end of the process."""
+        """Report messages whose event loop has ended, at process exit."""
         is_over = not self._loop.is_running()
         if self._pending and is_over and self._pid == process_id():
             _log.error(
@@ -85,7 +85,7 @@ def _tell(on_sent: OnSent, receipt: SendReceipt | None, error: Exception | None)
 
 
 _running: set[Submitted] = set()
-"""Of producers that are not closed; not weak, or garbage collection would hide what is lost."""
+"""Of open producers; not weak, or garbage collection would hide lost messages."""
 
 
 @atexit.register

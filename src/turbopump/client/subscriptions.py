@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic, as brokers understand it and as the client checks it."""
+"""Subscriptions to topics: as brokers understand them and as the client checks them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 Expression = str | Sql | CodeFilter
-"""What is wanted of a topic: tags as ``created || paid``, an SQL92 expression, or code."""
+"""A subscription's filter: tags such as ``created || paid``, an SQL92 expression, or code."""
 
 
 def subscription(topic: str, expression: Expression, version_ms: int) -> Subscription:
-    """Make a subscription; ``version_ms`` must grow when the expression changes.
+    """Return a subscription; ``version_ms`` must grow when the expression changes.
 
     Raises InvalidArgument if the expression has no tag.
 
@@ -63,9 +63,9 @@ def subscription(topic: str, expression: Expression, version_ms: int) -> Subscri
 
 
 async def check_subscription(session: Session, group: str, wanted: Subscription) -> None:
-    """Have a broker, or its filter servers, compile what is not tags; raises RemoteError.
+    """Have a broker, or its filter servers, compile non-tag expressions; raises RemoteError.
 
-    A topic that has no broker yet is not checked: its pulls report what is wrong.
+    A topic without a broker is not checked: its pulls report errors.
     """
     if wanted.class_filter_mode:
         await session.code_filters.check(group, wanted)
@@ -81,7 +81,7 @@ async def check_subscription(session: Session, group: str, wanted: Subscription)
 
 
 def matching(messages: Iterable[MessageView], wanted: Subscription) -> list[MessageView]:
-    """Return those that are wanted: the broker compares hashes of tags, which several may share."""
+    """Return the matching messages: brokers compare hashes of tags, which may collide."""
     if not wanted.tags_set or wanted.class_filter_mode:
         return list(messages)
     tags = frozenset(wanted.tags_set)

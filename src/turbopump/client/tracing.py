@@ -1,11 +1,11 @@
-"""OpenTelemetry: what a consumer does belongs to the trace of whoever sent the message.
+"""OpenTelemetry: consuming a message continues its sender's trace.
 
-`SendTracing` goes into ``hooks`` of a producer, `ConsumeTracing` into those of a push consumer. The
-context travels in the message's properties, by the names that the configured propagator uses:
-``traceparent``, ``tracestate`` and ``baggage``, unless it is set up otherwise. Names of spans and
-attributes are those of the semantic conventions for messaging.
+Pass `SendTracing` in ``hooks`` of a producer, and `ConsumeTracing` in those of a push consumer. The
+context travels in the message's properties, under the names that the configured propagator uses:
+``traceparent``, ``tracestate`` and ``baggage`` by default. Names of spans and attributes follow the
+semantic conventions for messaging.
 
-Needs the package opentelemetry-api: ``pip install '.[tracing]'`` in a checkout.
+Requires the package opentelemetry-api: ``pip install '.[tracing]'`` in a checkout.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ _FAILED = (ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK)
 
 _Begun = tuple[Span, Token[Context]]
 _begun: ContextVar[_Begun | None] = ContextVar("turbopump_consume_span", default=None)
-"""The span of the call that runs in this thread or task."""
+"""The span of the call running in this thread or task."""
 
 
 class SendTracing:
-    """Makes a span of each send, and lets its messages carry the context of that span.
+    """Creates a span for each send, and adds its context to the messages.
 
     ::
 
         producer = Producer("orders-producer", nameserver="127.0.0.1:9876", hooks=[SendTracing()])
 
-    The span lasts over all tries; those that failed are events of it. Without ``provider`` the
-    global one is used.
+    The span covers all attempts; failed ones are its events. Without ``provider``, the global one
+    is used.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
@@ -79,7 +79,7 @@ class SendTracing:
 
     @contextmanager
     def sending(self, group: str, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        """Start a span, and give copies of the messages that carry its context."""
+        """Start a span, and yield copies of the messages that carry its context."""
         if not messages:
             yield messages
             return
@@ -97,7 +97,7 @@ class SendTracing:
                 raise
 
     def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:  # noqa: ARG002 - what hooks are given
-        """Note what is known only now: id and queue."""
+        """Record what is known only now: id and queue."""
         span = trace.get_current_span()
         if not sent.is_batch:
             span.set_attribute(_MESSAGE_ID, sent.message_id)
@@ -110,13 +110,13 @@ class SendTracing:
         queue: MessageQueue,
         outcome: SendReceipt | Exception,
     ) -> None:
-        """Note a try that failed; perhaps there is another one."""
+        """Record a failed attempt; another one may follow."""
         if isinstance(outcome, Exception):
             told = {_ERROR: _name_of(outcome), _PARTITION: _partition(queue)}
             trace.get_current_span().add_event("try failed", told)
 
     def transaction_ended(self, end: TransactionEnd) -> None:
-        """Make a span of a decision; that of a check belongs to the trace of the half message."""
+        """Create a span for a decision; that of a check belongs to the half message's trace."""
         message = end.message
         asked = propagate.extract(message.properties, Context()) if end.is_check else None
         span = self._tracer.start_span(
@@ -138,23 +138,23 @@ class SendTracing:
 
 
 class ConsumeTracing:
-    """Makes a span of each call of a listener, in the trace of the message that it is given.
+    """Creates a span for each call of a listener, in the trace of its message.
 
     ::
 
         consumer = PushConsumer("billing", handle, nameserver="127.0.0.1:9876",
                                 subscriptions={"orders": "*"}, hooks=[ConsumeTracing()])
 
-    One message makes the sender's span the parent, and its baggage the current one; a batch has
-    many senders, so its span begins a trace that is linked to each of theirs. A message that comes
-    again gives one more span in the same trace.
+    For one message, the sender's span is the parent, and its baggage becomes current. A batch has
+    many senders, so its span starts a trace that links to each of theirs. A redelivered message
+    adds a span to the same trace.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("turbopump", __version__, provider)
 
     def before_consume(self, messages: Sequence[MessageView], context: ConsumeContext) -> None:
-        """Start the span and make it the current one of the listener."""
+        """Start the span and make it the listener's current one."""
         _begun.set(self._begin(messages, context.group))
 
     def after_consume(
@@ -163,7 +163,7 @@ class ConsumeTracing:
         context: ConsumeContext,  # noqa: ARG002 - what hooks are given
         result: ConsumeResult,
     ) -> None:
-        """End the span, as failed if the messages are to come again."""
+        """End the span, as failed if the messages will be redelivered."""
         begun = _begun.get()
         if begun is not None:
             _begun.set(None)
@@ -171,7 +171,7 @@ class ConsumeTracing:
 
     @contextmanager
     def processing(self, messages: Sequence[MessageView], group: str) -> Iterator[Span]:
-        """Do the same by hand, for messages that were pulled.
+        """Create the span explicitly, for pulled messages.
 
         ::
 
@@ -188,7 +188,7 @@ class ConsumeTracing:
         _end(begun, None, None)
 
     def _begin(self, messages: Sequence[MessageView], group: str) -> _Begun:
-        # Not the current context: a worker inherits that of whoever started the consumer.
+        # Not the current context: a worker inherits that of the code that started the consumer.
         contexts = [propagate.extract(message.properties, Context()) for message in messages]
         parent = contexts[0] if len(contexts) == 1 else Context()
         span = self._tracer.start_span(
@@ -221,7 +221,7 @@ def _carrying(message: Message, carrier: dict[str, str]) -> Message:
 
 def _links(contexts: Sequence[Context]) -> list[Link]:
     senders = [trace.get_current_span(each).get_span_context() for each in contexts]
-    # Messages that were sent together have one span.
+    # Messages sent together share one span.
     distinct = {sender.span_id: sender for sender in senders if sender.is_valid}
     return [Link(sender) for sender in distinct.values()]
 

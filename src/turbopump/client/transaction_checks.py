@@ -1,7 +1,7 @@
-"""Check-backs: a broker asks what became of a transaction, and the application's function answers.
+"""Transaction checks: a broker asks for a transaction's state, the application's function answers.
 
-The function runs off the loop, in a bounded number of threads (or as tasks, when it is ``async
-def``). Checks that come while too many wait are dropped: brokers repeat them.
+The function runs off the loop, in a bounded number of threads (or as tasks if it is ``async def``).
+Checks that arrive while too many wait are dropped: brokers repeat them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHECKS_MAX = 2000
 """Checks without an answer."""
 
 _CLOSE_WAIT_MS = 3000
-"""How long closing waits for a check that runs."""
+"""How long closing waits for a running check."""
 
 _calling: contextvars.ContextVar[TransactionChecks | None] = contextvars.ContextVar(
     "checking", default=None
@@ -38,7 +38,7 @@ _calling: contextvars.ContextVar[TransactionChecks | None] = contextvars.Context
 
 @dataclass(slots=True)
 class CheckRequest:
-    """A broker's question, and what the application has answered."""
+    """A broker's check, and the application's answer."""
 
     broker_address: str
     header: CheckTransactionState
@@ -47,7 +47,7 @@ class CheckRequest:
 
 
 class TransactionChecks:
-    """Calls the application's function for each check, and passes its answers on to ``answer``."""
+    """Calls the application's function for each check, and passes its results to ``answer``."""
 
     def __init__(
         self, group: str, check: Check, answer: Callable[[CheckRequest], None], workers: int
@@ -82,7 +82,7 @@ class TransactionChecks:
         self._workers.submit([asked])
 
     async def close(self) -> None:
-        """Drop the checks that wait, and wait for those that run."""
+        """Drop waiting checks, and wait for running ones."""
         await self._workers.close(_CLOSE_WAIT_MS)
 
     def _call(self, asked: CheckRequest) -> None:

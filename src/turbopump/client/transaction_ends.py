@@ -1,4 +1,4 @@
-"""How a transaction ends: its state, the request that tells the broker, and who may look on."""
+"""Ending a transaction: its state, the request to the broker, and hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionState(Enum):
-    """What became of the local transaction that a message belongs to.
+    """The state of the local transaction that a message belongs to.
 
     ::
 
@@ -29,17 +29,17 @@ class TransactionState(Enum):
     """
 
     COMMIT = int(Wire.COMMIT)
-    """It has committed: consumers get the message."""
+    """It committed: consumers get the message."""
 
     ROLLBACK = int(Wire.ROLLBACK)
-    """It was rolled back, and can never commit: the message is discarded."""
+    """It was rolled back and can never commit: the message is discarded."""
 
     UNKNOWN = int(Wire.NONE)
-    """Not known yet: the broker asks again, by default after a minute and up to 15 times."""
+    """Unknown yet: the broker asks again, by default after a minute and up to 15 times."""
 
 
 class TransactionEnd(Struct, frozen=True):
-    """One decision that a producer has sent to a broker, or has failed to send."""
+    """One decision that a producer sent to a broker, or failed to send."""
 
     group: str
     transaction_id: str
@@ -73,13 +73,13 @@ class TransactionHook(SendHook, Protocol):
 
 
 def require_function(name: str, value: object) -> None:
-    """Refuse what cannot be called, before anything is sent."""
+    """Refuse an object that cannot be called, before anything is sent."""
     if not callable(value):
         raise InvalidArgument(f"{name} must be a function, got {value!r}")
 
 
 def report_end(end: TransactionEnd, hooks: Iterable[TransactionHook]) -> None:
-    """Log a decision that was not sent, and show every decision to the hooks."""
+    """Log a decision that was not sent, and pass every decision to the hooks."""
     if end.error is not None:
         _log.warning(
             "transaction %s of %s: %s was not sent: %s; the broker will ask for it",
@@ -96,7 +96,7 @@ def report_end(end: TransactionEnd, hooks: Iterable[TransactionHook]) -> None:
 
 
 def state_from(answer: object, function: str, transaction_id: str) -> TransactionState:
-    """Return what the application's function answered; anything but a state means UNKNOWN."""
+    """Return the state from the application's function; any other result means UNKNOWN."""
     if isinstance(answer, TransactionState):
         return answer
     _log.error(
@@ -109,10 +109,10 @@ def state_from(answer: object, function: str, transaction_id: str) -> Transactio
 
 
 def state_after(error: BaseException | None) -> TransactionState:
-    """Return how a transaction ends whose block was left by itself or by an exception.
+    """Return the state of a transaction whose block ended normally or with an exception.
 
-    Interrupts and cancellation come at any point, perhaps while the database commits: only a check
-    can tell what became of the transaction then.
+    Interrupts and cancellation may arrive while the database commits: only a check can determine
+    the state then.
     """
     if error is None:
         return TransactionState.COMMIT

@@ -1,8 +1,8 @@
-"""Messages that become visible only if the local transaction commits that they belong to.
+"""Messages that become visible only if their local transaction commits.
 
-A transaction has two steps at the broker. First it stores the message where no consumer sees it (a
-half message); after that, the producer tells it to commit or to roll back. When it is not told, it
-asks any producer of the group (a check), whose function ``check`` looks the answer up.
+A transaction has two steps. First, the broker stores the message where no consumer sees it (a half
+message). Then the producer asks the broker to commit or roll back. If it does not, the broker asks
+any producer of the group (a check), whose function ``check`` looks up the answer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Execute = Callable[["Transaction"], TransactionState | Awaitable[TransactionStat
 
 
 class _Place(NamedTuple):
-    """Where a half message lies; a check moves it to the end of its queue."""
+    """Where a half message is stored; a check moves it to the end of its queue."""
 
     queue_offset: int
     physical_offset: int
@@ -76,11 +76,11 @@ class Transaction:
             await database.execute(INSERT, transaction.id)
 
     Entering the block stores the half message; leaving it commits, an exception rolls back. An
-    interrupt or a cancellation may come while the database commits, so it leaves the decision to
-    ``check``. `commit`, `rollback` and `unknown` decide before the end of the block, and once.
+    interrupt or a cancellation may arrive while the database commits, so it leaves the decision to
+    ``check``. `commit`, `rollback` and `unknown` decide before the end of the block, and only once.
 
-    No decision raises because the broker was not reached: the local transaction is over by then,
-    and the broker asks for the state later.
+    Decisions do not raise if the broker is unreachable: the local transaction is already over, and
+    the broker asks for its state later.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Transaction:
     ) -> None:
         self.message = message
         self.state: TransactionState | None = None
-        """How it has ended; None while it is open."""
+        """The state it ended in; None while it is open."""
         self._begin = begin
         self._end = end
         self._begun: tuple[SendReceipt, _Place] | None = None
@@ -103,16 +103,16 @@ class Transaction:
 
     @property
     def receipt(self) -> SendReceipt:
-        """What the broker answered to the half message."""
+        """The broker's receipt of the half message."""
         return self._require_begun()[0]
 
     @property
     def id(self) -> str:
-        """The message id, under which consumers and ``check`` see the message."""
+        """The message id that consumers and ``check`` see."""
         return self.receipt.message_id
 
     async def begin(self) -> None:
-        """Store the half message; not needed inside ``async with``.
+        """Store the half message; ``async with`` does this.
 
         ::
 
@@ -124,7 +124,7 @@ class Transaction:
         self._begun = await self._begin(self)
 
     async def commit(self) -> None:
-        """Make the message visible to consumers, before the block ends.
+        """Make the message visible to consumers before the block ends.
 
         ::
 
@@ -133,7 +133,7 @@ class Transaction:
         await self.end(TransactionState.COMMIT)
 
     async def rollback(self) -> None:
-        """Discard the message, without an exception.
+        """Discard the message without raising an exception.
 
         ::
 
@@ -142,7 +142,7 @@ class Transaction:
         await self.end(TransactionState.ROLLBACK)
 
     async def unknown(self) -> None:
-        """Leave the decision to ``check``, for a commit of the database with an unknown outcome.
+        """Leave the decision to ``check``, as when the outcome of a database commit is unknown.
 
         ::
 
@@ -151,7 +151,7 @@ class Transaction:
         await self.end(TransactionState.UNKNOWN)
 
     async def end(self, state: TransactionState, error: BaseException | None = None) -> None:
-        """End in a state; ``error`` is the reason, sent to the broker.
+        """End in a state; ``error`` is the reason reported to the broker.
 
         ::
 
@@ -169,7 +169,7 @@ class Transaction:
         await self._end(self, place, error)
 
     def moved(self, asked: CheckTransactionState) -> None:
-        """Note where the half message lies since a check: the end must name the newest copy."""
+        """Note where a check moved the half message: the decision must name the newest copy."""
         place = _Place(asked.tran_state_table_offset, asked.commit_log_offset)
         self._begun = (self.receipt, place)
 
@@ -209,16 +209,15 @@ class TransactionProducer(Producer):
             async with producer.transaction(Message("orders", b"hello")) as transaction:
                 await database.insert_order(transaction.id)
 
-    ``check`` answers for every producer of the group, also for those that died: it must look the
-    transaction up where all of them store it. ROLLBACK is right only if it can never commit later.
-    A plain function is called in ``check_workers``
-    threads, an ``async def`` on the loop. Its errors, and anything it returns but a
-    `TransactionState`, are logged and mean UNKNOWN.
+    ``check`` answers for every producer of the group, including those that died: it must look up
+    the transaction where all of them store it. ROLLBACK is right only if it can never commit later.
+    A plain function is called in ``check_workers`` threads, an ``async def`` on the loop. Its
+    errors, and any result other than a `TransactionState`, are logged and mean UNKNOWN.
 
-    Brokers ask only producers that they know. All brokers of the name server's clusters are told of
-    the group at the start, or only those of ``topics``, when they are given.
+    Brokers ask only producers that they know. At the start, the group is announced to all brokers
+    of the name server's clusters, or only to those of ``topics`` if given.
 
-    Messages without a transaction are sent as by any `Producer`.
+    Messages without a transaction are sent as with a `Producer`.
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class TransactionProducer(Producer):
         for topic in topics or ():
             check_topic(topic)
         require_at_least("check_workers", check_workers, 1)
-        # Every broker has this one, and a route to it leads to all of them.
+        # Every broker has this topic, and its route leads to all of them.
         self._topics = (
             [SELF_TEST_TOPIC]
             if topics is None
@@ -261,14 +260,14 @@ class TransactionProducer(Producer):
         )
         self._checks: TransactionChecks | None = None
         self._end_hooks = [hook for hook in self._hooks if isinstance(hook, TransactionHook)]
-        # Weak: one whose block was never entered must not seem open for ever.
+        # Weak: a transaction whose block was never entered must not count as open forever.
         self._open: WeakValueDictionary[str, Transaction] = WeakValueDictionary()
 
     async def start(self) -> None:
-        """Begin, and tell the brokers of the group; those not reached now are told later."""
+        """Start, and announce the group to the brokers; unreachable ones are notified later."""
         if self._running is not None:
             return
-        # Before brokers hear of the group, or the first check would come too early.
+        # Before brokers learn of the group, or the first check would arrive too early.
         self._checks = self._new_checks()
         await super().start()
         try:
@@ -278,9 +277,9 @@ class TransactionProducer(Producer):
             raise
 
     async def close(self) -> None:
-        """Wait for checks that run and messages on their way, then leave.
+        """Wait for running checks and messages in flight, then leave the session.
 
-        Transactions that are still open are ended by a check.
+        Open transactions are decided later by a check.
         """
         checks, self._checks = self._checks, None
         if checks is not None and self._running is not None:
@@ -293,10 +292,10 @@ class TransactionProducer(Producer):
     def transaction(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> Transaction:
-        """Return a transaction for one message, to be used with ``async with``.
+        """Return a transaction for one message, for use with ``async with``.
 
         Entering it raises what `send` raises, and TransactionNotStarted if the half message is not
-        safe; the block is not run then. A half message that may have been stored is not sent
+        safe; the block does not run then. A half message that may have been stored is not sent
         again: each copy would be committed.
 
         ::
@@ -314,10 +313,10 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, execute: Execute, *, to: To = None, timeout_ms: int | None = None
     ) -> Transaction:
-        """Call ``execute`` with a transaction, and end that in the state that it returns.
+        """Call ``execute`` with a transaction, and end it in the returned state.
 
-        An exception rolls back and is raised. Anything but a `TransactionState` is logged and means
-        UNKNOWN.
+        An exception rolls back and is re-raised. Any result other than a `TransactionState` is
+        logged and means UNKNOWN.
 
         ::
 
@@ -403,9 +402,9 @@ class TransactionProducer(Producer):
     async def _send_end(
         self, running: Running, queue: MessageQueue, header: EndTransaction, remark: str | None
     ) -> None:
-        """Send a decision, within the time of a send.
+        """Send a decision, within the timeout of a send.
 
-        A one-way request that fails was not written, so a further try cannot repeat it.
+        A one-way request that fails was not written, so retrying cannot repeat it.
         """
         session = running.session
         end_ms = running.sender.end_ms(None)
@@ -416,7 +415,7 @@ class TransactionProducer(Producer):
                 address = session.address_to_write(queue.broker)
                 await calls.end_transaction(session, address, header, left_ms, remark)
             except (NetworkError, NoRoute) as error:
-                # UNKNOWN has no effect at the broker, so it is not worth waiting for.
+                # UNKNOWN has no effect at the broker: do not wait for it.
                 is_unknown = header.commit_or_rollback == TransactionState.UNKNOWN.value
                 if is_unknown or not retries.after_error(error, queue):
                     raise
@@ -440,13 +439,13 @@ class TransactionProducer(Producer):
         return self._checks is not None and self._checks.is_calling
 
     def topics(self) -> Iterable[str]:
-        """Return the topics whose brokers are to know the group before anything is sent."""
+        """Return the topics whose brokers must know the group before the first send."""
         return self._topics
 
     def check_transaction(
         self, broker_address: str, asked: CheckTransactionState, message: MessageView
     ) -> None:
-        """Have a broker's question answered."""
+        """Answer a broker's check."""
         if self._checks is None:
             _log.info("transaction %s is not checked: producer closes", message.message_id)
             return
@@ -456,7 +455,7 @@ class TransactionProducer(Producer):
         if transaction is None:
             self._checks.submit(question)
         else:
-            # Its block runs here, so that ``check`` would not find it, and roll it back.
+            # The block still runs here: ``check`` would not find it, and roll it back.
             transaction.moved(asked)
             self._answer(question)
 

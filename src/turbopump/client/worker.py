@@ -1,4 +1,4 @@
-"""Running decorated functions: a consumer for each group, and a producer for their results."""
+"""Running decorated functions: a consumer per group, and a producer for their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Worker(LifeCycle):
-    """Consumes with functions that `turbopump.consumer` has decorated.
+    """Consumes with functions decorated with `turbopump.consumer`.
 
     ::
 
@@ -71,10 +71,10 @@ class Worker(LifeCycle):
         self._closing: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the groups and begin to consume."""
+        """Join the groups and start consuming."""
         if self._threads is not None:
             return
         self._closed.clear()
@@ -88,16 +88,16 @@ class Worker(LifeCycle):
             raise
 
     async def close(self) -> None:
-        """Wait for functions that run, commit, and leave the groups.
+        """Wait for running functions, commit, and leave the groups.
 
-        When one of the functions calls it, it does not wait: the worker closes after that call.
+        Called from one of the functions, it does not wait: the worker closes after that call.
         """
         closing = self.begin_closing()
         if closing is not None and not self.is_calling:
             await asyncio.shield(closing)
 
     def begin_closing(self) -> asyncio.Task[None] | None:
-        """Close in a task of its own; return it, or None when there is nothing to close."""
+        """Close in a separate task; return it, or None if there is nothing to close."""
         if self._threads is not None and self._closing is None:
             self._closing = asyncio.create_task(self._close())
         return self._closing
@@ -117,7 +117,7 @@ class Worker(LifeCycle):
     async def _close(self) -> None:
         closing = [consumer.begin_closing() for consumer in self._consumers]
         try:
-            # The producer last: functions that still run may return something to publish.
+            # The producer last: running functions may still return messages to publish.
             await asyncio.gather(*(each for each in closing if each is not None))
         finally:
             await self._producer.close()
@@ -159,7 +159,7 @@ class Worker(LifeCycle):
 def _decoded(
     handler: Handler[..., Any], message: MessageView, context: ConsumeContext
 ) -> dict[str, Any] | None:
-    """Return a function's arguments; None if the body is none of them, however often it comes."""
+    """Return a function's arguments; None if the body does not fit, which a retry cannot change."""
     try:
         return handler.arguments(message, context)
     except (ValueError, msgspec.MsgspecError) as error:

@@ -1,7 +1,7 @@
 """The data pipeline on Spark: source, sink, consumer and ready-made pipelines.
 
-Nothing of Spark is imported before it is used, so that what runs on executors starts quickly and
-a missing PySpark is told by whoever needs it.
+Spark is imported only on use, so that code on executors starts quickly and a missing PySpark is
+reported only where it is needed.
 """
 
 from importlib import import_module

@@ -1,10 +1,10 @@
-"""How far the clocks of brokers are trusted: the store writes what the wall shows."""
+"""How far the clocks of brokers are trusted: the store records wall-clock times."""
 
 from __future__ import annotations
 
 CLOCK_MARGIN_MS = 3_600_000
-"""A clock may have been set back so far, altogether.
+"""The total by which a clock may have been set back.
 
-Messages stored more than this before or behind a time are known to lie on one side of it; whatever
-is nearer has to be looked at, message by message.
+Messages stored more than this before or after a time are certain to lie on that side of it; nearer
+ones must be checked one by one.
 """

@@ -1,4 +1,4 @@
-"""Consuming topics with the cores of a cluster: a function over messages, on the executors."""
+"""Consuming topics on a Spark cluster: a function over messages, run on the executors."""
 
 from __future__ import annotations
 
@@ -66,27 +66,27 @@ _OWN_OPTIONS = {
     "columns": None,
     "includeproperties": None,
 }
-"""Options of the source that the consumer sets itself, and what to say instead."""
+"""Options of the source that the consumer sets itself, and what to use instead."""
 
 _DIVISIONS = frozenset({"partitionperqueue", "maxrecordsperpartition"})
-"""Options that say into which tasks a batch is divided."""
+"""Options that control how a batch is divided into tasks."""
 
 
 class SparkConsumer:
-    """Gives every message of some topics to a function on the executors, at least once.
+    """Delivers every message of its topics to a function on the executors, at least once.
 
     ::
 
         def handle(message):
-            return charge(message.body)      # True: done, False or an exception: comes again
+            return charge(message.body)      # True: done, False or an exception: is redelivered
 
         consumer = SparkConsumer("billing", handle, spark=spark, nameserver="127.0.0.1:9876",
                                  topics={"orders": "created || paid"}, checkpoint="/data/billing")
         with consumer.start() as run:
             run.await_termination()
 
-    What fails goes back to its broker and comes again after a delay, through the group's retry
-    topic, until it succeeds or is a dead letter: as with a `PushConsumer`.
+    Failed messages are sent back to their broker and redelivered after a delay, through the group's
+    retry topic, until they succeed or are dead-lettered: as with a `PushConsumer`.
     """
 
     def __init__(
@@ -144,19 +144,19 @@ class SparkConsumer:
         self._plan = replace(self._plan, leaves_out_bad=leaves_out_bad)
         # Checked here, on the driver, and not in the middle of a query.
         client = SourceOptions.for_stream(self._options).client
-        # An executor's environment may know no name server, or another one.
+        # An executor's environment may name no name server, or another one.
         self._options["nameserver"] = ";".join(client.nameserver_addresses)
 
     @property
     def source_options(self) -> Mapping[str, str]:
-        """The options that the source is read with."""
+        """The options of the source."""
         return dict(self._options)
 
     def start(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerRun:
-        """Start consuming; as a context manager, leaving it stops.
+        """Start consuming; leaving it as a context manager stops it.
 
-        ``available_now`` ends when everything is handled that was there at the start; ``interval``
-        begins a batch every so often, as in ``"10 seconds"``, instead of at once.
+        ``available_now`` ends after everything present at the start is handled. ``interval``, such
+        as ``"10 seconds"``, is the time between batch starts; by default they start immediately.
         """
         if available_now and interval is not None:
             raise InvalidArgument(
@@ -167,7 +167,7 @@ class SparkConsumer:
         )
 
     def run(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerReport:
-        """Consume until it is stopped elsewhere, or until everything that is there is handled."""
+        """Consume until stopped elsewhere, or until everything available is handled."""
         with self.start(available_now=available_now, interval=interval) as run:
             run.await_termination()
         return run.report()
@@ -187,7 +187,7 @@ class SparkConsumer:
             sql.max("error").alias("error"),
         )
         writer = (
-            # All that is to be done happens in the tasks: nothing is left to be written.
+            # The tasks do all the work: nothing is left to write.
             counted.writeStream.format("noop")
             .queryName(source_name(self._topics, self.group))
             .option("checkpointLocation", self._checkpoint)
@@ -200,17 +200,17 @@ class SparkConsumer:
 
 
 class ConsumerRun:
-    """A consumer that runs."""
+    """A running consumer."""
 
     def __init__(self, query: StreamingQuery, watching: RunWatcher) -> None:
         self.query = query
-        """Spark's own handle, with its progress and its errors."""
+        """Spark's query handle, with its progress and errors."""
         self._watching = watching
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
         """Wait until the query ends; return whether it has.
 
-        Raises Spark's StreamingQueryException if a task failed in spite of Spark's retries.
+        Raises Spark's StreamingQueryException if a task failed despite Spark's retries.
         """
         if timeout_s is None:
             self.query.awaitTermination()
@@ -220,7 +220,7 @@ class ConsumerRun:
     def wait_until(self, is_reached: Reached, timeout_s: float | None = None) -> bool:
         """Wait until the report fulfils a condition; return whether it does.
 
-        Also returns when the query ends, whatever the reason.
+        Also returns when the query ends for any reason.
 
         ::
 
@@ -229,13 +229,13 @@ class ConsumerRun:
         return self._watching.wait(is_reached, timeout_s)
 
     def report(self) -> ConsumerReport:
-        """Return what has become of the messages so far, by the batches that are complete."""
+        """Return the outcomes of messages so far, counting complete batches only."""
         if not self.query.isActive:
             self._watching.finish()
         return self._watching.report()
 
     def stop(self) -> ConsumerReport:
-        """Stop; messages of a batch that was not complete come again at the next start."""
+        """Stop; messages of an incomplete batch are redelivered at the next start."""
         self.query.stop()
         return self.report()
 
@@ -252,7 +252,7 @@ class ConsumerRun:
 
 
 def _work(handler: Handler, plan: HandlerConfig, send_back: SendBack) -> ArrowMapIterFunction:
-    """Return what each task does with its rows."""
+    """Return the function that each task applies to its rows."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         handling = HandlerRunner(handler, plan, send_back, time.sleep)
@@ -265,11 +265,11 @@ def _cores(spark: SparkSession) -> int:
     try:
         return spark.sparkContext.defaultParallelism
     except PySparkAttributeError:
-        # Spark Connect, whose client does not know the cluster.
+        # Spark Connect: its client does not know the cluster.
         return 1
 
 
-# --- what was given -------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 def _source_options(
@@ -289,7 +289,7 @@ def _source_options(
 
 
 def _tags(topics: Mapping[str, str | Sql]) -> dict[str, str]:
-    """Return the tags of topics of which only some tags are wanted."""
+    """Return the tags of topics that are filtered by tag."""
     given: object = topics
     if not isinstance(given, Mapping) or not given:
         raise InvalidArgument(
@@ -313,7 +313,7 @@ def _starting_offsets(start_from: StartFrom) -> str:
         return "group,earliest"
     if start_from == "last":
         return "group,latest"
-    # Without a zone it is local time, as everywhere in Python; the source would take it for UTC.
+    # Without a time zone it is local time, as everywhere in Python; the source would assume UTC.
     return f"group,{start_from.astimezone(UTC).isoformat()}"
 
 

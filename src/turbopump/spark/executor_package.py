@@ -1,4 +1,4 @@
-"""Archives that bring Turbopump to machines of a Spark cluster where nothing is installed.
+"""Archives that bring Turbopump to Spark cluster machines without installed packages.
 
 An archive for ``--archives`` has all packages and a ``bin/python`` that starts the machine's own
 Python with them. A zip for ``--py-files`` has only this package, which is pure Python: the compiled
@@ -29,7 +29,7 @@ _FOR_SPARK = ("pandas", "protobuf", "pyarrow")
 _LEFT_OUT = "tests"
 _OF_PYTEST = "-pytest-"
 """In the names of bytecode with rewritten assertions. Other bytecode is kept: Spark waits 10 s for
-the first process of a stream, and compiling all that it imports takes a good part of that."""
+the first process of a stream, and compiling its imports takes much of that."""
 _ARCHIVES = (".tar.gz", ".tgz")
 _ZIP = ".zip"
 
@@ -61,7 +61,7 @@ exit 1
 
 @dataclass(frozen=True, slots=True)
 class WrittenPackage:
-    """An archive that was written."""
+    """A written archive."""
 
     path: Path
     size: int
@@ -70,15 +70,15 @@ class WrittenPackage:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is for ``--archives``, not for ``--py-files``."""
+        """Whether it is for ``--archives`` rather than ``--py-files``."""
         return self.path.suffix != _ZIP
 
 
 def write_package(path: Path) -> WrittenPackage:
-    """Write an archive with everything that executors need, or a zip with this package alone.
+    """Write an archive with everything that executors need, or a zip with only this package.
 
-    The name decides: ``.tar.gz`` or ``.zip``. A file that exists is replaced when the new one is
-    complete. Raises MissingPackage if something is not installed here.
+    The name decides: ``.tar.gz`` or ``.zip``. An existing file is replaced once the new one is
+    complete. Raises MissingPackage if a package is not installed here.
     """
     if not path.name.endswith((*_ARCHIVES, _ZIP)):
         raise InvalidArgument(f"file must end in .tar.gz, .tgz or .zip, got {str(path)!r}")
@@ -129,7 +129,7 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _files(needed: Sequence[Distribution]) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Yield files by their names below a directory of packages."""
+    """Yield files by their names relative to a directory of packages."""
     home = Path(__file__).parents[2]
     for package in _OWN:
         for file in sorted((home / package).rglob("*")):
@@ -147,7 +147,7 @@ def _wanted(name: PurePosixPath, file: Path) -> Iterator[tuple[PurePosixPath, Pa
 
 
 def _required(of: Distribution) -> tuple[Distribution, ...]:
-    """Return the distributions that one needs, with those that they need, sorted by name."""
+    """Return the distributions that one requires, directly and indirectly, sorted by name."""
     found: dict[str, Distribution] = {}
     waiting = [*_requirements(of), *((name, False) for name in _FOR_SPARK)]
     while waiting:
@@ -169,7 +169,7 @@ def _required(of: Distribution) -> tuple[Distribution, ...]:
 
 
 def _requirements(of: Distribution) -> list[tuple[str, bool]]:
-    """Return names that a distribution requires, and whether under a condition; no extras."""
+    """Return the names that a distribution requires, and whether conditionally; no extras."""
     found = []
     for text in of.requires or ():
         requirement, _, condition = text.partition(";")

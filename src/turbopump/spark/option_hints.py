@@ -1,4 +1,4 @@
-"""What to use instead of options of Kafka's connector, and of removed ones."""
+"""Replacements for options of Kafka's connector, and for removed ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ COLUMN_HINTS: Mapping[str, str] = {
 
 
 def hint(key: str, hints: Mapping[str, str]) -> str | None:
-    """Return what to do instead of setting an option, None if nothing is known about it."""
+    """Return what to do instead of setting an option, or None if nothing is known."""
     found = {name.lower(): text for name, text in hints.items()}.get(key.lower())
     if found is None:
         if key.lower().startswith(_SECURITY):

@@ -1,4 +1,4 @@
-"""Options as users of Spark write them: texts by names, read and checked the same everywhere."""
+"""Parsing Spark options: strings by name, read and checked the same way everywhere."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ D = TypeVar("D")
 NO_HINTS: Mapping[str, str] = {}
 
 _DIGITS_MAX = 30
-"""Of a number. Python refuses to read thousands of them, and nobody means so many."""
+"""Maximum digits of a number: far more than any option needs; Python refuses thousands."""
 
 _BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(rf"(\d{{1,{_DIGITS_MAX}}})\s*([bkmg]?)b?", re.ASCII | re.IGNORECASE)
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LONGEST_MS = 2**31 - 1
-"""As long as the system waits at once for a socket: 24 days."""
+"""The longest wait of one socket call: 24 days."""
 _DURATION = re.compile(rf"(\d{{1,{_DIGITS_MAX}}})\s*(ms|s|m|h|d)?", re.ASCII)
 
 _FIRST_PLAUSIBLE_MS = 100_000_000_000
 _LAST_PLAUSIBLE_MS = 253_402_300_799_999
-"""1973 to 9999. Other numbers are meant otherwise: as a date, as seconds, as an offset."""
+"""1973 to 9999. Other numbers mean something else: a date, seconds, an offset."""
 
 
 class Given:
-    """The options that were given, by the names that are documented, in whatever case."""
+    """The options as given, by their documented names, case-insensitive."""
 
     def __init__(
         self,
@@ -61,22 +61,22 @@ class Given:
         return name in self._values
 
     def __getitem__(self, name: str) -> str:
-        """Return an option's text, nothing if it is not given."""
+        """Return an option's text, or an empty string if it is not given."""
         return self._values.get(name, "")
 
     def as_written(self, name: str) -> str:
-        """Return the same with the blanks around it."""
+        """Return the text with surrounding blanks."""
         return self._written.get(name, "")
 
     def find(self, name: str, read: Callable[[str, str], T], default: D) -> T | D:
-        """Return an option's value as ``read`` understands it."""
+        """Return an option's value as parsed by ``read``."""
         return read(name, self._values[name]) if name in self._values else default
 
 
 def with_hint(key: str, by_key: Mapping[str, str], hints: Mapping[str, str]) -> str:
-    """Return the name of an unknown option with what was probably meant."""
+    """Return the name of an unknown option with a suggestion."""
     if (instead := hint(key, hints)) is not None:
-        # Spark hands option names over in lower case.
+        # Spark passes option names in lower case.
         name = {name.lower(): name for name in hints}.get(key.lower(), key)
         return f"{name!r} ({instead})"
     close = get_close_matches(key.lower(), by_key, 1)
@@ -86,20 +86,20 @@ def with_hint(key: str, by_key: Mapping[str, str], hints: Mapping[str, str]) -> 
 # --- single values, each read from an option's name and text --------------------------------------
 
 
-def text_of(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a value
-    """Take a text as it is."""
+def text_of(name: str, text: str) -> str:  # noqa: ARG001 - the signature of all parsers
+    """Accept any text."""
     return text
 
 
 def not_empty(name: str, text: str) -> str:
-    """Take a text that there must be."""
+    """Accept a non-empty text."""
     if not text:
         raise InvalidArgument(f"option {name} must not be empty")
     return text
 
 
 def one_topic(name: str, text: str) -> str:
-    """Take the name of a topic, unless it is several."""
+    """Accept the name of a single topic."""
     if "," in text:
         raise InvalidArgument(
             f"option {name} must be one topic, got {text!r}; use option topics for several"
@@ -108,7 +108,7 @@ def one_topic(name: str, text: str) -> str:
 
 
 def expression(name: str, text: str) -> str:
-    """Take a regular expression, unless it is none."""
+    """Accept a valid regular expression."""
     try:
         re.compile(text)
     except re.error as error:
@@ -118,14 +118,14 @@ def expression(name: str, text: str) -> str:
 
 
 def boolean(name: str, text: str) -> bool:
-    """Read ``true`` or ``false``."""
+    """Parse ``true`` or ``false``."""
     if text.lower() not in ("true", "false"):
         raise InvalidArgument(f"option {name} must be true or false, got {text!r}")
     return text.lower() == "true"
 
 
 def one_of(*allowed: str) -> Callable[[str, str], str]:
-    """Return what reads one of some words, in any case."""
+    """Return a parser for one of some words, in any case."""
     words = {each.lower(): each for each in allowed}
 
     def read(name: str, text: str) -> str:
@@ -139,27 +139,27 @@ def one_of(*allowed: str) -> Callable[[str, str], str]:
 
 
 def on_bad_record(*allowed: OnBadRecord) -> Callable[[str, str], OnBadRecord]:
-    """Return what reads what to do about bad records."""
+    """Return a parser for the handling of bad records."""
     read = one_of(*allowed)
     return lambda name, text: OnBadRecord(read(name, text))
 
 
 def natural(name: str, text: str) -> int:
-    """Read a whole number, 0 or more."""
+    """Parse a whole number, 0 or more."""
     if not _is_number(text):
         raise InvalidArgument(f"option {name} must be a whole number, 0 or more, got {text!r}")
     return int(text)
 
 
 def positive(name: str, text: str) -> int:
-    """Read a whole number, 1 or more."""
+    """Parse a whole number, 1 or more."""
     if not _is_number(text) or int(text) == 0:
         raise InvalidArgument(f"option {name} must be a whole number, 1 or more, got {text!r}")
     return int(text)
 
 
 def size_bytes(name: str, text: str) -> int:
-    """Read a size in bytes, with or without a unit; at least one."""
+    """Parse a size in bytes, with or without a unit; at least one."""
     match = _BYTES.fullmatch(text)
     count = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
     if not count:
@@ -171,7 +171,7 @@ def size_bytes(name: str, text: str) -> int:
 
 
 def duration_ms(name: str, text: str) -> int:
-    """Read a time that something takes; at least 1 ms."""
+    """Parse a duration; at least 1 ms."""
     match = _DURATION.fullmatch(text)
     duration = int(match[1]) * _UNIT_MS[match[2] or "ms"] if match else 0
     if not 0 < duration <= _LONGEST_MS:
@@ -183,7 +183,7 @@ def duration_ms(name: str, text: str) -> int:
 
 
 def duration_ms_from(least_ms: int) -> Callable[[str, str], int]:
-    """Read a time that something takes, and refuse what is too short for it."""
+    """Parse a duration, and refuse one below a minimum."""
 
     def read(name: str, text: str) -> int:
         duration = duration_ms(name, text)
@@ -198,9 +198,9 @@ def duration_ms_from(least_ms: int) -> Callable[[str, str], int]:
 
 
 def timestamp_ms(name: str, text: str, forms: str) -> int:
-    """Read a moment: milliseconds since 1970, or an ISO time, which is UTC if it names no zone.
+    """Parse a timestamp: milliseconds since 1970, or an ISO time, in UTC unless it names a zone.
 
-    ``forms`` is what an error says is allowed.
+    ``forms`` is the list of valid forms in errors.
     """
     if _is_number(text):
         return _plausible_ms(name, text)

@@ -1,4 +1,4 @@
-"""Options that older versions pickled: checkpoints and waiting jobs have them."""
+"""Options pickled by older versions, as in checkpoints and waiting jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 def restore(value: Any, state: Iterable[object]) -> None:
-    """Open a pickle, perhaps of an older version: new fields come last and take their defaults."""
+    """Restore a pickle, possibly of an older version: new fields come last and have defaults."""
     pairs: Iterable[tuple[Any, object]] = zip_longest(fields(value), state, fillvalue=MISSING)
     for field, saved in pairs:
         assert field is not MISSING, "pickled by a newer version"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def source_name(topics: Iterable[str], group: str | None) -> str:
-    """Return how a source is named, also in Spark's UI if the query is ours."""
+    """Return the display name of a source, also used in Spark's UI for our queries."""
     return ", ".join(topics) + ("" if group is None else f" (group {group})")
 
 
@@ -36,7 +36,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
-        """Return the spread of values, None without any."""
+        """Return the spread of values, or None if there are none."""
         found = list(values)
         return cls(min(found), mean(found), max(found)) if found else None
 
@@ -63,7 +63,7 @@ class SourceLag:
     seconds: Spread | None
     """Age of the last message read, 0 for a queue that is read to its end.
 
-    A queue that has unread messages, but none that was read, does not count; None without others.
+    Queues with unread messages but none read do not count; None if there are no others.
     """
 
     bad: int | None = None
@@ -88,7 +88,7 @@ class SourceLag:
 
 
 def lag(query: StreamingQuery) -> tuple[SourceLag, ...]:
-    """Return how far the last batch of a query left each of its ``rocketmq`` sources behind.
+    """Return the lag of each ``rocketmq`` source of a query after its last batch.
 
     Empty before the first batch. Makes no request: Spark's progress has the figures.
 
@@ -143,7 +143,7 @@ def _source_lag(progress: StreamingQueryProgress, source: SourceProgress) -> Sou
 
 
 def _decoded(offsets: str | None) -> Mapping[str, Any]:
-    """Return an offset of any source; what is not JSON of an object is not ours."""
+    """Decode an offset of any source; only JSON objects are ours."""
     try:
         found = msgspec.json.decode(offsets or "{}")
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""A Spark session with the settings that suit small batches of messages."""
+"""A Spark session with settings for small batches of messages."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ SETTINGS: Mapping[str, str] = {
     # Halves the time of a micro-batch that is read by Python.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # The times of messages have no zone; shown in that of a machine they would depend on it.
+    # Message timestamps have no time zone; shown in the machine's, they would depend on it.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What every session gets that is made here."""
+"""Settings of every session created here."""
 
 LOCAL_SETTINGS: Mapping[str, str] = {
-    # For checkpoints on a local disk: plain renames, and no second file with a checksum for each.
+    # For checkpoints on a local disk: plain renames, and no checksum file for each file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing."
         "FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.ui.enabled": "false",
-    # Nobody else has to reach the driver, and no name of the machine has to be resolved.
+    # No other machine has to reach the driver, and no host name has to be resolved.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""What a session gets, too, whose executors are all on this machine."""
+"""Additional settings of sessions whose executors all run on this machine."""
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _CONNECT = "sc://"
 _CONNECT_PACKAGES = ("grpc", "grpc_status", "google.rpc", "zstandard")
-"""What PySpark imports for a client of Spark Connect, besides what it needs anyway."""
+"""What PySpark imports for a Spark Connect client, besides its usual dependencies."""
 
 _MASTER_TIMEOUT_S = 5
 _HADOOP_SETTINGS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
@@ -74,11 +74,11 @@ def session(
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a Spark session that knows ``rocketmq``, making it with settings fit for messages.
+    """Return a Spark session that knows ``rocketmq``, created with settings for messages.
 
-    A session that exists already is returned as it is. Java is found or provided first. With
-    ``remote`` instead of ``master`` the session is a client of Spark Connect: of a server, as in
-    ``sc://host:15002``, or of one that is started here, as in ``local[2]``.
+    An existing session is returned unchanged. Java is located or provided first. With ``remote``
+    instead of ``master``, the session is a Spark Connect client: of a server, such as
+    ``sc://host:15002``, or of one that is started here, such as ``local[2]``.
 
     ::
 
@@ -92,7 +92,7 @@ def session(
 
 
 def session_settings(master: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Return all settings of a new session; the user's own win."""
+    """Return all settings of a new session; the user's settings take precedence."""
     local = LOCAL_SETTINGS if master.startswith("local") else {}
     logging = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     options = f"{logging} {own.get(_JAVA_OPTIONS, '')}".rstrip()
@@ -102,7 +102,7 @@ def session_settings(master: str, own: Mapping[str, str]) -> dict[str, str]:
 def require_master(master: str) -> None:
     """Raise InvalidArgument unless it has the form of a master that Spark knows.
 
-    Spark says so too, but only after Java has started, and with pages of traces.
+    Spark checks this too, but only after Java has started, and with pages of stack traces.
     """
     if master.startswith(_CONNECT):
         raise InvalidArgument(
@@ -117,7 +117,7 @@ def require_master(master: str) -> None:
 
 
 def require_reachable(master: str, environment: Mapping[str, str]) -> None:
-    """Raise unless a master could be found: Spark itself tries for minutes, or prints pages."""
+    """Raise unless the master is reachable: Spark would retry for minutes or print pages."""
     if master == "yarn" and not any(environment.get(name) for name in _HADOOP_SETTINGS):
         raise InvalidArgument(
             f"master yarn needs {' or '.join(_HADOOP_SETTINGS)} in the environment: the directory "
@@ -140,10 +140,10 @@ def require_reachable(master: str, environment: Mapping[str, str]) -> None:
 
 
 def _require_connect() -> None:
-    """Raise MissingPackage unless PySpark can be a client of Spark Connect.
+    """Raise MissingPackage unless PySpark can run as a Spark Connect client.
 
-    PySpark itself takes a program that is no file, as of ``python -c``, for its own doctests, and
-    without these packages ends it as if all were well.
+    PySpark mistakes a program without a file, such as ``python -c``, for its own doctests, and
+    without these packages exits as if it had succeeded.
     """
     missing = [name for name in _CONNECT_PACKAGES if not _is_there(name)]
     if missing:
@@ -157,7 +157,7 @@ def _is_there(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:
-        # Not even what it is in.
+        # Not even its parent package exists.
         return False
 
 
@@ -175,12 +175,12 @@ def _made(app_name: str, master: str, remote: str | None, own: Mapping[str, str]
         _require_remote(remote)
     builder = SparkSession.builder.appName(app_name)
     if remote is not None and remote.startswith(_CONNECT):
-        # The server has settings of its own; only those of queries can be changed from here.
+        # The server has its own settings; clients can change only those of queries.
         queries = {name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")}
         settings = {**queries, **own}
     else:
         ensure_java()
-        # Executors run the same Python as the driver unless somebody has said otherwise.
+        # Executors run the driver's Python unless configured otherwise.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings = session_settings(remote or master, own)
     for name, value in settings.items():
@@ -188,7 +188,7 @@ def _made(app_name: str, master: str, remote: str | None, own: Mapping[str, str]
     if remote is None:
         return builder.master(master).getOrCreate()
     with warnings.catch_warnings():
-        # A server that is started here has all of them from its start; the client tries to set
-        # them once more, and warns of each that can be set only then.
+        # A server started here has all settings from its start; the client sets them again, and
+        # warns about each that can be set only at the start.
         warnings.filterwarnings("ignore", "Failed to set", UserWarning)
         return builder.remote(remote).getOrCreate()

@@ -1,7 +1,7 @@
-"""One connection of a process to a cluster, for Spark's synchronous callbacks.
+"""One session per process and cluster, for Spark's synchronous callbacks.
 
-Spark calls readers and writers in short-lived calls of long-lived worker processes. What is kept
-here outlives the calls, so that a task does not pay for connecting; a forked worker starts afresh.
+Spark calls readers and writers in short-lived calls of long-lived worker processes. The session
+outlives the calls, so that tasks need not reconnect; a forked worker starts over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SharedSession:
         self._thread = thread
 
     def run(self, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
-        """Do something with the session on its loop, and return the result."""
+        """Run something with the session on its loop, and return the result."""
         return self._thread.run(work(self.session))
 
 
@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 
 def shared_session(config: ClientConfig) -> SharedSession:
-    """Return this process's session with a cluster, which lives as long as the process does."""
+    """Return this process's session with a cluster, which lives as long as the process."""
     key = (os.getpid(), config)
     with _lock:
         found = _links.get(key)
@@ -52,7 +52,7 @@ def _connected(config: ClientConfig) -> SharedSession:
 
 
 def _after_fork() -> None:
-    global _lock  # the parent may have held it at the moment of the fork
+    global _lock  # the parent may have held it during the fork
     _lock = threading.Lock()
 
 

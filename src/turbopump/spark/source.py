@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from turbopump.spark.reading.options import SourceOptions
     from turbopump.spark.reading.stream_driver import StreamDriver
 
-# What reads and writes is imported where it is used: Spark imports this module to find the source,
-# for every query of whatever source, and must not fail or wait because of it.
+# Readers and writers are imported on use: Spark imports this module to find the source, for every
+# query of any source, and must not fail or wait because of it.
 
 NAME = "rocketmq"
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("rocketmq")`` known to a session.
+    """Register ``format("rocketmq")`` with a session.
 
     ::
 
@@ -135,7 +135,7 @@ def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
 
 
 class BatchReader(DataSourceReader):
-    """Reads what is there when the query is planned."""
+    """Reads what exists when the query is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -159,7 +159,7 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
     from turbopump.spark.reading.partition_reader import PartitionReader
 
     begin_call()
-    # Spark makes a partition of its own, of nothing, when there is none.
+    # Spark creates an empty partition of its own if there is none.
     return PartitionReader.of(options).read(partition.value or ())
 
 
@@ -180,20 +180,20 @@ def _refuse_once(limit: ReadLimit) -> None:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows queues; everything but `read` happens in one process of the driver."""
+    """Follows queues; everything except `read` runs in one process of the driver."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._driver: StreamDriver | None = None
         self._written: dict[str, Any] = {}
         self._read: tuple[Offsets, Marks] = {}, {}
-        """The offsets that Spark has last, as they are written and as they are read."""
+        """Spark's latest offsets, as text and parsed."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Return that nothing is known yet, always.
 
-        Spark asks again after a restart before the first batch was finished. Where the stream
-        starts is what the first batch notes as its end.
+        Spark asks again after a restart before the first batch has finished. The stream starts
+        where the first batch ends: that batch only records the position.
         """
         return {}
 
@@ -201,7 +201,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from turbopump.spark.reading.offsets import NO_QUEUES, flat, flat_marks, nested
 
         _refuse_once(limit)
-        # Of thousands of queues, the same offsets are not read again.
+        # With thousands of queues, do not parse the same offsets again.
         if start != self._written:
             self._read, self._written = (flat(start), flat_marks(start)), start
         (known, marks), has_begun = self._read, bool(start)
@@ -215,9 +215,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._written
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit of the options; `latestOffset` keeps all of them.
+        """Return a limit of the options; `latestOffset` applies all of them.
 
-        Never "all available", by which Spark tells ``trigger(once=True)`` to a source.
+        Never "all available", which is how Spark signals ``trigger(once=True)`` to a source.
         """
         trigger = self._options.trigger
         if trigger.rows_max is None and trigger.bytes_max is not None:

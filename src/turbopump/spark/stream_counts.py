@@ -1,11 +1,11 @@
-"""Streams whose progress has the number of records that could not be decoded."""
+"""Streams whose progress includes the number of records that could not be decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 
 from turbopump.spark.observed_metrics import BAD, METRICS
 from turbopump.spark.reading.counted_bad_records import counted_options
@@ -19,9 +19,9 @@ def counted_stream(
 ) -> DataFrame:
     """Return a stream with the options of the source, which counts rows and bad records.
 
-    The same rows and columns as from ``spark.readStream``, and in the progress of each batch
-    ``observedMetrics["turbopump"]`` with ``rows`` and ``bad``. Each counted stream of one query
-    needs ``metrics`` of its own, as Spark does not allow a name twice.
+    The same rows and columns as from ``spark.readStream``; in addition, the progress of each batch
+    has ``observedMetrics["turbopump"]`` with ``rows`` and ``bad``. Each counted stream of one query
+    needs its own ``metrics``, as Spark requires unique names.
 
     ::
 

@@ -1,4 +1,4 @@
-"""How Spark's Python workers end when Spark needs no more rows.
+"""How Spark's Python workers exit when Spark needs no further rows.
 
 `show`, `limit` and the end of a session close the sockets of workers that still have rows.
 PySpark's daemon then prints the traceback of a BrokenPipeError, as if a query had failed.
@@ -15,7 +15,7 @@ _DAEMON = "pyspark.daemon"
 
 
 class _QuietTraceback(ModuleType):
-    """The module ``traceback``, which does not print that the reader of a pipe has gone."""
+    """The module ``traceback``, except that it does not print broken pipes."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(traceback, name)

@@ -1,8 +1,8 @@
-"""What Spark's worker processes do behind every call, and how it is made short.
+"""Shortening the garbage collection of Spark's worker processes after every call.
 
-A worker that Spark uses again collects garbage after each task and each call for the driver. With
-pandas, Arrow and this package imported there are some 80,000 objects to look through, none of which
-ever goes away: 20 to 40 ms, more than many micro-batches take. Those are set aside, once.
+A worker that Spark reuses collects garbage after each task and each call for the driver. With
+pandas, Arrow and this package imported, there are some 80,000 objects to scan, none of which is
+ever freed: 20 to 40 ms, more than many micro-batches take. These are excluded, once.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import gc
 import os
 
 _IS_USED_AGAIN = "SPARK_REUSE_WORKER"
-"""What Spark sets in the environment of such workers, and of no other process."""
+"""Set by Spark in the environment of such workers, and of no other process."""
 
 
 class Lasting:
-    """Sets aside what has outlived the first call of a process."""
+    """Excludes objects that outlived the first call of a process from garbage collection."""
 
     def __init__(self) -> None:
         self._calls = 0
 
     def begin_call(self) -> None:
-        """Note that Spark calls this process; to be called first of all.
+        """Note that Spark calls this process; call this first.
 
-        Spark has collected garbage behind the first call when the second one begins: what is left
-        are modules and what they keep. Nothing is lost for good but what of that becomes garbage
-        later and refers to itself.
+        When the second call starts, Spark has collected the garbage of the first: modules and their
+        state are left. Only those of them that later become cyclic garbage are never freed.
         """
         if not os.environ.get(_IS_USED_AGAIN):
             return

@@ -1,4 +1,4 @@
-"""Batches side by side, in no order: what fails goes back to the broker by itself."""
+"""Concurrent delivery: batches in no order; each failed message is sent back individually."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _MS_PER_MINUTE = 60_000
 
 
 class Batch(Struct, eq=False):
-    """Messages for one call of the listener, and how it ended."""
+    """Messages for one call of the listener, and its outcome."""
 
     owned: OwnedQueue
     messages: list[MessageView]
     context: ConsumeContext
     start_ms: int = 0
-    """When the listener got them; by the monotonic clock."""
+    """When the listener got them, by the monotonic clock."""
     verdict: Verdict | None = None
 
     def has(self, message: MessageView) -> bool:
@@ -51,7 +51,7 @@ class Batch(Struct, eq=False):
 
 
 class Settled(Struct, eq=False):
-    """What calls of the listener that ended together have come to, for one queue."""
+    """The combined results of calls that ended together, for one queue."""
 
     messages: list[MessageView] = []
     failed: int = 0
@@ -79,7 +79,7 @@ class ConcurrentDelivery:
         self._config = config
         self._positions = positions
         self._retry_sender = retry_sender
-        """None when broadcasting: what fails is logged and gone."""
+        """None when broadcasting: failed messages are logged and dropped."""
         self._stats = stats
         self._clock = clock
         self._running: set[Batch] = set()
@@ -93,7 +93,7 @@ class ConcurrentDelivery:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """What runs in the background, and what has failed of it."""
+        """The background tasks, and their failures."""
         return self._tasks.watches
 
     @property
@@ -101,7 +101,7 @@ class ConcurrentDelivery:
         return self._workers.size
 
     def resize(self, threads: int) -> None:
-        """Let another number of calls run at once from now on."""
+        """Change how many calls run concurrently."""
         self._workers.size = threads
 
     def deliver(
@@ -109,9 +109,9 @@ class ConcurrentDelivery:
         owned: OwnedQueue,
         messages: list[MessageView],
         *,
-        begins: bool,  # noqa: ARG002 - for those who deliver in order
+        begins: bool,  # noqa: ARG002 - for orderly delivery
     ) -> None:
-        """Give new messages of a queue to the listener."""
+        """Deliver new messages of a queue to the listener."""
         size, group, queue = self._config.batch_max, self._group, owned.queue
         self._workers.submit(
             Batch(owned, messages[at : at + size], ConsumeContext(group, queue))
@@ -119,7 +119,7 @@ class ConcurrentDelivery:
         )
 
     async def close(self, timeout_ms: int) -> None:
-        """Wait for calls that run, and for messages on their way back."""
+        """Wait for running calls, and for messages being sent back."""
         await self._workers.close(timeout_ms)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
@@ -151,7 +151,7 @@ class ConcurrentDelivery:
         for batch in batches:
             verdict, owned, messages = batch.verdict, batch.owned, batch.messages
             if verdict is None or owned.is_dropped:
-                # The queue is another's now, who gets these messages again.
+                # Another member owns the queue now, and gets these messages again.
                 continue
             count = acknowledged_count(verdict.result, batch.context.acknowledged, len(messages))
             settled = done.get(owned)
@@ -201,13 +201,13 @@ class ConcurrentDelivery:
             await self._deliver_again(owned, kept)
 
     async def _deliver_again(self, owned: OwnedQueue, messages: Iterable[MessageView]) -> None:
-        """Try messages here that nobody takes back; until then they hold up the commit."""
+        """Retry locally messages that no broker takes back; until then they hold up the commit."""
         await asyncio.sleep(_TRY_AGAIN_MS / 1000)
         if not owned.is_dropped:
             self.deliver(owned, [with_next_attempt(message) for message in messages], begins=True)
 
     async def send_expired_back(self, queues: Iterable[OwnedQueue]) -> None:
-        """Send back what its listener has had for too long: it would stop the queue for ever."""
+        """Send back messages that their listener has held too long: they would block the queue."""
         if self._retry_sender is None:
             return
         for owned in queues:
@@ -220,7 +220,7 @@ class ConcurrentDelivery:
         if message is None or owned.is_dropped or self._retry_sender is None:
             return False
         start_ms = self._clock.monotonic_ms() - self._config.timeout_minutes * _MS_PER_MINUTE
-        # A copy: threads change it.
+        # A copy: threads modify it.
         expired = [batch for batch in tuple(self._running) if batch.start_ms < start_ms]
         if not any(batch.owned is owned and batch.has(message) for batch in expired):
             return False

@@ -23,27 +23,27 @@ Listen = SyncListen | AsyncListen
 
 
 _SUCCESS = Verdict(ConsumeResult.SUCCESS)
-"""How most calls end: in less than a millisecond."""
+"""The outcome of most calls: they take less than a millisecond."""
 
 _calling: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("calling", default=None)
 
 
 class ConsumeHook(Protocol):
-    """Sees every call of the listener, where the listener runs; what it raises is only logged."""
+    """Sees every call of the listener, where it runs; its exceptions are logged and ignored."""
 
     def before_consume(self, messages: Messages, context: ConsumeContext) -> None:
-        """See messages that are about to be given to the listener."""
+        """See messages before the listener gets them."""
         ...
 
     def after_consume(
         self, messages: Messages, context: ConsumeContext, result: ConsumeResult
     ) -> None:
-        """See what the listener made of them; `sys.exception` tells what it raised."""
+        """See the outcome of a call; `sys.exception` returns what the listener raised."""
         ...
 
 
 class Listener:
-    """Calls the user's function and turns whatever it does into a verdict."""
+    """Calls the user's function and turns its outcome into a verdict."""
 
     def __init__(self, listen: Listen, hooks: Sequence[ConsumeHook], clock: Clock) -> None:
         self._listen: Callable[..., Any] = listen
@@ -53,11 +53,11 @@ class Listener:
 
     @property
     def is_calling(self) -> bool:
-        """Whether whoever asks is called by this listener, in its function or its hooks."""
+        """Whether the caller runs in this listener's function or hooks."""
         return _calling.get() is self
 
     def call(self, messages: Messages, context: ConsumeContext, start_ms: int) -> Verdict:
-        """Call a plain function, in a thread of its own; ``start_ms`` is the monotonic time."""
+        """Call a plain function, in a worker thread; ``start_ms`` is the monotonic time."""
         before = _calling.set(self)
         if self._hooks:
             self._begin(messages, context)
@@ -81,7 +81,7 @@ class Listener:
             if not is_being_cancelled():
                 # Something that the listener waited for was cancelled, not the listener.
                 return self._failed(messages, context, start_ms, error)
-            # The consumer closes and waits no longer; they come again.
+            # The consumer is closing and no longer waits; the messages are redelivered.
             self._end(messages, context, ConsumeResult.RETRY_LATER)
             raise
         except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
@@ -109,7 +109,7 @@ class Listener:
                 return _SUCCESS
             return Verdict(answer, spent_ms)
         _log.warning(
-            "the listener of %s returned %r for %s: a ConsumeResult is expected, tried again",
+            "the listener of %s returned %r for %s: expected a ConsumeResult, will retry",
             context.group,
             answer,
             messages[0].message_id,
@@ -140,12 +140,12 @@ class Listener:
 
 
 def is_being_cancelled() -> bool:
-    """Whether the running task itself is to end, not only something that it waits for."""
+    """Whether the running task itself is cancelled, not only something it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def is_async(listen: Callable[..., Any]) -> bool:
-    """Tell whether a function is a coroutine function, or an object that is called like one."""
-    call = getattr(listen, "__call__", None)  # noqa: B004 - its kind is asked for, not its presence
+    """Whether a function is a coroutine function, or an object that is called like one."""
+    call = getattr(listen, "__call__", None)  # noqa: B004 - its kind matters, not its presence
     return inspect.iscoroutinefunction(listen) or inspect.iscoroutinefunction(call)

@@ -1,7 +1,7 @@
-"""One batch of a queue at a time, in the queue's order, across retries; under the broker's lock.
+"""Orderly delivery: one batch of a queue at a time, across retries, under the broker's lock.
 
-The listener gets a run of batches in one go, so that threads need not hand over after each. What it
-made of them is then acted on in the same order, as if each had been taken by itself.
+The listener gets a run of batches in one call to a worker, which avoids a thread switch after each.
+The results are then applied in the same order, as if each batch had been taken separately.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _log = logging.getLogger(__name__)
 
 _BATCHES_PER_RUN = 64
 _RUN_MS_MAX = 100
-"""A run ends after so long: its progress is committed, and other queues get their turn."""
+"""The time limit of a run: then its progress is committed and other queues get their turn."""
 _ASK_LOCK_AFTER_MS = 100
 _GO_ON_AFTER_LOCK_MS = 10
 _LOCK_REFUSED_MS = 3000
 _FAILURES = frozenset({ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK})
 
 Lock = Callable[[OwnedQueue], Awaitable[bool]]
-"""Asks the broker for the lock of a queue; returns whether it is there."""
+"""Requests the lock of a queue from its broker; returns whether it is held."""
 
 
 class Call(Struct, eq=False):
-    """One batch that the listener was given, what it said, and what that means."""
+    """One batch given to the listener, its result and the resulting step."""
 
     messages: list[MessageView]
     context: ConsumeContext
@@ -60,7 +60,7 @@ class Call(Struct, eq=False):
 
 
 class Run(Struct, eq=False):
-    """The next batches of one queue, and the calls that were made of them."""
+    """The next batches of one queue, and the calls made for them."""
 
     owned: OwnedQueue
     batches: list[list[MessageView]]
@@ -68,7 +68,7 @@ class Run(Struct, eq=False):
 
 
 class OrderlyDelivery:
-    """Calls the listener for each queue by itself; queues run side by side."""
+    """Calls the listener for one batch of a queue at a time; queues run concurrently."""
 
     is_orderly = True
 
@@ -104,7 +104,7 @@ class OrderlyDelivery:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """What runs in the background, and what has failed of it."""
+        """The background tasks, and their failures."""
         return self._tasks.watches
 
     @property
@@ -112,7 +112,7 @@ class OrderlyDelivery:
         return self._workers.size
 
     def resize(self, threads: int) -> None:
-        """Let another number of queues be consumed at once from now on."""
+        """Change how many queues are consumed concurrently."""
         self._workers.size = threads
 
     def deliver(
@@ -122,16 +122,16 @@ class OrderlyDelivery:
         *,
         begins: bool,
     ) -> None:
-        """Begin consuming a queue, unless somebody is at it."""
+        """Start consuming a queue, unless that is already under way."""
         if begins:
             self._next(owned)
 
     async def close(self, timeout_ms: int) -> None:
-        """Wait for calls that run; queues that pause do not go on."""
+        """Wait for running calls; paused queues do not continue."""
         await self._workers.close(timeout_ms)
         await self._tasks.stop()
 
-    # --- one run after the other ------------------------------------------------------------------
+    # --- successive runs --------------------------------------------------------------------------
 
     def _next(self, owned: OwnedQueue) -> None:
         if owned.is_dropped:
@@ -154,7 +154,7 @@ class OrderlyDelivery:
     async def _wait_for_lock(self, owned: OwnedQueue) -> None:
         assert self._lock is not None
         await asyncio.sleep(_ASK_LOCK_AFTER_MS / 1000)
-        while not owned.is_dropped and not await self._lock(owned):  # noqa: ASYNC110 - brokers do not tell
+        while not owned.is_dropped and not await self._lock(owned):  # noqa: ASYNC110 - brokers do not notify
             await asyncio.sleep(_LOCK_REFUSED_MS / 1000)
         await asyncio.sleep(_GO_ON_AFTER_LOCK_MS / 1000)
         self._next(owned)
@@ -162,7 +162,7 @@ class OrderlyDelivery:
     def _keep(
         self, what: str, owned: OwnedQueue, work: Callable[[OwnedQueue], Awaitable[None]]
     ) -> None:
-        """Have something done, after errors again: it is what makes a queue go on."""
+        """Keep a task running, restarting it after errors: a queue depends on it to continue."""
         self._tasks.keep(f"{what} of {owned.queue}", functools.partial(work, owned))
 
     async def _continue_after(self, owned: OwnedQueue, pause_ms: int) -> None:
@@ -213,8 +213,8 @@ class OrderlyDelivery:
         owned, last = run.owned, run.calls[-1] if run.calls else None
         self._count(run)
         for step, calls in groupby(run.calls, attrgetter("step")):
-            # Calls with the same answer are acted on as one: for all but suspending, which ends a
-            # run and so comes once, the outcome is the same.
+            # Calls with the same result are applied as one: the outcome is the same for all except
+            # suspending, which ends a run and so occurs once.
             owned.cache.take(sum(len(call.messages) for call in calls))
             self._act(owned, step)
         owned.note_room()
@@ -243,7 +243,7 @@ class OrderlyDelivery:
             self._positions.replace(owned.queue, position)
 
     async def _suspend(self, owned: OwnedQueue, call: Call) -> None:
-        """Redeliver the messages after a pause, except those to give up."""
+        """Redeliver the messages after a pause, except those without attempts left."""
         is_rejected = call.context.delay_level < 0
         limit = 0 if is_rejected else self._retries.attempts(is_orderly=True)
         tried = attempts(call.messages, limit)
@@ -255,7 +255,7 @@ class OrderlyDelivery:
         if owned.is_dropped:
             return
         if again:
-            # Dead letters stay taken, and are committed with what comes after them.
+            # Dead letters stay taken, and are committed with the messages after them.
             owned.cache.again(again)
             await asyncio.sleep(self._pause_ms(call) / 1000)
         elif call.context.auto_commit:

@@ -1,4 +1,4 @@
-"""What a listener answers, and what follows from it. Pure."""
+"""Results of a listener and their effects. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTEMPTS_MAX_ORDERLY = 2**31 - 1
 
 
 class ConsumeResult(Enum):
-    """What a listener says of the messages it was given; raising means `RETRY_LATER`.
+    """A listener's result for the messages of a call; raising means `RETRY_LATER`.
 
     ::
 
@@ -28,26 +28,26 @@ class ConsumeResult(Enum):
     """
 
     SUCCESS = "success"
-    """They are done."""
+    """The messages are processed."""
 
     RETRY_LATER = "retry later"
-    """They are not. Concurrent: each goes back to the broker and comes again after a delay.
-    Orderly: the queue pauses for a moment, then the same messages come again."""
+    """The messages failed. Concurrent: each is sent back and redelivered after a delay.
+    Orderly: the queue pauses, then the same messages are redelivered."""
 
     COMMIT = "commit"
-    """Orderly with ``context.auto_commit`` off: all messages since the last commit are done."""
+    """Orderly with ``context.auto_commit`` off: commit all messages since the last commit."""
 
     ROLLBACK = "rollback"
-    """Orderly with ``context.auto_commit`` off: all messages since the last commit come again."""
+    """Orderly with ``context.auto_commit`` off: redeliver all messages since the last commit."""
 
 
 class ConsumeContext(Struct, gc=False):
-    """Where messages come from, and how the listener wants its answer to be understood.
+    """The source of the messages, and how to interpret the listener's result.
 
     ::
 
         def handle(messages, context):
-            context.delay_level = 5            # if they fail: come again in a minute
+            context.delay_level = 5            # if they fail: redeliver in a minute
             ...
     """
 
@@ -55,34 +55,34 @@ class ConsumeContext(Struct, gc=False):
     queue: MessageQueue
 
     acknowledged: int | None = None
-    """Concurrent: how many of the messages, from the first on, a SUCCESS means; None means all."""
+    """Concurrent: how many messages, from the first on, SUCCESS covers; None means all."""
 
     delay_level: int = 0
-    """Concurrent: the delay of messages that failed; 0 lets it grow with each attempt. -1, also
-    when orderly, makes dead letters of them immediately."""
+    """Concurrent: the delay level of failed messages; 0 lets the delay grow with each attempt.
+    -1, also when orderly, dead-letters them immediately."""
 
     auto_commit: bool = True
-    """Orderly: whether a SUCCESS commits, or only a COMMIT does."""
+    """Orderly: whether SUCCESS commits, or only COMMIT does."""
 
     suspend_ms: int | None = None
-    """Orderly: how long the queue pauses after RETRY_LATER; None takes the consumer's setting."""
+    """Orderly: how long the queue pauses after RETRY_LATER; None uses the consumer's setting."""
 
 
 class Verdict(Struct, frozen=True):
-    """How a call of the listener ended."""
+    """The outcome of a call of the listener."""
 
     result: ConsumeResult
     spent_ms: int = 0
     error: BaseException | None = None
     is_none: bool = False
-    """Whether the listener answered nothing, which counts as `ConsumeResult.RETRY_LATER`."""
+    """Whether the listener returned None, which counts as `ConsumeResult.RETRY_LATER`."""
 
 
 # --- concurrent -----------------------------------------------------------------------------------
 
 
 def acknowledged_count(result: ConsumeResult, wanted: int | None, count: int) -> int:
-    """Return how many of a batch's messages, from the first on, are done."""
+    """Return how many messages of a batch, from the first on, are processed."""
     if result in (ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK):
         return 0
     return count if wanted is None else max(0, min(wanted, count))
@@ -92,7 +92,7 @@ def acknowledged_count(result: ConsumeResult, wanted: int | None, count: int) ->
 
 
 class OrderlyStep(Enum):
-    """What to do with the messages an orderly listener was given."""
+    """What to do with the messages of an orderly call."""
 
     COMMIT = "commit"
     KEEP = "keep"
@@ -101,12 +101,12 @@ class OrderlyStep(Enum):
 
     @property
     def continues(self) -> bool:
-        """Whether the next messages follow at once."""
+        """Whether the next messages follow immediately."""
         return self in (OrderlyStep.COMMIT, OrderlyStep.KEEP)
 
 
 def orderly_step(result: ConsumeResult, *, auto_commit: bool) -> OrderlyStep:
-    """Decide what an answer means; committing by hand is only for those who asked for it."""
+    """Interpret a result; manual commits require ``auto_commit`` off."""
     match result:
         case ConsumeResult.RETRY_LATER:
             return OrderlyStep.SUSPEND
@@ -125,14 +125,14 @@ def suspend_time_ms(wanted: int | None, default_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Messages that may be tried again, counted up, and those that were tried often enough."""
+    """Messages to retry, with their attempts counted up, and those without attempts left."""
 
     again: list[MessageView]
     exhausted: list[MessageView]
 
 
 def attempts(messages: Iterable[MessageView], attempts_max: int) -> Attempts:
-    """Tell which messages may be tried once more."""
+    """Separate messages to retry from those without attempts left."""
     again, exhausted = [], []
     for message in messages:
         if message.reconsume_times < attempts_max:
@@ -143,5 +143,5 @@ def attempts(messages: Iterable[MessageView], attempts_max: int) -> Attempts:
 
 
 def with_next_attempt(message: MessageView) -> MessageView:
-    """Return the message as its listener sees it the next time."""
+    """Return the message as the listener sees it on the next attempt."""
     return replace(message, reconsume_times=message.reconsume_times + 1)

@@ -1,7 +1,7 @@
 """Up to n concurrent jobs: in threads, or as tasks on the loop.
 
-Waking a thread or starting a task costs more than a short job. So one worker runs as many jobs as
-there are, and more workers join only while those that run wait in the middle of a job. Finished
+Waking a thread or starting a task costs more than a short job. So one worker runs all jobs that are
+queued, and more workers join only while the running ones block in the middle of a job. Finished
 jobs return to the loop in lists.
 """
 
@@ -23,31 +23,31 @@ THREADS_LIMIT = 1000
 _CHECK_AFTER_S = 0.001
 _JOBS_PER_TURN = 64
 _CANCEL_WAIT_S = 1.0
-"""How long a cancelled listener may take to end."""
+"""How long a cancelled listener may take to finish."""
 
 _log = logging.getLogger(__name__)
 
 
 class Workers(Protocol[J_in]):
-    """Runs jobs; made by whoever knows how to run one, and what to do when it is done.
+    """Runs jobs; the creator defines how to run one and what to do when it is done.
 
     A job that fails is a bug: it is logged, counted, and run again after a pause.
     """
 
     size: int
-    """How many jobs run at once; may be changed at any time."""
+    """How many jobs run concurrently; may change at any time."""
 
     def submit(self, jobs: Iterable[J_in]) -> None:
-        """Run jobs as soon as there is a worker; none any more when closed."""
+        """Run jobs as soon as a worker is free; ignore them once closed."""
         ...
 
     async def close(self, timeout_ms: int) -> None:
-        """Start no more jobs, and wait for those that run."""
+        """Start no further jobs, and wait for the running ones."""
         ...
 
 
 def _run_later(workers: Workers[J], job: J, pause_ms: int) -> None:
-    """Run a job again that failed by a bug."""
+    """Retry a job that failed because of a bug."""
     asyncio.get_running_loop().call_later(pause_ms / 1000, workers.submit, [job])
 
 
@@ -103,7 +103,7 @@ class ThreadWorkers(Generic[J]):
             worker.add_done_callback(self._ended)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run jobs until there are none; in a thread."""
+        """Run jobs until none are left; in a thread."""
         while len(self._active) <= self.size:
             try:
                 job = self._jobs.popleft()
@@ -112,7 +112,7 @@ class ThreadWorkers(Generic[J]):
             self._taken += 1
             try:
                 self._run(job)
-            except Exception as error:  # noqa: BLE001 - a bug, or nobody would ever finish the job
+            except Exception as error:  # noqa: BLE001 - a bug, but the job must still be finished
                 if not self._is_closed:
                     loop.call_soon_threadsafe(self._run_again, job, error)
                 continue
@@ -137,7 +137,7 @@ class ThreadWorkers(Generic[J]):
         worker.result()
         self._collect()
         if self._jobs and not self._active:
-            # A job came after this worker had looked for the last time, or the size has shrunk.
+            # A job arrived after this worker's last check, or the size has shrunk.
             self._start(1)
 
     def _check_later(self) -> None:
@@ -146,7 +146,7 @@ class ThreadWorkers(Generic[J]):
         self._check = loop.call_later(_CHECK_AFTER_S, self._check_stuck)
 
     def _check_stuck(self) -> None:
-        """Double the workers while jobs wait and those that run take none."""
+        """Double the workers while jobs wait and the running workers take none."""
         self._check = None
         if not self._jobs:
             return
@@ -174,7 +174,7 @@ class TaskWorkers(Generic[J]):
         self._finished: list[J] = []
         self._active: set[asyncio.Task[None]] = set()
         self._in_jobs = 0
-        """Workers in the middle of a job; seen from elsewhere, its listener waits for something."""
+        """Workers in the middle of a job; from outside, their listener is waiting for something."""
         self._is_growth_due = False
         self._is_closed = False
 
@@ -225,7 +225,7 @@ class TaskWorkers(Generic[J]):
             self._in_jobs += 1
             try:
                 await self._run(job)
-            except Exception as error:  # noqa: BLE001 - a bug, or nobody would ever finish the job
+            except Exception as error:  # noqa: BLE001 - a bug, but the job must still be finished
                 _run_later(self, job, self._watch.failed(error))
                 continue
             finally:

@@ -1,7 +1,7 @@
-"""The executor's side of a consumer: call the function, act on its answers, count.
+"""The executor's side of a consumer: call the function, act on its results, count.
 
-A row counts as dealt with when the function succeeded or the broker has taken the message back. If
-neither can be had, the task fails, so that Spark tries it again and never commits past it.
+A row is settled when the function succeeded or the broker took the message back. If neither is
+possible, the task fails, so that Spark retries it and never commits past it.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _RETRY_LATER = RetryLater()
 
 
 DEAD = -1
-"""The delay level by which brokers understand that a message is to be a dead letter at once."""
+"""The delay level that makes brokers dead-letter a message immediately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A message on its way back, to come again after a delay or as a dead letter."""
+    """A message to send back, for redelivery after a delay or as a dead letter."""
 
     delivered: Delivered
     delay_level: int
 
 
 SendBackMessages: TypeAlias = Callable[[Sequence[Returned]], None]
-"""Gives messages back to their brokers; raises SparkError if they do not take one of them."""
+"""Sends messages back to their brokers; raises SparkError if one is not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class HandlerConfig:
     mode: Mode = "row"
     ordered: bool = False
     batch_max: int | None = None
-    """Most messages of one call; None gives what Spark has in one Arrow batch."""
+    """Maximum messages per call; None passes each Arrow batch of Spark's whole."""
 
     attempts_max: int = 16
     suspend_ms: int = 1000
     exhausted: Exhausted = "dead letter"
     leaves_out_bad: bool = False
-    """Whether records that could not be decoded are only counted, and not handled."""
+    """Whether records that cannot be decoded are only counted, and not handled."""
 
     def __post_init__(self) -> None:
         _require_one_of("mode", self.mode, MODES)
@@ -100,7 +100,7 @@ class HandlerConfig:
 
 
 def require_within(name: str, value: object, least: int, most: int) -> None:
-    """Refuse what is no whole number within limits."""
+    """Refuse anything but a whole number within limits."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidArgument(f"{name} must be a whole number, {least}–{most}, got {value!r}")
 
@@ -112,7 +112,7 @@ def _require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of messages, and what the function raised first."""
+    """Counts of message outcomes, and the function's first error."""
 
     handled: int = 0
     retried: int = 0
@@ -146,20 +146,20 @@ _COUNTS_TYPES: dict[str, pa.DataType] = {
 
 
 def counts_batch(counts: Counts) -> pa.RecordBatch:
-    """Return counts as the one row that a task tells the driver."""
+    """Return counts as the one row that a task reports to the driver."""
     return pa.RecordBatch.from_pylist([asdict(counts)], pa.schema(_COUNTS_TYPES))
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerResult:
-    """What the function made of each message of a call, and the first error there was."""
+    """The outcome of each message of a call, and the first error."""
 
     outcomes: list[Outcome]
     error: BaseException | None = None
 
 
 class HandlerRunner:
-    """Deals with the messages of one task."""
+    """Handles the messages of one task."""
 
     def __init__(
         self,
@@ -172,10 +172,10 @@ class HandlerRunner:
         self._plan = plan
         self._send_back = send_back
         self._pause = pause
-        """Waits for so many seconds."""
+        """Sleeps for a number of seconds."""
 
     def all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Counts]:
-        """Deal with batches one after the other; what is counted has been dealt with."""
+        """Handle batches one after another; counted messages are settled."""
         settle = self._settle_in_order if self._plan.ordered else self._settle
         for batch in batches:
             if batch.num_rows:
@@ -185,7 +185,7 @@ class HandlerRunner:
                 yield counts
 
     def _without_bad(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Counts]:
-        """Count the records that could not be decoded, and leave them out if that is wanted."""
+        """Count the records that could not be decoded, and drop them if configured."""
         at = batch.schema.get_field_index(DECODE_ERROR)
         if at < 0:
             return batch, Counts()
@@ -198,7 +198,7 @@ class HandlerRunner:
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[RowSlice]:
         plan = self._plan
         stretches = split_by_queue(batch) if plan.ordered else iter((batch,))
-        # Row by row in order, a call must not be made before the one before has succeeded.
+        # Row by row in order: the previous call must succeed before the next one is made.
         size = 1 if plan.ordered and plan.mode == "row" else plan.batch_max
         for stretch in stretches:
             rows = self._given(with_original_topic(stretch, plan.group, plan.namespace))
@@ -209,7 +209,7 @@ class HandlerRunner:
     def _given(self, batch: pa.RecordBatch) -> Messages | Table:
         return Messages(delivered(batch)) if self._plan.mode in ("row", "batch") else Table(batch)
 
-    # --- in no order ------------------------------------------------------------------------------
+    # --- unordered --------------------------------------------------------------------------------
 
     def _settle(self, piece: RowSlice) -> Counts:
         answered = self._call(piece)
@@ -238,14 +238,14 @@ class HandlerRunner:
     # --- in order ---------------------------------------------------------------------------------
 
     def _settle_in_order(self, piece: RowSlice) -> Counts:
-        """Call again and again until every message is done or a dead letter, in their order."""
+        """Call repeatedly, in order, until every message is processed or dead-lettered."""
         counts = Counts()
         while len(piece):
             answered = self._call(piece)
             step = ordered_step(answered.outcomes, piece.reconsume_times, self._plan.attempts_max)
             if step.exhausted and self._plan.exhausted == "fail":
                 raise self._stopped(piece, step.exhausted[0], answered.error)
-            # The broker counts deliveries, not the attempts made here: it is told outright.
+            # The broker counts deliveries, not the attempts made here, so dead-letter explicitly.
             buried = sorted((*step.given_up, *step.exhausted))
             if buried:
                 self._send_back([Returned(each, DEAD) for each in piece.delivered(buried)])
@@ -310,7 +310,7 @@ class HandlerRunner:
             return HandlerResult([_RETRY_LATER] * count, error)
 
     def _tell(self, piece: RowSlice, rows: Sequence[int], error: BaseException | None) -> None:
-        """Log failures once for a call: a thousand of them most often have the same cause."""
+        """Log failures once per call: a thousand of them usually have the same cause."""
         message = piece.delivered(rows[:1])[0].message
         _log.warning(
             "%s: %d of %d messages failed, the first is %s",
@@ -334,7 +334,7 @@ def _place(message: Any) -> str:
 
 
 def error_text(error: BaseException | None) -> str | None:
-    """Return an error as a report shows it."""
+    """Return an error as reports show it."""
     if error is None:
         return None
     text = str(error)

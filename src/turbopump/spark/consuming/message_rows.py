@@ -1,4 +1,4 @@
-"""Rows of the source as the user's function gets them, and as messages that can be sent back."""
+"""Source rows as the user's function gets them, and as messages to send back."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class RowSlice(Protocol):
         ...
 
     def tried(self, rows: Iterable[int]) -> Self:
-        """Return the same with some rows counted as tried once more."""
+        """Return a copy with some rows counted as tried once more."""
         ...
 
     @property
     def reconsume_times(self) -> Sequence[int]: ...
 
     def delivered(self, rows: Sequence[int]) -> list[Delivered]:
-        """Return some rows as messages, to send them back."""
+        """Return some rows as messages, for sending back."""
         ...
 
 
@@ -102,7 +102,7 @@ class Messages:
 
 
 class Table:
-    """Rows as an Arrow batch; messages are made only of those that have to go back."""
+    """Rows as an Arrow batch; only those to send back become messages."""
 
     __slots__ = ("batch",)
 
@@ -135,9 +135,9 @@ class Table:
 
 
 def delivered(batch: pa.RecordBatch) -> list[Delivered]:
-    """Return every row as a message, equal to what other consumers get of it.
+    """Return every row as a message, equal to what other consumers get.
 
-    A row does not carry the application's flag, which is 0, and bodies are inflated already.
+    Rows lack the application's flag, which is 0 here, and bodies are already decompressed.
     """
     columns = [_values(name, batch.column(name)) for name in _MESSAGE_COLUMNS]
     return [_delivered(*cells) for cells in zip(*columns, strict=True)]
@@ -148,7 +148,7 @@ def _values(name: str, column: Any) -> list[Any]:
         found: list[Any] = column.to_pylist()
         return found
     times = column.cast(pa.int64()).to_pylist()
-    # A sender's clock may say what no timestamp can hold; such a time is null in the column.
+    # A sender's clock may show a time that no timestamp can hold; it is null in the column.
     return [0 if time is None else time // _US_PER_MS for time in times]
 
 
@@ -167,7 +167,7 @@ def _delivered(
     sys_flag: int,
     size: int,
 ) -> Delivered:
-    """Make a message of the cells of a row, which stand in the order of `_MESSAGE_COLUMNS`."""
+    """Return a message from the cells of a row, in the order of `_MESSAGE_COLUMNS`."""
     if body is None or offset_id is None:
         raise SparkError(
             f"topic {topic}, broker {broker}, queue {queue_id}, offset {queue_offset} could not be "
@@ -212,9 +212,9 @@ def _host(text: str) -> Host:
 
 
 def with_original_topic(batch: pa.RecordBatch, group: str, namespace: str) -> pa.RecordBatch:
-    """Return rows under the topic that they were sent to, as the application knows it.
+    """Return rows with their original topic, as the application knows it.
 
-    What comes again is in the group's retry topic, and says in a property where it came from.
+    Redelivered messages are in the group's retry topic; a property names the original one.
     """
     topics: Any = batch.column("topic")
     names = {retry_topic(group), without_namespace(namespace, retry_topic(group))}
@@ -244,7 +244,7 @@ def _with_column(batch: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatc
 
 
 def split_by_queue(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Divide rows where the next is of another queue; a task may read several, one by one."""
+    """Split rows where the queue changes; a task may read several queues in sequence."""
     columns = [batch.column(name) for name in ("topic", "broker", "queueId")]
     if batch.num_rows < 2:
         yield batch

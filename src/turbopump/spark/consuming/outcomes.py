@@ -1,4 +1,4 @@
-"""What a function on the executors answers for messages, and what follows from it. Pure."""
+"""Results of a function on the executors and their effects. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEVEL_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """The message failed and is to come again.
+    """The message failed and is to be redelivered.
 
     ::
 
@@ -24,7 +24,7 @@ class RetryLater:
     """
 
     delay_level: int = 0
-    """Which of the broker's delays, from 1 on; 0 lets the delay grow with each attempt."""
+    """The broker's delay level, from 1 on; 0 lets the delay grow with each attempt."""
 
     def __post_init__(self) -> None:
         level: object = self.delay_level
@@ -37,16 +37,16 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The message failed and always will: it becomes a dead letter at once."""
+    """The message failed permanently: it is dead-lettered immediately."""
 
 
 SUCCESS: Final = ConsumeResult.SUCCESS
 
 Outcome: TypeAlias = Literal[ConsumeResult.SUCCESS] | RetryLater | GiveUp
-"""What became of one message."""
+"""The outcome of one message."""
 
 Answer: TypeAlias = ConsumeResult | RetryLater | GiveUp | bool
-"""What a function may say of a message: True is success, False is to be tried again later."""
+"""A function's result for a message: True is success, False means retry later."""
 
 _RETRY_LATER = RetryLater()
 _ALLOWED = (
@@ -56,7 +56,7 @@ _ALLOWED = (
 
 
 def outcome_of(answer: object) -> Outcome:
-    """Read the answer for one message; raises InvalidArgument for anything that is none."""
+    """Interpret the result for one message; raises InvalidArgument for an invalid one."""
     if isinstance(answer, RetryLater | GiveUp):
         return answer
     if answer is SUCCESS:
@@ -69,10 +69,10 @@ def outcome_of(answer: object) -> Outcome:
 
 
 def outcomes_of(answers: object, count: int) -> list[Outcome]:
-    """Read what a function answered for several messages: once for all, or once for each.
+    """Interpret the results for several messages: one for all, or one for each.
 
-    Answers for each may be a list, or an array or column of booleans as NumPy, pandas and Arrow
-    have them. Raises InvalidArgument if they are none, or not as many as the messages.
+    Results for each may be a list, or a boolean array or column of NumPy, pandas or Arrow. Raises
+    InvalidArgument if they are none of these, or if their number differs from the messages'.
     """
     listed = _listed(answers)
     if listed is None:
@@ -86,12 +86,12 @@ def outcomes_of(answers: object, count: int) -> list[Outcome]:
 
 
 def _listed(answers: object) -> Sequence[object] | None:
-    """Return answers for each message as a list, None if it is one for all."""
+    """Return results for each message as a list, or None if there is one for all."""
     if isinstance(answers, list | tuple):
         return answers
     if isinstance(answers, np.generic):
         return None
-    # Arrow's way comes first: older versions of its columns have only that.
+    # Arrow's method first: older versions of its columns have only that.
     for name in ("to_pylist", "tolist"):
         listed = getattr(answers, name, None)
         if callable(listed):
@@ -107,24 +107,24 @@ def _short(answer: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OrderedStep:
-    """What to do after a call with messages of one queue, whose order is to be kept."""
+    """What to do after a call with messages of one queue, keeping their order."""
 
     done: tuple[int, ...]
     given_up: tuple[int, ...]
     exhausted: tuple[int, ...]
-    """Rows that were tried often enough."""
+    """Rows without attempts left."""
 
     rest: int
-    """From this row on, all come again; the number of rows if none does."""
+    """All rows from this one on are redelivered; the number of rows if none is."""
 
 
 def ordered_step(
     outcomes: Sequence[Outcome], reconsume_times: Sequence[int], attempts_max: int
 ) -> OrderedStep:
-    """Decide from the first message on; one that is to be tried again holds up all behind it.
+    """Decide in message order; a message to retry holds up all those behind it.
 
-    What stands behind it comes again with it even if it was answered with success, as the function
-    has seen it too early.
+    Messages behind it are redelivered with it even if they succeeded, since the function saw them
+    too early.
     """
     done: list[int] = []
     given_up: list[int] = []

@@ -1,4 +1,4 @@
-"""What a consumer has done so far, gathered from the progress that Spark reports."""
+"""A consumer's results so far, collected from the progress that Spark reports."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """What became of messages; a batch that was repeated after a failure counts when it is done."""
+    """Outcomes of messages; a batch repeated after a failure counts once, when it completes."""
 
     batches: int = 0
     handled: int = 0
-    """Those for which the function succeeded."""
+    """Messages for which the function succeeded."""
 
     retried: int = 0
-    """Those that went back to the broker to come again; each attempt counts."""
+    """Messages sent back for redelivery; each attempt counts."""
 
     dead: int = 0
-    """Those that became dead letters."""
+    """Messages that were dead-lettered."""
 
     error: str | None = None
     """One of the errors that the function raised in the last batch that had any."""
 
     bad: int = 0
-    """Records that could not be decoded, whatever ``onBadRecord`` makes of them."""
+    """Records that could not be decoded, however ``onBadRecord`` handles them."""
 
     @property
     def received(self) -> int:
@@ -60,7 +60,7 @@ class ConsumerReport:
         return f"{text}; {self.error}" if self.error else text
 
     def plus(self, counts: Counts) -> ConsumerReport:
-        """Return the report after one more batch."""
+        """Return the report including one more batch."""
         return ConsumerReport(
             self.batches + 1,
             self.handled + counts.handled,
@@ -75,7 +75,7 @@ Reached: TypeAlias = Callable[[ConsumerReport], bool]
 
 
 class RunWatcher(Protocol):
-    """Knows what a run has done."""
+    """Tracks the report of a run."""
 
     def report(self) -> ConsumerReport: ...
 
@@ -84,16 +84,16 @@ class RunWatcher(Protocol):
         ...
 
     def finish(self) -> None:
-        """Hear the rest about a run that has ended."""
+        """Receive the remaining reports of a run that has ended."""
         ...
 
 
 def start_watched(
     spark: SparkSession, start: Callable[[], StreamingQuery]
 ) -> tuple[StreamingQuery, RunWatcher]:
-    """Start a query and watch it from its first batch on."""
+    """Start a query and watch it from its first batch."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        # Listeners of its client end at the first answer that they do not understand.
+        # Listeners of its client stop at the first response that they do not understand.
         query = start()
         return query, PollingWatcher(query)
     totals = ProgressListener()
@@ -107,18 +107,18 @@ def start_watched(
 
 
 def counts_of(progress: StreamingQueryProgress) -> Counts | None:
-    """Return the counts in the progress of a batch, None if it had no messages."""
+    """Return the counts in the progress of a batch, or None if it had no messages."""
     told = observed(progress)
     if told is None or told["handled"] is None:
         return None
     return Counts(**{field.name: told[field.name] for field in fields(Counts)})
 
 
-# --- by what Spark tells --------------------------------------------------------------------------
+# --- from listeners -------------------------------------------------------------------------------
 
 
 class ProgressListener(StreamingQueryListener):
-    """Adds up the counts of each batch of each run, as Spark tells of it."""
+    """Adds up the counts of each batch of each run, as Spark reports them."""
 
     def __init__(self) -> None:
         self._reports: dict[str, ConsumerReport] = {}
@@ -146,7 +146,7 @@ class ProgressListener(StreamingQueryListener):
             self._changed.notify_all()
 
     def report(self, run: str) -> ConsumerReport:
-        """Return what is known of a run."""
+        """Return the report of a run so far."""
         with self._changed:
             return self._of(run)
 
@@ -159,9 +159,9 @@ class ProgressListener(StreamingQueryListener):
             return is_reached(self._of(run))
 
     def await_end(self, run: str) -> None:
-        """Wait until Spark has told everything about a run that has ended."""
+        """Wait until Spark has reported everything about a run that has ended."""
         with self._changed:
-            # Spark tells in order, so the end comes last; without it the report may be short.
+            # Spark reports in order, so the end comes last; without it the report may have gaps.
             self._changed.wait_for(lambda: run in self._ended, _END_TIMEOUT_S)
 
     def _of(self, run: str) -> ConsumerReport:
@@ -169,7 +169,7 @@ class ProgressListener(StreamingQueryListener):
 
 
 class ListeningWatcher:
-    """Watches a run of a session that has listeners."""
+    """Watches a run in a session with listeners."""
 
     def __init__(self, spark: SparkSession, totals: ProgressListener, run: str) -> None:
         self._spark = spark
@@ -190,13 +190,13 @@ class ListeningWatcher:
             self._spark.streams.removeListener(self._totals)
 
 
-# --- by looking -----------------------------------------------------------------------------------
+# --- by polling -----------------------------------------------------------------------------------
 
 
 class PollingWatcher:
-    """Watches a run by looking at what Spark remembers of it: its last 100 batches, normally.
+    """Watches a run by polling the progress that Spark keeps: normally its last 100 batches.
 
-    What was seen once is kept: only a run that nobody looks at for so long is short of some.
+    Progress seen once is kept: the report has gaps only if polls are more than that apart.
     """
 
     def __init__(self, query: StreamingQuery) -> None:
@@ -221,7 +221,7 @@ class PollingWatcher:
                 if self._query.awaitTermination(backoff_s):  # type: ignore[arg-type]
                     break
             except StreamingQueryException:
-                # Told by `await_termination`; here it is an end like any other.
+                # Reported by `await_termination`; here it is an end like any other.
                 break
         return is_reached(self.report())
 

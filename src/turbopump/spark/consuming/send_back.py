@@ -1,4 +1,4 @@
-"""Messages from the executors back to their brokers, many at once."""
+"""Sending messages from executors back to their brokers, concurrently."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _AT_ONCE_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class SendBack:
-    """Gives messages back over its process's shared session; a value that executors are sent."""
+    """Sends messages back over the process's shared session; a value sent to executors."""
 
     client: ClientConfig
     group: str
     attempts_max: int
 
     def __call__(self, returned: Sequence[Returned]) -> None:
-        """Return when brokers have all of them; raises SparkError if they do not take one."""
+        """Return when brokers have stored all of them; raises SparkError if one is not accepted."""
         kept = shared_session(self.client).run(lambda session: self._all(session, returned))
         if kept:
             raise SparkError(
@@ -37,7 +37,7 @@ class SendBack:
             )
 
     async def _all(self, session: Session, returned: Sequence[Returned]) -> list[Returned]:
-        """Send all back, and return those that nobody took."""
+        """Send all back, and return those that no broker accepted."""
         sending = RetrySender(session, self.group, self.attempts_max)
         places = asyncio.Semaphore(_AT_ONCE_MAX)
 

@@ -1,7 +1,7 @@
-"""Which task reads what of a store, and how one goes through its part.
+"""Dividing a store's log into tasks, and reading one part.
 
-A part starts and ends between two messages. In older files those places are looked for without
-reading what lies between them; whoever reads a part then sees whether it ends where it should.
+A part starts and ends between two messages. In older files these boundaries are found without
+reading the data between them; reading a part then verifies that it ends where it should.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _log = logging.getLogger(__name__)
 
 
 class Damage(Enum):
-    """What a task does about bytes that are no message."""
+    """How a task handles bytes that are not a message."""
 
     FAILS = auto()
     ENDS_LOG = auto()
-    """In the last file: what a crash left is not part of the log."""
+    """In the last file: data left by a crash is not part of the log."""
     IS_PASSED_OVER = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """What one task reads: the records that start in a part of a file."""
+    """The unit of work of one task: the records that start in a part of a file."""
 
     file: LogFile
     start: int
@@ -46,7 +46,7 @@ class LogPart:
 def plan(
     files: Sequence[LogFile], wanted: Wanted, part_bytes: int, *, ignore_damage: bool
 ) -> list[LogPart]:
-    """Divide the log into parts of about a size."""
+    """Divide the log into parts of about a given size."""
     parts: list[LogPart] = []
     for file in _of_time(files, wanted):
         with opened(file) as reader:
@@ -61,14 +61,14 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class DamagedBytes:
-    """A stretch of a file that no message can be read from, or only a damaged one."""
+    """A range of a file without a readable message, or with a damaged one."""
 
     data: bytes
     reason: str
 
 
 def records_of(part: LogPart) -> Iterator[RecordRun | DamagedBytes]:
-    """Read a part, with what is passed over; raises StoreDamaged."""
+    """Read a part, including skipped ranges; raises StoreDamaged."""
     with opened(part.file) as reader:
         at: int | None = part.start
         while at is not None:
@@ -86,7 +86,7 @@ def records_of(part: LogPart) -> Iterator[RecordRun | DamagedBytes]:
 
 
 def _resumed(reader: LogReader, part: LogPart, stop: Stop) -> int | None:
-    """Return where to read on after a stop, None where the part ends."""
+    """Return where to resume after a stop, or None if the part ends there."""
     path = part.file.path
     if stop.at > part.end:
         raise StoreDamaged(
@@ -121,11 +121,11 @@ def _warn_of_torn_end(file: LogFile, stop: Stop) -> None:
 
 
 def _of_time(files: Sequence[LogFile], wanted: Wanted) -> list[LogFile]:
-    """Return the files that may have messages of the wanted time."""
+    """Return the files that may have messages of the requested time."""
     if wanted.start_ms is None and wanted.end_ms is None:
         return list(files)
     times = [_first_time_ms(file) for file in files]
-    # What the next file starts with is later than everything in this one, unless a clock was set
+    # Everything in this file is earlier than the start of the next one, unless a clock was set
     # back.
     return [
         file
@@ -151,7 +151,7 @@ def _is_from(time_ms: int | None, limit_ms: int | None) -> bool:
 
 
 def _split(reader: LogReader, part_bytes: int, damage: Damage) -> list[LogPart]:
-    """Divide a file at records that are found by their look."""
+    """Divide a file at records, recognized by their form."""
     size = reader.file.size
     filler = reader.filler() if size > part_bytes else None
     if filler is None:
@@ -165,7 +165,7 @@ def _split(reader: LogReader, part_bytes: int, damage: Damage) -> list[LogPart]:
 
 
 def _split_last(reader: LogReader, part_bytes: int) -> list[LogPart]:
-    """Divide the file that the log ends in: only reading all of it tells where that is."""
+    """Divide the file that the log ends in: only reading all of it finds the end."""
     file = reader.file
     if file.size <= part_bytes:
         return [LogPart(file, 0, file.size, Damage.ENDS_LOG)]
@@ -181,7 +181,7 @@ def _split_last(reader: LogReader, part_bytes: int) -> list[LogPart]:
 
 
 def _places(starts: Sequence[int], last: int, part_bytes: int) -> Iterable[int]:
-    """Return the starts that are a part's size behind the one before them."""
+    """Return the starts that are one part size apart."""
     array = np.array(starts)
     while (row := int(np.searchsorted(array, last + part_bytes))) < len(array):
         last = int(array[row])

@@ -1,4 +1,4 @@
-"""Going through a file of a commit log, a piece at a time, up to whatever is no message."""
+"""Reading a commit log file in chunks, up to anything that is not a message."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from turbopump.wire.record import (
 READ_BYTES = 4 * 1024 * 1024
 _PREFIX = struct.Struct(">iI")
 _HEAD = struct.Struct(">iI20xq")
-"""Size, magic number, and the position in the log that a record says it has."""
+"""Size, magic number, and the log position that a record claims to have."""
 _MAGIC_AT = 4
 _MAGIC_START = MAGIC.to_bytes(4, "big")[:3]
-"""What the magic numbers of all releases begin with."""
+"""The common prefix of the magic numbers of all releases."""
 _BLANK_MAGIC = BLANK_MAGIC.to_bytes(4, "big")
 _FILLER_BYTES_MAX = 16 * 1024 * 1024
-"""How far from its end the filler of a file is looked for: larger than messages are."""
+"""How far from the end of a file its filler is searched for: farther than any message."""
 _UNWRITTEN = b"\0" * BLANK_BYTES
 
 
 class End(Enum):
-    """What lies where a walk ends."""
+    """What a walk ended at."""
 
     REACHED = auto()
-    """The position it was to go to, or the end of the file."""
+    """The requested end, or the end of the file."""
     BLANK = auto()
     """The filler that ends a file."""
     UNWRITTEN = auto()
-    """Zeros: nothing has been written there yet."""
+    """Zeros: not written yet."""
     DAMAGED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a walk ends, as a position in the file, and why."""
+    """Where a walk ended, as a position in the file, and why."""
 
     at: int
     end: End
@@ -60,24 +60,24 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Good records, back to back from a position in the file on."""
+    """Intact records, back to back, from a position in the file."""
 
     at: int
     run: RecordRun
 
 
 class LogReader:
-    """An open file of the log."""
+    """An open commit log file."""
 
     def __init__(self, file: LogFile, fd: int) -> None:
         self.file = file
         self._fd = fd
 
     def walk(self, start: int, end: int, *, may_be_torn: bool = False) -> Iterator[Found | Stop]:
-        """Go through the records that start in a part of the file; last comes a `Stop`.
+        """Walk the records that start in a part of the file; the last item is a `Stop`.
 
-        ``start`` is where one starts. With ``may_be_torn`` the last record counts as damaged also
-        if nothing but its checksum, which is only its body's, speaks for it.
+        A record must start at ``start``. With ``may_be_torn``, the last record also counts as
+        damaged if only its checksum, which covers just the body, speaks for it.
         """
         at, doubtful = start, None
         while True:
@@ -100,9 +100,9 @@ class LogReader:
                 yield found
 
     def next_record(self, at: int, end: int) -> int | None:
-        """Return the first position of a part of the file where a record surely lies.
+        """Return the first position in a part of the file where a record certainly starts.
 
-        A body may contain what looks like one, but does not know where it will come to lie.
+        A body may contain something like a record, but cannot know its own position in the log.
         """
         at += _MAGIC_AT
         while at < end + _MAGIC_AT:
@@ -120,10 +120,10 @@ class LogReader:
         return None
 
     def filler(self) -> int | None:
-        """Return where the filler at the end of the file starts, None if there seems to be none.
+        """Return where the filler at the end of the file starts, or None if there seems to be none.
 
-        What lies behind it may be left from earlier and look like messages. Of several places the
-        first counts: everything before the filler has been written over.
+        Data behind it may be left over from earlier and look like messages. Of several candidates,
+        the first counts: everything before the filler was overwritten.
         """
         base = max(0, self.file.size - _FILLER_BYTES_MAX)
         data = os.pread(self._fd, _FILLER_BYTES_MAX, base)
@@ -137,7 +137,7 @@ class LogReader:
         return None
 
     def data(self, start: int, end: int) -> bytes:
-        """Return the bytes of a damaged stretch, as many as a message may have."""
+        """Return the bytes of a damaged range, up to the size of a message."""
         return os.pread(self._fd, min(end - start, READ_BYTES), start)
 
     def first_store_time_ms(self) -> int | None:
@@ -176,7 +176,7 @@ class LogReader:
         return self._stop(at, data)
 
     def _good(self, run: RecordRun, at: int) -> tuple[RecordRun, RecordError | None]:
-        """Return the records up to the first one that is damaged, and what is wrong with that."""
+        """Return the records before the first damaged one, and what is wrong with that."""
         wrong = []
         placed = run.physical_offsets() == self.file.start + at + run.starts
         if not placed.all():
@@ -208,7 +208,7 @@ class LogReader:
 
 @contextmanager
 def opened(file: LogFile) -> Iterator[LogReader]:
-    """Open a file of the log for reading."""
+    """Open a commit log file for reading."""
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield LogReader(file, fd)
@@ -217,7 +217,7 @@ def opened(file: LogFile) -> Iterator[LogReader]:
 
 
 def _ends_doubtfully(run: RecordRun) -> bool:
-    """Whether the last record's properties have zeros, as what never reached the disk has."""
+    """Whether the last record's properties contain zeros, as data that never reached the disk."""
     start, end = int(run.properties.start[-1]), int(run.properties.end[-1])
     return 0 in run.data[start:end]
 

@@ -1,4 +1,4 @@
-"""What can be set about reading a store's files; all of it is checked before anything is read."""
+"""Options for reading a store's files, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _TIME_FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which messages are wanted; times in ms, the end exclusive, None for no limit."""
+    """Which messages to read; times in ms, the end exclusive, None for no limit."""
 
     topics: frozenset[str] | None = None
     pattern: str | None = None
@@ -65,11 +65,11 @@ class Wanted:
 
     @property
     def has_time(self) -> bool:
-        """Whether there is any time between start and end."""
+        """Whether the time range is not empty."""
         return self.start_ms is None or self.end_ms is None or self.start_ms < self.end_ms
 
     def has_topic(self, topic: str) -> bool:
-        """Whether messages of a topic are wanted."""
+        """Whether messages of a topic are included."""
         if self.topics is not None:
             return topic in self.topics
         if not self.internal and is_internal(topic):
@@ -78,13 +78,13 @@ class Wanted:
 
 
 def is_internal(topic: str) -> bool:
-    """Whether a topic is a broker's own book-keeping: nobody else may write to it."""
+    """Whether a topic is internal to brokers: no client may write to it."""
     return is_forbidden_to_send(topic) or topic.startswith(SYSTEM_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Everything that is set about a read, checked."""
+    """All options of a read, checked."""
 
     directory: Path
     wanted: Wanted
@@ -96,12 +96,12 @@ class StoreOptions:
 
     @property
     def ignore_damage(self) -> bool:
-        """Whether to read on behind damage."""
+        """Whether to continue behind damage."""
         return self.on_bad_record is not OnBadRecord.FAIL
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreOptions:
-        """Read the options; raises InvalidArgument."""
+        """Parse the options; raises InvalidArgument."""
         given = Given(options, OPTIONS, FORMAT)
         return cls(
             directory=_directory(given.find("path", not_empty, None)),
@@ -115,7 +115,7 @@ class StoreOptions:
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns that are asked for."""
+    """Return the requested columns."""
     return _columns(Given(options, OPTIONS, FORMAT))
 
 
@@ -126,7 +126,7 @@ def _columns(given: Given) -> tuple[str, ...]:
 
 def _on_bad_record(given: Given) -> OnBadRecord:
     if "ignoreDamage" in given:
-        # The name that this option had at first.
+        # The original name of this option.
         if "onBadRecord" in given:
             raise InvalidArgument(
                 "options onBadRecord and ignoreDamage are mutually exclusive; set onBadRecord"

@@ -31,7 +31,7 @@ from turbopump.spark.records.schema import spark_schema
 _log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 16 * 1024 * 1024
-"""Batches are not made larger than this by putting small ones together."""
+"""Small batches are merged up to this size."""
 
 
 class DefaultSource(DataSource):
@@ -90,7 +90,7 @@ class StoreReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Look at the directory and divide it; refuses one that is no store, or is open."""
+        """Inspect and divide the directory; refuse one that is not a store, or is open."""
         options = self._options
         files = log_files(options.directory, ignore_damage=options.ignore_damage)
         require_stopped(options.directory)
@@ -133,13 +133,13 @@ class StoreReader(DataSourceReader):
     def _damaged(
         self, made: RecordColumns, item: DamagedBytes, broker: str
     ) -> Iterator[pa.RecordBatch]:
-        """Return rows for a stretch of bytes: damaged messages as far as they can be read."""
+        """Return rows for a range of bytes: damaged messages as far as they are readable."""
         run, _ = find_records(item.data)
         if len(run):
             chosen = _chosen(run, self._options.wanted)
             yield from made.batches_of(chosen, broker=broker, reason=item.reason)
         else:
-            # Of whatever topic and time it was.
+            # Whatever its topic and time.
             size = len(item.data.rstrip(b"\0"))
             yield made.row(broker=broker, size=size, decodeError=item.reason)
 
@@ -160,7 +160,7 @@ def _of_topics(run: RecordRun, wanted: Wanted) -> npt.NDArray[np.bool_]:
 
 
 def _joined(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
-    """Put small batches together: each costs Spark about the same."""
+    """Merge small batches: each costs Spark about the same."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

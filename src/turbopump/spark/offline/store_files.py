@@ -1,6 +1,6 @@
-"""The files of a store that is not running: which there are, and what the directory tells.
+"""The files of a stopped store: which exist, and what the directory reveals.
 
-Nothing is written, locked or mended.
+Nothing is written, locked or repaired.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNWRITTEN = b"\0" * 8
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file of the commit log; ``start`` is the log's position at its first byte."""
+    """A commit log file; ``start`` is the log position of its first byte."""
 
     path: str
     start: int
@@ -35,16 +35,16 @@ class LogFile:
 
     @property
     def is_used(self) -> bool:
-        """Whether something has been written to it: files may be made in advance."""
+        """Whether it has been written to: files may be preallocated."""
         with Path(self.path).open("rb") as file:
             return file.read(len(_UNWRITTEN)) not in (_UNWRITTEN, b"")
 
 
 def log_files(directory: Path, *, ignore_damage: bool) -> list[LogFile]:
-    """Return the files of the commit log in order, without unused ones at the end.
+    """Return the commit log files in order, without unused ones at the end.
 
-    Where damage is to be passed over, a file that seems unused may be one whose beginning is lost.
-    Raises InvalidArgument if the directory is none of a store, StoreDamaged if files are missing.
+    With damage ignored, a file that seems unused may be one whose beginning is lost. Raises
+    InvalidArgument if the directory is not a store, StoreDamaged if files are missing.
     """
     log = directory / "commitlog"
     if not log.is_dir():
@@ -77,7 +77,7 @@ def _require_row(files: Sequence[LogFile]) -> None:
 
 
 def require_stopped(directory: Path) -> None:
-    """Refuse a store that a broker has open; the file ``abort`` alone says nothing of a copy."""
+    """Refuse a store that a broker has open; the file ``abort`` alone may come from a copy."""
     try:
         fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def require_stopped(directory: Path) -> None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
     except (AttributeError, OSError):
-        # Not Linux, or a file system without such locks: there is nothing to ask.
+        # Not Linux, or a file system without such locks: open stores cannot be detected.
         return
     finally:
         os.close(fd)
@@ -97,7 +97,7 @@ def require_stopped(directory: Path) -> None:
 
 
 def broker_name(directory: Path) -> str:
-    """Return the name of the broker whose store it is, nothing if the directory does not tell."""
+    """Return the name of the store's broker, or an empty string if it cannot be determined."""
     try:
         saved = json.loads((directory / "config" / "topics.json").read_text())
     except (OSError, ValueError):
@@ -108,10 +108,10 @@ def broker_name(directory: Path) -> str:
 
 
 def _broker_topics(table: Mapping[str, Any]) -> list[str]:
-    """Return the topics that are called as the broker is.
+    """Return the topics named after the broker.
 
-    A broker makes one for itself and one for its cluster, both of a kind that no user makes: others
-    may be made like them. The cluster's has a second topic beside it, for replies.
+    A broker creates one for itself and one for its cluster, with attributes that users do not
+    choose but could. The cluster's has a second topic beside it, for replies.
     """
     return [
         name

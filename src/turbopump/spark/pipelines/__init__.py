@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from turbopump.spark.pipelines.plots import save_lag_plot, save_trace_plot
     from turbopump.spark.pipelines.trace_analysis import TraceReport, trace
 else:
-    # The modules are not named as the functions: importing one would put it in a function's place.
+    # Modules have other names than the functions: importing one would replace the function.
     _HOMES = {
         "ArchiveReport": "archive_writer",
         "CompactionReport": "compaction",

@@ -1,7 +1,7 @@
-"""Archives as Delta tables: Spark writes the files of a batch, one commit adds them to the table.
+"""Archives as Delta tables: Spark writes a batch's files, one commit adds them to the table.
 
-The commit carries an application transaction, the query's id and the number of the batch, so a
-batch that is repeated after a crash is found in the table and not added again.
+The commit carries an application transaction, the query's id and the batch number, so a batch that
+is repeated after a crash is found in the table and not added again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from turbopump.spark.pipelines.local_files import local_directory
 from turbopump.spark.records.schema import arrow_schema
 
 _FILES = "data"
-"""Below the table: a folder for each batch, replaced as a whole when the batch is repeated."""
+"""Relative to the table: a folder for each batch, replaced whole when the batch is repeated."""
 _DERIVED = {"date": pa.date32(), "hour": pa.int32()}
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 
 
 class DeltaArchive:
-    """A Delta table that batches are added to."""
+    """A Delta table that receives batches."""
 
     def __init__(self, path: str, columns: Sequence[str], partition_by: Sequence[str]) -> None:
         self._delta, self._directory = require_delta(path)
@@ -51,7 +51,7 @@ class DeltaArchive:
         return newest is not None and newest >= batch_id
 
     def add(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
-        """Write the files of a batch, in place of what an earlier attempt left, and commit them."""
+        """Write the files of a batch, replacing those of an earlier attempt, and commit them."""
         # Delta's readers need not know the older type that Spark may write.
         rows.sparkSession.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
         folder = self._directory / _FILES / f"{query_id}-{batch_id:010}"
@@ -79,7 +79,7 @@ class DeltaArchive:
         values = {name: None if text == _NULL else unquote(text) for name, _, text in pairs}
         rows = pq.read_metadata(file).num_rows
         return self._delta.transaction.AddAction(
-            # The package escapes it once more, as the format wants it.
+            # The package escapes it once more, as the format requires.
             path=relative.as_posix(),
             size=file.stat().st_size,
             partition_values=values,
@@ -104,7 +104,7 @@ def require_delta(path: str) -> tuple[Any, Path]:
         )
     try:
         import_module("deltalake.transaction")
-        # By name: modules are checked where it is not installed, too.
+        # By name: type checks also run where it is not installed.
         return import_module("deltalake"), directory
     except ImportError as error:
         raise MissingPackage.of_extra("delta", "archives of format delta need deltalake") from error

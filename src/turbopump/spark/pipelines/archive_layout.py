@@ -1,4 +1,4 @@
-"""How an archive lies in its directory: which folder belongs to which batch, and what to merge.
+"""The layout of an archive directory: which folder belongs to which batch, and what to merge.
 
 ::
 
@@ -10,8 +10,7 @@
             batch=3f2a9c1e-0000000000/part-….parquet     what batch 0 of a query wrote
             batch=3f2a9c1e-0000000001-0000000041/…       batches 1 to 41, merged
 
-Names with an underscore are passed over by everything that reads directories of Parquet files.
-Pure: what is listed comes in, what is to be done goes out.
+Readers of Parquet directories skip names with an underscore. Pure: listings in, decisions out.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 BATCH = "batch"
-"""The last partition column: a batch that is written again replaces its own folder only."""
+"""The last partition column: a batch that is written again replaces only its own folder."""
 
 SETTINGS_FILE = "_archive.json"
 CHECKPOINT = "_checkpoint"
@@ -35,7 +34,7 @@ _NAME = re.compile(rf"{BATCH}=([0-9a-f]{{{_QUERY_CHARS}}})-(\d{{10}})(?:-(\d{{10
 
 @dataclass(frozen=True, slots=True)
 class BatchFolder:
-    """What a query wrote into one partition in one batch, or in several that were merged."""
+    """What a query wrote into one partition in one batch, or in several merged ones."""
 
     partition: str
     """Relative to the archive: ``topic=orders/date=2026-11-15``."""
@@ -62,11 +61,11 @@ HaveSameColumns: TypeAlias = Callable[[BatchFolder, BatchFolder], bool]
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Folders of one partition that are to become one."""
+    """Folders of one partition to merge into one."""
 
     sources: tuple[BatchFolder, ...]
     files: int
-    """How many files are to come out."""
+    """The number of files to produce."""
 
     @property
     def merged(self) -> BatchFolder:
@@ -75,17 +74,17 @@ class Merge:
 
 
 def batch_value(query_id: str, first: int, last: int | None = None) -> str:
-    """Return what the column ``batch`` says.
+    """Return the value of the column ``batch``.
 
-    The query is part of it: another query, with a checkpoint of its own, counts its batches from 0
-    again, and must not replace what this one wrote.
+    It includes the query: another query, with its own checkpoint, counts its batches from 0 again
+    and must not replace what this one wrote.
     """
     start = f"{query_id[:_QUERY_CHARS]}-{first:010}"
     return start if last is None or last == first else f"{start}-{last:010}"
 
 
 def parsed_folder(path: str, *, files: int = 0, file_bytes: int = 0) -> BatchFolder | None:
-    """Read the relative path of a folder; None if it is none of a batch."""
+    """Parse the relative path of a folder; None if it is not a batch's."""
     partition, _, name = path.rpartition("/")
     found = _NAME.fullmatch(name)
     if found is None:
@@ -104,9 +103,9 @@ def merges(
 
     Only folders with the same columns are merged.
 
-    The newest batch of a query stays as it is: if the query died before it noted that this batch is
-    done, it writes it again, and must find it under its own name. That a later batch exists proves
-    that the earlier ones were noted.
+    The newest batch of a query is not merged: if the query died before recording that this batch is
+    done, it writes it again, and must find it under its own name. The existence of a later batch
+    proves that the earlier ones were recorded.
     """
     every = sorted(folders, key=lambda each: (each.partition, each.query, each.first))
     newest: dict[str, int] = {}
@@ -124,7 +123,7 @@ def merges(
 def _runs(
     folders: Iterable[BatchFolder], target_bytes: int, have_same_columns: HaveSameColumns
 ) -> Iterator[list[BatchFolder]]:
-    """Yield neighbours that make up about one file together; large ones stay alone."""
+    """Yield runs of neighbours that add up to about one file; large ones stay alone."""
     run: list[BatchFolder] = []
     run_bytes = 0
     for each in folders:
@@ -139,7 +138,7 @@ def _runs(
 
 
 def _worthwhile(run: Sequence[BatchFolder], target_bytes: int) -> Merge | None:
-    # One folder alone would have to take its own place, which no rename does in one step.
+    # A single folder would have to replace itself, which no rename does in one step.
     if len(run) < 2:
         return None
     files_now = sum(each.files for each in run)

@@ -1,7 +1,7 @@
-"""An archive in its directory: listing it, and reading it as it was meant.
+"""An archive in its directory: listing it, and reading it consistently.
 
-Archives are written by Spark alone, so they may lie wherever Spark writes. What is done here by
-hand, listing and merging, needs a file system of this machine that renames in one step.
+Spark alone writes archives, so they may be anywhere that Spark writes. Listing and merging here
+need a local file system with atomic renames.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PendingMerge(msgspec.Struct, frozen=True):
     """A merge that is decided: from now on the merged folder counts, and its sources do not."""
 
     staged: str
-    """Where the merged files are until they are moved; all paths are relative to the archive."""
+    """Where the merged files are before they are moved; all paths are relative to the archive."""
 
     merged: str
     sources: tuple[str, ...]
@@ -48,7 +48,7 @@ class PendingMerge(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What lies in a directory."""
+    """The number and size of files in a directory."""
 
     files: int
     file_bytes: int
@@ -57,8 +57,8 @@ class Size:
 def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
     """Return an archive as a table: the source's columns, those it is partitioned by, and `batch`.
 
-    Each row is there once, also while small files are merged or when a merge was interrupted
-    halfway, which other readers of the directory see as repeated rows.
+    Each row appears once, even while small files are being merged or after an interrupted merge,
+    which other readers of the directory see as repeated rows.
     """
     require_driver(spark, "read_archive")
     text = full_path(path)
@@ -79,7 +79,7 @@ def _read(spark: SparkSession, archive: str, paths: Sequence[str]) -> DataFrame:
     if settings is not None and settings.columns:
         return reader.schema(_noted(settings)).parquet(*paths)
     try:
-        # Where nobody has noted the columns, each file may have others.
+        # If the columns were not recorded, each file may have others.
         found = reader.option("mergeSchema", "true").parquet(*paths).schema
     except AnalysisException as error:
         if error.getCondition() in ("UNABLE_TO_INFER_SCHEMA", "PATH_NOT_FOUND"):
@@ -95,7 +95,7 @@ def _noted(settings: ArchiveSettings) -> StructType:
 
 
 def _meant(found: StructType) -> StructType:
-    """Spark guesses types of partition columns by their text: a topic "42" would be a number."""
+    """Undo Spark's guess of partition column types: a topic "42" would be a number."""
     known = {field.name: field.dataType for field in spark_schema(COLUMNS).fields}
     types = {**known, **_DERIVED}
     return StructType(
@@ -104,7 +104,7 @@ def _meant(found: StructType) -> StructType:
 
 
 def _paths(directory: Path) -> list[str]:
-    """Return what to read: all of it, or without the folders that merged ones stand for."""
+    """Return the paths to read: all, or without the folders that merged ones replace."""
     merged = [each for each in pending_merges(directory) if (directory / each.merged).is_dir()]
     if not merged:
         return [str(directory)]
@@ -114,11 +114,11 @@ def _paths(directory: Path) -> list[str]:
     ]
 
 
-# --- by hand, in a directory of this machine ------------------------------------------------------
+# --- in a local directory -------------------------------------------------------------------------
 
 
 def batch_folders(directory: Path) -> list[BatchFolder]:
-    """List the folders of batches, with how much is in each."""
+    """List the batch folders with their sizes."""
     found = []
     for parent, names, _ in os.walk(directory):
         names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
@@ -133,7 +133,7 @@ def batch_folders(directory: Path) -> list[BatchFolder]:
 
 
 def size_of(directory: Path) -> Size:
-    """Count the Parquet files in a directory and below, and their bytes."""
+    """Count the Parquet files in a directory tree, and their bytes."""
     sizes = [
         file.stat().st_size
         for file in directory.rglob("*.parquet")
@@ -143,13 +143,13 @@ def size_of(directory: Path) -> Size:
 
 
 def pending_merges(directory: Path) -> list[PendingMerge]:
-    """Return the merges that are decided and not finished."""
+    """Return the merges that are decided but not finished."""
     journals = sorted((directory / COMPACTION).glob(f"*{_JOURNAL}"))
     return [msgspec.json.decode(each.read_bytes(), type=PendingMerge) for each in journals]
 
 
 def journal_path(directory: Path, name: str) -> Path:
-    """Return where a merge is noted while it is pending."""
+    """Return where a pending merge is recorded."""
     return directory / COMPACTION / f"{name}{_JOURNAL}"
 
 

@@ -1,4 +1,4 @@
-"""Replay: an archive, or any table of messages, to topics; as it came, faster, or at a rate."""
+"""Replay an archive, or any table of messages, to topics: in real time, faster, or at a rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 
 from turbopump.errors import InvalidArgument
@@ -37,7 +37,7 @@ from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.writing.options import SinkOptions
 
 ANY_TOPIC = "*"
-"""In ``to``: where messages of all topics go that are not named."""
+"""In ``to``: the destination of messages of all other topics."""
 
 _SINK = {"stamp": "property", "reservedProperties": "drop"}
 
@@ -49,7 +49,7 @@ STORED_MARK = "REPLAYED_STORE_MS"
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What of one topic was chosen, and sent to another."""
+    """The messages of one topic that were selected, and sent to another."""
 
     topic: str
     target: str
@@ -59,17 +59,17 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay chose and sent; all of it counted, ``sent`` when it was stored."""
+    """What a replay selected and sent; a message counts as ``sent`` once it is stored."""
 
     write_id: str
-    """Begins the property ``SPARK_ROW`` of every message that was sent."""
+    """The prefix of the property ``SPARK_ROW`` of every message that was sent."""
 
     is_dry_run: bool
     topics: tuple[Replayed, ...]
     first_stored_ms: int | None
     last_stored_ms: int | None
     least_s: float
-    """How long it takes at least, by the pace that was asked for."""
+    """The minimum duration at the requested pace."""
 
     started_ms: int | None
     """When sending began; with a speed, when the first message was due."""
@@ -77,7 +77,7 @@ class ReplayReport:
     sends: int
     body_bytes: int
     repeated: int
-    """Sends that were tried again after a failure: their messages may be there twice."""
+    """Sends that were retried after a failure: their messages may be stored twice."""
 
     seconds: float
 
@@ -124,10 +124,10 @@ def replay(
 ) -> ReplayReport:
     """Send messages of an archive, or of a table with its columns, to topics.
 
-    ``to`` says where the messages of each topic go, ``{"*": topic}`` for all others; ``sink`` are
-    options of the sink, ``topic`` apart; a ``writeId`` among them makes repeated replays
-    recognisable. ``where`` is a Spark SQL condition, ``since`` and ``until`` bound the time
-    at which messages were stored, the end excluded. Old topic, id and times become properties.
+    ``to`` maps source topics to destinations, with ``{"*": topic}`` for all others. ``sink`` are
+    options of the sink except ``topic``; a ``writeId`` among them makes repeated replays
+    recognizable. ``where`` is a Spark SQL condition; ``since`` and ``until`` bound the store time
+    of messages, the end excluded. The old topic, id and times become properties.
     """
     require_driver(spark, "replay")
     since, until = to_utc("since", since), to_utc("until", until)
@@ -160,15 +160,15 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to be sent, as counted: rows by topic, and by partition."""
+    """What to send, as counted: rows by topic, and by partition."""
 
     topics: Mapping[tuple[str, str | None], int]
     partitions: Mapping[int, int]
     span_ms: tuple[int, int] | None
-    """When the first and the last was stored, as far as that is known."""
+    """When the first and the last message was stored, if known."""
 
     first_due_ms: int
-    """When the first of them is due, on the clock that they were stored by."""
+    """When the first message is due, on the clock that they were stored by."""
 
     @property
     def rows(self) -> int:
@@ -268,7 +268,7 @@ def _send(
 ) -> list[Row]:
     parts = {partition: rows / plan.rows for partition, rows in plan.partitions.items()}
     task = sender(options, Schedule(pace, parts, plan.first_due_ms), write_id)
-    # Tasks that keep the spacing have to run at the same time, all of them.
+    # Tasks that keep the spacing must all run at the same time.
     work = in_order(prepared).mapInArrow(task, SENT_SCHEMA, barrier=pace.speed is not None)
     targets = sorted({target for _, target in plan.topics if target is not None})
     with SendProgress(options.client(), targets, "messages sent", plan.rows, watch):

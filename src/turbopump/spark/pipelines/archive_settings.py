@@ -1,4 +1,4 @@
-"""What an archive was begun with, noted beside it: all later runs have to want the same."""
+"""The settings that an archive was started with, recorded beside it: later runs must match them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _FILE_LIST = "_spark_metadata"
 
 
 class ArchiveSettings(msgspec.Struct, frozen=True):
-    """What has to be the same on every run that writes into an archive."""
+    """The settings that must be the same on every run that writes into an archive."""
 
     partition_by: tuple[str, ...]
     columns: tuple[str, ...] = ()
-    """Of the source; empty if they were not noted."""
+    """The columns of the source; empty if they were not recorded."""
     format: str = PARQUET
 
 
 def require_no_file_list(spark: SparkSession, path: str) -> None:
-    """Raise InvalidArgument where Spark's own file sink wrote.
+    """Raise InvalidArgument if Spark's own file sink wrote to the directory.
 
-    It left a list of its files there, and Spark reads no others: whatever else is written into such
-    a directory is not seen, and no error tells.
+    It left a list of its files there, and Spark reads no others: any other file written into such
+    a directory is invisible, without an error.
     """
     directory = local_directory(path)
     if directory is not None:
@@ -49,17 +49,17 @@ def require_no_file_list(spark: SparkSession, path: str) -> None:
 
 
 def keep_settings(spark: SparkSession, path: str, wanted: ArchiveSettings) -> None:
-    """Note what an archive is begun with; raises InvalidArgument if it was begun otherwise."""
+    """Record the settings of an archive; raises InvalidArgument if it has others."""
     noted = noted_settings(spark, path)
     if noted is None and not _note(spark, path, wanted):
-        # Another run was faster.
+        # Another run recorded them first.
         noted = noted_settings(spark, path)
     if noted is not None:
         _compare(path, noted, wanted)
 
 
 def require_parquet(path: str, noted: ArchiveSettings | None) -> None:
-    """Raise InvalidArgument for an archive whose files are not to be listed."""
+    """Raise InvalidArgument for an archive whose files must not be listed."""
     if noted is not None and noted.format == DELTA:
         raise InvalidArgument(
             f"archive {path!r} is a Delta table: use deltalake, or Spark with Delta Lake, to read "
@@ -68,7 +68,7 @@ def require_parquet(path: str, noted: ArchiveSettings | None) -> None:
 
 
 def noted_settings(spark: SparkSession, path: str) -> ArchiveSettings | None:
-    """Return what an archive was begun with, None if that was not noted."""
+    """Return the recorded settings of an archive, or None if there are none."""
     content = _content(spark, path)
     if content is None:
         return None
@@ -91,7 +91,7 @@ def _compare(path: str, noted: ArchiveSettings, wanted: ArchiveSettings) -> None
             f"archive {path!r} is partitioned by {','.join(noted.partition_by)}, got partition_by "
             f"{','.join(wanted.partition_by)}: use the same, or another directory"
         )
-    # Readers take the columns of one file for those of all.
+    # Readers assume the columns of one file for all.
     if noted.columns and set(noted.columns) != set(wanted.columns):
         raise InvalidArgument(
             f"archive {path!r} has the columns {','.join(noted.columns)}, got "
@@ -99,7 +99,7 @@ def _compare(path: str, noted: ArchiveSettings, wanted: ArchiveSettings) -> None
         )
 
 
-# --- where it is noted: by hand on this machine, by Hadoop elsewhere ------------------------------
+# --- where settings are stored: locally, or through Hadoop ----------------------------------------
 
 
 def _content(spark: SparkSession, path: str) -> bytes | None:
@@ -119,7 +119,7 @@ def _content(spark: SparkSession, path: str) -> bytes | None:
 
 
 def _note(spark: SparkSession, path: str, wanted: ArchiveSettings) -> bool:
-    """Write the settings; return whether nobody else has written any meanwhile."""
+    """Write the settings; return whether no other run wrote any in the meantime."""
     content = msgspec.json.encode(wanted)
     directory = local_directory(path)
     if directory is not None:
@@ -143,7 +143,7 @@ def _note(spark: SparkSession, path: str, wanted: ArchiveSettings) -> bool:
 def _file_elsewhere(spark: SparkSession, path: str, name: str) -> tuple[Any, Any]:
     """Return Hadoop's file system of a path, and a file there."""
     context = spark.sparkContext
-    # PySpark has no other way to a file that is no table.
+    # PySpark has no other access to a file that is not a table.
     jvm: Any = context._jvm  # noqa: SLF001 - no other way
     java_context: Any = context._jsc  # noqa: SLF001 - no other way
     file = jvm.org.apache.hadoop.fs.Path(f"{path.rstrip('/')}/{name}")

@@ -1,10 +1,10 @@
 """Archive: topics to partitioned Parquet files, each message once.
 
-Spark's checkpoint says which offsets a batch has, so a batch that is written again has the same
-rows. Each batch writes into folders of its own, the innermost partition, by replacing them as a
-whole: writing it twice leaves it once. That needs no log of files beside the data, so every reader
-of Parquet directories sees the same rows, and small files can be merged later; Spark's own file
-sink forbids both.
+Spark's checkpoint fixes the offsets of a batch, so a batch that is written again has the same rows.
+Each batch writes into its own folders, the innermost partition, by replacing them whole: writing it
+twice leaves it once. This needs no log of files beside the data, so every reader of Parquet
+directories sees the same rows, and small files can be merged later. Spark's own file sink prevents
+both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -62,17 +62,17 @@ class ArchiveReport:
     batches: int
     rows: int
     body_bytes: int | None
-    """None when the column ``body`` is left out."""
+    """None if the column ``body`` is left out."""
 
     first_stored_ms: int | None
     last_stored_ms: int | None
     files: int | None
-    """Files that this run's batches have now; None where they cannot be listed."""
+    """Files of this run's batches; None where they cannot be listed."""
 
     file_bytes: int | None
     seconds: float
     bad_records: int = 0
-    """Records that could not be decoded, whatever ``onBadRecord`` made of them."""
+    """Records that could not be decoded, however ``onBadRecord`` handled them."""
 
     def tables(self) -> tuple[Table, ...]:
         return (
@@ -104,13 +104,13 @@ def archive(
     watch: Watch = unwatched,
     stop: threading.Event | None = None,
 ) -> ArchiveReport:
-    """Append what topics have to Parquet files below ``path``, each message exactly once.
+    """Append messages of topics to Parquet files below ``path``, each exactly once.
 
-    With ``format="delta"`` they are a Delta table, which needs the extra ``delta``.
+    With ``format="delta"`` they form a Delta table, which requires the extra ``delta``.
 
-    ``source`` are the options of the source. Without ``every_s`` it ends when all that was there
-    at the start is archived; with it, a batch is written every so many seconds until ``stop`` is
-    set. The next run goes on where the checkpoint says, ``_checkpoint`` below ``path`` by default.
+    ``source`` are the options of the source. Without ``every_s``, it ends when everything present
+    at the start is archived; with it, a batch is written at that interval until ``stop`` is set.
+    The next run resumes from the checkpoint, by default ``_checkpoint`` below ``path``.
     """
     require_driver(spark, "archive")
     if format not in FORMATS:
@@ -173,7 +173,7 @@ class _Writer:
     is_writing: bool = False
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a batch, in place of what an earlier try of it left."""
+        """Write a batch, replacing what an earlier attempt left."""
         query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if query_id is None:
             raise SparkError(f"Spark does not set {_QUERY_ID}: PySpark 4.2 or newer is required")
@@ -205,7 +205,7 @@ class _Writer:
 
     def _note(self, batch: str, seen: Mapping[str, int | None]) -> None:
         if not seen["rows"]:
-            # The first batch of a query only notes where queues begin.
+            # The first batch of a query only records where queues start.
             return
         bad = seen.get("bad") or 0
         self.batches.append(batch)
@@ -232,9 +232,9 @@ def _counts(columns: Sequence[str]) -> list[Column]:
 
 
 def _derived(partition_by: Sequence[str]) -> dict[str, Column]:
-    """Return the columns that are computed: dates and hours are those of UTC, wherever it runs.
+    """Return the computed columns: dates and hours are in UTC, wherever it runs.
 
-    By arithmetic, because what Spark calls the hour of a timestamp is that of the session's zone.
+    By arithmetic, because Spark's hour of a timestamp is in the session's time zone.
     """
     stored_s = F.unix_seconds("storeTimestamp")
     day = F.floor(stored_s / _SECONDS_PER_DAY)
@@ -258,7 +258,7 @@ def _checked(partition_by: Sequence[str], columns: Sequence[str]) -> tuple[str, 
 
 
 def _run(query: StreamingQuery, writer: _Writer, watch: Watch, stop: threading.Event) -> None:
-    """Wait until the query has ended or is to stop, telling how far it is."""
+    """Wait until the query ends or is to stop, reporting progress."""
     try:
         while not query.awaitTermination(_LOOK_S):
             watch(_step(query, writer))

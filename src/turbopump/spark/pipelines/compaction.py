@@ -1,9 +1,9 @@
 """Merging the small files of an archive, so that readers open few large ones.
 
-A merge is written aside, compared, and then decided by one file, the journal. Before that nothing
-has changed; after it the merge is carried through, by this run or by the next one. `read_archive`
-knows the journal. Whoever else reads the directory just then may see merged rows twice, never too
-few, and a query that was planned earlier may miss a file: it fails, and gives no wrong result.
+A merge is written aside, compared, and then decided by one file, the journal. Before that, nothing
+has changed; after it, this run or the next one completes the merge. `read_archive` knows the
+journal. Other readers of the directory may see merged rows twice at that point, but never miss any.
+A query that was planned earlier may miss a file: it fails, and gives no wrong result.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What a compaction found and made."""
+    """What a compaction found and merged."""
 
     path: str
     merges: int
@@ -95,11 +95,11 @@ class CompactionReport:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What Parquet files hold, as their footers tell."""
+    """The contents of Parquet files, from their footers."""
 
     rows: int
     columns: frozenset[tuple[str, ...]]
-    """Names and types of columns, once for all files that have the same ones."""
+    """Names and types of columns, once for all files that share them."""
 
 
 def compact(
@@ -111,8 +111,7 @@ def compact(
 ) -> CompactionReport:
     """Merge small files of an archive into files of about ``target_bytes``.
 
-    May run while an archive query writes into the same directory; two compactions exclude each
-    other.
+    May run while an archive query writes into the same directory; compactions exclude each other.
     """
     require_driver(spark, "compact")
     directory = local_directory(full_path(path))
@@ -149,7 +148,7 @@ def compact(
 
 
 def finish_pending(directory: Path) -> int:
-    """Carry through what was decided and not finished; return how many merges that were."""
+    """Complete merges that were decided but not finished; return their number."""
     pending = pending_merges(directory)
     for merge in pending:
         carry_through(directory, merge)
@@ -158,7 +157,7 @@ def finish_pending(directory: Path) -> int:
 
 
 def carry_through(directory: Path, merge: PendingMerge) -> None:
-    """Put the merged folder into its place and remove its sources; may be done again."""
+    """Move the merged folder into place and remove its sources; repeatable."""
     with moving_folders(directory):
         _put_into_place(directory, merge)
     journal_path(directory, Path(merge.staged).name).unlink(missing_ok=True)
@@ -169,7 +168,7 @@ def _put_into_place(directory: Path, merge: PendingMerge) -> None:
     if staged.is_dir():
         staged.rename(merged)
         sync_directory(merged.parent)
-    # The new ones first: whoever looks in between sees rows twice, which their offsets tell.
+    # The new ones first: readers in between see rows twice, which their offsets reveal.
     for source in merge.sources:
         if (directory / source).is_dir():
             shutil.rmtree(directory / source)
@@ -177,7 +176,7 @@ def _put_into_place(directory: Path, merge: PendingMerge) -> None:
 
 
 def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
-    """Write, compare, decide, carry through; return how many rows were merged."""
+    """Write, compare, decide and complete a merge; return the number of merged rows."""
     sources = [directory / each.path for each in merge.sources]
     name = f"{merge.merged.partition.replace('/', '+')}+{merge.merged.name}"
     staged = directory / COMPACTION / name
@@ -204,7 +203,7 @@ def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
 
 
 def _have_same_columns(directory: Path) -> HaveSameColumns:
-    """Spark reads many files as if all had the columns of one: only such are merged."""
+    """Whether the files have the same columns: Spark reads many files with the columns of one."""
 
     @cache
     def content(folder: BatchFolder) -> Content:
@@ -217,7 +216,7 @@ def _have_same_columns(directory: Path) -> HaveSameColumns:
 
 
 def content_of(directories: Sequence[Path]) -> Content:
-    """Look up in the files themselves what is in directories."""
+    """Return the contents of directories, read from the files themselves."""
     files = [file for directory in directories for file in sorted(directory.glob("*.parquet"))]
     footers = [pq.read_metadata(file) for file in files]
     return Content(sum(footer.num_rows for footer in footers), frozenset(map(_columns_of, footers)))
@@ -237,7 +236,7 @@ def _lost_columns(expected: Content, found: Content) -> str:
 
 
 def _sync_files(directory: Path) -> None:
-    """The sources are deleted next: what replaces them has to survive a loss of power."""
+    """Sync the merged files: they must survive a power failure, as the sources are deleted next."""
     for file in directory.iterdir():
         with file.open("rb") as written:
             os.fsync(written.fileno())
@@ -246,7 +245,7 @@ def _sync_files(directory: Path) -> None:
 
 
 def _forget_leftovers(directory: Path) -> None:
-    """Remove what an earlier run wrote aside and had not decided."""
+    """Remove what an earlier run wrote aside but did not decide."""
     for each in (directory / COMPACTION).iterdir():
         if each.is_dir():
             shutil.rmtree(each)
@@ -254,7 +253,7 @@ def _forget_leftovers(directory: Path) -> None:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Keep other compactions of the same archive out, in whatever process of this machine."""
+    """Exclude other compactions of the same archive, in any process of this machine."""
     (directory / COMPACTION).mkdir(exist_ok=True)
     with (directory / COMPACTION / _LOCK).open("a") as lock:
         try:

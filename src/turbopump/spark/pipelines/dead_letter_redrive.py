@@ -1,8 +1,8 @@
-"""Redrive: dead letters that match a condition on their way again, on all cores of the cluster.
+"""Redrive: send matching dead letters again, on all cores of the cluster.
 
-Spark chooses the letters; sending is that of `turbopump.admin`, done by the executors. A copy says
-which letter it was made of, and is looked for before a letter is sent: whatever was redriven by an
-earlier run, by one that died, or by ``turbopump dead-letters``, is not sent again.
+Spark selects the letters; the executors send them with `turbopump.admin`. Each copy names its
+letter and is searched for before a letter is sent: letters redriven by an earlier run, by one that
+died, or by ``turbopump dead-letters`` are not sent again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 
 from turbopump.admin.administration import Admin
 from turbopump.admin.dead_letters import Destination, LetterFilter, Outcome
@@ -50,10 +50,10 @@ _OUTCOMES_SPARK = "topic string, outcome string, letters long"
 
 @dataclass(frozen=True, slots=True)
 class RedrivenTopic:
-    """What became of the letters that go to one topic."""
+    """The outcomes of the letters for one topic."""
 
     topic: str | None
-    """None for letters that do not say where they came from."""
+    """None for letters that do not name their original topic."""
 
     letters: int
     sent: int
@@ -61,12 +61,12 @@ class RedrivenTopic:
     sent_before: int
     origin_unknown: int
     origin_gone: int
-    """Their topic was deleted; a redrive does not bring it back."""
+    """Their topic was deleted; a redrive does not re-create it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveReport:
-    """What a redrive found, chose and sent; each letter was counted when its fate was known."""
+    """What a redrive found, selected and sent; each letter counts when its outcome is known."""
 
     group: str
     where: str | None
@@ -75,7 +75,7 @@ class RedriveReport:
     """All dead letters of the group at the start."""
 
     chosen: int
-    """Those that match, also if they are too old now and gone before they were sent."""
+    """Matching letters, including those that expired before they were sent."""
 
     topics: tuple[RedrivenTopic, ...]
     seconds: float
@@ -134,11 +134,11 @@ def redrive(
     is_dry_run: bool = False,
     watch: Watch = unwatched,
 ) -> RedriveReport:
-    """Send the dead letters of a group again, all or those that match.
+    """Resend the dead letters of a group, all or those that match.
 
-    ``where`` is a Spark SQL condition over the columns of the source, as in
+    ``where`` is a Spark SQL condition over the columns of the source, such as
     ``reconsumeTimes >= 3 AND body LIKE '%timeout%'``; ``since`` and ``until`` bound the time at
-    which they became dead letters. ``again`` sends also what was redriven before.
+    which they became dead letters. ``again`` also resends letters that were redriven before.
     """
     require_driver(spark, "redrive")
     since, until = to_utc("since", since), to_utc("until", until)
@@ -178,7 +178,7 @@ def _letters(spark: SparkSession, group: str, nameserver: str) -> DataFrame:
     source = {
         "nameserver": nameserver,
         "topic": dead_letter_topic(group),
-        # A letter may be one because its body is damaged.
+        # A message may be a dead letter because its body is damaged.
         "onBadRecord": "null",
     }
     return spark.read.format("rocketmq").options(**source).load()
@@ -208,7 +208,7 @@ def _targets(group: str, to: Destination | str, counts: Mapping[str | None, int]
 
 
 def _done(chosen: DataFrame, work: _Work, tasks: int) -> list[Row]:
-    # Letters that lie together are read together, by one task.
+    # One task reads letters that are stored together.
     placed = chosen.select(*_PLACE, "offsetMsgId").repartitionByRange(tasks, *_PLACE)
     return (
         placed.sortWithinPartitions(*_PLACE).mapInArrow(work.task(tasks), _OUTCOMES_SPARK).collect()
@@ -217,7 +217,7 @@ def _done(chosen: DataFrame, work: _Work, tasks: int) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What executors are to do with letters; travels to them."""
+    """The work of executors on letters; sent to them."""
 
     client: ClientConfig
     group: str
@@ -228,7 +228,7 @@ class _Work:
     start_s: float
 
     def task(self, tasks: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-        """Return what one of so many tasks does."""
+        """Return the work of one of several tasks."""
         pace = self.pace.shared(1 / tasks)
 
         def redriven(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -279,7 +279,7 @@ class _Work:
 
 
 def _offset_ranges(group: str, rows: Sequence[Mapping[str, object]]) -> tuple[OffsetRange, ...]:
-    """Return the ranges of queues that hold these letters, which are sorted by place."""
+    """Return the queue ranges that hold these letters, which are sorted by position."""
     found: list[OffsetRange] = []
     for row in rows:
         broker, queue_id, offset = (row[name] for name in _PLACE)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 
 from turbopump.admin.administration import Admin
@@ -50,7 +50,7 @@ _QUEUE = ("group", "topic", "broker", "queue_id")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How far a group was in one queue at one moment."""
+    """A group's position in one queue at one time."""
 
     time_ms: int
     group: str
@@ -65,22 +65,22 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a group was behind in a topic, in one window or (None) in all."""
+    """How far a group was behind in a topic, in one window or (None) overall."""
 
     window_ms: int | None
     group: str
     topic: str
     samples: int
     lag_mean: float
-    """Of all queues together, as are the others."""
+    """Over all queues, as are the others."""
 
     lag_max: int
     lag_last: int
     delay_max_ms: int
-    """How long the oldest message was waiting that was not consumed."""
+    """How long the oldest unconsumed message had been waiting."""
 
     consumed: int
-    """How far committed offsets moved from the first sample to the last."""
+    """How far committed offsets advanced from the first sample to the last."""
 
     arrived: int
     """How far the queues grew from the first sample to the last."""
@@ -88,11 +88,11 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """How far groups were behind while they were looked at."""
+    """How far groups were behind while they were sampled."""
 
     window: str
     samples: int
-    """Moments of which there are samples, those of the history included."""
+    """The number of sample times, including those of the history."""
 
     groups: tuple[Lag, ...]
     by_window: tuple[Lag, ...]
@@ -126,10 +126,10 @@ def lag(
     watch: Watch = unwatched,
     stop: threading.Event | None = None,
 ) -> LagReport:
-    """Ask the brokers ``samples`` times how far groups are, all groups unless some are named.
+    """Sample the positions of groups ``samples`` times; of all groups unless some are named.
 
     With ``history``, a directory of Parquet files, the samples are added to it, and those of
-    earlier runs count too.
+    earlier runs are included.
     """
     require_driver(spark, "lag")
     require_count("samples", samples)
@@ -168,7 +168,7 @@ def _taken(
 
 
 async def _sample(session: Session, groups: Sequence[str]) -> list[Sample]:
-    """Ask how far groups are now; a named one that does not exist raises NotThere."""
+    """Sample the positions of groups now; raises NotThere for a named one that does not exist."""
     admin = Admin(session=session)
     names = groups or [each.settings.group for each in await admin.groups.list()]
     now_ms = session.clock.now_ms()
@@ -177,7 +177,7 @@ async def _sample(session: Session, groups: Sequence[str]) -> list[Sample]:
         try:
             found.append(await admin.groups.progress(name))
         except NotThere:
-            # Deleted just now; only whoever was named has to be there.
+            # Deleted just now; only groups that were named must exist.
             if groups:
                 raise
     return [
@@ -214,7 +214,7 @@ def _lags(frame: DataFrame, window: str | None) -> tuple[Lag, ...]:
         F.max_by("lag", "time_ms").alias("lag_last"),
         F.max("delay_ms").alias("delay_max_ms"),
     )
-    # Queue by queue: one that is there in some samples only would look like a jump of the sum.
+    # Queue by queue: a queue missing from some samples would look like a jump of the sum.
     moved = (
         placed.groupBy("window_ms", *_QUEUE)
         .agg(_moved("committed"), _moved("max_offset"))

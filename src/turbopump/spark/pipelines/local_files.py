@@ -1,4 +1,4 @@
-"""Files and directories of this machine, as safe as archives need them."""
+"""Local files and directories, with the durability that archives need."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from turbopump.spark.pipelines.archive_layout import COMPACTION, SETTINGS_FILE
 
 _MOVING = "moving"
 _STAGING = ".spark-staging-*"
-"""Where Spark writes a batch that replaces folders as a whole."""
+"""Where Spark stages a batch that replaces whole folders."""
 
 
 def local_directory(path: str) -> Path | None:
-    """Return a path of this machine's file system, None if it is one elsewhere."""
+    """Return a path of the local file system, or None if it is elsewhere."""
     parts = urlsplit(path)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
@@ -26,13 +26,13 @@ def local_directory(path: str) -> Path | None:
 
 
 def full_path(path: str | os.PathLike[str]) -> str:
-    """Return a path that means the same to Java, which may have been started elsewhere."""
+    """Return an absolute path: Java may have been started in another directory."""
     text = os.fspath(path)
     return text if "://" in text or text.startswith("file:") else str(Path(text).absolute())
 
 
 def write_in_one_step(file: Path, content: bytes) -> None:
-    """Write a file that is there completely or not at all, also after a loss of power."""
+    """Write a file atomically, even across a power failure."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     with unfinished.open("wb") as out:
         out.write(content)
@@ -43,7 +43,7 @@ def write_in_one_step(file: Path, content: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Let names in a directory survive a loss of power."""
+    """Make names in a directory survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -51,14 +51,14 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-# --- what killed writers leave behind -------------------------------------------------------------
+# --- leftovers of killed writers ------------------------------------------------------------------
 
 
 @contextmanager
 def writing_archive(directory: Path) -> Iterator[None]:
     """Hold a shared lock on an archive while a query writes it.
 
-    The first writer removes the staging directories of writers that were killed: nobody else needs
+    The first writer removes the staging directories of writers that were killed: no process needs
     them, since a batch is written again as a whole. A file system without locks keeps them.
     """
     descriptor = os.open(directory, os.O_RDONLY)
@@ -79,7 +79,7 @@ def writing_archive(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def moving_folders(directory: Path) -> Iterator[None]:
-    """Put a merge into place while nobody lists the archive."""
+    """Move a merge into place while no process lists the archive."""
     with (directory / COMPACTION / _MOVING).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -87,7 +87,7 @@ def moving_folders(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def folders_stay(directory: Path) -> Iterator[None]:
-    """Let no merge be put into place while an archive is listed."""
+    """Block merges from being moved into place while an archive is listed."""
     descriptor = _lock_to_read(directory)
     if descriptor is None:
         yield
@@ -100,10 +100,10 @@ def folders_stay(directory: Path) -> Iterator[None]:
 
 
 def _lock_to_read(directory: Path) -> int | None:
-    """Open the lock; None if there is none and it is not to be made, as where one can only read."""
+    """Open the lock; None if it does not exist and must not be created, as on read-only storage."""
     file = directory / COMPACTION / _MOVING
     try:
-        # In a directory that is no archive nothing is left behind.
+        # Leave nothing behind in a directory that is not an archive.
         if (directory / SETTINGS_FILE).exists():
             file.parent.mkdir(exist_ok=True)
             return os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)

@@ -1,7 +1,7 @@
 """When to send which rows: original spacing, sped up or not, and a limit on the rate.
 
-Rows are sent in slices. Where a slice begins and ends depends on the rows alone, never on the
-clock: a task that is tried again makes the same slices, and so the same stamps. Pure.
+Rows are sent in slices. The bounds of a slice depend only on the rows, never on the clock: a
+retried task makes the same slices, and so the same stamps. Pure.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from turbopump.errors import InvalidArgument
 Times: TypeAlias = npt.NDArray[np.int64]
 
 SLICE_MS = 50
-"""Rows that are due within this time are sent together."""
+"""Rows due within this time are sent together."""
 
 ROWS_MAX = 10_000
 
 SPEED_MIN = 0.001
-"""A day takes three years then; much slower, and times to wait for are none that machines know."""
+"""A day then takes three years; much slower, and wait times exceed what machines support."""
 
 _WAIT_MAX_S = 1e9
-"""Nobody waits so long; what is longer, no machine can."""
+"""Far longer than any useful wait, and near the longest that machines support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast to send; as fast as possible unless something is given."""
+    """How fast to send; as fast as possible by default."""
 
     rate_per_s: float | None = None
-    """Messages a second at most, over all tasks."""
+    """Maximum messages per second, over all tasks."""
 
     speed: float | None = None
     """1.0 keeps the original time between messages, 10.0 makes it a tenth."""
@@ -50,13 +50,13 @@ class Pace:
             raise InvalidArgument(f"speed must be a number, {SPEED_MIN} or more, got {speed!r}")
 
     def duration_s(self, rows: int, span_ms: int) -> float:
-        """Return how long sending takes at least."""
+        """Return the minimum duration of sending."""
         by_rate = rows / self.rate_per_s if self.rate_per_s else 0.0
         by_speed = span_ms / 1000 / self.speed if self.speed else 0.0
         return max(by_rate, by_speed)
 
     def shared(self, part: float) -> Pace:
-        """Return the pace of a task that has a part of all rows."""
+        """Return the pace of a task with a share of all rows."""
         return Pace(self.rate_per_s * part if self.rate_per_s else None, self.speed)
 
 
@@ -88,13 +88,13 @@ def slices(times_ms: Times, first_ms: int, pace: Pace, rows_max: int = ROWS_MAX)
 
 
 class Pacer:
-    """Says how long to wait before a slice; knows what was sent, not what time it is."""
+    """Computes the wait before a slice; tracks what was sent, not the time."""
 
     def __init__(self, pace: Pace, start_s: float) -> None:
         self._rate_per_s = pace.rate_per_s
         self._start_s = start_s
         self._free_s = 0.0
-        """When the rate allows the next rows."""
+        """When the rate permits the next rows."""
 
     def wait_s(self, due: Slice, now_s: float) -> float:
         """Return how long to wait before a slice may be sent."""
@@ -102,9 +102,9 @@ class Pacer:
         return min(wait_s, _WAIT_MAX_S)
 
     def sent(self, rows: int, now_s: float) -> None:
-        """Take note that rows were begun to be sent.
+        """Record that sending of rows has started.
 
-        Time that was lost is not made up for: a burst after a pause would exceed the rate.
+        Lost time is not made up for: a burst after a pause would exceed the rate.
         """
         if self._rate_per_s is not None:
             self._free_s = max(self._free_s, now_s) + rows / self._rate_per_s

@@ -1,4 +1,4 @@
-"""Pictures of reports; drawn without the state that pyplot keeps for a whole process."""
+"""Plots of reports; drawn without pyplot's process-wide state."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from turbopump.spark.pipelines.trace_analysis import TraceReport
 
 _LINES_MAX = 10
-"""As many colours as there are; those with the highest values in the first panel are drawn."""
+"""The number of colours; lines with the highest values in the first panel are drawn."""
 
 
 _POINTS_MAX = 300
-"""Per line; more are no longer told apart, and several windows share a point."""
+"""Per line; more would be indistinguishable, so several windows share a point."""
 
 _MARGIN_MIN = timedelta(seconds=30)
 """At both ends of the time axis, so that a single window does not get an axis of years."""
 
 
 class Windowed(Protocol):
-    """A figure of a report that belongs to a window."""
+    """A value of a report that belongs to a window."""
 
     @property
     def window_ms(self) -> int | None: ...
@@ -40,7 +40,7 @@ W = TypeVar("W", bound=Windowed)
 
 
 def save_lag_plot(report: LagReport, path: str | os.PathLike[str]) -> None:
-    """Draw how far groups were behind, and how fast they went, into a PNG file."""
+    """Plot how far groups were behind, and how fast they consumed, to a PNG file."""
     title = "Lag of consumer groups"
     picture = Picture(title, report.by_window, lambda each: f"{each.group} · {each.topic}")
     picture.panel("lag: messages not consumed, maximum per window", lambda each: each.lag_max)
@@ -49,7 +49,7 @@ def save_lag_plot(report: LagReport, path: str | os.PathLike[str]) -> None:
 
 
 def save_trace_plot(report: TraceReport, path: str | os.PathLike[str]) -> None:
-    """Draw latencies and failures into a PNG file."""
+    """Plot latencies and failures to a PNG file."""
     picture = Picture(
         "Latency and failures of consumer groups",
         report.consumptions_by_window,
@@ -62,7 +62,7 @@ def save_trace_plot(report: TraceReport, path: str | os.PathLike[str]) -> None:
 
 
 class Picture(Generic[W]):
-    """Panels below each other, in which a line has the same colour everywhere."""
+    """Panels below each other; a line has the same colour in all of them."""
 
     def __init__(self, title: str, found: Sequence[W], name: Callable[[W], str]) -> None:
         self._title = title
@@ -96,7 +96,7 @@ class Picture(Generic[W]):
         return f" (points show the highest of {count} windows)" if count > 1 else ""
 
     def _names(self) -> list[str]:
-        """Return the lines to draw, by name."""
+        """Return the names of the lines to draw."""
         heights: dict[str, float] = {}
         for each in self._found:
             name, height = self._name(each), self._panels[0][1](each) or 0
@@ -129,7 +129,7 @@ class Picture(Generic[W]):
     def _points(
         self, name: str, value: Callable[[W], float | None]
     ) -> list[tuple[datetime, float]]:
-        """Return the points of a line, each the highest of some successive windows."""
+        """Return the points of a line, each the highest of several successive windows."""
         points: list[tuple[datetime, float]] = []
         for each in self._found:
             start, height = moment(each.window_ms), value(each)

@@ -1,4 +1,4 @@
-"""What several pipelines look at before they do anything, so that mistakes are told at once."""
+"""Preconditions of several pipelines, checked first so that mistakes are reported immediately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numbers import Real
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 
 from turbopump.errors import InvalidArgument
 
@@ -16,9 +16,9 @@ _CONNECT = "pyspark.sql.connect."
 
 
 def require_driver(spark: SparkSession, pipeline: str) -> None:
-    """Raise InvalidArgument if Spark's driver is elsewhere, as a client of Spark Connect has it.
+    """Raise InvalidArgument if Spark's driver is remote, as with Spark Connect.
 
-    By name: importing what such sessions are made of takes packages that need not be there.
+    By name: importing the classes of such sessions requires optional packages.
     """
     if any(each.__module__.startswith(_CONNECT) for each in type(spark).__mro__):
         raise InvalidArgument(
@@ -28,19 +28,19 @@ def require_driver(spark: SparkSession, pipeline: str) -> None:
 
 
 def require_interval(every_s: float) -> None:
-    """Raise InvalidArgument unless one can wait so long, and so often."""
+    """Raise InvalidArgument unless the interval and the number of waits are possible."""
     if not (isinstance(every_s, Real) and 0 <= every_s <= threading.TIMEOUT_MAX):
         raise InvalidArgument(f"every_s must be 0 or more seconds, got {every_s!r}")
 
 
 def require_count(name: str, value: object) -> None:
-    """Raise InvalidArgument unless something can be done so many times."""
+    """Raise InvalidArgument unless it is a valid number of repetitions."""
     if not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"{name} must be a whole number, 1 or more, got {value!r}")
 
 
 def to_utc(name: str, value: datetime | None) -> datetime | None:
-    """Return a bound of times as one of UTC; without a zone it is local, as Python has it."""
+    """Return a time bound in UTC; without a time zone it is local, as in Python."""
     if value is None:
         return None
     if not isinstance(value, datetime):
@@ -51,7 +51,7 @@ def to_utc(name: str, value: datetime | None) -> datetime | None:
 
 
 def require_window(spark: SparkSession, window: str) -> None:
-    """Raise InvalidArgument unless Spark knows the length of a window; nothing runs for it."""
+    """Raise InvalidArgument unless Spark can parse the length of a window; runs no job."""
     try:
         spark.range(0).select(F.window(F.timestamp_millis("id"), window))
     except PySparkException as error:

@@ -1,4 +1,4 @@
-"""How a pipeline tells how far it is, and how that is shown: a bar to a terminal, else lines."""
+"""Progress of a pipeline, shown as a bar on a terminal, else as lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TextIO, TypeAlias
 
 LINE_INTERVAL_S = 5.0
-"""How often a line is written where there is no terminal."""
+"""The interval of lines without a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a pipeline is: so many of ``what``, of ``total``, as far as they are known by now."""
+    """A pipeline's progress: a count of ``what`` out of ``total``, as far as known."""
 
     what: str
     done: int | None = None
@@ -26,11 +26,11 @@ Watch: TypeAlias = Callable[[Step], None]
 
 
 def unwatched(step: Step) -> None:
-    """Look away."""
+    """Ignore progress."""
 
 
 class Lines:
-    """Writes a line now and then, and whenever the pipeline turns to something else."""
+    """Writes a line at intervals, and whenever the pipeline starts a new step."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Lines:
 
 
 def step_text(step: Step) -> str:
-    """Return a step in words."""
+    """Return a step as text."""
     if step.done is None:
         return step.what
     if step.total is None:
@@ -68,7 +68,7 @@ def step_text(step: Step) -> str:
 
 @contextmanager
 def shown(out: TextIO | None = None) -> Iterator[Watch]:
-    """Show steps on stderr while the context lasts, so that stdout is left to the report."""
+    """Show steps on stderr within the context, keeping stdout for the report."""
     stream = out or sys.stderr
     if not stream.isatty():
         yield Lines(stream)

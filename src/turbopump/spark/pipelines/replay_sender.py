@@ -1,7 +1,7 @@
-"""Sending rows that were messages once, when they are due: what replay does on executors.
+"""Sending rows that were messages, when they are due: the executors' part of a replay.
 
-Executors call the sink's own writer, slice by slice, so that nothing lies between the moment when
-rows are due and their sending; through Spark's writer they would wait for its buffers to fill.
+Executors call the sink's own writer, slice by slice, so that rows are sent as soon as they are due;
+through Spark's writer they would wait for its buffers to fill.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 
 from turbopump.spark.clocks import CLOCK_MARGIN_MS
@@ -32,11 +32,11 @@ TIME_MS = "timeMs"
 DUE_MS = "dueMs"
 """The latest time of a row and of those before it in its queue, none of which it overtakes.
 
-Where that would be more than ``CLOCK_MARGIN_MS`` late it is the row's own time: no clock is set
-back so far, rather those before belong to another queue of the same name, or one had a wrong time.
+If that is more than ``CLOCK_MARGIN_MS`` late, it is the row's own time: no clock is set back so
+far; rather, the earlier rows belong to another queue of the same name, or one had a wrong time.
 """
 NO_TIME_MS = 0
-"""Of rows whose time is not known; they are due first, or with the row before them."""
+"""For rows of unknown time; they are due first, or with the row before them."""
 
 SENT_SCHEMA = (
     "startedMs long, fromTopic string, topic string, rows long, sends long, bodyBytes long, "
@@ -58,24 +58,24 @@ _MESSAGE = ("topic", "body", "tags", "keys", "properties", "shardingKey")
 _PLACE = ("broker", "queueId")
 _QUEUE = "oldQueue"
 _LIFE = "oldQueueLife"
-"""Tells apart what was in queues of the same name: of other brokers, or of a topic made anew."""
+"""Distinguishes queues of the same name: of other brokers, or of a re-created topic."""
 _LOG_PLACE = "oldLogPlace"
 _LOG_PLACE_DIGITS = 16
-"""An id that a broker gave ends with where the message lies in its log, in hexadecimal digits."""
+"""A broker's message id ends with the position in its log, in hexadecimal digits."""
 _IDS = "^([0-9A-F]{32}|[0-9A-F]{56})$"
-"""Those of brokers, which have an address before that; others may give other ids."""
+"""Ids of brokers, which start with an address; other senders may assign other ids."""
 _WINDOW_ROWS = "spark.sql.windowExec.buffer.in.memory.threshold"
 _WINDOW_ROWS_MAX = 16
-"""Whole messages, up to 4 MB each; Spark would keep 4,096 of them in the memory of each task."""
+"""Whole messages, up to 4 MB each; Spark would keep 4,096 of them in each task's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When the rows of each task are due; the same for every try of a task."""
+    """When the rows of each task are due; the same for every attempt of a task."""
 
     pace: Pace
     parts: Mapping[int, float]
-    """Which part of all rows each partition has."""
+    """The share of all rows in each partition."""
 
     first_ms: int
 
@@ -85,7 +85,7 @@ def as_messages(
 ) -> DataFrame:
     """Return rows as the sink takes them, those of a queue in one task; `in_order` sorts them.
 
-    ``marks`` are properties to add; one whose value is null is left out.
+    ``marks`` are properties to add, except those with a null value.
     """
     columns = frame.columns
     stored_ms = (
@@ -114,13 +114,13 @@ def as_messages(
 
 
 def _queue(columns: Sequence[str]) -> dict[str, Column]:
-    """Return what tells the queue that a row was in, and where in the log of its broker it was."""
+    """Return columns for a row's original queue and its position in its broker's log."""
     if "queueId" not in columns:
         return {}
     place = ["topic", *(each for each in _PLACE if each in columns)]
     # Rows of one queue stay in order: they go to one queue, by one task.
     queue = F.when(F.col("queueId").isNotNull(), F.concat_ws("@", *place))
-    # By something of the row, though it is nothing: Spark takes no constant for what divides rows.
+    # Derived from the row, though empty: Spark does not partition rows by a constant.
     nothing = F.coalesce(F.left(F.col("body").cast("string"), F.lit(0)), F.lit(""))
     found = {
         "shardingKey": queue,
@@ -135,11 +135,11 @@ def _queue(columns: Sequence[str]) -> dict[str, Column]:
 
 
 def _with_due(rows: DataFrame) -> DataFrame:
-    """Add when rows are due: after those before them, though a clock was set back meanwhile."""
+    """Add when rows are due: after those before them, even if a clock was set back."""
     if not {"queueId", "queueOffset"} <= set(rows.columns):
         return rows.withColumn(DUE_MS, F.col(TIME_MS))
     if _LOG_PLACE not in rows.columns:
-        # An offset that is there at several times was given anew as often.
+        # An offset with several times was assigned that many times.
         same = Window.partitionBy(_QUEUE, "queueOffset").orderBy(TIME_MS)
         rows = rows.withColumn(_LIFE, F.dense_rank().over(same))
     order = [each for each in (_LOG_PLACE, "queueOffset", TIME_MS) if each in rows.columns]
@@ -155,7 +155,7 @@ def _with_due(rows: DataFrame) -> DataFrame:
 
 @contextmanager
 def spill_windows_early(spark: SparkSession) -> Iterator[None]:
-    """Let Spark write rows to disk early while it compares those of a queue."""
+    """Make Spark spill rows to disk early while it compares those of a queue."""
     before = spark.conf.get(_WINDOW_ROWS, None)
     spark.conf.set(_WINDOW_ROWS, _WINDOW_ROWS_MAX)
     try:
@@ -168,9 +168,9 @@ def spill_windows_early(spark: SparkSession) -> Iterator[None]:
 
 
 def in_order(rows: DataFrame) -> DataFrame:
-    """Sort the messages of each task, by what they are in the end and never by how they came.
+    """Sort the messages of each task by content only, never by arrival.
 
-    Stamps count rows, and a task that is tried again has to give the same.
+    Stamps count rows, and a retried task must assign the same ones.
     """
     known = (*_PLACE, _LOG_PLACE, "queueOffset", TIME_MS, "keys", "tags", "body")
     order = [each for each in known if each in rows.columns]
@@ -181,7 +181,7 @@ def in_order(rows: DataFrame) -> DataFrame:
 def sender(
     options: SinkOptions, schedule: Schedule, write_id: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what a task does with its rows: it sends them when they are due, and counts."""
+    """Return a task's function: it sends its rows when they are due, and counts them."""
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -207,10 +207,10 @@ def sender(
 def _started(
     batches: Iterator[pa.RecordBatch], *, is_together: bool
 ) -> tuple[float, Iterator[pa.RecordBatch]]:
-    """Return when this task begins, in seconds since 1970, and its rows.
+    """Return when this task starts, in seconds since 1970, and its rows.
 
-    Rows that keep their spacing need all tasks to begin at the same time, each with rows at hand;
-    so they run as a barrier stage and agree. The clocks of machines are taken to agree as well.
+    Rows that keep their spacing need all tasks to start at the same time, each with rows at hand;
+    so they run as a barrier stage and agree. The machines' clocks are assumed to agree as well.
     """
     first = next(batches, None)
     ready = batches if first is None else chain([first], batches)
@@ -221,13 +221,13 @@ def _started(
 
 
 def write_messages(rows: pa.RecordBatch, options: SinkOptions, origin: Origin) -> Written:
-    """Send rows that have the columns of messages, perhaps among others; all are stored then."""
+    """Send rows that have the columns of messages, possibly among others; return once stored."""
     names = [each for each in _MESSAGE if each in rows.schema.names]
     return write_rows(iter([rows.select(names)]), SinkColumns(frozenset(names)), options, origin)
 
 
 def _counted(rows: pa.RecordBatch, written: Written, start_s: float) -> pa.RecordBatch:
-    """Return how many rows of which topic went where; what belongs to all is in the first row."""
+    """Return the row counts by source and destination; the first row has the totals."""
     table = pa.Table.from_batches([rows.select([FROM, "topic"])])
     counts = table.group_by([FROM, "topic"]).aggregate([([], "count_all")])
     count = counts.num_rows

@@ -1,4 +1,4 @@
-"""What the reports of all pipelines have in common: a table for people, JSON for programs."""
+"""The common form of all pipeline reports: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells under names of columns; numbers are numbers, not text."""
+    """Rows of cells under column names; numbers stay numbers."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     is_facts: bool = False
-    """Whether each row is a fact of its own, a name and a value."""
+    """Whether each row is a separate fact, a name and a value."""
 
 
 class Report(Protocol):
-    """What a pipeline returns: a frozen value that can be shown."""
+    """The result of a pipeline: a frozen value that can be displayed."""
 
     def tables(self) -> Sequence[Table]:
-        """Return what a person wants to see, the most important first."""
+        """Return the tables to show, the most important first."""
 
 
 def facts(title: str, **pairs: Cell) -> Table:
-    """Return a table of two columns, one row for each fact."""
+    """Return a table of two columns, one row per fact."""
     rows = tuple((name.replace("_", " "), value) for name, value in pairs.items())
     return Table(title, ("what", "value"), rows, is_facts=True)
 
 
 def as_json(report: Report) -> str:
-    """Return everything that a report says, as one JSON object in one line."""
+    """Return the whole report as one JSON object on one line."""
     return msgspec.json.encode(report).decode()
 
 
 def bytes_text(count: int | None) -> str | None:
-    """Return a number of bytes in a unit that suits it."""
+    """Return a number of bytes in a suitable unit."""
     if count is None:
         return None
     if count < 1024:
@@ -54,10 +54,10 @@ def bytes_text(count: int | None) -> str | None:
 
 
 def per_second(count: int, seconds: float) -> float | None:
-    """Return a rate; None when no time has passed to measure it by."""
+    """Return a rate; None if no time has passed."""
     return count / seconds if seconds > 0 else None
 
 
 def moment(ms: int | None) -> datetime | None:
-    """Return a time that is counted in milliseconds since 1970."""
+    """Return the timestamp for milliseconds since 1970."""
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)

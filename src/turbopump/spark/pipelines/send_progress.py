@@ -1,4 +1,4 @@
-"""Watching topics grow while executors send: they cannot tell the driver before they are done."""
+"""Watching topics grow while executors send: they report to the driver only at the end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LOOK_S = 1.0
 
 
 class SendProgress:
-    """Tells, while the context lasts, how many messages topics have got since it began.
+    """Reports, within the context, how many messages topics have received since it began.
 
-    Messages of others count too: it is for looking at, reports have the counts of the tasks.
+    Messages of other senders count too: it is for display; reports have the counts of the tasks.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ async def _stored(session: Session, topics: Sequence[str]) -> int:
         try:
             status = await admin.topics.status(topic)
         except TurbopumpError:
-            # Not there yet, or its broker is away for the moment: the tasks find out for sure.
+            # It does not exist yet, or its broker is unavailable: the tasks determine which.
             continue
         total += sum(each.max_offset for each in status.queues)
     return total

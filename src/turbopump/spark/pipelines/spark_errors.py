@@ -1,4 +1,4 @@
-"""What went wrong, in one line: Spark wraps the reason in pages of Java and Python traces."""
+"""Error causes in one line: Spark wraps them in pages of Java and Python traces."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _PYTHON = re.compile(r"^(\w*(?:Error|Exception)\b): (.+)$", re.MULTILINE)
 _RAISED_AGAIN: dict[str, type[TurbopumpError]] = {
     each.__name__: each for each in (InvalidArgument, DataLost, GroupInUse, NoNameServer, NoRoute)
 }
-"""Errors that callers tell apart; they were raised in another process."""
+"""Errors that callers distinguish; they were raised in another process."""
 
 
 @contextmanager
 def explain_errors() -> Iterator[None]:
-    """Turn Spark's errors into ours: the one that was raised, as far as it can be told."""
+    """Convert Spark's errors to ours: to the original one if it can be recognized."""
     try:
         yield
     except PySparkException as error:
         name, text = reason(str(error))
-        # What Spark finds wrong with a query before it runs is wrong with what was asked for.
+        # What Spark rejects before a query runs is an invalid argument.
         other = InvalidArgument if isinstance(error, AnalysisException) else SparkError
         raise _RAISED_AGAIN.get(name, other)(text) from error
 
 
 def reason(text: str) -> tuple[str, str]:
-    """Return the class and the words of the error that a trace is about.
+    """Return the class and message of the error that a trace reports.
 
     The last one of ours if there is any, else the last one of Python, else the first line.
     """
@@ -52,5 +52,5 @@ def reason(text: str) -> tuple[str, str]:
 
 
 def first_line(text: str) -> str:
-    """Return the first line that says something."""
+    """Return the first non-empty line."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -1,6 +1,6 @@
 """Trace analytics: how long messages took from being sent to being consumed, and what failed.
 
-From the trace topic, to which the clients of all languages write when message trace is on.
+Based on the trace topic, which clients of all languages write when message trace is on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 
 from turbopump.admin.administration import Admin
@@ -50,7 +50,7 @@ _SPARK = (
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """Sending to a topic with a tag, in one window or (None) in all."""
+    """Sends to a topic with a tag, in one window or (None) overall."""
 
     window_ms: int | None
     topic: str | None
@@ -59,18 +59,18 @@ class Sends:
     failed: int
     body_bytes: int
     p50_ms: float | None
-    """How long a send took until its answer."""
+    """How long a send took until its response."""
 
     p99_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Consumptions:
-    """Consuming from a topic with a tag by a group, in one window or (None) in all."""
+    """Consumption from a topic with a tag by a group, in one window or (None) overall."""
 
     window_ms: int | None
     topic: str | None
-    """None when the send was not traced, or not in the span that was read."""
+    """None if the send was not traced, or is outside the time span that was read."""
 
     group: str | None
     tag: str | None
@@ -79,7 +79,7 @@ class Consumptions:
 
     failed: int
     retried: int
-    """Calls for messages that had come before."""
+    """Calls for redelivered messages."""
 
     unfinished: int
     """Calls whose end was not traced."""
@@ -96,7 +96,7 @@ class Consumptions:
 
 @dataclass(frozen=True, slots=True)
 class TraceReport:
-    """What the trace topic tells of a span of time."""
+    """What the trace topic reports for a span of time."""
 
     trace_topic: str
     window: str
@@ -151,9 +151,9 @@ def trace(
     until: datetime | None = None,
     watch: Watch = unwatched,
 ) -> TraceReport:
-    """Analyse the trace topic: windows of sends and consumptions by topic, group and tag.
+    """Analyze the trace topic: windows of sends and consumptions by topic, group and tag.
 
-    ``source`` are the options of the source, the topic is RMQ_SYS_TRACE_TOPIC unless given. Times
+    ``source`` are the options of the source; the topic is RMQ_SYS_TRACE_TOPIC unless given. Times
     are those of the clients; ``since`` and ``until`` bound the time of sends and calls.
     """
     require_driver(spark, "trace")
@@ -190,7 +190,7 @@ def trace(
 
 
 def _require_topic(options: Mapping[str, str]) -> None:
-    """Raise InvalidArgument that says how to switch tracing on, if there is no trace topic."""
+    """Raise InvalidArgument that says how to enable tracing, if there is no trace topic."""
     parsed_options = SourceOptions.for_batch(options)
 
     async def names(session: Session) -> list[str]:
@@ -224,12 +224,12 @@ def _sent(records: DataFrame, since: datetime | None, until: datetime | None) ->
 
 
 def _consumed(records: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
-    """Join the beginning of each call with its end, and with the send of its message."""
+    """Join the start of each call with its end, and with the send of its message."""
     begun = _between(records.where(F.col("kind") == Kind.BEGUN.value), since, until)
     done = records.where(F.col("kind") == Kind.DONE.value).select(
         "request_id", "msg_id", "cost_ms", "is_success"
     )
-    # A message that was sent again after a failure has the id of the first try, and counts once.
+    # A message that was resent after a failure keeps the id of the first attempt, and counts once.
     sent = (
         records.where((F.col("kind") == Kind.SENT.value) & F.col("is_success"))
         .groupBy("msg_id")
@@ -239,7 +239,7 @@ def _consumed(records: DataFrame, since: datetime | None, until: datetime | None
             F.min("time_ms").alias("sent_ms"),
         )
     )
-    # Clocks of two machines differ: nothing is consumed before it was sent.
+    # Clocks of two machines differ: no message is consumed before it was sent.
     is_first, lasted = F.col("retries") == 0, F.col("time_ms") - F.col("sent_ms")
     return (
         begun.select("request_id", "msg_id", "time_ms", "group", "retries")

@@ -1,7 +1,7 @@
-"""The records of the message trace: what clients wrote about sending and consuming.
+"""Message trace records: what clients recorded about sending and consuming.
 
-A trace message holds many records, each ended by 0x02, with fields between 0x01. Fields that do not
-exist are written as ``null``. Pure.
+A trace message holds many records, each terminated by 0x02, with fields separated by 0x01. Missing
+fields are written as ``null``. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NONE = ("null", "")
 
 
 def no_trace_topic(topic: str) -> InvalidArgument:
-    """Return the error for a trace topic that does not exist, with how to switch tracing on."""
+    """Return the error for a missing trace topic, with how to enable tracing."""
     return InvalidArgument(
         f"trace topic {topic!r} does not exist, so message tracing is off: set "
         "traceTopicEnable=true on the brokers and restart them, and switch tracing on in the "
@@ -29,19 +29,19 @@ def no_trace_topic(topic: str) -> InvalidArgument:
 
 
 class Kind(StrEnum):
-    """What a record tells."""
+    """The kind of a record."""
 
     SENT = "Pub"
     BEGUN = "SubBefore"
     DONE = "SubAfter"
     TRANSACTION_ENDED = "EndTransaction"
     UNREADABLE = "unreadable"
-    """Of a kind that nobody knows, or with fields that make no sense: counted, not guessed."""
+    """Of an unknown kind, or with invalid fields: counted, not guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One thing that a client did; None where its kind does not tell."""
+    """One recorded action of a client; None for fields that its kind lacks."""
 
     kind: Kind
     msg_id: str | None = None
@@ -50,7 +50,7 @@ class TraceRecord:
     topic: str | None = None
     tags: str | None = None
     request_id: str | None = None
-    """Joins the beginning and the end of one call of a listener."""
+    """Joins the start and the end of one call of a listener."""
 
     cost_ms: int | None = None
     is_success: bool | None = None
@@ -61,7 +61,7 @@ class TraceRecord:
 
 
 def parsed(body: bytes | None) -> Iterator[TraceRecord]:
-    """Read the records of one trace message, which has no body if that cannot be decoded."""
+    """Parse the records of one trace message, which has no body if that cannot be decoded."""
     if body is None:
         yield TraceRecord(Kind.UNREADABLE)
         return
@@ -87,7 +87,7 @@ def _record(fields: Sequence[str]) -> TraceRecord:
 
 
 def _sent(fields: Sequence[str]) -> TraceRecord:
-    # Old clients leave out the offset id, new ones add their host; success keeps its distance.
+    # Old clients omit the offset id, new ones append their host; success is at a fixed distance.
     if len(fields) < 13:
         raise ValueError(fields)
     return TraceRecord(

@@ -75,17 +75,17 @@ class ArrivalWait:
         """Return the long polls for queues of one topic on one broker."""
         first, is_many = next(iter(at)), len(at) > _HELD_MAX
         place = first.topic, first.broker
-        # A filter is checked by the broker, and only what matches it ends a long poll of a queue.
+        # The broker applies the filter, and only a match ends a long poll of a queue.
         is_filtered = self._options.pulling.of(first.topic).is_filtered
         if self._topics.can_wait(place) and (is_many or not is_filtered):
             return [self._held_topic(place, at, wait_ms)]
         if is_many:
-            # The next look finds what has come: that costs less than a long poll for each.
+            # The next look finds new messages: cheaper than a long poll for each queue.
             return ()
         return [self._held(queue, offset, wait_ms) for queue, offset in at.items()]
 
     async def _held_topic(self, place: Place, at: Offsets, wait_ms: int) -> bool:
-        """Wait for a message of a topic; one of a queue that is not read does not count."""
+        """Wait for a message of a topic; ignore those of queues that are not read."""
         clock = self._session.clock
         end_ms = clock.monotonic_ms() + wait_ms
         is_again = False

@@ -47,43 +47,43 @@ _log = logging.getLogger(__name__)
 
 ENOUGH_ROWS = 4096
 ENOUGH_BYTES = 2 * 1024 * 1024
-"""With so much a chunk is not worth waiting for more, and is decoded while it comes."""
+"""With this much, a chunk is decoded instead of waiting for more."""
 CHUNK_ROWS = 8192
 CHUNK_BYTES = 4 * 1024 * 1024
-"""With so much a chunk ends even if more is there, so that it stays in the processor's cache."""
+"""At this size a chunk ends even if more is available, to stay in the CPU cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedChunk:
-    """Records of some ranges in some stretches of a buffer, until the next."""
+    """Records of some ranges in parts of a buffer, valid until the next chunk."""
 
     data: memoryview
     spans: list[Span]
     wanted: list[Span]
-    """For each of the spans from which offset to before which one: others may lie around them."""
+    """The offset range of each span; other records may surround it."""
     ranges: list[QueueRange]
     is_filtered: bool
-    """Whether not all offsets of the ranges have a record."""
+    """Whether some offsets of the ranges have no record."""
 
 
 class _Part(NamedTuple):
-    """A response, and what it is for."""
+    """A response, and the range it belongs to."""
 
     response: PullResponse
     wanted: Span
 
 
 class _RangePull(Struct):
-    """A range of which messages are requested."""
+    """A range whose messages are being requested."""
 
     of: QueueRange
     prefetch: Prefetch[int]
 
 
 class BlockingPull:
-    """Pulls ranges of one broker over a connection of its own, while nothing unusual happens.
+    """Pulls ranges of one broker over its own connection, while nothing unexpected happens.
 
-    Small ranges are requested together: one after the other, each would cost a round trip.
+    Small ranges are requested together: in sequence, each would cost a round trip.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class BlockingPull:
         self._open: deque[_RangePull] = deque()
         self._rows_open = 0
         self._answers: dict[int, PullResponse | int] = {}
-        """To what was asked, by its number; until it comes, the offset that was asked for."""
+        """Responses by request number; until one arrives, the requested offset."""
         self._unwanted: set[int] = set()
-        """The numbers of requests whose answers are dropped when they come."""
+        """The numbers of requests whose responses are dropped on arrival."""
         self._trouble: str | None = None
 
     def next_chunk(self) -> BufferedChunk | None:
-        """Return the next records, None at the end or where something unusual begins.
+        """Return the next records, or None at the end or where something unexpected begins.
 
-        Their memory is used again for the chunk after them.
+        Their memory is reused for the next chunk.
         """
         self._keep_early()
         self._buffer.forget()
@@ -148,7 +148,7 @@ class BlockingPull:
         return self._chunk(parts, ranges) if parts else None
 
     def _take(self, ahead: Prefetch[int], parts: list[_Part]) -> int | None:
-        """Take the answers that are next, return the bytes of their records; None if none is."""
+        """Take the responses that are next, return their records' bytes; None if there are none."""
         answers = self._answers
         size = None
         while ahead.asked:
@@ -165,12 +165,12 @@ class BlockingPull:
         return size
 
     def unread(self) -> list[QueueRange]:
-        """Return what no chunk had yet."""
+        """Return what no chunk has contained yet."""
         begun = [replace(each.of, start=each.prefetch.at) for each in self._open]
         return [*begun, *self._unopened]
 
     def close(self) -> None:
-        """Release the connection; one with requests in flight cannot be used again."""
+        """Release the connection; with requests in flight it cannot be reused."""
         if self._trouble is not None or self._answers or self._unwanted:
             self._connection.close()
         else:
@@ -180,13 +180,13 @@ class BlockingPull:
     # --- out --------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Request more of the first range, and the ranges behind it once all of it is requested."""
+        """Request more of the first range, and later ranges once all of it is requested."""
         if not self._open:
             self._open_next()
         self._open[0].prefetch.ask()
         in_flight_max = self._pulling.in_flight_max
         if len(self._answers) > in_flight_max // 2:
-            # Requests that leave together cost one write, and the broker one wake-up.
+            # Requests sent together cost one write, and one wake-up of the broker.
             return
         while (
             self._unopened
@@ -217,10 +217,10 @@ class BlockingPull:
         self._open.append(_RangePull(of, prefetch))
 
     def _put(self, of: QueueRange, offset: int, count: int) -> int:
-        """Add a request to those that leave next; return its number."""
+        """Add a request to the next write; return its number."""
         connection, frames = self._connection, self._requests[of.topic]
         if connection.has_hooks:
-            # They may change each request, as a signature does: 9 µs instead of 1.
+            # Hooks may change each request, as a signature does: 9 µs instead of 1.
             return connection.put_request(frames.command(of.queue_id, offset, count))
         number = connection.unused_opaque()
         connection.put(frames.frame(number, of.queue_id, offset, count))
@@ -229,13 +229,13 @@ class BlockingPull:
     def _close_first(self) -> None:
         closed = self._open.popleft()
         self._rows_open -= closed.of.rows
-        # Messages that came with another answer, too.
+        # Including messages that came with another response.
         for asked in closed.prefetch.asked:
             if isinstance(self._answers.pop(asked.answer), int):
                 self._unwanted.add(asked.answer)
 
     def _flush(self) -> None:
-        """Let requests leave before the time that decoding takes."""
+        """Send requests before spending time on decoding."""
         if self._trouble is None:
             try:
                 self._connection.flush()
@@ -245,11 +245,11 @@ class BlockingPull:
     # --- in ---------------------------------------------------------------------------------------
 
     def _receive(self, *, is_enough: bool, is_begun: bool) -> bool:
-        """Take more answers, waiting unless there are enough; return whether to go on."""
+        """Receive more responses, waiting unless there are enough; return whether to continue."""
         if self._trouble is not None or (is_begun and self._buffer.is_full):
             return False
         if self._buffer.is_full:
-            # One answer that is larger than all others: room is made for it.
+            # One response larger than all others: make room for it.
             self._keep_early()
             self._buffer.forget()
         try:
@@ -281,7 +281,7 @@ class BlockingPull:
             answers[number] = answer
 
     def _keep_early(self) -> None:
-        """Copy answers that came before their turn out of the buffer."""
+        """Copy responses that arrived before their turn out of the buffer."""
         data = self._buffer.data
         for number, each in self._answers.items():
             if isinstance(each, PullResponse) and each.kept is None:
@@ -320,7 +320,7 @@ def _extend(ranges: list[QueueRange], of: QueueRange, start: int, end: int) -> N
 def start_blocking_pull(
     shared: SharedSession, ranges: Sequence[QueueRange], group: str, pulling: Pulling
 ) -> BlockingPull | None:
-    """Begin to pull ranges of one broker; None if that is not possible, or not worth trying."""
+    """Start pulling ranges of one broker; None if that is impossible, or not worth trying."""
     session = shared.session
     if not session.has_blocking_pool:
         return None
@@ -332,10 +332,10 @@ def start_blocking_pull(
     except TurbopumpError as error:
         _log.info("%s: no direct connection: %s", first, error)
         return None
-    # One of each topic: in a template, any queue and offset will do.
+    # One per topic: in a template, any queue and offset will do.
     samples = {each.topic: each for each in reversed(ranges)}
     headers = {topic: _header(session, of, group, pulling) for topic, of in samples.items()}
-    # Whoever reads from a slave has a reason that outweighs the group's.
+    # Reading from a slave is explicitly requested, which outweighs the group's setting.
     return BlockingPull(
         connection, ranges, headers, pulling, pool, follows_suggestions=replica.is_master
     )

@@ -60,12 +60,12 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _NO_OFFSETS = "no consumer offset"
-"""The words, under a code for everything, of a broker where no group has committed anything."""
+"""The error text, under a generic code, of a broker without any committed offset."""
 _ANSWER_MARGIN_MS = 10_000
 _SILENCE_TIMEOUTS = 3
 
 _Cause = tuple[type[TurbopumpError], int | None]
-"""What an error is, and its code."""
+"""The type of an error, and its code."""
 
 
 class Cluster:
@@ -91,7 +91,7 @@ class Cluster:
         self._unavailable: dict[str, _Cause] = {}
         self._uncommitted: dict[str, _Cause] = {}
         self._unsampled: dict[str, _Cause] = {}
-        """Why brokers could not be asked last, or did not commit; each is logged once."""
+        """Why brokers last did not respond or commit; each reason is logged once."""
         self._silent_until_ms: dict[str, int] = {}
 
     # --- queues -----------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ class Cluster:
     async def unreadable(
         self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
     ) -> dict[MessageQueue, Unreadable]:
-        """Return those of the queues that can be read no longer.
+        """Return those of the queues that can no longer be read.
 
-        Only those are asked about that are doubtful, or whose brokers refused to wait for news.
+        Checks only doubtful queues, and those whose brokers refused a long poll.
         """
         refused = self._checks.refused
         if not (refused or doubtful):
@@ -122,7 +122,7 @@ class Cluster:
     # --- positions --------------------------------------------------------------------------------
 
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
-        """Return the ends of queues; raises if a broker does not answer after all retries."""
+        """Return the ends of queues; raises if a broker does not respond after all retries."""
         places = by_place(queues)
         found = await gather_by_key(
             places,
@@ -133,9 +133,9 @@ class Cluster:
         return _joined(found.values())
 
     async def known_limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
-        """Return the ends of queues whose brokers answer; log the others.
+        """Return the ends of queues whose brokers respond; log the others.
 
-        The same object as before if nothing has changed and the queues are the same object.
+        Returns the same object as before if nothing changed and the queues are the same object.
         """
         places: dict[Place, list[MessageQueue]] = self._by_place(queues)
         asked = [place for place in places if not self._is_silent(place[1])]
@@ -154,7 +154,7 @@ class Cluster:
         errors: Mapping[str, Sequence[tuple[MessageQueue, TurbopumpError]]],
         what: str,
     ) -> None:
-        """Log what happened to queues by broker, unless it had the same cause the last time."""
+        """Log an event of queues by broker, unless it had the same cause last time."""
         for broker, failed in errors.items():
             if not failed:
                 causes.pop(broker, None)
@@ -219,7 +219,7 @@ class Cluster:
     async def _named(
         self, named: Mapping[MessageQueue, int | AtTime], limits: Mapping[MessageQueue, Limits]
     ) -> dict[MessageQueue, int]:
-        """Return the offsets of queues that are given by number or by time."""
+        """Return the offsets of queues given by number or by time."""
         offsets = {
             queue: _at(at, limits[queue]) for queue, at in named.items() if isinstance(at, int)
         }
@@ -250,7 +250,7 @@ class Cluster:
         default = otherwise or (Latest() if goes_to_end else Earliest())
         unsure = [queue for queue, ends in unread.items() if not ends.is_certain]
         if unsure and isinstance(default, Latest) and is_start:
-            # What the group has committed lately may not have reached the slave.
+            # The group's latest commits may not have reached the slave.
             raise NoRoute(
                 f"{unsure[0]}: a slave knows no offset of group {self._options.reader_group!r} and"
                 " the master is away; start when it is back, or set startingOffsets"
@@ -357,14 +357,14 @@ class Cluster:
         return await self._probes.since(timestamp_ms, limits)
 
     async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
-        """Return the mark of the message before each offset, None where there is none.
+        """Return the mark of the message before each offset, or None if there is none.
 
-        Queues are missing whose broker does not answer.
+        Queues whose broker does not respond are missing.
         """
         return await self._probes.marks({queue: at - 1 for queue, at in offsets.items()})
 
     async def bytes_per_row(self, offsets: Offsets) -> dict[MessageQueue, int]:
-        """Return the average size of the next messages of each queue, estimated for most of many.
+        """Return the average size of the next messages of each queue; of many, a sample is asked.
 
         1 where the broker refuses, which is logged once.
         """
@@ -381,7 +381,7 @@ class Cluster:
         """Return whether a message arrives at one of the offsets; see `ArrivalWait`."""
         return await self._arrivals.wait(at, wait_ms)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _with_retries(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         return await with_retries(call, self._options.pulling.retries, what)

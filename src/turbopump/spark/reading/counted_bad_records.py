@@ -1,6 +1,6 @@
-"""Bad records as rows, for queries that count them before they leave them out.
+"""Bad records as rows, for queries that count them before dropping them.
 
-Spark's Python sources have no metrics of their own, so what a source leaves out cannot be counted.
+Spark's Python sources have no metrics of their own, so what a source drops cannot be counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _REPLACED = ("columns", "includeproperties", "onbadrecord")
 
 
 def counted_options(options: Mapping[str, str]) -> tuple[dict[str, str], bool]:
-    """Return options with which bad records are rows, and whether the query leaves them out."""
+    """Return options with which bad records are rows, and whether the query drops them."""
     mode = on_bad_record_of(options)
     if mode in (OnBadRecord.FAIL, OnBadRecord.NULL):
         return dict(options), False

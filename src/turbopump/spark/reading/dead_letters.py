@@ -25,7 +25,7 @@ from turbopump.wire.names import dead_letter_topic
 
 DECODE_ERROR = "DECODE_ERROR"
 ORIGIN_PROPERTIES = ("ORIGIN_TOPIC", "ORIGIN_BROKER", "ORIGIN_QUEUE_ID", "ORIGIN_QUEUE_OFFSET")
-"""By these names a dead letter says what it was. Without a retry topic it is not redriven."""
+"""Property names that describe a dead letter's record. Without a retry topic, no redrive."""
 
 _CONCURRENT_MAX = 16
 
@@ -43,7 +43,7 @@ class DeadLetterTopic:
 
     @classmethod
     def of(cls, options: SourceOptions) -> DeadLetterTopic | None:
-        """Return the topic for bad records, None if they do not go to one."""
+        """Return the topic for bad records, or None if they do not go to one."""
         if options.on_bad_record is not OnBadRecord.DEAD_LETTER:
             return None
         name = options.dead_letter_topic or dead_letter_topic(options.reader_group)
@@ -109,9 +109,9 @@ class DeadLetterTopic:
 
 
 def letter_key(record: BadRecord) -> str:
-    """Return the key by which the dead letter of a record is found.
+    """Return the key that identifies the dead letter of a record.
 
-    With a checksum: a topic that is re-created has other records at the same offsets.
+    Includes a checksum: a re-created topic has other records at the same offsets.
     """
     place = f"{record.topic}:{record.broker}:{record.queue_id}:{record.offset}"
     return f"{place}:{crc32(record.raw):08x}"

@@ -1,8 +1,8 @@
 """A streaming query as a member of its consumer group.
 
-Brokers see it beside other consumers, operators see its lag, and whoever else consumes with the
-same group is noticed: push consumers would share the queues among themselves and with the query,
-while the query reads all of them.
+Brokers list it beside other consumers, operators see its lag, and other consumers of the same group
+are detected: push consumers would share the queues among themselves and with the query, while the
+query reads all of them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from turbopump.wire.headers import ConsumerGroup
 _log = logging.getLogger(__name__)
 
 _Answers = tuple[Mapping[str, ConsumerConnections | None], Mapping[str, TurbopumpError]]
-"""What brokers tell by their addresses, and why others tell nothing."""
+"""Responses of brokers by address, and why others did not respond."""
 
 
 class QueryMember(ConsumerMember):
-    """What brokers hear of a query: it pulls, and it wants these topics."""
+    """What brokers see of a query: it pulls, and it subscribes to these topics."""
 
     def __init__(
         self, session: Session, group: str, options: SourceOptions, topics: Iterable[str]
@@ -74,7 +74,7 @@ class QueryMember(ConsumerMember):
         )
 
     def reached(self, positions: Mapping[MessageQueue, int]) -> None:
-        """Note how far the query has come, for operators who ask, and of which topics."""
+        """Record the query's position and topics, for operators who ask."""
         self._positions = positions
         self._topics = tuple(sorted({*self._topics, *(queue.topic for queue in positions)}))
 
@@ -87,7 +87,7 @@ class QueryMember(ConsumerMember):
         }
 
     def members_changed(self) -> None:
-        """Look who has come; only a warning, since the query cannot know who was meant to stay."""
+        """Check for new members; only warn, since the query cannot know which should stay."""
         if self._noticing is None or self._noticing.done():
             self._noticing = self._session.work.keep(f"members of {self.group}", self._notice)
 
@@ -107,7 +107,7 @@ class QueryMember(ConsumerMember):
 
 
 class GroupJoin:
-    """How a query gets into its group: at once, or beside its work once all brokers answer."""
+    """Joins a query to its group: immediately, or in the background once all brokers respond."""
 
     def __init__(
         self,
@@ -119,14 +119,14 @@ class GroupJoin:
         self._options = options
         self._topics = topics
         self.has_joined = False
-        """Whether it is a member; one without a group, or of a shared one, need not be."""
+        """Whether it is a member; without a group, or with a shared one, it need not be."""
         self._trying: asyncio.Task[None] | None = None
         self.member: QueryMember | None = None
 
     async def join(self, *, is_patient: bool) -> None:
-        """Join unless that is done; raises GroupInUse, and while patient what else fails at last.
+        """Join unless done; raises GroupInUse and, while patient, any other final failure.
 
-        Otherwise brokers that are away are asked again beside what else is done.
+        Otherwise unavailable brokers are retried in the background.
         """
         if self.has_joined:
             return
@@ -148,7 +148,7 @@ class GroupJoin:
         for attempt in count():
             await asyncio.sleep(backoff_s(attempt))
             try:
-                # Not at once: name servers also lose a broker that is only restarted.
+                # Not immediately: name servers also lose a broker that is only restarting.
                 await self._join(0, without_lost=clock.monotonic_ms() >= lost_ms)
             except TurbopumpError as error:
                 if not error.retriable:
@@ -168,7 +168,7 @@ class GroupJoin:
         self.has_joined = True
 
     async def leave(self) -> None:
-        """Leave the group, or give up joining it."""
+        """Leave the group, or abandon joining it."""
         if self._trying is not None:
             self._trying.cancel()
             await asyncio.gather(self._trying, return_exceptions=True)
@@ -188,8 +188,8 @@ async def join_group(
     """Make a query a member of its group; raises GroupInUse if push consumers have it.
 
     None if it has no group, or shares it: a member that reads all queues would only keep the push
-    consumers from the queues that they believe it has. ``without_lost`` waits for no broker that
-    is away and that no name server knows.
+    consumers from the queues that they attribute to it. ``without_lost`` does not wait for an
+    unavailable broker that no name server knows.
     """
     own = _own_group(options)
     if own is None:
@@ -207,7 +207,7 @@ async def join_group(
     try:
         await session.join(member)
     except BaseException:
-        # Given up in the midst of it, some brokers may have heard of it already.
+        # Abandoned halfway, some brokers may already know of it.
         await session.leave(member)
         raise
     return member
@@ -231,24 +231,24 @@ async def push_members(
 
 
 async def other_members(session: Session, group: str, topics: Iterable[str]) -> list[str]:
-    """Return the client ids of a group's members but for this one."""
+    """Return the client ids of a group's other members."""
     found = await _connections(session, group, topics, retries=1)
     return found.members_but(session.client_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _Connections:
-    """What brokers tell of the members of a group."""
+    """Brokers' reports of the members of a group."""
 
     told: Collection[ConsumerConnections]
     failures: Collection[TurbopumpError]
-    """Why others tell nothing."""
+    """Why other brokers did not respond."""
 
     def members_but(self, client_id: str, kind: ConsumeType | None = None) -> list[str]:
         """Return the client ids of all others, or of those not of a kind.
 
-        Raises what failed only if nobody is found: one who is there does not go with a broker
-        that is away.
+        Raises failures only if no member is found: an unavailable broker does not disprove a member
+        that was found.
         """
         found = {
             member.client_id
@@ -265,10 +265,10 @@ class _Connections:
 async def _connections(
     session: Session, group: str, topics: Iterable[str], retries: int, *, without_lost: bool = False
 ) -> _Connections:
-    """Ask each broker of the topics who consumes with a group.
+    """Ask each broker of the topics for the consumers of a group.
 
-    ``without_lost`` passes over one that does not answer and that name servers do not know: it is
-    gone for good, though the route of a topic that only it had is kept.
+    ``without_lost`` skips one that does not respond and that name servers do not know: it is gone
+    for good, though the route of a topic that only it had is kept.
     """
 
     async def ask(addresses: Iterable[str]) -> _Answers:
@@ -301,18 +301,18 @@ def _together(addresses: Iterable[frozenset[str]]) -> frozenset[str]:
 
 
 async def _masters(session: Session, name: str) -> frozenset[str]:
-    """Return where the masters of a topic are, named as brokers know it."""
+    """Return the masters' addresses of a topic, named as brokers know it."""
     try:
         route = await session.route(name)
     except NoRoute:
-        # Nobody consumes it: it was deleted, or is a retry topic, which brokers make when the
-        # group's first member comes. A wrong name is told by those who look for its queues.
+        # It has no consumers: it was deleted, or is a retry topic, which brokers create when the
+        # group's first member joins. Looking up its queues reports a wrong name.
         return frozenset()
     return frozenset(by_id[MASTER_ID] for by_id in route.brokers.values() if MASTER_ID in by_id)
 
 
 async def _masters_now(session: Session, name: str, known: frozenset[str]) -> frozenset[str]:
-    """Return where the masters of a topic are by a name server; as ``known`` if none tells."""
+    """Return the masters' addresses of a topic by a name server; ``known`` if none responds."""
     try:
         has_route = await session.refresh_route(name)
     except (NetworkError, RemoteError) as error:
@@ -322,7 +322,7 @@ async def _masters_now(session: Session, name: str, known: frozenset[str]) -> fr
 
 
 async def _connections_at(session: Session, address: str, group: str) -> ConsumerConnections | None:
-    """Return the members that a broker knows, None when there are none."""
+    """Return the members that a broker knows, or None if there are none."""
     command = request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup(consumer_group=group))
     answer = await session.request(address, command, session.config.request_timeout_ms)
     if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:

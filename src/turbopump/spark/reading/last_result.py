@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class LastResult(Generic[T]):
-    """Calls a function again only when an argument is another object than the last time.
+    """Calls a function again only if an argument is a different object than last time.
 
-    An idle stream looks at thousands of queues again and again, and finds the same: comparing
-    objects by identity costs nothing. The function must be pure, its arguments never change.
+    An idle stream checks thousands of queues repeatedly, with the same result: comparing objects by
+    identity costs nothing. The function must be pure and its arguments immutable.
     """
 
     def __init__(self, function: Callable[..., T]) -> None:

@@ -1,4 +1,4 @@
-"""Looks at single messages of queues: when, where and how large they were stored."""
+"""Queries about single messages of queues: when, where and in what size they were stored."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 _SAMPLE_ROWS = 32
 SAMPLED_QUEUES = 64
-"""Of more queues of a topic on a broker, this many tell how large the messages of all are."""
+"""The sample size for estimating message sizes if a topic has more queues on a broker."""
 
 
 class MessageProbes:
-    """Asks about messages in bulk, or pulls them where a broker knows no such requests."""
+    """Queries messages in bulk, or pulls them if a broker does not support such requests."""
 
     def __init__(self, reader: QueueReader, topics: TopicQueries, retries: int) -> None:
         self._reader = reader
@@ -33,7 +33,7 @@ class MessageProbes:
     # --- marks ------------------------------------------------------------------------------------
 
     async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
-        """Return the marks of messages, None where there are none; brokers may not answer."""
+        """Return the marks of messages, None where there are none; brokers may not respond."""
         places = by_place(offsets)
         found, failed = await gather_available(
             places, lambda place: self._marks({q: offsets[q] for q in places[place]})
@@ -87,9 +87,9 @@ class MessageProbes:
     async def _all_since(
         self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
     ) -> dict[MessageQueue, int]:
-        """Search all queues of a topic on a broker together: a request for each halving.
+        """Search all queues of a topic on a broker together: one request per bisection step.
 
-        Where the broker has no time of a message, its queue is searched alone.
+        A queue without a known message time at the broker is searched alone.
         """
         open_ = {queue: (ends.low - 1, ends.high) for queue, ends in limits.items()}
         found: dict[MessageQueue, int] = {}
@@ -150,7 +150,7 @@ class MessageProbes:
     ) -> tuple[dict[MessageQueue, int], dict[MessageQueue, RemoteError]]:
         """Return the average size of the next messages of each queue, and where brokers refuse.
 
-        Of many queues a sample is asked about; the others have its average.
+        Of many queues a sample is queried; the others get its average.
         """
         sizes: dict[MessageQueue, int] = {}
         failed: dict[MessageQueue, RemoteError] = {}
@@ -172,7 +172,7 @@ class MessageProbes:
             return 1
         return sum(message.size for message in found.messages) // len(found.messages)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _messages(
         self, queue: MessageQueue, offset: int, count: int, retries: int | None = None
@@ -195,5 +195,5 @@ class MessageProbes:
 
 
 def _spread(queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-    """Return some of many queues, from all parts of their row."""
+    """Return a sample of many queues, evenly spread."""
     return queues[:: -(-len(queues) // SAMPLED_QUEUES)]

@@ -68,14 +68,14 @@ class _QueueSnapshot:
     target: Offsets
     """Up to where there are messages to read."""
     closed: frozenset[MessageQueue] = frozenset()
-    """Queues that cannot be read at the moment."""
+    """Queues that are currently unreadable."""
     anew: frozenset[MessageQueue] = frozenset()
     """Queues that were deleted and re-created."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a look was based on; the next one finds the same while these are the same objects."""
+    """The inputs of a look; the next look has the same result while these are the same objects."""
 
     start: Offsets
     known: tuple[MessageQueue, ...]
@@ -87,7 +87,7 @@ class _Look:
 class MicroBatchPlanner:
     """Decides where each micro-batch ends; keeps state between them.
 
-    Queues of the checkpoint that the options no longer select stay where they are.
+    Queues in the checkpoint that the options no longer select keep their offsets.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class MicroBatchPlanner:
         self._left: frozenset[MessageQueue] = frozenset()
         """Queues that were deleted and not re-created yet."""
         self.marks: Marks = {}
-        """Of the last messages before the offsets that `latest` returned."""
+        """Marks of the last messages before the offsets that `latest` returned."""
         self._marked_at: Offsets = {}
         self._checks_all = True
-        """Whether the marks of the checkpoint are still to be compared with all queues."""
+        """Whether the checkpoint's marks must still be compared with all queues."""
         self._last_batch_ms = clock.monotonic_ms()
         self.latest_known: Offsets = {}
         """The end of each queue as far as it is known, for lag metrics."""
@@ -158,8 +158,8 @@ class MicroBatchPlanner:
         """Return where the batch ends that starts at ``start``, the end of the last one.
 
         Without new messages it waits for some: Spark would ask again immediately. A stream that
-        ``has_begun`` has noted where it starts, even if there were no queues. ``marks`` are those
-        of the checkpoint, by default those noted by the last call.
+        ``has_begun`` has recorded where it starts, even if there were no queues. ``marks`` are
+        those of the checkpoint, by default those recorded by the last call.
         """
         await self.commit(start)
         if marks is None:
@@ -182,7 +182,7 @@ class MicroBatchPlanner:
         return await self._marked(start, end)
 
     async def _marked(self, start: Offsets, end: Offsets) -> Offsets:
-        """Note the last message before each offset that has changed."""
+        """Record the last message before each offset that has changed."""
         if end is start:
             self._marked_at = end
             return end
@@ -204,15 +204,15 @@ class MicroBatchPlanner:
     ) -> Offsets:
         """Return the end of a batch that another process has planned, without re-created queues.
 
-        Spark repeats such a batch without asking where it ends, but its messages may be others
-        now. Raises DataLost if losses are errors.
+        Spark repeats such a batch without asking where it ends, but its messages may have changed.
+        Raises DataLost if losses are errors.
         """
         batch = [queue for queue, at in start.items() if end.get(queue, at) > at]
         limits = await self._cluster.known_limits(batch)
         before = await self._changed_marks(start, batch, start_marks)
         last = await self._changed_marks(end, batch, end_marks)
         recreated = before[0] | last[0]
-        # What has expired is reported by the task that reads the rest.
+        # The task that reads the rest reports expired messages.
         gone = {
             queue: ends
             for queue, ends in limits.items()
@@ -292,7 +292,7 @@ class MicroBatchPlanner:
     def _chosen(self, start: Offsets) -> list[MessageQueue]:
         """Return the queues to read, the same object for offsets of the same queues.
 
-        `Cluster` then has them sorted by broker already.
+        `Cluster` then has them already sorted by broker.
         """
         queues, chosen = self._last_chosen
         if start.keys() != queues.keys():
@@ -319,7 +319,7 @@ class MicroBatchPlanner:
     ) -> None:
         """Raise DataLost for unreadable messages, or log them once.
 
-        What a deleted topic still had is unknown. A closed queue keeps its messages, and nothing is
+        What a deleted topic still had is unknown. A closed queue keeps its messages: nothing is
         lost if all of them were read.
         """
         unread = {queue: ends.high - start[queue] for queue, ends in closed.items()}
@@ -338,7 +338,7 @@ class MicroBatchPlanner:
     async def _limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
         """Return the ends of queues whose brokers are available; the next look asks again.
 
-        With `freeze` there is no next look, so all brokers are waited for.
+        With `freeze` there is no next look, so it waits for all brokers.
         """
         if self._frozen is None:
             return await self._cluster.known_limits(queues)
@@ -383,12 +383,12 @@ class MicroBatchPlanner:
     async def _recreated(
         self, start: Offsets, limits: Mapping[MessageQueue, Limits]
     ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
-        """Return queues whose last message read is another one now, and those not checked.
+        """Return queues whose last message read has changed, and those not checked.
 
         Such a topic was deleted and re-created, or its broker lost the end of its log. Either way
-        the message with the highest position in the log is another one, so that only this one is
-        checked of each topic and broker. The first look checks all: nobody knows what has happened
-        before. An idle stream does not come here.
+        the message with the highest log position has changed, so only that one is checked for each
+        topic and broker. The first look checks all: what happened before is unknown. An idle stream
+        skips this.
         """
         marks = self.marks
 
@@ -413,7 +413,7 @@ class MicroBatchPlanner:
     async def _changed_marks(
         self, offsets: Offsets, queues: Iterable[MessageQueue], marks: Marks
     ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
-        """Return queues whose message before an offset is another one, and those unavailable."""
+        """Return queues whose message before an offset has changed, and those unavailable."""
         asked = {queue: offsets[queue] for queue in queues if queue in marks}
         found = await self._cluster.marks(asked) if asked else {}
         changed = (queue for queue, mark in found.items() if mark not in (None, marks[queue]))
@@ -471,7 +471,7 @@ class MicroBatchPlanner:
         return {queue: min(rows[queue], max(1, given[queue] // each[queue])) for queue in rows}
 
     async def _wait(self, seen: _QueueSnapshot) -> bool:
-        """Wait for messages, not longer than until new queues are to be looked up."""
+        """Wait for messages, at most until the next lookup of queues is due."""
         wait_ms = min(self._options.idle_wait_ms, self._options.client.route_interval_ms)
         if self._waiting(seen):
             wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
@@ -486,7 +486,7 @@ class MicroBatchPlanner:
 
 
 def _newest(marks: Marks) -> list[MessageQueue]:
-    """Return, of each topic and broker, the queue whose mark is the furthest in the log."""
+    """Return, for each topic and broker, the queue whose mark is furthest in the log."""
     found: dict[tuple[str, str], tuple[int, MessageQueue]] = {}
     for queue, (_, position) in marks.items():
         place = queue.topic, queue.broker
@@ -498,6 +498,6 @@ def _newest(marks: Marks) -> list[MessageQueue]:
 def _in_places_of(
     some: Collection[MessageQueue], queues: Iterable[MessageQueue]
 ) -> list[MessageQueue]:
-    """Return the queues that have topic and broker in common with some."""
+    """Return the queues that share topic and broker with some others."""
     places = {(queue.topic, queue.broker) for queue in some}
     return [q for q in queues if (q.topic, q.broker) in places] if places else []

@@ -1,4 +1,4 @@
-"""Commits a group's offset in a queue, also of a deleted topic."""
+"""Commits a group's offset in a queue, even of a deleted topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING_KEPT = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_N
 async def commit(
     session: Session, reader: QueueReader, group: str, queue: MessageQueue, offset: QueueOffset
 ) -> None:
-    """Commit an offset, also of a deleted topic; ``group`` includes the namespace.
+    """Commit an offset, even of a deleted topic; ``group`` includes the namespace.
 
     A broker without the topic or the group has no offset, which is equivalent to 0.
     """

@@ -1,4 +1,4 @@
-"""Offsets of many queues as Spark keeps them in a checkpoint, and how far a batch may go. Pure.
+"""Offsets of many queues as stored in Spark's checkpoints, and how far a batch may go. Pure.
 
 In a checkpoint they are ``{"topic": {"broker": {"0": 123}}}``: the next offset to read of each
 queue. Spark compares them as text, so the same offsets must always be written in the same order.
@@ -21,8 +21,8 @@ Offsets = Mapping[MessageQueue, int]
 """The next offset to read, by queue."""
 
 Mark = tuple[int, int]
-"""What tells a message from one at the same offset of a re-created topic: the time at which it was
-stored, in ms, and its position in the log."""
+"""Distinguishes a message from one at the same offset of a re-created topic: its store time in ms,
+and its position in the log."""
 
 Marks = Mapping[MessageQueue, Mark]
 """Marks of the messages before offsets, by queue."""
@@ -32,24 +32,24 @@ _MARKS = ""
 _TEXTS_MAX = 5
 
 GROUP = "group"
-"""What the report of the latest offsets has below the key ``""``: the group, or null."""
+"""The entry of the latest-offsets report below the key ``""``: the group, or null."""
 
 NO_QUEUES: Nested = {"": {}}
-"""Where a stream is that has begun before there were queues: all that come are read as a whole.
+"""The position of a stream that started before there were queues: later ones are read whole.
 
-Nothing at all is where it is before it has begun.
+Before it has started, the position is empty.
 """
 
 
 def nested(offsets: Offsets, marks: Marks | None = None) -> Nested:
-    """Return offsets as they are written; equal offsets always make equal text."""
+    """Return offsets in checkpoint form; equal offsets always give equal text."""
     noted = {queue: f"{time_ms}@{position}" for queue, (time_ms, position) in (marks or {}).items()}
     written = _nested(noted)
     return ({_MARKS: written} if written else {}) | _nested(offsets)
 
 
 def reported(latest: Offsets, group: str | None) -> Nested:
-    """Return the latest offsets as Spark's progress shows them, with the group that reads them."""
+    """Return the latest offsets for Spark's progress, with the group that reads them."""
     return {_MARKS: {GROUP: group}} | _nested(latest)
 
 
@@ -73,7 +73,7 @@ def _nested(values: Mapping[MessageQueue, int | str]) -> Nested:
 
 
 def flat(written: object) -> dict[MessageQueue, int]:
-    """Read the offsets that `nested` wrote; raises InvalidArgument for anything else."""
+    """Parse the offsets that `nested` wrote; raises InvalidArgument for anything else."""
     try:
         topics: dict[str, Any] = {**written}  # type: ignore[dict-item]
         topics.pop(_MARKS, None)
@@ -86,7 +86,7 @@ def flat(written: object) -> dict[MessageQueue, int]:
 
 
 def flat_marks(written: Mapping[str, Any]) -> dict[MessageQueue, Mark]:
-    """Read the marks that `nested` wrote; checkpoints of version 0.1 have none."""
+    """Parse the marks that `nested` wrote; checkpoints of version 0.1 have none."""
     marks = ((queue, text.split("@")) for queue, text in _flat(written.get(_MARKS, {})))
     return {queue: (int(time_ms), int(position)) for queue, (time_ms, position) in marks}
 
@@ -99,19 +99,19 @@ def _flat(topics: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
 
 
 class Limits(Struct, frozen=True, gc=False):
-    """The ends of a queue: its oldest message, and where its next one will be."""
+    """The limits of a queue: its oldest message, and the offset of its next one."""
 
     low: int
     high: int
     is_certain: bool = True
-    """False if a slave says so: its master may have older and newer messages."""
+    """False if reported by a slave: its master may have older and newer messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Messages from ``start`` to ``end`` of a queue that were to be read and are gone.
+    """Messages from ``start`` to ``end`` of a queue that should be read but are gone.
 
-    ``end`` below ``start`` says that the queue ends before what has been read of it already.
+    ``end`` below ``start`` means that the queue ends before what was already read.
     """
 
     queue: MessageQueue
@@ -137,7 +137,7 @@ class Loss:
 
 
 def first_texts(texts: Iterable[object]) -> str:
-    """Return what is said of queues of which thousands may have the same problem, shortened."""
+    """Return a shortened description for queues, of which thousands may have the same problem."""
     each = [str(text) for text in texts]
     more = f"; and {len(each) - _TEXTS_MAX} more queues" if len(each) > _TEXTS_MAX else ""
     return "; ".join(each[:_TEXTS_MAX]) + more
@@ -148,7 +148,7 @@ def losses(
     limits: Mapping[MessageQueue, Limits],
     recreated: Collection[MessageQueue] = (),
 ) -> list[Loss]:
-    """Return what is gone of queues that were read to ``start``."""
+    """Return what is gone from queues that were read up to ``start``."""
     found = []
     for queue, ends in limits.items():
         at = start.get(queue)
@@ -172,7 +172,7 @@ def inside_for_group(
     *,
     fail_on_data_loss: bool,
 ) -> dict[MessageQueue, int]:
-    """Return how far a group has come, past what is gone; raises DataLost if that matters."""
+    """Return a group's offsets, moved past losses; raises DataLost if losses are errors."""
     lost = losses(offsets, limits)
     if lost and fail_on_data_loss:
         raise DataLost(
@@ -187,8 +187,8 @@ def inside(
 ) -> dict[MessageQueue, int]:
     """Return the offsets of an option, none outside its queue.
 
-    One before the beginning raises DataLost, one beyond the end InvalidArgument, unless losses do
-    not matter. While the master is away, no offset is known to be outside.
+    One before the beginning raises DataLost, one beyond the end InvalidArgument, unless losses are
+    ignored. While the master is unavailable, no offset is known to be outside.
     """
     for queue, at in offsets.items():
         if not fail_on_data_loss:
@@ -215,19 +215,19 @@ def moved_past(
     limits: Mapping[MessageQueue, Limits],
     recreated: Collection[MessageQueue] = (),
 ) -> dict[MessageQueue, int]:
-    """Return where to go on when what is gone does not matter.
+    """Return where to continue if losses are ignored.
 
-    A queue that was made anew is read from its beginning: that may repeat messages if it was not
-    made anew but lost its newest ones.
+    A re-created queue is read from its beginning: that may repeat messages if it was not re-created
+    but lost its newest ones.
     """
     gone = {loss.queue for loss in losses(start, limits, recreated)}
     return {queue: limits[queue].low if queue in gone else at for queue, at in start.items()}
 
 
 def backlog(start: Offsets, target: Offsets) -> dict[MessageQueue, int]:
-    """Return how many messages of each queue are to be read, those queues left out that have none.
+    """Return how many messages of each queue are to be read, without queues that have none.
 
-    A queue that has not been read from has none: where it begins is decided first.
+    A queue that was never read has none: its start is decided first.
     """
     return {
         queue: end - start[queue] for queue, end in target.items() if end > start.get(queue, end)
@@ -237,21 +237,21 @@ def backlog(start: Offsets, target: Offsets) -> dict[MessageQueue, int]:
 def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQueue, int]:
     """Divide rows among queues in proportion to their backlogs, at least one for each.
 
-    So a quiet queue is never left behind by a busy one, and the sum is exactly ``rows_max`` unless
-    there are fewer rows, or more queues.
+    So a busy queue never starves a quiet one, and the sum is exactly ``rows_max`` unless there are
+    fewer rows, or more queues.
     """
     total = sum(backlogs.values())
     if total <= rows_max:
         return dict(backlogs)
     given = {queue: max(1, rows_max * rows // total) for queue, rows in backlogs.items()}
     spare = rows_max - sum(given.values())
-    # What rounding left over goes to the largest.
+    # The remainder of rounding goes to the largest.
     for queue in sorted(backlogs, key=lambda queue: (-backlogs[queue], queue)) if spare > 0 else ():
         more = min(spare, backlogs[queue] - given[queue])
         given[queue] += more
         spare -= more
-    # What "at least one" overdrew comes from the largest shares, so that a longer queue never gets
-    # less than a shorter one.
+    # What "at least one" overdrew is taken from the largest shares, so that a longer queue never
+    # gets less than a shorter one.
     largest = [(-given[queue], backlogs[queue], queue) for queue in backlogs] if spare < 0 else []
     heapq.heapify(largest)
     while spare < 0 and largest[0][0] < -1:
@@ -263,7 +263,7 @@ def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQ
 
 
 def forward(start: Offsets, steps: Mapping[MessageQueue, int]) -> Offsets:
-    """Return the offsets after so many messages of each queue; the same object if none moves."""
+    """Return the offsets advanced by counts of messages; the same object if none moves."""
     return (
         {**start, **{queue: start[queue] + step for queue, step in steps.items()}}
         if steps

@@ -1,4 +1,4 @@
-"""What can be set about reading topics; all of it is checked before anything is asked or read."""
+"""Options for reading topics, checked before any request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from turbopump.spark.records.schema import chosen_columns
 
 FORMAT = "rocketmq"
 READER_GROUP = "turbopump-spark"
-"""Pulls name a group in any case: this one where the user names none."""
+"""The group of pulls if the user names none: pulls always need one."""
 
 
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern", "assign")
@@ -78,7 +78,7 @@ class TriggerLimits:
 @unpickled_by(restore)
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """How tasks ask for messages."""
+    """How tasks pull messages."""
 
     tags: frozenset[str] | None = None
     """None for all."""
@@ -88,11 +88,11 @@ class Pulling:
     timeout_ms: int = 10_000
     retries: int = 8
     by_topic: tuple[tuple[str, tuple[str, ...] | Sql], ...] = ()
-    """Topics of which only some tags, or what matches an expression, is wanted."""
+    """Topics filtered by tags or an expression."""
     prefers_slave: bool = False
 
     def of(self, topic: str) -> Pulling:
-        """Return how one topic is pulled."""
+        """Return the pull settings of one topic."""
         for name, wanted in self.by_topic:
             if name == topic:
                 if isinstance(wanted, Sql):
@@ -101,7 +101,7 @@ class Pulling:
         return self
 
     def only(self, tags: Iterable[str]) -> Pulling:
-        """Return the same for some tags."""
+        """Return a copy restricted to some tags."""
         names = tuple(tags)
         return replace(self, tags=frozenset(names), expression=" || ".join(names))
 
@@ -113,7 +113,7 @@ class Pulling:
 @unpickled_by(_restore_source)
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Everything that is set about a read, checked."""
+    """All options of a read, checked."""
 
     client: ClientConfig
     chosen: Chosen
@@ -139,22 +139,22 @@ class SourceOptions:
 
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Read the options of a batch; raises InvalidArgument."""
+        """Parse the options of a batch; raises InvalidArgument."""
         return _parsed(_given(options), is_stream=False)
 
     @classmethod
     def for_stream(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Read the options of a stream; raises InvalidArgument."""
+        """Parse the options of a stream; raises InvalidArgument."""
         return _parsed(_given(options), is_stream=True)
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns that options ask for, before it is known what kind of read it will be."""
+    """Return the requested columns, before the kind of read is known."""
     return _columns(_given(options))
 
 
 def on_bad_record_of(options: Mapping[str, str]) -> OnBadRecord:
-    """Return what options say about records that cannot be decoded."""
+    """Return the configured handling of records that cannot be decoded."""
     return _on_bad_record(_given(options))
 
 
@@ -196,7 +196,7 @@ def _end(given: Given) -> Position:
 
 
 def _require_consistent(given: Given, *, is_stream: bool) -> None:
-    """Refuse what contradicts itself, all of it in one text."""
+    """Refuse contradictory options, all in one message."""
     others, of_others = (BATCH_ONLY, "batch reads") if is_stream else (STREAM_ONLY, "streams")
     wrong = [f"{name} is for {of_others} only" for name in others if name in given]
     chosen = [name for name in _TOPIC_OPTIONS if name in given]
@@ -257,7 +257,7 @@ def _about_dead_letters(given: Given) -> list[str]:
 
 
 def _without_rows(given: Given) -> list[str]:
-    """Return why a batch could have no rows, whatever the topics hold."""
+    """Return why a batch would have no rows, whatever the topics contain."""
     start = given.find("startingOffsets", parse_position, Earliest())
     end = given.find("endingOffsets", parse_position, Latest())
     wrong = []
@@ -286,7 +286,7 @@ def _client(given: Given) -> ClientConfig:
             "discoveryInterval", duration_ms_from(_INTERVAL_LEAST_MS), 30_000
         ),
     )
-    # Executors may live in another environment than the driver.
+    # Executors may run in another environment than the driver.
     return replace(client, nameserver=";".join(client.nameserver_addresses))
 
 
@@ -377,7 +377,7 @@ def _by_topic(given: Given) -> tuple[tuple[str, tuple[str, ...] | Sql], ...]:
 
 
 def _json_by_topic(given: Given, name: str, example: str) -> dict[str, Any]:
-    """Read an option that is JSON by topic; empty when it is not given."""
+    """Parse an option that is JSON by topic; empty if it is not given."""
     text = given[name] or "{}"
     refusal = f'option {name} must be JSON such as {{"orders": "{example}"}}, got {text!r}'
     try:
@@ -424,6 +424,6 @@ def _topic_to_send(name: str, text: str) -> str:
     return text
 
 
-def _group(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a value
+def _group(name: str, text: str) -> str:  # noqa: ARG001 - the signature of all parsers
     check_group(text)
     return text

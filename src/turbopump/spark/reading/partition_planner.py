@@ -1,7 +1,7 @@
-"""Which task reads what: ranges of offsets, split and packed into partitions. Pure.
+"""Dividing offset ranges into tasks: split and packed into partitions. Pure.
 
-The plan follows from its arguments alone, so that a batch that is repeated after a failure is read
-by the same tasks in the same pieces.
+The plan depends only on its arguments, so a batch that is repeated after a failure is read by the
+same tasks in the same pieces.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import Offsets
 
 PACKED_ROWS_MAX = 10_000
-"""Ranges are put together into one task up to so many rows, about one Arrow batch: for the task
-that reads them a row costs the same, and Spark starts fewer tasks."""
+"""Ranges are packed into one task up to this many rows, about one Arrow batch: reading a row costs
+the same, and Spark starts fewer tasks."""
 
 SKEW_FACTOR = 5
 """A range is split by default if it has this many times the average of the other queues, ..."""
@@ -51,21 +51,21 @@ Partition = tuple[QueueRange, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """How a user wants ranges to be divided."""
+    """The user's limits for dividing ranges."""
 
     partitions_min: int | None = None
-    """Large ranges are split until there are so many tasks, or a few more."""
+    """Large ranges are split until there are about this many tasks."""
 
     rows_per_partition_max: int | None = None
     is_per_queue: bool = False
-    """One task for each queue, whatever its range: its messages stay in order."""
+    """One task per queue, whatever its range: its messages stay in order."""
 
 
 _AS_IT_IS = PlanLimits()
 
 
 def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
-    """Return what lies between two offsets; queues that ``start`` does not know have nothing."""
+    """Return the ranges between two offsets; queues missing from ``start`` have none."""
     return [
         QueueRange(queue.topic, queue.broker, queue.queue_id, at, end[queue])
         for queue, at in sorted(start.items())
@@ -76,9 +76,9 @@ def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
 def plan(
     ranges: Iterable[QueueRange], limits: PlanLimits = _AS_IT_IS, *, queues: int = 0
 ) -> list[Partition]:
-    """Divide ranges into partitions: large ranges split, small ones of a batch put together.
+    """Divide ranges into partitions: large ranges split, small ones of a batch packed.
 
-    ``queues`` counts the queues with nothing to read, too.
+    ``queues`` also counts the queues with nothing to read.
     """
     whole = sorted(ranges)
     if limits.is_per_queue:
@@ -100,7 +100,7 @@ def plan(
 
 
 def _pieces(of: QueueRange, whole: list[QueueRange], limits: PlanLimits) -> int:
-    """Return into how many pieces a range is split."""
+    """Return the number of pieces of a range."""
     pieces = 1
     if limits.rows_per_partition_max:
         pieces = -(-of.rows // limits.rows_per_partition_max)
@@ -111,7 +111,7 @@ def _pieces(of: QueueRange, whole: list[QueueRange], limits: PlanLimits) -> int:
 
 
 def _skew_pieces(of: QueueRange, queues: int, total: int) -> int:
-    """Return into how many pieces a range is split because it dwarfs those of the other queues.
+    """Return the number of pieces of a range that dwarfs those of the other queues.
 
     Pieces have the size that all ranges would have if messages were spread evenly.
     """

@@ -1,4 +1,4 @@
-"""Reading partitions where executors run: from a broker's records to Arrow batches."""
+"""Reading partitions on executors: from a broker's records to Arrow batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.shared_session import SharedSession, shared_session
 
 _FAILURES_MAX = 3
-"""After so many failures in a row of reading directly, a task does not try again."""
+"""After this many consecutive failures of direct reads, a task stops trying them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PartitionReader:
         ranges: list[QueueRange],
         pulling: Pulling,
     ) -> Generator[pa.RecordBatch, None, list[QueueRange]]:
-        """Read as far as nothing unusual happens; return what is left."""
+        """Read until something unexpected happens; return what is left."""
         pull = start_blocking_pull(shared, ranges, self.group, pulling)
         if pull is None:
             return ranges
@@ -114,7 +114,7 @@ class PartitionReader:
     def _read_with_retries(
         self, shared: SharedSession, made: RecordColumns, of: QueueRange
     ) -> Generator[pa.RecordBatch, None, list[QueueRange]]:
-        """Read to the end, or to behind a malformed record; return what is left."""
+        """Read to the end, or past a malformed record; return what is left."""
         pull = RetryingPull(
             shared.session, of, self.group, self.pulling, fail_on_data_loss=self.fail_on_data_loss
         )
@@ -137,7 +137,7 @@ class PartitionReader:
     def _read_malformed(
         self, shared: SharedSession, made: RecordColumns, pull: RetryingPull, of: QueueRange
     ) -> Generator[pa.RecordBatch, None, list[QueueRange]]:
-        """Read the next record alone, since nothing tells where it ends; return what is left."""
+        """Read the next record alone, since its end is unknown; return what is left."""
         found = shared.run(lambda _: pull.pull_one(of.start))
         if found is None:
             pull.lost(of.start, of.start + 1, "it is malformed, and cannot be read alone")
@@ -168,13 +168,13 @@ class PartitionReader:
             )
 
     def _require_all(self, pull: RetryingPull, chunk: Chunk, rows: int) -> None:
-        """Offsets have no gaps: fewer messages than offsets means that some are gone."""
+        """Check for gaps: offsets have none, so fewer messages mean that some are gone."""
         missing = chunk.end - chunk.start - rows
         if missing:
             pull.lost(chunk.start, chunk.end, f"{missing} of them were deleted")
 
     def _named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Show topics by the application's names of them, without the namespace."""
+        """Replace topic names by the application's, without the namespace."""
         namespace = self.client.namespace
         if not namespace or "topic" not in self.columns:
             return batch
@@ -187,7 +187,7 @@ class PartitionReader:
 
 
 def whole_run(made: RecordColumns, chunk: BufferedChunk) -> RecordRun | None:
-    """Return all records of a chunk, None if some are damaged or missing."""
+    """Return all records of a chunk, or None if some are damaged or missing."""
     try:
         run = made.found(chunk.data, chunk.spans)
     except RecordError:
@@ -198,7 +198,7 @@ def whole_run(made: RecordColumns, chunk: BufferedChunk) -> RecordRun | None:
 
 
 def _within(run: RecordRun, chunk: BufferedChunk) -> RecordRun:
-    """Leave out records behind a range, and those that came with the response before."""
+    """Drop records beyond a range, and those that came with the response before."""
     begins = np.array([begin for begin, _ in chunk.spans], np.int64)
     spans = np.searchsorted(begins, run.starts, side="right") - 1
     starts, ends = np.array(chunk.wanted, np.int64).reshape(-1, 2)[spans].T
@@ -212,7 +212,7 @@ def _are_of(run: RecordRun, ranges: list[QueueRange]) -> bool:
     rows = np.array([each.rows for each in ranges])
     if len(run) != rows.sum():
         return False
-    # How far each range's offsets are from the numbers of its rows.
+    # The difference between each range's offsets and its row numbers.
     shifts = np.array([each.start for each in ranges]) - (np.cumsum(rows) - rows)
     offsets = np.arange(len(run)) + np.repeat(shifts, rows)
     queue_ids = np.repeat([each.queue_id for each in ranges], rows)

@@ -1,4 +1,4 @@
-"""Where a read begins or ends, as a user says it: ``earliest``, a time, offsets. Pure."""
+"""Start and end positions as users specify them: ``earliest``, a time, offsets. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbopump.spark.option_values import timestamp_ms
 
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
-"""What users of the Kafka connector write for the ends of a queue."""
+"""The names that users of the Kafka connector write for the ends of a queue."""
 
 _FORMS = (
     "earliest, latest, group, group with a fallback such as group,earliest, a timestamp such as "
@@ -39,14 +39,14 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """At the first message stored at a time or after it."""
+    """At the first message stored at or after a time."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class OfGroup:
-    """Where the group has come to, and where to begin if that is nowhere; None is as without it."""
+    """At the group's committed offset, or else at this position; None means the usual default."""
 
     otherwise: Earliest | Latest | AtTime | None = None
 
@@ -68,7 +68,7 @@ _WORDS: Mapping[str, Position] = {
 
 
 def parse_position(name: str, text: str) -> Position:
-    """Read the value of an option; raises InvalidArgument, which names the option."""
+    """Parse the value of an option; raises InvalidArgument, which names the option."""
     plain = text.strip()
     if (word := _WORDS.get(plain.lower())) is not None:
         return word

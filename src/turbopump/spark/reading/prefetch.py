@@ -1,11 +1,12 @@
-"""Which stretches of a range are asked for, several ahead of the answers: decides, sends nothing.
+"""Which parts of a range to request, several ahead of the responses: decides, sends nothing.
 
-Offsets of a queue have no gaps, so the second request need not wait for the first answer: it asks
-where that answer will probably end. When it ends elsewhere, because messages are large or a filter
-passed over many, the gap is asked for, and what comes twice is to be cut off.
+Offsets of a queue have no gaps, so the second request need not wait for the first response: it asks
+where that one will probably end. If it ends elsewhere, because messages are large or a filter
+skipped many, the gap is requested, and duplicates are to be cut off.
 
-No request but the furthest asks for more than up to where the next one begins, else messages would
-come several times once answers reach further than those before. The furthest shows that they do.
+Only the furthest request asks for more than up to where the next one starts; otherwise messages
+would arrive several times once responses reach further than before. The furthest shows that they
+do.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from msgspec import Struct
 T = TypeVar("T")
 
 ROWS_AHEAD = 4096
-"""Messages that are asked for ahead at most: more would only wait for their turn in memory."""
+"""Maximum messages requested ahead: more would only wait in memory for their turn."""
 
 SHORT_IN_A_ROW = 3
-"""Answers that end early before that is taken for usual. One large message causes two: one that
-ends before it, and one with nothing else."""
+"""Responses that end early before this counts as usual. One large message causes two: one that ends
+before it, and one with nothing else."""
 
 
 class PendingPull(Struct, Generic[T], frozen=True):
-    """A request on its way, and what its answer is known by."""
+    """A request in flight, and the key of its response."""
 
     offset: int
     limit: int
@@ -35,7 +36,7 @@ class PendingPull(Struct, Generic[T], frozen=True):
 
 
 class Prefetch(Generic[T]):
-    """The requests for one range that are on their way, in the order of the queue."""
+    """The requests in flight for one range, in the order of the queue."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Prefetch(Generic[T]):
         is_filtered: bool = False,
     ) -> None:
         self.at = start
-        """Up to where everything has come."""
+        """Up to where everything has arrived."""
         self.end = end
         self.asked: deque[PendingPull[T]] = deque()
         self._ask_for = ask
@@ -61,9 +62,9 @@ class Prefetch(Generic[T]):
         self._short: list[int] = []
 
     def ask(self) -> None:
-        """Ask for what comes at the front if nobody has, and for what comes behind all asked."""
+        """Request the front if nothing covers it, and what follows all requests."""
         if not self._step:
-            # How many messages the broker returns at a time is up to it: see one answer first.
+            # The broker decides how many messages it returns at a time: see one response first.
             if not self.asked:
                 self._ask_next = self.at
                 self.asked.append(self._ask(self.at, self.end, is_furthest=True))
@@ -73,7 +74,7 @@ class Prefetch(Generic[T]):
         elif self.asked[0].offset > self.at:
             self._fill(self.asked[0].offset)
         if len(self.asked) > self._most // 2:
-            # Requests that leave together cost one write, and the broker one wake-up.
+            # Requests sent together cost one write, and one wake-up of the broker.
             return
         self._ask_behind()
 
@@ -83,7 +84,7 @@ class Prefetch(Generic[T]):
         return bool(self.asked) and self.asked[-1].offset + self.asked[-1].limit >= self.end
 
     def take(self, next_offset: int) -> None:
-        """Go on from where the answer to the first request leads."""
+        """Continue from where the response to the first request leads."""
         asked = self.asked.popleft()
         if next_offset - asked.offset != self._step or self._short:
             self.learn_step(asked, next_offset)
@@ -91,17 +92,17 @@ class Prefetch(Generic[T]):
             self.at = min(next_offset, self.end)
 
     def learn_step(self, asked: PendingPull[T], next_offset: int) -> None:
-        """Expect the next answers to reach as far as the last ones, this one among them."""
+        """Expect the next responses to reach as far as the last ones, including this one."""
         reached = max(1, next_offset - asked.offset)
         is_cut_by_us = asked.limit < self._count_max and reached >= asked.limit
         if self._is_filtered:
-            # It changes all the time with what matches: the last answer tells most of the next.
+            # It varies with what matches: the last response is the best predictor of the next.
             if not is_cut_by_us:
                 self._expect(reached)
         elif reached * 4 > self._step * 5:
             self._expect(reached)
         elif reached >= self._step:
-            # A little more is left to the next request: the step would be too large for others.
+            # Leave a small excess to the next request: the step would be too large for others.
             self._short.clear()
         elif not is_cut_by_us:
             self._short.append(reached)
@@ -114,14 +115,14 @@ class Prefetch(Generic[T]):
         self._short.clear()
 
     def _fill(self, end: int) -> None:
-        """Ask for the gap before ``end``, in as many requests as it probably takes."""
+        """Request the gap before ``end``, in as many requests as it probably takes."""
         offsets = range(self.at, end, self._step)[: self._in_flight_max]
         for offset in reversed(offsets):
             is_furthest = offset == offsets[-1]
             self.asked.appendleft(self._ask(offset, end, is_furthest=is_furthest))
 
     def _ask_behind(self) -> None:
-        """Ask behind all asked, as `_ask` does one by one."""
+        """Request beyond all requests, as `_ask` does one by one."""
         asked, ask_for, end, step = self.asked, self._ask_for, self.end, self._step
         usual = self._count_max if self._is_filtered else min(self._count_max, step)
         offset = self._ask_next

@@ -23,9 +23,9 @@ _PREFIX = struct.Struct(">iI")
 _HEADER_BYTES_MAX = 0xFFFFFF
 _LAYOUTS_MAX = 256
 _MARK_BYTES = 4
-"""How the header is encoded, and its length; stands before it."""
+"""The encoding and the length of the header; precedes it."""
 _WITHOUT_VALUES = bytes.maketrans(b"123456789", b"0" * 9)
-"""Makes all numbers the same that have as many digits."""
+"""Maps all numbers with the same count of digits to the same value."""
 
 
 class UnexpectedResponse(Exception):
@@ -33,7 +33,7 @@ class UnexpectedResponse(Exception):
 
 
 class PullResponse(Struct, frozen=True, gc=False):
-    """The request answered, the next offset, and where the records are, or a copy of them."""
+    """The request number, the next offset, and the position of the records, or a copy of them."""
 
     number: int
     next_offset: int
@@ -54,7 +54,7 @@ def _place(command: Command, *, is_filtered: bool) -> PullMessageAnswer:
 
 def _numbers(header: bytes) -> Numbers:
     command = decode_header(header[_MARK_BYTES:], header[0])
-    # What was not expected is not learned, so it never comes here.
+    # Unexpected responses are not learned, so they never get here.
     place = _place(command, is_filtered=True)
     return command.opaque, place.next_begin_offset, place.max_offset, place.min_offset
 
@@ -68,15 +68,15 @@ _VARYING = VaryingFields(
     ),
     _numbers,
 )
-"""What differs from answer to answer: the last two while the queue is written to and cleaned up. No
-one asks for these, but answers with other ones are alike all the same."""
+"""What differs between responses: the last two while the queue is written to and cleaned up. They
+are unused, but responses that differ in them still have the same layout."""
 
 
 class PullResponseReader:
-    """Reads one answer after the other; a header with the layout of earlier ones costs less.
+    """Reads successive responses; a header with a known layout costs less.
 
-    Answers for many queues have several layouts in turn: their offsets differ in length. With
-    ``follows_suggestions``, an answer that suggests a slave is unexpected. With a filter, one
+    Responses for many queues alternate between layouts: their offsets differ in length. With
+    ``follows_suggestions``, a response that suggests a slave is unexpected. With a filter, one
     without messages is not. ``show`` is called with every response.
     """
 
@@ -105,7 +105,7 @@ class PullResponseReader:
         while end - at >= _PREFIX.size:
             frame_bytes, header_bytes = _PREFIX.unpack_from(data, at)
             header_at, frame_end = at + _LENGTH.size, at + _LENGTH.size + frame_bytes
-            # The first byte of the header's length says how it is encoded.
+            # The first byte of the header's length is its encoding.
             body_at = at + _PREFIX.size + (header_bytes & _HEADER_BYTES_MAX)
             if not body_at <= frame_end <= end:
                 return
@@ -117,7 +117,7 @@ class PullResponseReader:
             at = frame_end
 
     def read(self, data: memoryview, at: int, end: int) -> PullResponse | int:
-        """Read any answer at a position; while it is not whole, return where it will end.
+        """Read any response at a position; while it is incomplete, return where it will end.
 
         Raises WireError, UnexpectedResponse.
         """
@@ -139,7 +139,7 @@ class PullResponseReader:
         )
 
     def _learn(self, data: memoryview, start: int, end: int) -> None:
-        """Make a template of a layout that was seen before: of others it is not worth the time."""
+        """Make a template of a layout that was seen before: for others it is not worth the time."""
         layout = _layout(data, start, end)
         if layout not in self._seen:
             if len(self._seen) < _LAYOUTS_MAX:

@@ -132,7 +132,7 @@ class QueueDiscovery:
         return topics
 
     async def _topic_names_or(self, known: Iterable[str]) -> Iterable[str]:
-        """Return all topics, or the known ones while no name server answers."""
+        """Return all topics, or the known ones while no name server responds."""
         try:
             return await self._topic_names()
         except NetworkError as error:

@@ -1,4 +1,4 @@
-"""Which topics and queues the options select: by name, by pattern, one by one. Pure."""
+"""Which topics and queues the options select: by name, by pattern, individually. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Topics:
 class TopicPattern:
     """Topics whose whole name matches an expression.
 
-    Retry topics and dead letters are meant only if the expression begins like them.
+    Retry and dead-letter topics match only if the expression starts with their prefix.
     """
 
     pattern: str
@@ -50,7 +50,7 @@ class Assigned:
 
     @staticmethod
     def places(queue: MessageQueue) -> frozenset[tuple[str, str, int]]:
-        """Return the ways in which a queue can be assigned."""
+        """Return the forms in which a queue can be assigned."""
         return frozenset((queue.topic, broker, queue.queue_id) for broker in ("", queue.broker))
 
 
@@ -58,18 +58,18 @@ Chosen = Topics | TopicPattern | Assigned
 
 
 def assigned(chosen: Assigned, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
-    """Return the queues meant; raises InvalidArgument if one is not there, or on two brokers."""
+    """Return the assigned queues; raises InvalidArgument if one is missing, or on two brokers."""
     return _named(chosen.queues, queues)
 
 
 def assigned_among(
     chosen: Assigned, queues: Iterable[MessageQueue], known: Collection[MessageQueue] | None
 ) -> tuple[MessageQueue, ...]:
-    """Return the queues meant that are there, for a stream that has begun with those ``known``.
+    """Return the assigned queues that exist, for a stream that started with those ``known``.
 
-    Where no broker is named, the one is meant that the stream has begun with, also if the topic
-    has come to others since. Without anything known all that may be meant are returned; otherwise
-    InvalidArgument is raised where a broker has to be named.
+    Without a named broker, the one that the stream started with is used, even if the topic now has
+    others. If none is known, all candidates are returned; otherwise InvalidArgument is raised where
+    a broker must be named.
     """
     there, before = _by_place(queues), _by_place(known or ())
     homes = {(queue.topic, queue.broker) for queue in known or ()}

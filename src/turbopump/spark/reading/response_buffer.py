@@ -1,4 +1,4 @@
-"""Received pull responses in one buffer, so that columns are made from it without another copy."""
+"""Received pull responses in one buffer, so that columns need no further copy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from turbopump.spark.reading.pull_responses import PullResponse, PullResponseRea
 
 BUFFER_BYTES = 8 * 1024 * 1024
 _RECEIVE_BYTES = 1024 * 1024
-"""In one call: what arrives together is decoded together."""
+"""Bytes per call: data that arrives together is decoded together."""
 _FREE_MAX = 4
 
 _free: list[memoryview] = []
-"""Buffers of finished tasks: their pages are mapped already."""
+"""Buffers of finished tasks: their pages are already mapped."""
 
 
 class ResponseBuffer:
@@ -28,7 +28,7 @@ class ResponseBuffer:
         self._needed = 0
 
     def receive(self, wait_ms: int) -> bool:
-        """Receive more, waiting if necessary; return whether anything came.
+        """Receive more, waiting if necessary; return whether anything arrived.
 
         Raises ConnectionLost, and RequestTimeout after a wait.
         """
@@ -53,7 +53,7 @@ class ResponseBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next frame does not fit before something is forgotten."""
+        """Whether the next frame does not fit until something is forgotten."""
         return max(self._needed, self._filled + 1) > len(self.data)
 
     def forget(self) -> None:
@@ -68,7 +68,7 @@ class ResponseBuffer:
         self._read_to, self._filled, self._needed = 0, len(rest), max(0, needed)
 
     def free(self) -> None:
-        """Leave the memory to the next task."""
+        """Release the memory to the next task."""
         if len(self.data) == BUFFER_BYTES and len(_free) < _FREE_MAX:
             _free.append(self.data)
 

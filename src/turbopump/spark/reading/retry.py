@@ -18,7 +18,7 @@ FIRST_BACKOFF_S = 0.1
 BACKOFF_MAX_S = 5.0
 _LONGEST_FROM = 6
 IN_FLIGHT_MAX = 256
-"""Calls at the same time: of thousands, those that wait for the others would time out."""
+"""Concurrent calls: of thousands, those waiting for the others would time out."""
 
 
 def backoff_s(attempt: int) -> float:
@@ -58,7 +58,7 @@ async def _ignore_failure(call: Callable[[], Awaitable[object]]) -> None:
 
 
 async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
-    """Call ``ask`` for all keys, many at a time; raises the first error."""
+    """Call ``ask`` for all keys, many concurrently; raises the first error."""
     wanted, ask = list(keys), _limited(ask)
     tasks = [asyncio.ensure_future(ask(key)) for key in wanted]
     try:
@@ -71,7 +71,7 @@ async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> 
 async def gather_available(
     keys: Iterable[K], ask: Callable[[K], Awaitable[T]]
 ) -> tuple[Mapping[K, T], Mapping[K, TurbopumpError]]:
-    """Call ``ask`` for all keys, many at a time; return results and retriable errors apart."""
+    """Call ``ask`` for all keys, many concurrently; return results and retriable errors apart."""
     wanted = list(keys)
     answers = await asyncio.gather(*map(_limited(ask), wanted), return_exceptions=True)
     found: dict[K, T] = {}

@@ -1,4 +1,4 @@
-"""Pulling a range of a queue: several requests ahead, answers in order, nothing twice."""
+"""Pulling a range of a queue: several requests ahead, responses in order, no duplicates."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 8192
 CHUNK_BYTES = 4 * 1024 * 1024
-"""A chunk is decoded at once: large enough to be worth it, small enough for the cache."""
+"""The size of a chunk, decoded as one: large enough to be efficient, small for the cache."""
 
 _MISSING_TRIES = 5
-"""How often a message is asked for that was there when the read was planned: a slave may lag, and
-a broker that has just started may not have read its log to the end."""
+"""How often to request a message that existed when the read was planned: a slave may lag, and a
+broker that has just started may not have recovered its whole log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class RetryingPull:
         self._coming: asyncio.Task[Chunk | None] | None = None
 
     async def next_chunk(self) -> Chunk | None:
-        """Return the next records, None at the end; the ones after them are fetched meanwhile."""
+        """Return the next records, or None at the end; later ones are fetched meanwhile."""
         coming = self._coming or asyncio.create_task(self._chunk())
         try:
             chunk = await coming
@@ -103,7 +103,7 @@ class RetryingPull:
         return bytes(outcome.records), outcome.next_offset - 1
 
     async def close(self) -> None:
-        """Give up what is on its way."""
+        """Abandon requests in flight."""
         tasks: list[asyncio.Task[Any]] = [each.answer for each in self._prefetch.asked]
         if self._coming is not None:
             tasks.append(self._coming)
@@ -112,7 +112,7 @@ class RetryingPull:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def lost(self, start: int, end: int, why: str) -> None:
-        """Note that messages are gone: an error, or a warning if the user does not mind."""
+        """Report that messages are gone: an error, or a warning if losses are ignored."""
         text = f"{self._queue}: messages {start} to {end - 1} are lost: {why}"
         if self._fail_on_data_loss:
             raise DataLost(f"{text}; failOnDataLoss=false continues without them")
@@ -121,7 +121,7 @@ class RetryingPull:
     # --- in order ---------------------------------------------------------------------------------
 
     async def _chunk(self) -> Chunk | None:
-        """Gather answers that lie back to back until they are worth decoding."""
+        """Collect adjacent responses until they are worth decoding."""
         parts: list[Buffer] = []
         start, size = self._prefetch.at, 0
         while (
@@ -132,7 +132,7 @@ class RetryingPull:
             self._prefetch.ask()
             head = self._prefetch.asked[0]
             if parts and head.offset < self._prefetch.at:
-                # What it repeats can be cut off only where a chunk begins.
+                # Duplicates can be cut off only at the start of a chunk.
                 break
             outcome = await self._answer(head, is_first=not parts)
             self._prefetch.asked.popleft()
@@ -159,9 +159,9 @@ class RetryingPull:
     async def _answer(
         self, asked: PendingPull[_Answer], *, is_first: bool
     ) -> RecordsOutcome | None:
-        """Wait for an answer, None if the queue is gone: then everything that comes is lost.
+        """Wait for a response, None if the queue is gone: then the rest is lost.
 
-        What was there before makes a chunk of its own, and the next one finds out the same.
+        Earlier records form a separate chunk, and the next one finds out the same.
         """
         try:
             return await asked.answer
@@ -176,7 +176,7 @@ class RetryingPull:
         return None
 
     async def _why_gone(self, error: NoRoute | RemoteError) -> Unreadable | None:
-        """Return why the queue cannot be read, None if its master has it; else raises again."""
+        """Return why the queue cannot be read, or None if its master has it; else re-raise."""
         if isinstance(error, RemoteError) and unreadable_reason(self._queue, error) is None:
             raise error
         try:
@@ -185,7 +185,7 @@ class RetryingPull:
             raise error from failure
 
     async def _take(self, asked: PendingPull[_Answer], outcome: RecordsOutcome) -> Buffer | None:
-        """Go on to where an answer leads; return its records if it has some."""
+        """Continue to where a response leads; return its records if it has any."""
         match outcome:
             case FoundRecords(next_offset=next_offset, records=records):
                 self._prefetch.learn_step(asked, outcome.next_offset)
@@ -207,7 +207,7 @@ class RetryingPull:
         return None
 
     async def _look_again(self, outcome: OffsetIllegal | NothingNew) -> None:
-        """Ask the master for what was there before, until it comes or is given up."""
+        """Ask the master for a message that existed, until it arrives or is abandoned."""
         for attempt in range(_MISSING_TRIES):
             await asyncio.sleep(backoff_s(attempt))
             self._reader.back_to_master(self._queue)
@@ -234,7 +234,7 @@ class RetryingPull:
         )
         self._prefetch.at = end
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     async def _pull(self, offset: int, count: int) -> RecordsOutcome:
         return await with_retries(

@@ -1,4 +1,4 @@
-"""What the driver's process of a stream has: a connection, a group, and what it has seen."""
+"""The driver process of a stream: its session, group membership and planner state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class StreamDriver:
-    """Asks for a stream; Spark runs one process for each."""
+    """Runs the queries of a stream; Spark runs one process for each."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -28,7 +28,7 @@ class StreamDriver:
         session = self._shared.session
         self._cluster = Cluster(session, options)
         self._joining = GroupJoin(session, options, self._topics)
-        # Before it is a member, whoever has the group may have come further.
+        # Before it is a member, other consumers of the group may have advanced.
         self._following = MicroBatchPlanner(
             self._cluster, options, session.clock, lambda: self._joining.has_joined
         )
@@ -41,15 +41,15 @@ class StreamDriver:
 
     @property
     def marks(self) -> Marks:
-        """The last messages before the offsets that were planned last."""
+        """The last messages before the offsets of the last plan."""
         return self._following.marks
 
     def run(
         self, work: Callable[[MicroBatchPlanner], Coroutine[Any, Any, T]], *, is_first: bool = False
     ) -> T:
-        """Do something as a member of the group; raises GroupInUse if it cannot be one.
+        """Run a query as a member of the group; raises GroupInUse if it cannot be one.
 
-        A stream that goes on from a checkpoint works while brokers are away, a new one fails.
+        A stream resumed from a checkpoint works while brokers are unavailable; a new one fails.
         """
 
         async def joined(_: Session) -> T:
@@ -62,7 +62,7 @@ class StreamDriver:
         return self._shared.run(joined)
 
     async def _topics(self) -> Iterable[str]:
-        """Return the topics wanted; one that nobody knows keeps the others from nothing."""
+        """Return the selected topics; unknown ones do not affect the others."""
         chosen = self._options.chosen
         if isinstance(chosen, Topics):
             return chosen.names
@@ -74,9 +74,9 @@ class StreamDriver:
 
 
 def _exit_on_sigterm() -> None:
-    """Let SIGTERM end the process as an exit does, so that Spark's runner calls `stop`.
+    """Make SIGTERM exit the process normally, so that Spark's runner calls `stop`.
 
-    That is how Spark ends a stream's process; by default nothing would be called.
+    Spark ends a stream's process this way; by default, nothing would be called.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _exit)

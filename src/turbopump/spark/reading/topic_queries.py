@@ -1,7 +1,7 @@
-"""Queries for many queues of a topic on a broker, in one request where the broker knows how.
+"""Queries for many queues of a topic on a broker, in one request if the broker supports it.
 
-Apache brokers refuse these requests, and are then asked in their own ways: for the statistics of
-the topic, or for queue after queue.
+Apache brokers refuse these requests, and get their own instead: topic statistics, or one request
+per queue.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Place = tuple[str, str]
 
 
 def by_place(queues: Iterable[MessageQueue]) -> dict[Place, list[MessageQueue]]:
-    """Group queues by what is asked about together."""
+    """Group queues by topic and broker, which are queried together."""
     places: dict[Place, list[MessageQueue]] = {}
     for queue in queues:
         places.setdefault((queue.topic, queue.broker), []).append(queue)
@@ -49,22 +49,22 @@ def by_place(queues: Iterable[MessageQueue]) -> dict[Place, list[MessageQueue]]:
 
 
 class _Ends(Struct, frozen=True):
-    """What a broker said about all queues of a topic."""
+    """A broker's response about all queues of a topic."""
 
     address: str
     lows: list[int]
-    """By queue id; queues that are not there are to be asked about one by one."""
+    """By queue id; missing queues must be queried individually."""
     highs: list[int]
     position: int | None = None
     """Behind the topic's last message in the log; None if the broker cannot wait for more."""
     read_queues: int = 0
     newest_ms: int = 0
-    """When the topic's last message was stored, where there is no position: other messages have
-    other ends, even if they are as many."""
+    """When the topic's last message was stored, if there is no position: other messages have other
+    ends, even if their number is the same."""
 
 
 class _Known(Struct, frozen=True):
-    """The last answer for some queues."""
+    """The last response for some queues."""
 
     ends: _Ends
     queues: Sequence[MessageQueue]
@@ -72,9 +72,9 @@ class _Known(Struct, frozen=True):
 
 
 class TopicQueries:
-    """Asks about queues; all queues of one call are of one topic on one broker.
+    """Queries queues; all queues of one call are of one topic on one broker.
 
-    None is returned for what only a broker of Turbopump can answer.
+    Returns None for what only a Turbopump broker can answer.
     """
 
     def __init__(self, session: Session, reader: QueueReader, group: str) -> None:
@@ -83,7 +83,7 @@ class TopicQueries:
         self._group = group
         self._timeout_ms = session.config.request_timeout_ms
         self._without_bulk: set[str] = set()
-        """Addresses of brokers that know no such requests."""
+        """Addresses of brokers that do not support such requests."""
         self._known: dict[Place, _Known] = {}
 
     # --- ends -------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class TopicQueries:
         if known is not None and known.ends == ends and known.queues == queues:
             return known.limits
         limits = await self._limits(replica, ends, queues)
-        # What was asked about one by one is asked again.
+        # Queues that were queried individually are queried again.
         is_complete = all(queue.queue_id < len(ends.lows) for queue in queues)
         self._known[place] = _Known(ends, queues if is_complete else (), limits)
         return limits
@@ -132,13 +132,13 @@ class TopicQueries:
         except RemoteError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            # So do brokers say that are asked about one queue.
+            # Brokers answer this way for a single queue.
             zeros = [0] * (1 + max(queue.queue_id for queue in queues))
             return _Ends(address, zeros, zeros)
         return _ends(address, *found)
 
     async def _statistics(self, address: str, topic: str) -> _Ends:
-        """Ask as Apache's tools do; of queues that are only read, there are no statistics."""
+        """Query as Apache's tools do; read-only queues have no statistics."""
         command = request(RequestCode.GET_TOPIC_STATS_INFO, TopicName(topic=topic))
         answer = await self._session.request(address, command, self._timeout_ms)
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -155,12 +155,12 @@ class TopicQueries:
     # --- waiting ----------------------------------------------------------------------------------
 
     def can_wait(self, place: Place) -> bool:
-        """Whether a broker can wait for messages behind what it said last."""
+        """Whether a broker can wait for messages beyond its last response."""
         known = self._known.get(place)
         return known is not None and known.ends.position is not None
 
     async def wait(self, place: Place, wait_ms: int) -> None:
-        """Wait for a message behind what the broker said last."""
+        """Wait for a message beyond the broker's last response."""
         known = self._known[place].ends
         header = QueueEndsOf(
             topic=self._reader.wire_topic(place[0]),
@@ -173,11 +173,11 @@ class TopicQueries:
         )
         ends = _ends(known.address, *found)
         if ends != known:
-            # The limits are made by the next look.
+            # The next look computes the limits.
             self._known[place] = _Known(ends, (), {})
 
     def news(self, place: Place, at: Offsets) -> tuple[bool, list[MessageQueue]]:
-        """Return whether the broker has messages behind some offsets, and queues now closed."""
+        """Return whether the broker has messages beyond some offsets, and queues now closed."""
         ends = self._known[place].ends
         highs, count, read_queues = ends.highs, len(ends.highs), ends.read_queues
         has_news = any(
@@ -205,7 +205,7 @@ class TopicQueries:
         return found
 
     async def commit(self, offsets: Offsets) -> list[MessageQueue] | None:
-        """Commit the group's offsets; return the queues of which they were refused."""
+        """Commit the group's offsets; return the queues that were refused."""
         refused: list[MessageQueue] = []
         for place, address, part in await self._parts(offsets, to_commit=True):
             by_id = {queue.queue_id: at for queue, at in part.items()}
@@ -228,7 +228,7 @@ class TopicQueries:
         )
         return None if found is None else {queue: found.get(queue.queue_id) for queue in queues}
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _place(self, queue: MessageQueue) -> tuple[Place, Replica]:
         replica = await self._session.replica_of(self._reader.wire_queue(queue))
@@ -237,7 +237,7 @@ class TopicQueries:
     async def _parts(
         self, offsets: Offsets, *, to_commit: bool = False
     ) -> Iterator[tuple[Place, str, Offsets]]:
-        """Divide what is asked about; a broker answers the parts one after another."""
+        """Split a query; a broker answers the parts one after another."""
         first = next(iter(offsets))
         place, on_wire = (first.topic, first.broker), self._reader.wire_queue(first)
         find = self._session.replica_to_commit if to_commit else self._session.replica_of
@@ -247,7 +247,7 @@ class TopicQueries:
         return ((place, address, part) for part in parts)
 
     async def _bulk(self, address: str, call: Callable[[], Awaitable[T]]) -> T | None:
-        """Call, unless the broker knows no such requests."""
+        """Call, unless the broker does not support such requests."""
         if address in self._without_bulk:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Tells queues that can no longer be read from those whose broker is unavailable."""
+"""Distinguishes queues that can no longer be read from those whose broker is unavailable."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Unreadable(Enum):
 async def ask_master(
     session: Session, reader: QueueReader, queue: MessageQueue
 ) -> Unreadable | None:
-    """Ask a queue's master whether it can be read, None if so; raises if no master answers.
+    """Ask a queue's master whether it can be read, None if so; raises if no master responds.
 
-    Others are not trusted: a name server may have lost a broker temporarily, and a slave may not
-    know a new topic yet.
+    Other sources are not trusted: a name server may have lost a broker temporarily, and a slave may
+    not know a new topic yet.
     """
     known, why = None, None
     if session.has_master(queue.broker):
@@ -90,7 +90,7 @@ def unreadable_reason(queue: MessageQueue, error: RemoteError) -> Unreadable | N
 
 
 def first_of(queues: Sequence[MessageQueue]) -> str:
-    """Return the words for queues of which thousands may have the same problem."""
+    """Return a description of queues, of which thousands may have the same problem."""
     return str(queues[0]) + (f" and {len(queues) - 1} more queues" if len(queues) > 1 else "")
 
 
@@ -159,7 +159,7 @@ class QueueChecks:
         return age_ms < self._session.config.route_interval_ms
 
     async def _look(self, queue: MessageQueue) -> None:
-        """Check a queue; the last result stays while no master answers."""
+        """Check a queue; the last result stays valid while no master responds."""
         try:
             why = await ask_master(self._session, self._reader, queue)
         except TurbopumpError as failure:

@@ -1,4 +1,4 @@
-"""Arrow arrays made from and taken apart into plain memory."""
+"""Arrow arrays created from, and split into, plain memory."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import pyarrow as pa
 
 Column: TypeAlias = "pa.Array[Any]"
 Encoded: TypeAlias = "pa.DictionaryArray[Any, Any]"
-"""A column with each different value once."""
+"""A dictionary column: each distinct value once."""
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
 SHARED_MAX = 1 << 17
-"""Elements of a column that is kept for other batches."""
+"""Elements of a column that is cached for other batches."""
 _FREED_BYTES = 16 * 1024 * 1024
-"""More than a batch takes; twice as much may stay in the process."""
+"""More than a batch needs; twice as much may stay in the process."""
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the memory of one batch be used again for the next.
+    """Reuse the memory of one batch for the next.
 
-    The C library gives memory at the end of its heap back to the system, and gets it page by page
-    when it is wanted again, unless pieces as large as this one have come and gone before. None of
-    it is touched. Another C library is not harmed.
+    The C library returns memory at the end of its heap to the system, and gets it back page by page
+    when it is needed again, unless blocks as large as this one were freed before. The block is
+    never touched. Other C libraries are not affected.
     """
     np.empty(_FREED_BYTES, np.uint8)
 
 
 def texts(offsets: npt.NDArray[np.int32], data: npt.NDArray[Any]) -> Column:
-    """Return strings that lie one behind the other; the bytes must be UTF-8, nothing is copied."""
+    """Return adjacent strings as an array; the bytes must be UTF-8, nothing is copied."""
     buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(data.data)]
     return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
 
 
 def contents(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Return the offsets and the bytes of strings or binaries; a slice's begin somewhere."""
+    """Return the offsets and the bytes of strings or binaries; a slice's need not start at 0."""
     _, offsets, data = column.buffers()
     assert offsets is not None
     ends = np.frombuffer(memoryview(offsets), np.int32, len(column) + 1, 4 * column.offset)
@@ -49,7 +49,7 @@ def contents(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint
 
 
 def same_width(values: npt.NDArray[Any]) -> Column:
-    """Return elements of so many bytes each as binaries; nothing is copied."""
+    """Return elements of equal width as binaries; nothing is copied."""
     return _of_widths(pa.binary(), (values.dtype.itemsize,), values)
 
 
@@ -65,9 +65,9 @@ def _of_widths(kind: pa.DataType, widths: tuple[int, ...], values: npt.NDArray[A
 
 
 def offsets_of(widths: tuple[int, ...], times: int) -> pa.Buffer:
-    """Return where stretches of these widths begin that follow each other again and again.
+    """Return the offsets of parts with these widths, repeated.
 
-    There may be more than asked for: what was made last time is used again.
+    There may be more than requested: the last result is reused.
     """
     if times * len(widths) > SHARED_MAX:
         return _made_offsets(widths, times)
@@ -77,7 +77,7 @@ def offsets_of(widths: tuple[int, ...], times: int) -> pa.Buffer:
 def _made_offsets(widths: tuple[int, ...], times: int) -> pa.Buffer:
     found = np.zeros(times * len(widths) + 1, np.int64)
     np.cumsum(np.tile(np.array(widths), times), out=found[1:])
-    # What is more than asked for may be more than such numbers can say.
+    # Values beyond the request may exceed the integer's range.
     return pa.py_buffer(found.astype(np.int32).data)
 
 
@@ -85,10 +85,10 @@ _shared_offsets = lru_cache(maxsize=32)(_made_offsets)
 
 
 def slices(buffer: pa.Buffer, start: Int64s, end: Int64s) -> Column:
-    """Return stretches of a buffer as an array of their own; they are in order, without overlap.
+    """Return ranges of a buffer as a new array; they are in order, without overlap.
 
-    Arrow's offsets make a chain: wanted bytes, unwanted bytes, wanted ones... Every second link is
-    taken, which copies all of them in one native loop.
+    Arrow's offsets form a chain: wanted bytes, unwanted bytes, wanted ones... Taking every second
+    link copies all of them in one native loop.
     """
     count = len(start)
     chain = np.empty(2 * count + 1, np.int32)
@@ -112,7 +112,7 @@ def numbers(kind: pa.DataType, values: npt.NDArray[Any]) -> Column:
 
 
 def repeated(texts: tuple[str, ...], times: int) -> Column:
-    """Return the same texts again and again; what was made last time is used again."""
+    """Return repeated texts; the last result is reused."""
     count = times * len(texts)
     if count > SHARED_MAX:
         return _made(texts, times)
@@ -120,7 +120,7 @@ def repeated(texts: tuple[str, ...], times: int) -> Column:
 
 
 def power_of_two(count: int) -> int:
-    """Return a number as large or larger, which is the same for most batches of a read."""
+    """Return a number at least as large, which is the same for most batches of a read."""
     return 1 << (count - 1).bit_length()
 
 
@@ -133,7 +133,7 @@ _shared = lru_cache(maxsize=32)(_made)
 
 
 def maps(count: int, firsts: pa.Buffer, names: Column, values: Column) -> Column:
-    """Return maps of strings; ``firsts`` tells where each one's entries begin, and the end."""
+    """Return maps of strings; ``firsts`` has the start of each one's entries, and the end."""
     entry = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())]
     entries: Column = pa.StructArray.from_arrays([names, values], fields=entry)
     kind = pa.map_(pa.string(), pa.string())
@@ -147,12 +147,12 @@ def cells(column: Column) -> list[Any]:
 
 
 def mask_of(column: Column) -> npt.NDArray[np.bool_]:
-    """Return what is true in a column."""
+    """Return the mask of true elements of a column."""
     mask: npt.NDArray[np.bool_] = column.to_numpy(zero_copy_only=False)
     return mask
 
 
 def in_order(parts: list[Column], rows: list[Int64s]) -> Column:
-    """Put arrays together whose elements belong to these rows."""
+    """Merge arrays whose elements belong to these rows."""
     order = np.argsort(np.concatenate(rows), kind="stable")
     return pa.concat_arrays(parts).take(order)

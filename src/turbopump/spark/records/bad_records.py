@@ -1,4 +1,4 @@
-"""Records that cannot be decoded: what is known of one, and what a read does about it."""
+"""Records that cannot be decoded: what is known of one, and how a read handles it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from turbopump.errors import DamagedMessage
 _log = logging.getLogger(__name__)
 
 _LOGGED_MAX = 20
-"""Bad records that a task logs one by one; the others are counted in one line."""
+"""Bad records that a task logs individually; the others are counted in one line."""
 
 
 class OnBadRecord(StrEnum):
-    """What to do about a record that cannot be decoded."""
+    """How to handle a record that cannot be decoded."""
 
     FAIL = "fail"
     NULL = "null"
@@ -27,7 +27,7 @@ class OnBadRecord(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that cannot be decoded, with its bytes as they are stored."""
+    """A record that cannot be decoded, with its stored bytes."""
 
     topic: str
     broker: str
@@ -47,7 +47,7 @@ SendToDeadLetters = Callable[[Sequence[BadRecord]], None]
 
 
 class BadRecords:
-    """Fails at the bad records of one task, or logs them and sends them to a topic."""
+    """Handles the bad records of one task: fails, or logs them and sends them to a topic."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class BadRecords:
         self._remedies = remedies
 
     def take(self, bad: Sequence[BadRecord]) -> None:
-        """Deal with bad records before rows around them are passed on; raises DamagedMessage."""
+        """Handle bad records before rows around them are passed on; raises DamagedMessage."""
         if self._mode is OnBadRecord.FAIL:
             first = bad[0]
             reason = f"{first.reason}; to read on, set onBadRecord to {self._remedies}"
@@ -77,7 +77,7 @@ class BadRecords:
         self.count += len(bad)
 
     def close(self) -> None:
-        """Log how many bad records were not logged one by one."""
+        """Log how many bad records were not logged individually."""
         if self.count > _LOGGED_MAX:
             _log.warning(
                 "%d more bad records, onBadRecord=%s", self.count - _LOGGED_MAX, self._mode

@@ -1,7 +1,7 @@
-"""The properties of many messages at once: a map column, and single properties as columns.
+"""The properties of many messages: a map column, and single properties as columns.
 
-Their text form is split at its separators for all messages together. What one message says wrongly
-is passed over as `wire.properties.decode` does; of a name given twice the last value counts.
+Their text form is split at its separators for all messages together. Malformed entries are skipped
+as `wire.properties.decode` does; of a duplicate name, the last value counts.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from turbopump.wire.properties import ENTRY_END, NAME_END
 _NAME_END = ord(NAME_END)
 _ENTRY_END = ord(ENTRY_END)
 _BITS_MAX = 48
-"""With so few names the sum of a message's bits, 32,767 of them at most, cannot overflow."""
+"""With at most this many names, the sum of a message's bits, up to 32,767, cannot overflow."""
 
-# An entry makes four links of a chain of stretches: its name, what ends that, its value, the rest.
+# An entry is four links of a chain: its name, the name's end, its value, the rest.
 _LINKS = 4
 _NAME, _VALUE = 0, 2
 
 
 class PropertyColumns(Protocol):
-    """The properties of a run of messages, taken apart."""
+    """The parsed properties of a run of messages."""
 
     def column(self, name: str) -> Column:
-        """Return one property of each message, null where it has none."""
+        """Return one property of each message, null if it has none."""
 
     def maps(self) -> Column:
         """Return all properties of each message."""
 
 
 def property_columns(run: RecordRun) -> PropertyColumns:
-    """Take the properties of a run of messages apart."""
+    """Parse the properties of a run of messages."""
     alike = run.of_same_width(run.properties)
     found = None if alike is None else same_layout(alike)
     if found is not None:
@@ -63,12 +63,12 @@ def property_columns(run: RecordRun) -> PropertyColumns:
 
 
 class _SameNames:
-    """Of messages that have the same names in the same order, as those of one producer have."""
+    """Of messages with the same names in the same order, as those of one producer."""
 
     def __init__(self, stretches: _Stretches, values: dict[str, int]) -> None:
         self._stretches = stretches
         self._values = values
-        """By name, which stretch of a message is its value; of a name given twice the last."""
+        """By name, which part of a message is its value; of a duplicate name the last."""
 
     def column(self, name: str) -> Column:
         if name not in self._values:
@@ -83,7 +83,7 @@ class _SameNames:
 
 
 class _Stretches:
-    """The texts between all marks, of messages that have the same number of them."""
+    """The texts between all marks, of messages with the same number of marks."""
 
     def __init__(self, text: npt.NDArray[np.uint8], marks: Int64s, rows: int) -> None:
         self.rows = rows
@@ -92,11 +92,11 @@ class _Stretches:
         offsets[0::2] = marks
         offsets[1::2] = marks
         offsets[1::2] += 1
-        # A mark, a stretch, a mark...; no byte is copied.
+        # A mark, a part, a mark...; no byte is copied.
         self._chain = texts(offsets, text)
 
     def of_all(self, columns: list[int]) -> Column:
-        """Return some stretches of each message."""
+        """Return some parts of each message."""
         count = self.rows * len(columns)
         if count > SHARED_MAX:
             return self._chain.take(_links(self.each, tuple(columns), self.rows))
@@ -105,7 +105,7 @@ class _Stretches:
 
 
 def _links(each: int, columns: tuple[int, ...], rows: int) -> Column:
-    """Return which links some stretches of each message are, for so many messages."""
+    """Return the link numbers of some parts of each message."""
     first = np.arange(rows, dtype=np.int64) * (2 * each)
     wanted = first[:, None] + (2 * np.array(columns) + 1)
     found: Column = pa.array(wanted.ravel())
@@ -118,7 +118,7 @@ _shared_links = lru_cache(maxsize=32)(_links)
 def _same_names(
     text: npt.NDArray[np.uint8], offsets: Int64s, marks: Int64s, closes: npt.NDArray[np.bool_]
 ) -> _SameNames | None:
-    """Take messages apart that are alike; None if they are not, or an entry makes no sense."""
+    """Parse messages of the same layout; None if layouts differ, or an entry is malformed."""
     rows = len(offsets) - 1
     each, rest = divmod(len(marks) - 1, rows) if rows else (0, 1)
     if rest or (marks[:-1:each] != offsets[:-1]).any():
@@ -140,9 +140,9 @@ def _same_names(
 
 
 def _name_columns(closes: list[bool]) -> list[int] | None:
-    """Return which stretches of a message are names; None if there are none, or odd values."""
+    """Return which parts of a message are names; None if there are none, or unusual values."""
     found = [at for at in range(len(closes) - 1) if closes[at] and not closes[at + 1]]
-    # A value with a mark in it is more than one stretch.
+    # A value that contains a mark consists of several parts.
     return found if found and all(closes[at + 2] for at in found) else None
 
 
@@ -157,7 +157,7 @@ def _are_filled(marks: Int64s, each: int, columns: list[int]) -> bool:
 
 
 def _repeats(column: Column, period: int) -> bool:
-    """Whether a column of strings is its first few again and again."""
+    """Whether a column of strings repeats its first few."""
     ends, data = contents(column)
     width = ends[period]
     return bool((ends[period:] - ends[:-period] == width).all()) and _is_periodic(data, int(width))
@@ -168,7 +168,7 @@ def _is_periodic(values: npt.NDArray[Any], period: int) -> bool:
 
 
 class _MixedNames:
-    """Of messages that may be of any kind."""
+    """Of messages of any layout."""
 
     def __init__(
         self,
@@ -180,10 +180,10 @@ class _MixedNames:
         start, name_end, end = _entries(marks, closes)
         self._count = len(offsets) - 1
         self._firsts = np.searchsorted(start, offsets)
-        """Where the entries of each message begin, and of the last one end."""
+        """Where the entries of each message start, and those of the last one end."""
         self._chain = _chain(text, start, name_end, end)
         self._rows = np.repeat(np.arange(self._count), np.diff(self._firsts))
-        """Which message each entry belongs to."""
+        """The message of each entry."""
         self._names = _every(self._chain, _NAME, _LINKS).dictionary_encode()
         self._codes: npt.NDArray[np.int32] = self._names.indices.to_numpy()
 
@@ -192,7 +192,7 @@ class _MixedNames:
         code = pc.index(self._names.dictionary, name).as_py()
         if code >= 0:
             entries = np.flatnonzero(self._codes == code)
-            # Where a name comes twice, the later assignment stays.
+            # Of a duplicate name, the later assignment stays.
             found[self._rows[entries]] = entries
         return self._chain.take(optional(found * _LINKS + _VALUE, found < 0))
 
@@ -206,7 +206,7 @@ class _MixedNames:
         return maps(self._count, pa.py_buffer(firsts.astype(np.int32).data), names, values)
 
     def _kept(self) -> npt.NDArray[np.bool_]:
-        """Tell which entries stay: a map must not have a name twice."""
+        """Return which entries stay: a map must not have a duplicate name."""
         kept = np.ones(len(self._codes), np.bool_)
         if self._surely_differ():
             return kept
@@ -217,7 +217,7 @@ class _MixedNames:
             kept[order[:-1][pairs[order][1:] == pairs[order][:-1]]] = False
             return kept
         last = np.full(self._count * names, -1, np.int64)
-        # Where a name comes twice, the later assignment stays.
+        # Of a duplicate name, the later assignment stays.
         last[pairs] = np.arange(len(kept))
         np.equal(last[pairs], np.arange(len(kept)), out=kept)
         return kept
@@ -229,13 +229,13 @@ class _MixedNames:
         if len(self._names.dictionary) > _BITS_MAX:
             return False
         bits = np.left_shift(1, self._codes, dtype=np.int64)
-        # A sum of different bits is what joining them gives; a repeated one makes it larger.
+        # A sum of distinct bits equals their union; a repeated one makes it larger.
         joined = np.bitwise_or.reduceat(bits, filled)
         return bool((np.add.reduceat(bits, filled) == joined).all())
 
 
 def _joined(run: RecordRun) -> tuple[npt.NDArray[np.uint8], Int64s]:
-    """Return all texts in one, with an end of entry before each of them and behind the last."""
+    """Return all texts in one, with an entry end before each of them and after the last."""
     # The byte before a text belongs to its length: room for the separator.
     stored = run.binary(FieldSpans(run.properties.start - 1, run.properties.length + 1))
     joined, offsets = _separated(stored)
@@ -266,21 +266,21 @@ def _is_utf8(text: npt.NDArray[np.uint8]) -> bool:
 
 
 def _marks(text: npt.NDArray[np.uint8]) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """Return where names and entries end, and which of these are ends of entries."""
+    """Return where names and entries end, and which of these are entry ends."""
     marks = np.flatnonzero((text - np.uint8(_NAME_END)) <= _ENTRY_END - _NAME_END)
     return marks, text[marks] == _ENTRY_END
 
 
 def _entries(marks: Int64s, closes: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s, Int64s]:
-    """Return where the entries that make sense start, where their names end, and where they do."""
-    # What follows the end of an entry is the first mark of the next one; it ends a name, or the
-    # entry has none. The text both begins and ends with the end of an entry.
+    """Return where well-formed entries start, where their names end, and where they end."""
+    # The first mark after an entry end belongs to the next entry: it ends a name, or the entry has
+    # none. The text both starts and ends with an entry end.
     opening = np.flatnonzero(closes[:-1] & ~closes[1:])
     start, name_end = marks[opening] + 1, marks[opening + 1]
     if closes[opening + 2].all():
         end = marks[opening + 2]
     else:
-        # A value with more marks of the other kind in it, which belong to it.
+        # A value that contains more marks of the other kind, which belong to it.
         ends = np.flatnonzero(closes)
         end = marks[ends[np.searchsorted(ends, opening + 2)]]
     good = (name_end > start) & (end > name_end + 1)
@@ -288,7 +288,7 @@ def _entries(marks: Int64s, closes: npt.NDArray[np.bool_]) -> tuple[Int64s, Int6
 
 
 def _chain(text: npt.NDArray[np.uint8], start: Int64s, name_end: Int64s, end: Int64s) -> Column:
-    """Return the stretches that the entries cut the text into; no byte is copied."""
+    """Return the parts that the entries split the text into; no byte is copied."""
     offsets = np.empty(_LINKS * len(start) + 1, np.int32)
     offsets[0:-1:_LINKS] = start
     offsets[1::_LINKS] = name_end
@@ -299,5 +299,5 @@ def _chain(text: npt.NDArray[np.uint8], start: Int64s, name_end: Int64s, end: In
 
 
 def _every(chain: Column, first: int, step: int) -> Column:
-    """Return every so many links of a chain."""
+    """Return every n-th link of a chain."""
     return chain.take(np.arange(first, len(chain), step, dtype=np.int32))

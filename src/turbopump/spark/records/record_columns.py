@@ -1,4 +1,4 @@
-"""Stored records to Arrow columns, many at once."""
+"""Decoding stored records to Arrow columns, many at a time."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from turbopump.wire.hosts import Host
 
 _EARLIEST_MS = -62_135_596_800_000
 _LATEST_MS = 253_402_300_799_999
-"""The years 1 to 9999. A sender's clock may say anything; other times cannot be shown: null."""
+"""The years 1 to 9999. A sender's clock may show anything; other times cannot be shown: null."""
 
 BATCH_BYTES = 16 * 1024 * 1024
-"""Bodies that inflate to more make several batches: 1 MiB of text that is stored may be 1 GiB."""
+"""Bodies that inflate to more are split into batches: 1 MiB of stored text may be 1 GiB."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _HEX_PAIRS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16)
 
 
 class RecordColumns:
-    """Makes batches of some columns; a value that can be sent to where records are read."""
+    """Builds batches of some columns; a value that can be sent to where records are read."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class RecordColumns:
         start: int | None = None,
         end: int | None = None,
     ) -> pa.RecordBatch:
-        """Decode whole records that lie back to back, as in the answer to a pull.
+        """Decode whole records that lie back to back, as in the response to a pull.
 
-        Left out are messages outside the queue offsets from ``start`` to before ``end``, and those
-        of other tags: a broker compares hashes only. Raises RecordError for malformed records;
-        others that cannot be decoded are up to ``bad``, by default an error as well.
+        Messages outside the queue offsets from ``start`` to before ``end`` are dropped, and those
+        of other tags: a broker only compares hashes. Raises RecordError for malformed records;
+        other records that cannot be decoded go to ``bad``, by default also an error.
         """
         return self.batch_of(self.found(records, start=start, end=end), broker=broker)
 
@@ -84,13 +84,13 @@ class RecordColumns:
         start: int | None = None,
         end: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the same into as many batches as it takes for none of them to be too large."""
+        """Decode into as many batches as needed for none to be too large."""
         return self.batches_of(self.found(records, start=start, end=end), broker=broker)
 
     def batches_of(
         self, run: RecordRun, *, broker: str, reason: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Decode records that have been found already into batches that are not too large.
+        """Decode records that were already found into batches that are not too large.
 
         ``reason`` is why all of them are known to be bad.
         """
@@ -104,7 +104,7 @@ class RecordColumns:
         start: int | None = None,
         end: int | None = None,
     ) -> RecordRun:
-        """Find the records of a buffer, or of some stretches of it; raises RecordError."""
+        """Find the records of a buffer, or of parts of it; raises RecordError."""
         run, damaged_at = find_in_spans(records, [(0, len(records))] if spans is None else spans)
         if damaged_at is not None:
             raise damage_at(records, damaged_at)
@@ -118,12 +118,12 @@ class RecordColumns:
         return _between(run, start, end), damaged_at is None
 
     def batch_of(self, run: RecordRun, *, broker: str) -> pa.RecordBatch:
-        """Decode records that have been found already into one batch."""
+        """Decode records that were already found into one batch."""
         (batch,) = self._batches(run, broker, None)
         return batch
 
     def row(self, **known: object) -> pa.RecordBatch:
-        """Return a row with the columns that are known of a malformed record."""
+        """Return a row with the known columns of a malformed record."""
         cells = {name: known.get(name) for name in self.columns}
         return pa.RecordBatch.from_pylist([cells], schema=self.schema)
 
@@ -143,13 +143,13 @@ class RecordColumns:
             if piece.errors:
                 self.bad.take(bad_rows(piece.run, piece.errors, broker))
             kept = piece if self.bad.keeps_rows else piece.good()
-            # What was worked out to find the wanted records is not worked out again.
+            # Reuse what was computed to find the matching records.
             cells = made if kept.run is made.run else _Cells(kept.run, broker)
             cells.piece = kept
             yield self._batch(cells)
 
     def _errors(self, run: RecordRun) -> dict[int, str]:
-        """Return which records have a body or a topic that cannot be right, and why."""
+        """Return which records have an invalid body or topic, and why."""
         found = _wrong_topics(run) if "topic" in self.columns else {}
         if self.check_bodies:
             for row in run.damaged_bodies():
@@ -159,9 +159,9 @@ class RecordColumns:
     def _pieces(
         self, run: RecordRun, errors: dict[int, str], bytes_max: int | None
     ) -> Iterator[_Piece]:
-        """Cut a run behind the record with which its bodies become too large, while they inflate.
+        """Split a run behind the record where its inflated bodies become too large.
 
-        Plain ones do not count: a run of them is as large as what was pulled.
+        Plain bodies do not count: a run of them is as large as what was pulled.
         """
         begin = size = 0
         bodies: list[bytes] = []
@@ -186,7 +186,7 @@ class _Piece(NamedTuple):
     inflated: Sequence[bytes]
     """The bodies of those that are compressed."""
     errors: Mapping[int, str]
-    """Which cannot be decoded, and why."""
+    """Which records cannot be decoded, and why."""
 
     @classmethod
     def of(
@@ -200,7 +200,7 @@ class _Piece(NamedTuple):
         return cls(run.where(rows), inflated, own)
 
     def good(self) -> _Piece:
-        """Return the same without records that cannot be decoded."""
+        """Return a copy without records that cannot be decoded."""
         if not self.errors:
             return self
         rows = self.run.compressed_rows().tolist() if self.inflated else []
@@ -255,7 +255,7 @@ def _is_one_of(column: Column, values: frozenset[str]) -> npt.NDArray[np.bool_]:
 
 
 class _Cells:
-    """The columns of a run of records; what several of them need is worked out once."""
+    """The columns of a run of records; shared intermediate results are computed once."""
 
     def __init__(self, run: RecordRun, broker: str) -> None:
         self.run = run
@@ -344,7 +344,7 @@ def _hex(raw: npt.NDArray[np.uint8]) -> Column:
 
 
 def _hosts(hosts: Hosts, rows: int) -> Column:
-    # Messages come from few clients: each address is written out once.
+    # Messages come from few clients: each address is formatted once.
     different, whose = hosts
     names = tuple(_host_name(raw) for raw in different)
     return repeated(names, rows) if whose is None else pa.array(names, pa.string()).take(whose)
@@ -377,7 +377,7 @@ def _bodies(run: RecordRun, rows: npt.NDArray[np.int64], inflated: Sequence[byte
 
 
 def _compressed(run: RecordRun) -> Iterator[tuple[int, bytes, int]]:
-    """Yield each compressed body: which record's it is, as it is stored, and the flags."""
+    """Yield each compressed body: its record, its stored bytes, and the flags."""
     rows = run.compressed_rows()
     if not len(rows):
         return
@@ -387,7 +387,7 @@ def _compressed(run: RecordRun) -> Iterator[tuple[int, bytes, int]]:
 
 
 def _inflated(row: int, stored: bytes, flag: int, errors: dict[int, str]) -> bytes:
-    """Return a body, or nothing with an entry among the errors."""
+    """Return a decompressed body, or an empty one and note an error."""
     try:
         compression = sysflag.compression_of(flag)
         return stored if compression is None else inflate(stored, compression)

@@ -42,17 +42,17 @@ _LENGTH = struct.Struct(">h")
 def find_records(data: bytes | memoryview) -> tuple[RecordRun, int]:
     """Find records that lie back to back from the start of a buffer.
 
-    Returns them and the position behind the last good one, which is the buffer's end unless
-    something else than a whole record lies there: `damage_at` tells what.
+    Returns them and the position behind the last intact one, which is the buffer's end unless
+    something other than a whole record lies there: `damage_at` says what.
     """
     run, damaged_at = find_in_spans(data, [(0, len(data))])
     return run, len(data) if damaged_at is None else damaged_at
 
 
 def find_in_spans(data: bytes | memoryview, spans: Sequence[Span]) -> tuple[RecordRun, int | None]:
-    """Find records that lie back to back in stretches of a buffer, which are in its order.
+    """Find records that lie back to back in parts of a buffer, given in its order.
 
-    Returns those before the first one that is damaged, and where that lies, if there is one.
+    Returns those before the first damaged one, and its position, if there is one.
     """
     view = memoryview(data).cast("B") if isinstance(data, memoryview) else memoryview(data)
     if len(view) > INT_MAX:
@@ -66,7 +66,7 @@ def find_in_spans(data: bytes | memoryview, spans: Sequence[Span]) -> tuple[Reco
 
 
 def damage_at(data: bytes | memoryview, at: int) -> RecordError:
-    """Return what keeps the bytes at a position from being a record."""
+    """Return why the bytes at a position are not a record."""
     try:
         decode_record(data, at, check_crc=True)
     except RecordError as error:
@@ -75,9 +75,9 @@ def damage_at(data: bytes | memoryview, at: int) -> RecordError:
 
 
 def _alike(view: memoryview, spans: Sequence[Span]) -> RecordRun | None:
-    """Find records of one topic whose parts are all as long as those of the first.
+    """Find records of one topic with the layout of the first.
 
-    None if they are not so, or if something is wrong: it has to be looked for in each of them.
+    None if layouts differ, or if something is wrong, which must be searched for in each record.
     """
     size = _common_size(view, spans)
     if size is None:
@@ -114,7 +114,7 @@ def _alike(view: memoryview, spans: Sequence[Span]) -> RecordRun | None:
 
 
 def _common_size(view: memoryview, spans: Sequence[Span]) -> int | None:
-    """Return the size of the first record, None unless all spans may consist of such ones."""
+    """Return the size of the first record, None unless all spans may consist of this size."""
     if not spans or spans[0][1] - spans[0][0] < FIXED_BYTES:
         return None
     size: int = _SIZE.unpack_from(view, spans[0][0])[0]
@@ -124,10 +124,10 @@ def _common_size(view: memoryview, spans: Sequence[Span]) -> int | None:
 
 
 def _in_steps(spans: Sequence[Span], size: int) -> Int64s:
-    """Return where records start that fill the spans."""
+    """Return where records of equal size start in the spans."""
     counts = [(end - begin) // size for begin, end in spans]
     before = accumulate(counts, initial=0)
-    # How far they lie from where they would without anything between the spans.
+    # Their distance from where they would be without gaps between the spans.
     moved = [begin - row * size for (begin, _), row in zip(spans, before, strict=False)]
     starts: Int64s = np.arange(sum(counts)) * size + np.repeat(moved, counts)
     return starts
@@ -147,7 +147,7 @@ def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Int64s, int | None]
 
 
 def _checked(view: memoryview, starts: Int64s) -> tuple[RecordRun, int | None]:
-    """Find the parts of each record, up to the first one that is damaged; return where it is."""
+    """Find the parts of each record, up to the first damaged one; return where it is."""
     heads = heads_at(view, starts)
     sizes = heads["size"].astype(np.int64)
     bad = heads["magic"] != MAGIC
@@ -201,5 +201,5 @@ def _bodies(
 
 
 def _within(positions: Int64s, bad: Mask) -> Int64s:
-    """Lead the positions of damaged records, which may point anywhere, to the buffer's start."""
+    """Redirect positions of damaged records, which may point anywhere, to the buffer's start."""
     return np.where(bad, 0, positions) if bad.any() else positions

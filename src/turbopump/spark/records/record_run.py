@@ -1,7 +1,7 @@
-"""Many stored records of one buffer, once it is known where they and their parts lie.
+"""Many stored records of one buffer, with the known positions of their parts.
 
-Each field is read for all of them together, so that the cost of a record is a few array elements
-and not Python objects. `finding` makes such runs.
+Each field is read for all of them together, so that a record costs a few array elements and no
+Python objects. `record_finder` creates such runs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from turbopump.wire.record_arrays import are_same, read_at
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Span: TypeAlias = tuple[int, int]
-"""Where a stretch of bytes begins, and where it ends."""
+"""The start and the end of a range of bytes."""
 Hosts: TypeAlias = "tuple[list[bytes], Column | None]"
-"""The different ones, and for each record which one it has: None where there is only one."""
+"""The distinct values, and each record's index into them; None if there is only one."""
 
 _BORN_HOST_AT = 48
 _STORE_TIME_AT = 56
@@ -43,13 +43,13 @@ _RECONSUME_AT = 72
 
 _PORT_BYTES = 4
 _SMALL_BYTES = 768
-"""Bodies of records that are not larger on average are copied to be checked."""
+"""Bodies up to this average size are copied for checking."""
 _CHECKED_ROWS = 256
 _NO_ROWS: Int64s = np.empty(0, np.int64)
 
 
 class RecordRun:
-    """Records of one buffer, in order; their parts are checked to lie within them."""
+    """Records of one buffer, in order; their parts are known to lie within them."""
 
     __slots__ = (
         "_bodies",
@@ -80,20 +80,20 @@ class RecordRun:
         self.starts = starts
         self.sizes = sizes
         self.v6_shifts = v6_shifts
-        """How far what follows the born host and the store host is moved by IPv6 addresses; None
-        where all are IPv4."""
+        """How far IPv6 addresses shift what follows the born host and the store host; None if all
+        are IPv4."""
         self.body, self.topic, self.properties = parts
         self._buffer = buffer
         self._heads = heads
         self._topic = topic
-        """The topic of all of them, if it is known."""
+        """The topic of all records, if known."""
         self._bodies: Column | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def where(self, wanted: Mask | slice) -> RecordRun:
-        """Return the records that are wanted."""
+        """Return the selected records."""
         shifts = self.v6_shifts
         return RecordRun(
             self.data,
@@ -119,7 +119,7 @@ class RecordRun:
         return self._heads["sys_flag"].astype(np.int32)
 
     def compressed_rows(self) -> npt.NDArray[np.int64]:
-        """Return the numbers of the records whose bodies are compressed."""
+        """Return the row numbers of records with compressed bodies."""
         if not np.bitwise_or.reduce(self._heads["sys_flag"]) & sysflag.COMPRESSED:
             return _NO_ROWS
         return np.flatnonzero((self.sys_flags() & sysflag.COMPRESSED) != 0)
@@ -163,7 +163,7 @@ class RecordRun:
     def offset_ids(self) -> Iterator[tuple[Int64s | None, npt.NDArray[np.uint8]]]:
         """Yield the bytes of offset ids, store host and physical offset, one row for each.
 
-        Ids are of two widths: the first of each pair tells which records have them, None for all.
+        Ids have two widths: the first of each pair selects the records with it, None for all.
         """
         offsets = self._heads["physical_offset"].view(np.uint64)
         if self.v6_shifts is None:
@@ -198,20 +198,20 @@ class RecordRun:
         return self._bodies
 
     def only_topic(self) -> bytes | None:
-        """Return the topic that all records have, None if there are several, or no records."""
+        """Return the topic of all records, None if there are several, or no records."""
         if self._topic is not None and len(self):
             return self._topic
         found = self.of_same_width(self.topic)
         return found[0].tobytes() if found is not None and are_same(found) else None
 
     def topics(self) -> tuple[list[bytes], npt.NDArray[np.int32]]:
-        """Return the different topics, and for each record which one it has."""
+        """Return the distinct topics, and each record's index into them."""
         found = self.binary(self.topic).dictionary_encode()
         return cells(found.dictionary), found.indices.to_numpy()
 
     def damaged_bodies(self) -> list[int]:
-        """Return the records whose bodies are not what their checksums say."""
-        # As `body_crc` has it, without a call for each message.
+        """Return the records whose bodies do not match their checksums."""
+        # Same as `body_crc`, without a call per message.
         sums = array("I")
         for bodies in self._bodies_to_check():
             sums.extend(map(crc32, bodies))
@@ -219,11 +219,11 @@ class RecordRun:
         return np.flatnonzero(is_damaged).tolist() if is_damaged.any() else []
 
     def _bodies_to_check(self) -> Iterator[Iterable[Buffer]]:
-        """Yield bodies in the form that is made fastest, a few at a time."""
+        """Yield bodies in the form that is fastest to create, a few at a time."""
         count, width = len(self), self.body.width()
         if int(self.sizes.sum()) <= _SMALL_BYTES * count:
-            # A column is made of them in any case. Short ones are copied faster than views are made
-            # of them, and few at a time use the same memory again.
+            # A column of them is needed anyway. Copying short ones is faster than creating views,
+            # and a few at a time reuse the same memory.
             column = self.bodies()
             for start in range(0, count, _CHECKED_ROWS):
                 yield _copies(column.slice(start, _CHECKED_ROWS), width)
@@ -237,21 +237,21 @@ class RecordRun:
 
 
 class FieldSpans:
-    """One stretch of bytes for each record."""
+    """One range of bytes for each record."""
 
     __slots__ = ("length", "start")
 
     def __init__(self, start: Int64s, length: Int64s | int) -> None:
         self.start = start
         self.length = length
-        """How long each is, or all are."""
+        """The length of each, or of all."""
 
     @property
     def end(self) -> Int64s:
         return self.start + self.length
 
     def width(self) -> int | None:
-        """Return how long all are, None if they differ or are empty."""
+        """Return the length of all, None if they differ or are empty."""
         length = self.length
         if not len(self.start):
             return None
@@ -277,7 +277,7 @@ def _copies(column: Column, width: int | None) -> Iterable[bytes]:
 
 
 def _few(values: npt.NDArray[Any]) -> Hosts:
-    """Return values of which there are few different ones."""
+    """Return values of which few are distinct."""
     if len(values) and (values == values[0]).all():
         return [values[0].tobytes()], None
     found: Encoded = pa.array(np.ascontiguousarray(values)).dictionary_encode()
@@ -285,5 +285,5 @@ def _few(values: npt.NDArray[Any]) -> Hosts:
 
 
 def first_of(mask: Mask) -> int | None:
-    """Return the first row that is marked."""
+    """Return the first marked row."""
     return int(mask.argmax()) if mask.any() else None

@@ -1,7 +1,7 @@
-"""The properties of messages whose texts differ in nothing but the bytes of values.
+"""The properties of messages whose texts differ only in the bytes of values.
 
-So are those of one producer while its keys and tags keep their lengths: a value is then the same
-columns of all texts, and separators have to be looked for in one of them only.
+One producer's messages do, while its keys and tags keep their lengths: each value is then at the
+same columns of all texts, and separators must be searched for in only one of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from turbopump.wire.properties import ENTRY_END, NAME_END
 
 _ASCII_MAX = 0x7F
 _ENTRY_END = ord(ENTRY_END)
-"""The larger one of the separators. Below them is a byte that nobody writes."""
+"""The larger one of the separators. Below them is a byte that is never written."""
 _FOLDED_ROWS = 32
-"""So many rows are reduced as one: the time it takes is that of rows, hardly that of bytes."""
+"""This many rows are reduced as one: the time depends on the rows, hardly on the bytes."""
 
 
 class SameLayout:
@@ -38,7 +38,7 @@ class SameLayout:
         self._values = values
 
     def column(self, name: str) -> Column:
-        """Return one property of each message, null where it has none."""
+        """Return one property of each message, null if it has none."""
         if name not in self._names:
             return pa.nulls(len(self._values), pa.string())
         found = self._values[_field(self._names.index(name))].copy()
@@ -54,7 +54,7 @@ class SameLayout:
 
 
 def same_layout(texts: npt.NDArray[np.void]) -> SameLayout | None:
-    """Take texts of the same length apart; None if they differ in more, or are not ASCII."""
+    """Parse texts of the same length; None if they differ in more, or are not ASCII."""
     if texts.view(np.uint8).max() > _ASCII_MAX:
         return None
     layout = _layout(texts[0].tobytes().decode())
@@ -69,9 +69,9 @@ def same_layout(texts: npt.NDArray[np.void]) -> SameLayout | None:
 
 
 def _layout(text: str) -> dict[str, Span] | None:
-    """Return where values lie, by name; None for a text with an entry that is none, or without any.
+    """Return the spans of values by name; None for a text with a malformed entry, or without any.
 
-    Separators within values are not looked for: the caller does so in all texts at once.
+    Separators within values are not searched for: the caller does so in all texts together.
     """
     found: dict[str, Span] = {}
     at = 0
@@ -81,7 +81,7 @@ def _layout(text: str) -> dict[str, Span] | None:
         if entry:
             if not name or not value:
                 return None
-            # Of a name given twice the last value counts.
+            # Of a duplicate name, the last value counts.
             found.pop(name, None)
             found[name] = end - len(value), end
         at = end + len(ENTRY_END)
@@ -90,7 +90,7 @@ def _layout(text: str) -> dict[str, Span] | None:
 
 @lru_cache(maxsize=32)
 def _fields(spans: tuple[Span, ...], width: int) -> tuple[Mask, np.dtype[Any], np.dtype[Any]]:
-    """Return which bytes of a text are of values, and values with the rest and without it."""
+    """Return which bytes of a text belong to values, and values with and without the rest."""
     is_value = np.zeros(width, np.bool_)
     for start, end in spans:
         is_value[start:end] = True

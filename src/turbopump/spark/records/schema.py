@@ -47,11 +47,11 @@ _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
 }
 
 DECODE_ERROR = "decodeError"
-"""Why a record could not be decoded; only there if it is asked for."""
+"""Why a record could not be decoded; only present on request."""
 
 KNOWN_COLUMNS: tuple[str, ...] = tuple(_TYPES)
 COLUMNS: tuple[str, ...] = tuple(name for name in _TYPES if name != DECODE_ERROR)
-"""The columns of messages, those of a read that chooses none."""
+"""The columns of messages, and of reads that select none."""
 
 
 def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
@@ -65,9 +65,9 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
 
 
 def chosen_columns(text: str | None, *, with_errors: bool = False) -> tuple[str, ...]:
-    """Read the option ``columns``: names joined by commas, None for all; in the order given.
+    """Parse the option ``columns``: names joined by commas, None for all; in the order given.
 
-    ``with_errors`` is whether the column of decoding errors is one of all.
+    ``with_errors`` is whether "all" includes the column of decoding errors.
     """
     if text is None:
         return KNOWN_COLUMNS if with_errors else COLUMNS

@@ -1,4 +1,4 @@
-"""The messages of a batch, made of Arrow columns: the bytes of `turbopump.wire.batch`."""
+"""The messages of a batch, built from Arrow columns: the bytes of `turbopump.wire.batch`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from turbopump.spark.records.arrow_arrays import Column, Int64s, contents
 from turbopump.wire import properties
 
 Pieces: TypeAlias = "list[bytes | Column]"
-"""What lies one behind the other in each row: the same bytes in all of them, or binaries."""
+"""The adjacent pieces of each row: the same bytes in all rows, or binaries."""
 
 _HEAD = np.dtype(
     [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_size", ">i4")]
 )
 _PROPERTIES_SIZE = np.dtype(">i2")
 _BYTES_MAX = 2**31 - 1
-"""What Arrow's offsets can count."""
+"""The maximum of Arrow's offsets."""
 
 
 def entries(bodies: Column, named: Pieces) -> Column | None:
-    """Return a batch's message for each body and its properties; None when one is too large.
+    """Return a batch's message for each body and its properties; None if one is too large.
 
-    The result's bytes lie one behind the other: a stretch of them is the body of a batch.
+    The result's bytes are adjacent: a slice of them is the body of a batch.
     """
     body_sizes = sizes(bodies)
     named_sizes = np.zeros(len(bodies), np.int64)
@@ -43,7 +43,7 @@ def entries(bodies: Column, named: Pieces) -> Column | None:
 
 
 def joined(pieces: Pieces) -> Column:
-    """Return what the pieces make in each row; none of them is null."""
+    """Concatenate the pieces of each row; none of them is null."""
     kind = pa.binary()
     given: list[Any] = [
         pa.scalar(each, kind) if isinstance(each, bytes) else each for each in _merged(pieces)
@@ -53,7 +53,7 @@ def joined(pieces: Pieces) -> Column:
 
 
 def _merged(pieces: Pieces) -> Pieces:
-    """Join neighbours that are the same in all rows: what is put into a row costs by the piece."""
+    """Join neighbours that are the same in all rows: the cost depends on the number of pieces."""
     merged: Pieces = []
     for piece in pieces:
         last = merged[-1] if merged else None

@@ -33,13 +33,13 @@ from turbopump.spark.writing.send_planner import Destination, EncodedSend, encod
 from turbopump.wire.command import Command
 
 TARGETS_FRESH_MS = 1000
-"""How long a task goes on with what it knows of brokers before it asks its session again."""
+"""How long a task uses cached broker addresses before it asks its session again."""
 
 AVOIDED_MS = 10_000
-"""How long others are preferred to a broker that could not be reached."""
+"""How long to avoid a broker that could not be reached, if there are others."""
 
 _Number = tuple[BlockingConnection, int]
-"""What an answer is known by: where it comes from, and the number of its request."""
+"""The key of a response: its connection, and the number of its request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Unanswered:
     queue: MessageQueue
     start_ms: int
     cuts: int
-    """What the window had been through when it began."""
+    """The window's `cuts` when it started."""
 
 
 class BlockingSender:
@@ -95,7 +95,7 @@ class BlockingSender:
             self._shared.run(lambda _: self._sending.retry(failed))
 
     def close(self) -> None:
-        """Give up what is still on its way, and leave the connections to the next task."""
+        """Abandon requests in flight, and leave the connections to the next task."""
         waited_for = {connection for connection, _ in self._unanswered}
         for connection in self._connections.values():
             if connection in waited_for:
@@ -181,7 +181,7 @@ class BlockingSender:
     def _hear(self) -> None:
         """Wait for responses and process them, or their timeout."""
         connections = {connection for connection, _ in self._unanswered}
-        # What came while nobody looked says nothing about the time that it took.
+        # The arrival time of responses that arrived unobserved is unknown.
         heard, is_timed = readable(connections, 0), False
         if not heard:
             first_ms = min(each.start_ms for each in self._unanswered.values())
@@ -227,14 +227,14 @@ class BlockingSender:
         self._failed.append(UnfinishedSend(send, queue, error))
 
     def _note_late(self) -> None:
-        """Fail what should have been answered by now, and let connections go that say nothing."""
+        """Fail overdue sends, and release unresponsive connections."""
         limit_ms = self._options.send_timeout_ms
         now_ms = self._clock.monotonic_ms()
         for (connection, number), noted in list(self._unanswered.items()):
             if now_ms - noted.start_ms < limit_ms:
                 continue
             if self._unanswered.pop((connection, number), None) is None:
-                # It has failed together with its connection.
+                # It already failed together with its connection.
                 continue
             text = f"no response from {connection.address} within {limit_ms} ms"
             self._note_failure(noted.send, noted.queue, RequestTimeout(text), noted.cuts)
@@ -243,7 +243,7 @@ class BlockingSender:
                 self._give_up(connection, ConnectionLost(silence))
 
     def _give_up(self, connection: BlockingConnection, error: NetworkError) -> None:
-        """Fail all that waits for a connection, and let it go."""
+        """Fail everything that waits for a connection, and release it."""
         connection.close()
         self._connections.pop(connection.address, None)
         for number in [each for each in self._unanswered if each[0] is connection]:
@@ -252,7 +252,7 @@ class BlockingSender:
 
 
 def in_turn(encoded: Iterable[EncodedSend]) -> Iterator[EncodedSend]:
-    """Let destinations take turns: a send to a queue waits for the one before it to that queue."""
+    """Interleave destinations: a send to a queue waits for the previous one to that queue."""
     destinations: dict[Destination, list[EncodedSend]] = {}
     for send in encoded:
         destinations.setdefault(send.destination, []).append(send)

@@ -1,4 +1,4 @@
-"""Reading without the duplicates that tasks leave behind when Spark tries them again."""
+"""Reading without the duplicates that retried Spark tasks leave behind."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from turbopump.wire.properties import KEYS, TAGS
 _KEY = "__turbopump_row"
 _SEEN = "__turbopump_seen"
 _PLACE = ("topic", "broker", "queueId", "queueOffset")
-"""What tells messages apart that nobody has stamped."""
+"""What distinguishes messages without a stamp."""
 
 _NEEDED = (*_PLACE, "properties", "body")
 _WATERMARK = "spark.watermarkDelayMs"
-"""By which Spark marks the column of a watermark."""
+"""How Spark marks the column of a watermark."""
 
 
 def without_duplicates(
     messages: DataFrame, *, within: str = "1 hour", stamp: str = STAMP_PROPERTY
 ) -> DataFrame:
-    """Return messages that were read from topics, each row that a sink wrote only once.
+    """Return messages read from topics, with each row that a sink wrote only once.
 
-    A batch compares all rows with one another. A stream remembers rows for ``within`` after it has
-    read them, by the clock and not by the times of messages, so that none is too late however old
-    it is: choose more than it takes to start a failed query again. ``stamp`` is the property that
-    tells rows apart; duplicates have the same body, tags and keys too. Messages without a stamp are
-    all kept. A stream gets watermarks of its own behind this, not before.
+    A batch compares all rows with one another. A stream remembers rows for ``within`` after reading
+    them, by the clock and not by message times, so that no message is too late however old it is:
+    choose more than it takes to restart a failed query. ``stamp`` is the property that identifies
+    rows; duplicates also have the same body, tags and keys. Messages without a stamp are all kept.
+    Add a stream's own watermarks after this, not before.
 
     ::
 
@@ -45,8 +45,8 @@ def without_duplicates(
     if not messages.isStreaming:
         return marked.dropDuplicates([_KEY]).drop(_KEY)
     _require_no_watermark(messages)
-    # Spark drops what is older than the watermark, duplicate or not. The time of the micro-batch
-    # never is, and is the same when the batch is repeated.
+    # Spark drops rows older than the watermark, duplicate or not. The micro-batch's time never is,
+    # and is the same when the batch is repeated.
     timed = marked.withColumn(_SEEN, f.current_timestamp()).withWatermark(_SEEN, within)
     return timed.dropDuplicatesWithinWatermark([_KEY]).drop(_KEY, _SEEN)
 
@@ -61,11 +61,11 @@ def _require_no_watermark(messages: DataFrame) -> None:
 
 
 def _row(stamp: str) -> Column:
-    """Return what two messages have in common only if they are the same row.
+    """Return what two messages share only if they are the same row.
 
-    The topic belongs to it: a message that waits in a retry topic for its next delivery has the
-    stamp of the first, and is no duplicate of it. So does the content: a query whose rows came in
-    another order when they were written again has given one stamp to two rows.
+    The topic is part of it: a message waiting in a retry topic for redelivery has the stamp of the
+    first, and is not its duplicate. So is the content: a query that wrote its rows again in another
+    order has given one stamp to two rows.
     """
     properties = f.col("properties")
     content = f.xxhash64("body", properties[TAGS], properties[KEYS]).cast("string")

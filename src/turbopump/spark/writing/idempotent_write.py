@@ -1,6 +1,6 @@
-"""Writes that send no row twice: what earlier attempts have stored is looked up and skipped.
+"""Writes that send no row twice: rows stored by earlier attempts are looked up and skipped.
 
-ADR 13 says why this is right, and what it needs.
+ADR 13 explains why this is correct, and what it requires.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Which task has begun, and where its first marks are, by broker."""
+    """Which task has started, and where its first marks are, by broker."""
 
     origin: Origin
     marks: Mapping[str, int]
@@ -61,14 +61,14 @@ class TaskWrite:
         self._firsts: dict[str, int] = {}
 
     async def begin(self) -> SentRows:
-        """Wait until no earlier attempt is sending, and return what need not be sent."""
+        """Wait until no earlier attempt is sending, and return the rows not to send."""
         await self._producer.start()
         queues = await _queues(self._producer, self._options)
         brokers = sorted({queue.broker for queue in queues})
         starts = await self._ends(queues)
         await self.lease.start(brokers)
         earlier: list[Mark] = []
-        # One broker after the other: so attempts never wait for each other.
+        # One broker after another, so that attempts never wait for each other.
         for broker in brokers:
             marks = await self._exchange(broker, starts)
             if any(each.partition is None for each in marks):
@@ -96,10 +96,10 @@ class TaskWrite:
         if self._survey is not None:
             found += [each for each in self._survey.marks if each.broker == broker]
         found = [each for each in found if each.mark.is_of(*same)]
-        # The own mark is among them: when it can be read, so can those before it.
+        # Its own mark is among them: once it can be read, so can those before it.
         self._firsts[broker] = min(each.offset for each in found)
-        # It is stored again if a response is lost. The first one counts: whoever stored a mark
-        # behind it has seen it, and waits for this attempt.
+        # It is stored again if a response is lost. The first one counts: an attempt that stored a
+        # mark behind it has seen it, and waits for this attempt.
         own = min(each.offset for each in found if each.mark.attempt == mark.attempt)
         return [each.mark for each in found if each.offset < own]
 
@@ -119,7 +119,7 @@ class TaskWrite:
     async def _ends(self, queues: Iterable[MessageQueue]) -> dict[str, dict[int, int]]:
         route = self._session.cached_route(self._messages.queues.wire_topic(self._topic))
         if route is None or route.is_borrowed:
-            # The topic is created by the first row.
+            # The first row creates the topic.
             found = dict.fromkeys(queues, 0)
         else:
             found = await gather_by_key(queues, self._messages.end)
@@ -131,7 +131,7 @@ class TaskWrite:
     async def _stored(
         self, starts: Mapping[MessageQueue, int], queues: Iterable[MessageQueue]
     ) -> SentRows:
-        """Return the rows of this task in the topic, from where its first attempt began."""
+        """Return the rows of this task in the topic, from where its first attempt started."""
         sent = SentRows(self._origin)
         for broker in sorted({queue.broker for queue in starts}):
             if not self._session.has_master(broker):
@@ -155,7 +155,7 @@ class TaskWrite:
 
 
 async def survey(session: Session, options: SinkOptions, write: str) -> MarkSurvey:
-    """Read the marks of a batch write on the driver, before its tasks begin."""
+    """Read the marks of a batch write on the driver, before its tasks start."""
     async with Producer(options.group, session=session, config=options.producer()) as producer:
         queues = await _queues(producer, options)
         log = MarkLog(session, producer, options)
@@ -165,7 +165,7 @@ async def survey(session: Session, options: SinkOptions, write: str) -> MarkSurv
 async def finish(
     session: Session, options: SinkOptions, begun: Sequence[Begun], *, is_stream: bool
 ) -> None:
-    """Mark a write complete, and commit where the marks of a stream's newest batch begin.
+    """Mark a write complete, and commit where the marks of a stream's newest batch start.
 
     Both only save work: a failure is logged.
     """
@@ -202,7 +202,7 @@ def _topic(options: SinkOptions) -> str:
 
 
 def _starts(marks: Iterable[Mark]) -> dict[MessageQueue, int]:
-    """Return where rows of a task may begin: where the first of its attempts began."""
+    """Return where rows of a task may start: where the first of its attempts started."""
     found: dict[MessageQueue, int] = {}
     for mark in marks:
         for broker, ends in mark.starts.items():

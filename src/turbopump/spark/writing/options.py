@@ -1,4 +1,4 @@
-"""What can be set about writing to topics, and the checks that are made before anything runs."""
+"""Options for writing to topics, and their checks before anything runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turbopump.spark.pickled_fields import restore, unpickled_by
 from turbopump.wire.sysflag import Compression
 
 _OF_SPARK = frozenset({"checkpointlocation", "path", "queryname", "outputmode", "trigger"})
-"""Options that Spark itself reads and hands on to every sink."""
+"""Options that Spark reads itself and also passes to every sink."""
 
 _COMPRESSIONS = {one.name.lower(): one for one in Compression}
 _CHOICES = {
@@ -33,7 +33,7 @@ _WITH_UNITS = {
     "compressFromBytes": size_bytes,
     "bodyBytesMax": size_bytes,
 }
-"""Options that may be written as those of the source are, such as ``1m`` and ``5s``."""
+"""Options with units as in the source, such as ``1m`` and ``5s``."""
 
 _LEAST = {
     "batch_size": 1,
@@ -45,59 +45,59 @@ _LEAST = {
     "body_bytes_max": 1,
 }
 _MOST = 2**31 - 1
-"""Of all numbers. The system waits no longer at once than so many ms; frames have no more bytes."""
+"""For all numbers: the longest wait of one system call in ms, and the maximum frame size."""
 
 
 @unpickled_by(restore)
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """How rows are sent; travels to the executors with the writer."""
+    """How rows are sent; sent to the executors with the writer."""
 
     nameserver: str = ""
-    """``host:port;host:port``; empty takes the driver's ``NAMESRV_ADDR``."""
+    """``host:port;host:port``; if empty, the driver's ``NAMESRV_ADDR``."""
 
     namespace: str = ""
     topic: str | None = None
-    """Where all rows go, whatever their column ``topic`` says."""
+    """The topic of all rows, overriding their column ``topic``."""
 
     group: str = "spark-sink"
     batch_size: int = 2000
-    """Messages that go together at most; those of one topic do, unless delayed or compressed."""
+    """Maximum messages per batch; those of one topic form one unless delayed or compressed."""
 
     batch_bytes: int = 1024 * 1024
-    """Bytes that go together at most, if ``body_bytes_max`` is not less."""
+    """Maximum bytes per batch, if ``body_bytes_max`` is not less."""
 
     max_in_flight: int = 8
-    """Sends of a task that have no answer yet, each of a message or a batch; more wait.
+    """Sends of a task without a response yet, each of a message or a batch; further ones wait.
 
-    A broker refuses what has waited for 200 ms, so more of them would not be faster.
+    A broker refuses what has waited for 200 ms, so more would not be faster.
     """
 
     send_timeout_ms: int = 3000
-    """For each try."""
+    """For each attempt."""
 
     retries: int = 10
-    """Further tries of a send after an error that may pass, with growing pauses between them."""
+    """Retries of a send after a transient error, with growing pauses between them."""
 
     retry_unless_ok: bool = False
-    """Whether to try again too when it was stored, but not flushed or copied in time."""
+    """Whether to also retry when it was stored, but not flushed or copied in time."""
 
     compression: str = "zlib"
     compress_from_bytes: int = 4096
-    """Bodies of this size or more are compressed, and not put into batches."""
+    """Bodies of at least this size are compressed, and not put into batches."""
 
     body_bytes_max: int = 4 * 1024 * 1024
     stamp: str = "true"
-    """Whether messages say which row they come from: as property and key, property, or not."""
+    """Whether messages name the row they come from: as property and key, property, or not."""
 
     write_id: str | None = None
-    """What a batch write calls itself in stamps, for those who repeat it by themselves."""
+    """The name of a batch write in stamps, for callers that repeat it themselves."""
 
     reserved_properties: str = "fail"
-    """Whether properties with a name of the protocol fail the write or are left out."""
+    """Whether properties with a protocol name fail the write or are left out."""
 
     idempotent: bool = False
-    """Whether rows that an earlier attempt of the same write has stored are skipped."""
+    """Whether rows stored by an earlier attempt of the same write are skipped."""
 
     def __post_init__(self) -> None:
         keys = dict(zip((field.name for field in fields(self)), OPTIONS, strict=True))
@@ -140,9 +140,9 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, object]) -> SinkOptions:
-        """Read options as Spark hands them over, in any case; raises InvalidArgument.
+        """Parse options as Spark passes them, in any case; raises InvalidArgument.
 
-        Who calls by himself may give numbers and truths as they are, as to ``DataFrameWriter``.
+        Direct callers may pass numbers and booleans as such, as to ``DataFrameWriter``.
         """
         by_lower = {key.lower(): key for key in OPTIONS}
         given = {
@@ -150,7 +150,7 @@ class SinkOptions:
             for key, value in options.items()
             if key.lower() not in _OF_SPARK
         }
-        # The executors may live in another environment than the driver.
+        # The executors may run in another environment than the driver.
         given.setdefault("nameserver", os.environ.get(NAMESERVER_VARIABLE, ""))
         plain, problems = _plain_texts({key: given[key] for key in given if key in OPTIONS})
         if unknown := sorted(given.keys() - set(OPTIONS)):
@@ -165,11 +165,11 @@ class SinkOptions:
         return found
 
     def client(self) -> ClientConfig:
-        """Return where the cluster is."""
+        """Return the client configuration."""
         return ClientConfig(self.nameserver, self.namespace)
 
     def rules(self) -> MessageRules:
-        """Return what messages may be like."""
+        """Return the limits of messages."""
         method = _COMPRESSIONS.get(self.compression)
         return MessageRules(
             body_bytes_max=self.body_bytes_max,
@@ -179,7 +179,7 @@ class SinkOptions:
         )
 
     def producer(self) -> ProducerConfig:
-        """Return how to send; what fails is tried again here, not by the producer."""
+        """Return the producer configuration; failures are retried here, not by the producer."""
         return ProducerConfig(
             send_timeout_ms=self.send_timeout_ms,
             retries_max=0,
@@ -189,7 +189,7 @@ class SinkOptions:
 
 
 OPTIONS: tuple[str, ...] = tuple(keys_of(SinkOptions))
-"""The names of all options, as they are documented."""
+"""The documented names of all options."""
 
 
 def _refusal(problems: Sequence[str]) -> InvalidArgument:
@@ -202,9 +202,9 @@ def _check_write_id(text: str) -> None:
 
 
 def _plain_texts(given: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
-    """Return options with plain numbers in place of sizes and times, and what is wrong with them.
+    """Return options with plain numbers in place of sizes and times, and their errors.
 
-    What is wrong is left out, so that all else can be checked as well.
+    Invalid ones are left out, so that all others can be checked as well.
     """
     plain, problems = {}, []
     for key, value in given.items():

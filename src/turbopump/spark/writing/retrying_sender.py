@@ -1,4 +1,4 @@
-"""Sends the rows of a task through the session, with retries; ordered where rows ask for it."""
+"""Sends the rows of a task through the session, with retries; in order where rows require it."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class RetryingSender:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self.producer.close()
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     async def _begin(self, send: Send | EncodedSend, tried: UnfinishedSend | None = None) -> None:
         await self._places.acquire()

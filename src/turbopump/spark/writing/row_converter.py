@@ -1,7 +1,7 @@
-"""From Arrow record batches to messages: each column converted at once, and only those there are.
+"""Converting Arrow record batches to messages, column by column.
 
-A row is named by its number in its task, from 0 on. The number is also what makes a stamp: the
-same rows in the same order get the same stamps when a task is tried again.
+A row is identified by its number in its task, from 0 on. The number also makes the stamp: the same
+rows in the same order get the same stamps when a task is retried.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from turbopump.spark.writing.sink_columns import SinkColumns
 from turbopump.wire import properties as wire_properties
 
 STAMP_PROPERTY = "SPARK_ROW"
-"""Says which row of which write a message comes from: ``query/batch/partition/row``."""
+"""Which row of which write a message comes from: ``query/batch/partition/row``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the rows of one task are known by, on every try of it."""
+    """The identity of the rows of one task, the same on every attempt."""
 
     query: str
     batch: str
@@ -37,13 +37,13 @@ class Origin:
 
     @property
     def prefix(self) -> str:
-        """What all stamps begin with; the number of the row follows."""
+        """The common prefix of all stamps; the row number follows."""
         return f"{self.query}/{self.batch}/{self.partition}/"
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedRows:
-    """Rows that became messages; what is None is not chosen by any row."""
+    """Rows converted to messages; None for what no row chooses."""
 
     first_row: int
     messages: Sequence[Message]
@@ -51,7 +51,7 @@ class ConvertedRows:
     queue_ids: Sequence[int | None] | None = None
     brokers: Sequence[str | None] | None = None
     sent: Collection[int] = ()
-    """Numbers of rows that are stored already."""
+    """Numbers of rows that are already stored."""
 
     @property
     def topics(self) -> Sequence[str]:
@@ -59,7 +59,7 @@ class ConvertedRows:
 
 
 class RowConverter:
-    """Makes messages of the rows of one task."""
+    """Converts the rows of one task to messages."""
 
     def __init__(self, columns: SinkColumns, options: SinkOptions, origin: Origin) -> None:
         self._columns = columns
@@ -70,7 +70,7 @@ class RowConverter:
         self._drops_reserved = options.reserved_properties == "drop"
 
     def rows(self, batch: pa.RecordBatch, first_row: int) -> ConvertedRows:
-        """Convert a batch whose first row has a number; raises InvalidArgument naming the row."""
+        """Convert a batch, given the number of its first row; raises InvalidArgument for a row."""
         bodies = self._required(batch, "body", first_row)
         topics = (
             repeat(self._topic)
@@ -112,7 +112,7 @@ class RowConverter:
 
     def _keys(self, batch: pa.RecordBatch, first_row: int) -> Iterable[Sequence[str]]:
         given = self._values(batch, "keys")
-        # A text may name several keys between blanks, which is how messages carry them.
+        # A text may contain several keys separated by blanks, as messages carry them.
         found: Iterable[Sequence[str]] | None = (
             None
             if given is None
@@ -150,7 +150,7 @@ class RowConverter:
             one[STAMP_PROPERTY] = stamp
 
     def place(self, row: int, column: str) -> str:
-        """Return how errors call a cell."""
+        """Return the name of a cell in errors."""
         return f"row {row} of partition {self._origin.partition}, column {column}"
 
 

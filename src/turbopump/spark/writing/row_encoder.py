@@ -1,7 +1,7 @@
-"""From Arrow columns straight to batches as they are sent, without an object for each cell.
+"""Encoding Arrow columns directly as batches, without an object per cell.
 
-Most rows take this path. `RowConverter` makes messages of the others: invalid or delayed rows, rows
-large enough to be compressed, and all rows of a record batch with such a row.
+Most rows take this path. `RowConverter` converts the others: invalid or delayed rows, rows large
+enough to be compressed, and all rows of a record batch with such a row.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from turbopump.wire.ids import COUNTER_DIGITS, UniqueIds, with_counter
 from turbopump.wire.names import RETRY_PREFIX
 
 ROWS_MAX = 32768
-"""What is encoded at once: half as many as there are unique ids in a millisecond."""
+"""Rows encoded together: half as many as there are unique ids in a millisecond."""
 
 _FIRST_PLAIN, _LAST_PLAIN = 0x21, 0x7E
-"""ASCII without blanks and what separates properties."""
+"""ASCII without blanks and property separators."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Rows as they lie in batches; what is None is not chosen by any row."""
+    """Rows as encoded in batches; None for what no row chooses."""
 
     first_row: int
     topics: Sequence[str]
     entries: Column
     body_sizes: Int64s
     ids: tuple[str, int]
-    """What their unique ids begin with, and the counter of the first one."""
+    """The prefix of their unique ids, and the counter of the first one."""
 
     sharding_keys: Sequence[str | int | None] | None = None
     queue_ids: Sequence[int | None] | None = None
     brokers: Sequence[str | None] | None = None
     sent: Collection[int] = ()
-    """Numbers of rows that are stored already."""
+    """Numbers of rows that are already stored."""
 
     def message_id(self, place: int) -> str:
         """Return the unique id of a row."""
@@ -67,14 +67,14 @@ class RowEncoder:
         self._is_stamped = options.stamp != "false"
         self._is_stamp_key = options.stamp == "true"
         self._stamp = origin.prefix
-        # One that has a stamp is refused, or gets the new one in the place of the old.
+        # A row that has a stamp is refused, or gets the new one in its place.
         stamps = {STAMP_PROPERTY} if self._is_stamped else set()
         self._refused = properties.RESERVED | stamps
         self._drops_reserved = options.reserved_properties == "drop"
         self._ids = ids
 
     def rows(self, batch: pa.RecordBatch, first_row: int) -> EncodedRows | None:
-        """Encode a batch whose first row has a number; None when its rows need another way."""
+        """Encode a batch, given the number of its first row; None if its rows need another path."""
         count = batch.num_rows
         if not 0 < count <= ROWS_MAX or self._is_special(batch):
             return None
@@ -99,7 +99,7 @@ class RowEncoder:
         )
 
     def _is_special(self, batch: pa.RecordBatch) -> bool:
-        """Whether there are delays, or the stamps are no keys."""
+        """Whether there are delays, or the stamps are not keys."""
         if self._is_stamped and not _is_key(self._stamp):
             return True
         if "delayLevel" not in self._columns:
@@ -132,7 +132,7 @@ class RowEncoder:
         return [mark, column.fill_null("").cast(pa.binary())]
 
     def _keys(self, batch: pa.RecordBatch) -> Column | None:
-        """Return the keys of each row in one text, empty where there is none."""
+        """Return the keys of each row as one text, empty if there are none."""
         if "keys" not in self._columns:
             return pa.array([], pa.string())
         column = batch.column("keys")
@@ -174,7 +174,7 @@ class RowEncoder:
 
 
 def plain_bodies(column: Column, rules: MessageRules) -> Column | None:
-    """Return bodies as binaries; None when one is missing, not allowed, or to be compressed."""
+    """Return bodies as binaries; None if one is missing, invalid, or to be compressed."""
     if column.null_count:
         return None
     bodies = column.cast(pa.binary())
@@ -184,7 +184,7 @@ def plain_bodies(column: Column, rules: MessageRules) -> Column | None:
 
 
 def _unique(ids: tuple[str, int], count: int) -> Pieces:
-    """Return the properties that every message begins with."""
+    """Return the properties that start every message."""
     prefix, first = ids
     counters = np.arange(first, first + count).astype(">u2").tobytes().hex().upper()
     digits = np.frombuffer(counters.encode(), np.uint8)
@@ -199,12 +199,12 @@ def _where(there: Column, piece: bytes) -> Column:
 
 
 def _name(name: str) -> bytes:
-    """Return what stands before the value of a property that is not the first."""
+    """Return what precedes the value of a property that is not the first."""
     return f"{properties.ENTRY_END}{name}{properties.NAME_END}".encode()
 
 
 def _joined_keys(column: Column) -> Column | None:
-    """Join the keys of each row; None when one of them is none."""
+    """Join the keys of each row; None if one of them is invalid."""
     values: Column = pc.list_flatten(column).cast(pa.string())
     if values.null_count or not (_is_plain(values) or all(map(_is_key, cells(values)))):
         return None
@@ -214,7 +214,7 @@ def _joined_keys(column: Column) -> Column | None:
 
 
 def _is_plain(texts: Column) -> bool:
-    """Whether no text is empty or has something in it that needs a closer look."""
+    """Whether no text is empty or contains characters that need further checks."""
     if not len(texts):
         return True
     ends, data = contents(texts)

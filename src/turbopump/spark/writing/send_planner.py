@@ -1,4 +1,4 @@
-"""Which rows go together in one send, and which after one another. Pure."""
+"""Which rows form one send, and which follow one another. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.spark.writing.row_encoder import EncodedRows
 from turbopump.wire.names import RETRY_PREFIX
 
 _OVERHEAD_BYTES = BATCH_ENTRY_OVERHEAD_BYTES + 100
-"""Beside body, keys and properties: the producer adds a unique id and names of properties."""
+"""Besides body, keys and properties: the producer adds a unique id and property names."""
 
 Destination = MessageQueue | str
 """A queue, whose messages keep their order, or a topic, whose messages may go to any queue."""
@@ -26,7 +26,7 @@ Destination = MessageQueue | str
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Messages that go together, or one that goes alone."""
+    """Messages sent together, or one sent alone."""
 
     destination: Destination
     messages: Sequence[Message]
@@ -39,34 +39,34 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSend:
-    """Messages that go together and are encoded already."""
+    """Encoded messages that are sent together."""
 
     destination: Destination
     message_id: str
-    """That of the first."""
+    """The id of the first message."""
 
     body: memoryview
-    """Of what all rows that were encoded with them became; not copied."""
+    """The encoded form of all rows encoded together; not copied."""
 
     body_bytes: int
-    """What rows gave of it."""
+    """What the rows contributed to it."""
 
     rows: Sequence[int]
 
 
 def topic_of(destination: Destination) -> str:
-    """Return the topic that messages of a destination have."""
+    """Return the topic of a destination's messages."""
     return destination if isinstance(destination, str) else destination.topic
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How large a send may become, and what goes alone."""
+    """Limits of a send, and what is sent alone."""
 
     messages_max: int
     bytes_max: int
     alone_from_bytes: int
-    """Bodies of this size or more go alone, since batches are not compressed."""
+    """Bodies of at least this size are sent alone, since batches are not compressed."""
 
 
 def sends(
@@ -75,7 +75,7 @@ def sends(
     cuts: BatchLimits,
     partition: int,
 ) -> Iterator[Send | EncodedSend]:
-    """Cut rows into sends; those of one destination come in the order of their rows."""
+    """Split rows into sends; those of one destination keep the order of their rows."""
     if isinstance(rows, EncodedRows):
         return encoded_sends(rows, queues, cuts, partition)
     return _sends_of_messages(rows, _by_destination(rows, queues, partition), cuts)
@@ -87,7 +87,7 @@ def encoded_sends(
     cuts: BatchLimits,
     partition: int,
 ) -> Iterator[EncodedSend]:
-    """Do the same with rows that are encoded already."""
+    """Split encoded rows into sends, as `sends`."""
     return _sends_of_encoded(rows, _by_destination(rows, queues, partition), cuts)
 
 
@@ -114,7 +114,7 @@ def _sends_of_encoded(
         numbers = _numbers(rows.first_row, places)
         start = 0
         while start < len(places):
-            # As many as end within the limit, but one at least.
+            # As many as end within the limit, but at least one.
             within = int(np.searchsorted(ends, ends[start] + cuts.bytes_max, side="right")) - 1
             end = max(start + 1, min(within, start + cuts.messages_max, len(places)))
             yield EncodedSend(
@@ -136,7 +136,7 @@ def _numbers(first_row: int, places: Sequence[int]) -> Sequence[int]:
 def _by_destination(
     rows: ConvertedRows | EncodedRows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
 ) -> Mapping[Destination, Sequence[int]]:
-    """Return the places of rows by destination, without those that are stored."""
+    """Return the positions of rows by destination, without those already stored."""
     found = _all_by_destination(rows, queues, partition)
     if not rows.sent:
         return found
@@ -173,7 +173,7 @@ def _all_by_destination(
 def chosen_queue(
     queues: Sequence[MessageQueue], queue_id: int | None, broker: str | None, row: str
 ) -> MessageQueue:
-    """Return the queue that a row asks for; raises InvalidArgument that lists those there are."""
+    """Return the queue that a row chooses; raises InvalidArgument that lists the existing ones."""
     if queue_id is None:
         raise InvalidArgument(
             f"{row}, column broker: {broker!r} needs a queueId beside it; set both, or neither"
@@ -200,7 +200,7 @@ def chosen_queue(
 
 
 def _together(messages: Sequence[Message], cuts: BatchLimits) -> Iterator[list[Message]]:
-    """Cut messages of one destination into what goes together, in the same order."""
+    """Split messages of one destination into sends, in the same order."""
     batch: list[Message] = []
     batch_bytes = 0
     for message in messages:
@@ -221,9 +221,9 @@ def _together(messages: Sequence[Message], cuts: BatchLimits) -> Iterator[list[M
 
 
 def _size_bytes(message: Message) -> int:
-    """Return what a message takes in a batch, rather too much than too little.
+    """Return the size of a message in a batch, rounded up rather than down.
 
-    Nothing is checked here, unlike in `split_batch`: what is wrong is found when it is sent.
+    Unlike `split_batch`, this checks nothing: errors are found on sending.
     """
     size = _OVERHEAD_BYTES + len(message.body) + _text_bytes(message.tags or "")
     for key in message.keys:

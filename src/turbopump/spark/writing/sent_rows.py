@@ -1,4 +1,4 @@
-"""The rows of a task that earlier attempts have stored, compared with what comes now. Pure."""
+"""The rows of a task that earlier attempts have stored, compared with the current ones. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SentRows:
         """Remember a stored message if it is a row of this task."""
         stamp = stored.properties.get(STAMP_PROPERTY, "")
         number = stamp.removeprefix(self._origin.prefix)
-        # The id of a write may contain slashes: then the rest is no number.
+        # The id of a write may contain slashes: then the rest is not a number.
         if number != stamp and number.isdecimal():
             self._digests[int(number)] = _digest(stored.body, stored.tags, stored.keys)
 

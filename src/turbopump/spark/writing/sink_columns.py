@@ -1,4 +1,4 @@
-"""Which columns rows to send may have; checked on the driver, before anything runs."""
+"""The columns that rows to send may have; checked on the driver, before anything runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "broker": ("string",),
     "shardingKey": ("string", *_WHOLE_NUMBERS),
 }
-"""The columns that a sink knows, with the types that they may have."""
+"""The columns that a sink knows, with their valid types."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """The columns that rows to send have; those without any value in any row are left out."""
+    """The columns of rows to send, without those that are null in every row."""
 
     names: frozenset[str]
 
@@ -40,7 +40,7 @@ class SinkColumns:
 
 
 def sink_columns(schema: StructType, options: SinkOptions) -> SinkColumns:
-    """Return the columns to convert; raises InvalidArgument that lists all that is wrong."""
+    """Return the columns to convert; raises InvalidArgument that lists all errors."""
     types = {field.name: _type_name(field.dataType.simpleString()) for field in schema.fields}
     present = frozenset(name for name, found in types.items() if found != _ABSENT)
     problems = [
@@ -55,7 +55,7 @@ def sink_columns(schema: StructType, options: SinkOptions) -> SinkColumns:
         raise InvalidArgument(
             f"invalid columns for the rocketmq sink: {'; '.join(problems)}. Expected {_allowed()}"
         )
-    # The option outranks the column, as users of other connectors expect.
+    # The option overrides the column, as users of other connectors expect.
     return SinkColumns(present - {"topic"} if options.topic is not None else present)
 
 
@@ -88,7 +88,7 @@ def _mistyped(types: dict[str, str]) -> list[str]:
 def _contradicting(present: frozenset[str], options: SinkOptions) -> list[str]:
     problems = []
     if options.idempotent and "delayLevel" in present:
-        # They are not in the topic before their time.
+        # They are not in the topic before they are due.
         problems.append("delayLevel cannot be combined with idempotent: delayed rows are not found")
     if {"queueId", "shardingKey"} <= present:
         problems.append("queueId and shardingKey both choose the queue: keep one")
@@ -98,7 +98,7 @@ def _contradicting(present: frozenset[str], options: SinkOptions) -> list[str]:
 
 
 def _type_name(text: str) -> str:
-    # A collation is a matter of comparing; the text is the same.
+    # A collation only affects comparisons; the text is the same.
     return text.partition(" collate ")[0]
 
 

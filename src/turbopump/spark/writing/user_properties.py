@@ -1,4 +1,4 @@
-"""The properties that rows give their messages, a map each, as they lie in messages."""
+"""User properties of rows, one map each, encoded as in messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_text(text: str) -> bool:
 def user_properties(
     column: Column, left_out: Iterable[str], refused: frozenset[str]
 ) -> Pieces | None:
-    """Return the maps as what follows other properties; None when one needs a closer look."""
+    """Return the maps as encoded after other properties; None if one needs further checks."""
     entries = _Entries.of(column)
     if entries is None:
         return None
@@ -46,11 +46,11 @@ def user_properties(
 
 
 class _Entries:
-    """The entries of many maps, one behind the other."""
+    """The entries of many maps, back to back."""
 
     def __init__(self, offsets: npt.NDArray[np.int32], names: Column, values: Column) -> None:
         self.offsets = offsets
-        """Where the entries of each map begin, and the end."""
+        """Where the entries of each map start, and the end."""
         self.names = names
         self.values = values
         found = cast("Any", names.dictionary_encode())
@@ -59,7 +59,7 @@ class _Entries:
 
     @classmethod
     def of(cls, column: Column) -> _Entries | None:
-        """Return the entries; None when one is null, or a map that is null has some."""
+        """Return the entries; None if one is null, or a map that is null has some."""
         given = cast("Any", column)
         offsets = given.offsets.to_numpy()
         counts = np.diff(offsets)
@@ -72,7 +72,7 @@ class _Entries:
         return cls(offsets - offsets[0], names.cast(pa.string()), values.cast(pa.string()))
 
     def without(self, names: frozenset[str]) -> _Entries:
-        """Leave entries of some names out."""
+        """Drop entries with some names."""
         if not names.intersection(self._known):
             return self
         kept = ~np.isin(self._codes, [n for n, name in enumerate(self._known) if name in names])
@@ -81,7 +81,7 @@ class _Entries:
         return _Entries(places[self.offsets], self.names.filter(mask), self.values.filter(mask))
 
     def are_allowed(self, refused: frozenset[str]) -> bool:
-        """Whether all may be sent, and no map has a name twice."""
+        """Whether all entries are valid, and no map has a duplicate name."""
         if any(name in refused or not is_text(name) for name in self._known):
             return False
         if not all(map(is_text, cells(self.values.unique()))):

@@ -1,7 +1,7 @@
-"""Only one attempt of a task sends at a time: it gives signs of life, and the next one waits.
+"""A lease for one sending attempt per task: it sends heartbeats, and the next attempt waits.
 
-Brokers cannot fence a sender off. So an attempt stores a beat at each broker every second, and
-sends rows only while the last beat is recent. The next attempt begins when no beat was stored for
+Brokers cannot fence off a sender. So an attempt stores a beat at each broker every second, and
+sends rows only while the last beat is recent. The next attempt starts when no beat was stored for
 longer than that.
 """
 
@@ -23,7 +23,7 @@ BEAT_EVERY_S = 1.0
 FRESH_MS = 5000
 """How long after a beat an attempt may send."""
 SILENT_S = 8.0
-"""How long no beat is stored before an attempt is over. The difference is for its last requests."""
+"""Without a beat for this long, an attempt is over. The difference is for its last requests."""
 _WAIT_MAX_MS = 600_000
 
 
@@ -41,14 +41,14 @@ class WriteLease:
         self._work = Supervisor()
 
     async def start(self, brokers: list[str]) -> None:
-        """Begin to give signs of life."""
+        """Start sending beats."""
         self._brokers = brokers
         self._fresh_from_ms = self._clock.monotonic_ms()
         await self._beat()
         self._work.start(self._keep())
 
     async def wait_for(self, broker: str, attempts: set[str]) -> None:
-        """Wait until attempts are over; then all that they stored at the broker can be read.
+        """Wait until attempts are over; then everything they stored at the broker can be read.
 
         Raises SparkError after 10 minutes.
         """
@@ -69,13 +69,13 @@ class WriteLease:
                 )
             first = await self._log.beat(broker, self.attempt)
             await asyncio.sleep(SILENT_S)
-            # Brokers make messages readable in the order in which they store them: as soon as this
-            # beat can be read, so can everything that earlier attempts have stored.
+            # Brokers make messages readable in the order in which they store them: once this beat
+            # can be read, so can everything that earlier attempts have stored.
             last = await self._log.beat(broker, self.attempt)
             attempts = attempts & await self._log.beats(broker, first, last + 1)
 
     def require(self) -> None:
-        """Raise SparkError unless no other attempt can have begun; called before each send."""
+        """Raise SparkError unless no other attempt can have started; called before each send."""
         if self._is_lost or self._age_ms() > FRESH_MS:
             self._is_lost = True
             raise SparkError(
@@ -84,7 +84,7 @@ class WriteLease:
             )
 
     async def stop(self) -> None:
-        """Give no more signs of life."""
+        """Stop sending beats."""
         await self._work.stop()
 
     async def _keep(self) -> None:
@@ -98,7 +98,7 @@ class WriteLease:
     async def _beat(self) -> None:
         start_ms = self._clock.monotonic_ms()
         await gather_by_key(self._brokers, lambda broker: self._log.beat(broker, self.attempt))
-        # Too late: others may have seen the silence.
+        # Too late: other attempts may have noticed the silence.
         self._is_lost = self._is_lost or self._age_ms() > FRESH_MS
         self._fresh_from_ms = start_ms
 

@@ -1,8 +1,7 @@
-"""Marks of idempotent writes: which tasks have begun to send, and which writes are complete.
+"""Marks of idempotent writes: which tasks have started to send, and which writes are complete.
 
-They are messages in a topic of their own: as durable as the rows, and found without an index, on
-Apache's brokers too. On each broker queue 0 has the marks, and queue 1 signs of life of the tasks
-that are running.
+They are messages in a separate topic: as durable as the rows, and found without an index, on Apache
+brokers too. On each broker, queue 0 has the marks, and queue 1 the beats of running tasks.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     partition: int | None = None
     attempt: str = ""
     starts: dict[str, dict[int, int]] = {}
-    """By broker and queue: the task's rows lie at this offset or after it."""
+    """By broker and queue: the task's rows are at or after this offset."""
 
     def is_of(self, write: str, batch: str, topic: str) -> bool:
         return (self.write, self.batch, self.topic) == (write, batch, topic)
 
 
 class PlacedMark(NamedTuple):
-    """A mark, and where it lies."""
+    """A mark, and its position."""
 
     broker: str
     offset: int
@@ -68,12 +67,12 @@ class PlacedMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MarkSurvey:
-    """What the driver has read of the marks, so that the tasks of a batch write need not."""
+    """The marks that the driver has read, so that the tasks of a batch write need not."""
 
     ends: dict[str, int]
     """By broker: where tasks continue."""
     marks: tuple[PlacedMark, ...]
-    """Those of the write."""
+    """The marks of the write."""
 
 
 class Messages:
@@ -104,7 +103,7 @@ class Messages:
         return await with_retries(asked, self._retries, queue)
 
     async def read(self, queue: MessageQueue, start: int, end: int) -> Sequence[MessageView]:
-        """Return the messages from an offset to before another, which exists or is about to."""
+        """Return the messages from an offset to before another, which exists or soon will."""
         found: list[MessageView] = []
         at, waits_left = start, _VISIBLE_WITHIN_MS // _HELD_MS
         while at < end:
@@ -113,7 +112,7 @@ class Messages:
             except DamagedMessage as error:
                 if error.message is None:
                     raise
-                # Its properties are known, and tell whose row it is.
+                # Its properties are known, and identify its row.
                 found.append(error.message)
                 at = error.next_offset
                 continue
@@ -158,14 +157,14 @@ class MarkLog:
 
     async def read(self, broker: str, start: int, end: int) -> list[PlacedMark]:
         """Return the marks of a broker from an offset to before ``end``."""
-        # Past the end, the topic was created again since: everything is new.
+        # Beyond the end: the topic was re-created since, so everything is new.
         first = start if start <= end else 0
         views = await self._messages.read(marks_queue(broker), first, end)
         found = ((view.queue_offset, _decoded(view.body)) for view in views)
         return [PlacedMark(broker, offset, mark) for offset, mark in found if mark is not None]
 
     async def beat(self, broker: str, attempt: str) -> int:
-        """Store a sign of life of an attempt; return its offset."""
+        """Store a beat of an attempt; return its offset."""
         queue = MessageQueue(MARKS_TOPIC, broker, _BEATS_QUEUE)
         await self._require_topic(broker)
         return (
@@ -173,7 +172,7 @@ class MarkLog:
         ).queue_offset
 
     async def beats(self, broker: str, start: int, end: int) -> set[str]:
-        """Return which attempts gave signs of life between two of the own."""
+        """Return which attempts stored beats between two of its own."""
         queue = MessageQueue(MARKS_TOPIC, broker, _BEATS_QUEUE)
         return {each.body.decode() for each in await self._messages.read(queue, start, end)}
 
@@ -193,7 +192,7 @@ class MarkLog:
         return MarkSurvey(ends, tuple(marks))
 
     async def _require_topic(self, broker: str) -> None:
-        """Create the topic on a broker that does not have it: brokers need not create topics."""
+        """Create the topic on a broker that lacks it: brokers may not create it themselves."""
         topic = with_namespace(self._options.namespace, MARKS_TOPIC)
         route = self._session.cached_route(topic)
         if route is None or route.is_borrowed or broker not in route.brokers:
@@ -233,5 +232,5 @@ def _decoded(body: bytes) -> Mark | None:
     try:
         return msgspec.json.decode(body, type=Mark)
     except msgspec.MsgspecError:
-        # Somebody else has sent to the topic.
+        # Another client has sent to the topic.
         return None

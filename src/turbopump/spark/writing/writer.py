@@ -1,4 +1,4 @@
-"""The writers that Spark runs: a task sends its rows, and succeeds when all of them are stored."""
+"""The writers that Spark runs: a task sends its rows, and succeeds once all of them are stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OF_NO_BATCH = "0"
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task has sent when all of it is stored."""
+    """What a task has sent, once all of it is stored."""
 
     rows: int
     sends: int
@@ -47,14 +47,14 @@ class Written(WriterCommitMessage):
     skipped: int = 0
     """Rows that an earlier attempt has stored."""
     begun: Begun | None = None
-    """What an idempotent write is known by."""
+    """The identity of an idempotent write."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
-    """Check what can be checked on the driver, and return the writer of a batch query."""
+    """Check on the driver what can be checked, and return the writer of a batch query."""
     begin_call()
     parsed = SinkOptions.parse(options)
-    # Made once, on the driver: every try of every task of this write has it.
+    # Created once, on the driver: every attempt of every task of this write has it.
     write_id = parsed.write_id or str(uuid.uuid4())
     columns = sink_columns(schema, parsed)
     found = None
@@ -65,7 +65,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
-    """Check what can be checked on the driver, and return the writer of a streaming query."""
+    """Check on the driver what can be checked, and return the writer of a streaming query."""
     begin_call()
     parsed = SinkOptions.parse(options)
     if parsed.write_id is not None:
@@ -91,7 +91,7 @@ class BatchWriter(DataSourceArrowWriter):
         self.write_id = write_id
         self.marks = marks
 
-    # PySpark's Arrow writers take other arguments than the writers they derive from, too.
+    # PySpark's Arrow writers also take other arguments than the writers they derive from.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
         """Send the rows of one task; called on an executor."""
         begin_call()
@@ -112,7 +112,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.options = options
         self.columns = columns
 
-    # PySpark's Arrow writers take other arguments than the writers they derive from, too.
+    # PySpark's Arrow writers also take other arguments than the writers they derive from.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
         """Send the rows of one task of a micro-batch; called on an executor."""
         begin_call()
@@ -146,7 +146,7 @@ def _finish(
 def write_rows(
     batches: Iterator[pa.RecordBatch], columns: SinkColumns, options: SinkOptions, origin: Origin
 ) -> Written:
-    """Do what `send_rows` does over this process's session."""
+    """Send rows as `send_rows`, over this process's session."""
     return send_rows(shared_session(options.client()), batches, columns, options, origin)
 
 
@@ -160,7 +160,7 @@ def send_rows(
 ) -> Written:
     """Send the rows of one task, and return when all are stored; raises the first failure.
 
-    Rows are converted while those before them are on their way.
+    Rows are converted while earlier ones are in flight.
     """
     sending = RetryingSender(shared.session, options, origin.partition)
     parts = _parts(batches)
@@ -168,7 +168,7 @@ def send_rows(
         return _send(shared, parts, columns, options, origin, sending, SentRows(origin))
     first = next(parts, None)
     if first is None:
-        # Most tasks behind a shuffle of little data: they have nothing to look up.
+        # Most tasks after a shuffle of little data: they have nothing to look up.
         return Written(0, 0, 0, 0)
     task = TaskWrite(shared.session, sending.producer, options, origin, marks)
     try:
@@ -219,7 +219,7 @@ def _unsent(
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Cut record batches that are too large to be encoded at once."""
+    """Split record batches that are too large to encode in one step."""
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS_MAX):
             yield batch.slice(start, ROWS_MAX)
