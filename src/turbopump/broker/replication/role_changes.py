@@ -56,7 +56,7 @@ class Promotion(Struct, frozen=True, kw_only=True):
     log_end: int
     """Where the new master's log ends."""
     missing_bytes: int | None
-    """Bytes that only the old master has; None if it could not be asked."""
+    """Bytes that the old master has and this one lacks; None if it could not be asked."""
     old_master: str
     """Its address; empty if unknown."""
 
