@@ -18,20 +18,20 @@ from turbopump.net.loop import run
 from turbopump.wire.record import MessageView
 
 _IDLE_S = 2.0
-"""Without a message for so long, a backlog that several processes share is consumed."""
+"""A backlog shared by several processes counts as consumed after this time without a message."""
 _LOOK_S = 0.02
 _JOIN_S = 60.0
 Messages = Sequence[MessageView]
 
 
 class Consume(msgspec.Struct, frozen=True):
-    """How to consume: until ``count`` messages, ``seconds``, or no more messages arrive."""
+    """How to consume: until ``count`` messages, ``seconds``, or messages stop arriving."""
 
     nameserver: str
     topic: str
     group: str
     queues: tuple[int, int]
-    """The least and the most that a process owns, once all have joined."""
+    """Fewest and most queues that one process owns once all have joined."""
     asynchronous: bool = True
     concurrency: int = 20
     batch: int = 1
@@ -98,7 +98,7 @@ async def assigned(consumer: PushConsumer, topic: str, least: int, most: int) ->
 
 
 async def _wait(counter: _Counter, seconds: float | None) -> None:
-    """Wait until all is consumed, nothing more arrives, or the time is over."""
+    """Wait until everything is consumed, messages stop arriving, or the time is up."""
     end_s = None if seconds is None else time.monotonic() + seconds
     while not counter.finished.is_set():
         now_s = time.monotonic()

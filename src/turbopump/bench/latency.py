@@ -21,7 +21,7 @@ from turbopump.net.loop import run
 from turbopump.wire.record import MessageView
 
 _STAMP = struct.Struct(">8sd")
-"""The mark of this run, since others may send to the topic too, and the time of the send."""
+"""Run id, since others may send to the topic too, and send time."""
 SIZE_BYTES_MIN = _STAMP.size
 _ARRIVE_S = 10.0
 _LOOK_S = 0.02
@@ -46,7 +46,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class _Arrivals:
-    """Listeners that note how long each message took."""
+    """Listeners that record the latency of each message."""
 
     def __init__(self) -> None:
         self.mark = secrets.token_bytes(8)

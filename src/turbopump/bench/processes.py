@@ -1,4 +1,4 @@
-"""The same work in one client process or in several that are measured together."""
+"""One workload in one or several client processes, measured together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _barrier: Barrier | None = None
 
 
 def measured(work: Work, processes: int, watched: WatchedProcesses) -> tuple[list[Sample], float]:
-    """Return the sample of each process, and the processor time of the watched ones meanwhile."""
+    """Return each process's sample, and the CPU time that the watched processes used meanwhile."""
     alone = processes == 1
     samples = [work(watched.restart)] if alone else _in_processes(work, processes, watched)
     return samples, watched.used_s()
@@ -55,7 +55,7 @@ def _run(work: Work) -> Sample:
         return work(lambda: barrier.wait(_READY_S))
     except TurbopumpError as error:
         barrier.abort()
-        # Plain, since not every error survives the way to the parent.
+        # Plain, since not every error can be sent to the parent process.
         raise TurbopumpError(str(error)) from None
     except BaseException:
         barrier.abort()

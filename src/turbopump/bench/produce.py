@@ -75,7 +75,7 @@ async def _send_tasks(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(send()) for _ in range(work.concurrency)]
     except BaseExceptionGroup as errors:
-        # One is enough: what went wrong for one send went wrong for all in flight.
+        # One is enough: all sends in flight fail for the same reason.
         raise errors.exceptions[0] from None
     return sum(task.result() for task in tasks)
 

@@ -1,4 +1,4 @@
-"""What one client process measured, and the processor time of others meanwhile."""
+"""Measurements of one client process, and the CPU time of other processes meanwhile."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stopwatch:
     def sample(
         self, messages: int, latencies_s: Sequence[float] = (), ended_s: float | None = None
     ) -> Sample:
-        """Return what was done since; ``ended_s`` if that was not now."""
+        """Return the sample since creation, ending now or at ``ended_s``."""
         return Sample(
             messages,
             self.started_s,
@@ -48,7 +48,7 @@ class Stopwatch:
 
 
 class Quota:
-    """How much is to be sent: for some seconds, or a number of messages; threads may share one."""
+    """How much to send: for a duration, or a number of messages. Threads may share one."""
 
     def __init__(self, batch: int, seconds: float | None, count: int | None) -> None:
         self._batch = batch
@@ -56,7 +56,7 @@ class Quota:
         self._sizes = None if count is None else iter(_sizes(count, batch))
 
     def take(self) -> int:
-        """Return how many messages to send next; 0 if no more."""
+        """Return how many messages to send next; 0 when done."""
         if self._sizes is not None:
             return next(self._sizes, 0)
         return self._batch if time.monotonic() < self._end_s else 0
@@ -68,7 +68,7 @@ def _sizes(count: int, batch: int) -> list[int]:
 
 
 class WatchedProcesses:
-    """Other processes of this machine whose processor time is measured, such as brokers."""
+    """Other processes of this machine whose CPU time is measured, such as brokers."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids
@@ -78,7 +78,7 @@ class WatchedProcesses:
         self._before = self._cpu_s()
 
     def used_s(self) -> float:
-        """Return the processor time since the last restart, of all processes together."""
+        """Return the total CPU time of all processes since the last restart."""
         return self._cpu_s() - self._before
 
     def _cpu_s(self) -> float:
@@ -86,7 +86,7 @@ class WatchedProcesses:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the processor time of a process; InvalidArgument if there is none of this id."""
+    """Return the CPU time of a process; InvalidArgument if there is none with this id."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -97,7 +97,7 @@ def process_cpu_s(pid: int) -> float:
 def summary(
     samples: Sequence[Sample], size_bytes: int | None, watched_s: float | None
 ) -> dict[str, Any]:
-    """Return the figures of all client processes together; TurbopumpError if nothing was done."""
+    """Return the combined figures of all client processes; TurbopumpError if nothing was done."""
     messages = sum(each.messages for each in samples)
     started, ended = min(each.started_s for each in samples), max(each.ended_s for each in samples)
     if messages <= 0 or ended <= started:

@@ -1,5 +1,5 @@
-"""The broker: takes messages, keeps them, and hands them to those who wait.
+"""The broker: accepts messages, stores them, and delivers them to consumers.
 
-`config` and `config_keys` say how it behaves. `topics`, `groups`, `offsets`, `clients` and
-`queue_locks` are what it knows; the handlers of requests stand beside what they serve.
+`config` and `config_keys` define its settings. `topics`, `groups`, `offsets`, `clients` and
+`queue_locks` hold its state. `handlers` serves the requests of clients, `admin` those of operators.
 """

@@ -28,7 +28,7 @@ from turbopump.supervisor import Supervisor
 
 
 class Administration:
-    """Clients and operators: heartbeats, locks, offsets, and everything that tools ask."""
+    """Serves clients and operators: heartbeats, locks, offsets, and all requests of tools."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ def _topics_and_groups(
 
 
 def _progress(state: State, store: Store, address: str, clock: Clock) -> tuple[Requests, ...]:
-    """Return what serves questions about how far groups have come, and changes of it."""
+    """Return the handlers that read or change the progress of groups."""
     name = state.live.current.identity.broker_name
     return (
         ProgressRequests(

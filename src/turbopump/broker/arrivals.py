@@ -1,4 +1,4 @@
-"""Pulls that wait for a message: held without a task or a timer of their own, woken by arrivals."""
+"""Pulls that wait for a message: held without a task or timer of their own, woken by arrivals."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from turbopump.store.outcomes import Arrival
 _log = logging.getLogger(__name__)
 
 Wants = Callable[[Arrival], bool]
-"""Whether a message that has just arrived is one that the pull is waiting for."""
+"""Whether an arriving message is one that the pull waits for."""
 
 
 class HeldPull(Struct, eq=False):
     """One pull that found nothing yet.
 
-    ``tags_codes`` are the hashes of the tags it wants, None for any; ``wants`` looks closer, if
-    need be. ``resume`` reads again and answers; it is called exactly once, whatever ends the wait,
-    unless the owner goes away first. ``is_behind`` says that it asks for messages that came long
-    ago but cannot be found: none that arrives is needed to try again.
+    ``tags_codes`` are the hashes of the tags it wants, None for any; ``wants`` checks further, if
+    needed. ``resume`` reads again and answers; it is called exactly once, whatever ends the wait,
+    unless the owner disconnects first. ``is_behind`` says that it requests stored messages that
+    cannot be found: it is retried without an arrival.
     """
 
     queue: QueueKey
@@ -50,9 +50,9 @@ _Held = dict[HeldPull, None]
 
 
 class _Queue(Watch):
-    """The held pulls of one queue by the tags they want: an arrival looks at its own tag's only.
+    """The held pulls of one queue by wanted tag: an arrival visits only its own tag's.
 
-    The store looks at the tags too, and tells of no message that nobody wants.
+    The store checks the tags too, and does not report messages that no pull wants.
     """
 
     __slots__ = ("_by_tag", "all")
@@ -109,7 +109,7 @@ class Arrivals:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more pulls may be held."""
+        """Whether the limit of held pulls is reached."""
         return self._count >= self._held_max
 
     @property
@@ -154,7 +154,7 @@ class Arrivals:
             self._wake(pull)
 
     def sweep(self, max_offset: Callable[[str, int], int]) -> None:
-        """Wake whatever should have been woken already: the safety net under `notify`."""
+        """Wake pulls that `notify` should have woken: a safety net."""
         for (topic, queue_id), queue in self._by_queue.items():
             end = max_offset(topic, queue_id)
             for pull in queue.all:
@@ -186,7 +186,7 @@ class Arrivals:
         self._deadlines.close()
 
     def _wake(self, pull: HeldPull) -> None:
-        # Not at once: several messages that arrive together go out in one answer.
+        # Deferred: messages that arrive together go out in one answer.
         if not self._woken:
             asyncio.get_running_loop().call_soon(self._resume_woken)
         self._woken[pull] = None

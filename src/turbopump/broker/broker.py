@@ -1,4 +1,4 @@
-"""The broker: builds its parts, joins them, and runs them. The only place that knows them all."""
+"""The broker: builds, connects and runs its parts. The only module that knows all of them."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _log = logging.getLogger(__name__)
 _RETENTION_INTERVAL_MS = 10_000
 _RETENTION_FIRST_MS = 60_000
 _RETENTION_FULL_MS = 1000
-"""When retention runs for the first time, and when it does on a disk that is full already."""
+"""When retention runs first: normally, and on a disk that is already full."""
 _REGISTER_MS = 500
 _SETTLE_MS = 500
 _LEAVE_MS = 300
 _DRAIN_MS = 500
-"""All of them short: a broker starts within a second and is down two seconds after the signal."""
+"""All short: a broker starts within a second and is down two seconds after the signal."""
 
 
 class Broker:
@@ -116,7 +116,7 @@ class Broker:
         self._mastership = Mastership(config, role_file, self._pool.request, machine.random)
         self._work = Supervisor(self._fatal)
         self.failure: ServerFailed | None = None
-        """Why it can no longer do what it promises; its context is left with this error."""
+        """Why it can no longer keep its guarantees; leaving its context raises this error."""
         self._entered: tuple[asyncio.Task[object], int] | None = None
         self._swept: tuple[int, DataVersion] | None = None
 
@@ -141,7 +141,7 @@ class Broker:
                 raise self.failure from self.failure.__cause__
 
     def take_over(self, before: Broker) -> None:
-        """Serve the context of a broker that has run before this one."""
+        """Take over the context of the broker that ran before this one."""
         self._entered = before._entered
 
     @property
@@ -182,7 +182,7 @@ class Broker:
             ha_port = await self.replication.listen()
             ha_host = config.replication.advertised_host or reachable
             self.replication.ha_address = str(_resolved(ha_host, ha_port, "brokerIP2"))
-            # No await until everything is built: nobody is served by half a broker.
+            # No await until everything is built: half a broker must serve no request.
             self._build(self._advertised)
             undo.pop_all()
         if suspension is not None:
@@ -304,7 +304,7 @@ class Broker:
             every("scrubber", max(1, SLICE_BYTES * 1000 // scrub_bytes_per_s), self.store.scrub)
         if self.config.filters.servers:
             every("silent filter servers", SWEEP_MS, self._filter_servers.sweep)
-            # They come by this address, also where routes name another one.
+            # They use this address, even where routes name another one.
             self._warned_of.add("127.0.0.1")
             processes = FilterServerProcesses(
                 self.config.filters, self.config.identity, self._server.port
@@ -313,7 +313,7 @@ class Broker:
         self._await_reconnects()
 
     def _run_master(self) -> None:
-        """Start what writes messages: a slave gets the results from its master."""
+        """Start the parts that write messages; a slave gets the results from its master."""
         every = self._work.every
         self.path.delays.start()
         every("delay progress", lambda: self.config.intervals.delays_ms, self._save_delays)
@@ -349,8 +349,7 @@ class Broker:
         self.path.arrivals.release_all()
         self.administration.copied_tables.close()
         async with AsyncExitStack() as rest:
-            # In this order from the last to the first, and each of them whatever became of others,
-            # also when whoever waits for it is cancelled.
+            # From the last to the first, each even if others fail or the caller is cancelled.
             rest.callback(self.store.close)
             rest.callback(self._close_tables)
             rest.push_async_callback(self._save_tables)
@@ -392,7 +391,7 @@ class Broker:
             )
 
     def _fatal(self, name: str, error: BaseException) -> None:
-        """End the broker, because something that it needs keeps failing."""
+        """Stop the broker, because a part that it needs keeps failing."""
         failure = ServerFailed(
             f"broker {self.config.identity.broker_name} stops: {name} keeps failing with"
             f" {error!r}; nothing acknowledged is lost, start it again"
@@ -401,14 +400,14 @@ class Broker:
         self.fail(failure)
 
     def fail(self, failure: ServerFailed) -> None:
-        """Cancel the user of its context, who gets the failure."""
+        """Cancel the task inside its context, which gets the failure."""
         if self.failure is None:
             self.failure = failure
             _log.critical("%s", self.failure)
             if self._entered is not None:
                 self._entered[0].cancel()
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
         self._note_stored()
@@ -418,7 +417,7 @@ class Broker:
                 self.path.delays.notify(arrival)
 
     def _note_stored(self) -> None:
-        """Have what was stored flushed in time, and sent to slaves."""
+        """Schedule a flush of what was stored, and its transfer to slaves."""
         self._store_ticker.note_message()
         self.replication.slaves.note_written()
 
@@ -429,14 +428,14 @@ class Broker:
     def _sweep(self) -> None:
         arrivals = self.path.arrivals
         arrivals.wake_stale()
-        # Who was held since has read up to the same end, so without news nobody was overlooked.
+        # Pulls held since have read up to the same end: without new messages, none was missed.
         seen = (self.store.readable_end, self.state.topics.data_version)
         if seen == self._swept:
             return
         arrivals.sweep(self.queue_end)
         for topic in arrivals.topics - self.state.topics.table.keys():
             arrivals.release_topic(topic)
-        # Not before: one that failed is to be repeated.
+        # Not earlier: a failed one must be repeated.
         self._swept = seen
 
     def _release_unreadable(self, topic: TopicConfig) -> None:
@@ -494,7 +493,7 @@ def _saved(table: Table) -> Awaitable[None] | None:
 
 
 def _resolved(name: str, port: int, key: str = "brokerIP1") -> Host:
-    """Return the address that goes into messages and ids, which is always an IP address."""
+    """Return the address that goes into messages and ids: always an IP address."""
     try:
         return host(name, port)
     except InvalidArgument:

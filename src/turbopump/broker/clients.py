@@ -1,10 +1,10 @@
-"""Who is connected: members of consumer groups and of producer groups, by connection.
+"""Connected clients: members of consumer groups and of producer groups, by connection.
 
-A heartbeat puts a connection into groups; leaving, closing or silence takes it out. Nothing here
-waits or sends: changes are told to a function, which does.
+A heartbeat adds a connection to groups; leaving, closing or silence removes it. This module neither
+waits nor sends: it reports changes to a listener.
 
 After a restart the members of consumer groups are remembered: until they reconnect, an `AbsentPeer`
-keeps their place, so that the member list is complete from the first request on.
+holds their place, so that the member list is complete from the first request on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from turbopump.wire.bodies import (
 
 
 class Peer(Protocol):
-    """A client's connection, of whatever protocol; also its identity here."""
+    """A client's connection, of any protocol; also its identity here."""
 
     peer_address: str
 
@@ -36,7 +36,7 @@ class Peer(Protocol):
 
 
 class AbsentPeer:
-    """Stands for a member that has not reconnected since the broker started."""
+    """A member that has not reconnected since the broker started."""
 
     def __init__(self) -> None:
         self.peer_address = "not reconnected"
@@ -53,9 +53,9 @@ class Member(Struct, frozen=True, eq=False):
     language: int | None
     version: int
     heartbeat_ms: int
-    """When the heartbeat came, by a clock for durations."""
+    """When the heartbeat arrived, by the monotonic clock."""
     heartbeat_epoch_ms: int
-    """The same moment, for people."""
+    """The same as wall-clock time, for display."""
 
     @property
     def address(self) -> str:
@@ -75,11 +75,12 @@ class ConsumerGroup(Struct, frozen=True, eq=False):
     consume_from: ConsumeFrom | None
     subscriptions: Mapping[str, Subscription]
     members: dict[Peer, Member]
-    """By connection, oldest first; only `Consumers` changes it, in place, for groups are large."""
+    """By connection, oldest first; only `Consumers` changes it, in place, since groups are
+    large."""
 
 
 OnGroupChange = Callable[[str, ConsumerGroup | None], None]
-"""Told of a group whose members or topics changed; None when its last member left."""
+"""Called with a group whose members or topics changed; None when its last member left."""
 
 
 class _Joined(ABC):
@@ -93,7 +94,7 @@ class _Joined(ABC):
         return self._joined.get(connection, frozenset())
 
     def unregister(self, connection: Peer, group: str) -> None:
-        """Take a connection out of a group."""
+        """Remove a connection from a group."""
         joined = self._joined.get(connection, set())
         if group in joined:
             joined.discard(group)
@@ -102,7 +103,7 @@ class _Joined(ABC):
             self._leave(connection, group)
 
     def connection_closed(self, connection: Peer) -> None:
-        """Take a connection out of all its groups."""
+        """Remove a connection from all its groups."""
         for group in sorted(self._joined.pop(connection, ())):
             self._leave(connection, group)
 
@@ -121,9 +122,9 @@ class Consumers(_Joined):
         self._absent: dict[str, AbsentPeer] = {}
         """By client id."""
         self._pullers: dict[str, dict[Peer, None]] = {}
-        """Connections that pull for a group with absent members and are none of its members."""
+        """Connections that pull for a group with absent members without being members of it."""
         self.changes = 0
-        """How often anything changed that is worth remembering over a restart."""
+        """How often anything changed that is saved for a restart."""
 
     @property
     def groups(self) -> Mapping[str, ConsumerGroup]:
@@ -158,7 +159,7 @@ class Consumers(_Joined):
         return () if found is None else tuple(found.members.values())
 
     def member(self, group: str, client_id: str) -> Member | None:
-        """Return the member of a group that calls itself so; the latest, when there are several."""
+        """Return the member of a group with a client id; the latest if there are several."""
         found = [member for member in self.members(group) if member.client_id == client_id]
         return found[-1] if found else None
 
@@ -167,9 +168,9 @@ class Consumers(_Joined):
         return {name for name, group in self._groups.items() if topic in group.subscriptions}
 
     def heartbeat(self, member: Member, data: ConsumerData) -> None:
-        """Put a connection into a group, and let its subscriptions be the group's.
+        """Add a connection to a group, and make its subscriptions the group's.
 
-        A client that is remembered takes its own place: the list of members stays the same.
+        A remembered client takes its own place: the list of members stays the same.
         """
         name = data.group_name
         known = self._groups.get(name)
@@ -188,7 +189,7 @@ class Consumers(_Joined):
         )
         if is_new or known is None or not _is_same(known, group):
             self.changes += 1
-        # A mere replacement of a subscription moves no queue, so no member needs to know.
+        # A changed subscription moves no queue, so members are not notified.
         if is_new or group.subscriptions.keys() != old.keys():
             self._tell(name, group)
         for topic, subscription in group.subscriptions.items():
@@ -199,7 +200,7 @@ class Consumers(_Joined):
     # --- members that have not reconnected --------------------------------------------------------
 
     def remember(self, name: str, group: ConsumerGroup, members: Iterable[Member]) -> None:
-        """Take in a group as it was before a restart; its members are absent until they return."""
+        """Restore a group from before a restart; its members are absent until they reconnect."""
         self._groups[name] = group
         for member in members:
             absent = self._absent.setdefault(member.client_id, AbsentPeer())
@@ -208,25 +209,25 @@ class Consumers(_Joined):
 
     @property
     def has_absent(self) -> bool:
-        """Whether any member has not returned yet."""
+        """Whether any member has not reconnected yet."""
         return bool(self._absent)
 
     def note_puller(self, name: str, connection: Peer) -> None:
-        """Note that a connection pulls for a group: it may be that of an absent member.
+        """Note that a connection pulls for a group: it may belong to an absent member.
 
-        Which one is not known before its heartbeat, but it can be told of changes.
+        Which one is unknown until its heartbeat, but it can be notified of changes.
         """
         group = self._groups.get(name)
         if group is not None and connection not in group.members:
             self._pullers.setdefault(name, {})[connection] = None
 
     def pullers(self, group: str) -> tuple[Peer, ...]:
-        """Return the connections that pull for a group and may be those of absent members."""
+        """Return the connections that pull for a group and may belong to absent members."""
         return tuple(self._pullers.get(group, ()))
 
     @property
     def absent(self) -> list[tuple[str, str]]:
-        """The remembered members that have not returned: group and client id of each."""
+        """The remembered members that have not reconnected: group and client id of each."""
         return [
             (name, client_id)
             for client_id, absent in self._absent.items()
@@ -234,14 +235,14 @@ class Consumers(_Joined):
         ]
 
     def unregister_absent(self, client_id: str, group: str) -> bool:
-        """Take a remembered client out of a group; return whether it was one."""
+        """Remove a remembered client from a group; return whether it was one."""
         if not self._vacate(client_id, group):
             return False
         self._left(group)
         return True
 
     def forget_absent(self) -> list[tuple[str, str]]:
-        """Drop all members that have not returned; return the group and client id of each."""
+        """Drop all members that have not reconnected; return the group and client id of each."""
         gone = self.absent
         for name, client_id in gone:
             self._vacate(client_id, name)
@@ -266,17 +267,17 @@ class Consumers(_Joined):
             del self._joined[absent], self._absent[client_id]
         return True
 
-    # --- those who are silent ---------------------------------------------------------------------
+    # --- silent members ---------------------------------------------------------------------------
 
     def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
-        """Return the connections with a group that has heard nothing from them for too long.
+        """Return the connections with a group that has not heard from them for too long.
 
-        They stay members until they are closed: that is what tells the others.
+        They stay members until they are closed: closing notifies the others.
         """
         return silent(self._members(), now_ms, expiry_ms)
 
     def oldest_ms(self, now_ms: int) -> int:
-        """Return when the most silent member was heard of last; now if there is none."""
+        """Return the time of the oldest last heartbeat; now if there are no members."""
         return min((member.heartbeat_ms for member in self._members()), default=now_ms)
 
     def _members(self) -> Iterator[Member]:
@@ -320,12 +321,12 @@ class Producers(_Joined):
         return tuple(self._groups.get(group, {}).values())
 
     def by_client_id(self, client_id: str) -> Member | None:
-        """Return the producer that called itself so last, in whatever group."""
+        """Return the latest producer with a client id, in any group."""
         seats = self._by_client_id.get(client_id, {}).values()
         return max(seats, key=lambda member: member.heartbeat_ms, default=None)
 
     def heartbeat(self, member: Member, group: str) -> None:
-        """Put a connection into a group."""
+        """Add a connection to a group."""
         members = self._groups.setdefault(group, {})
         old = members.get(member.connection)
         if old is not None and old.client_id != member.client_id:
@@ -336,11 +337,11 @@ class Producers(_Joined):
         seats[group, member.connection] = member
 
     def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
-        """Return the connections with a group that has heard nothing from them for too long."""
+        """Return the connections with a group that has not heard from them for too long."""
         return silent(self._members(), now_ms, expiry_ms)
 
     def oldest_ms(self, now_ms: int) -> int:
-        """Return when the most silent member was heard of last; now if there is none."""
+        """Return the time of the oldest last heartbeat; now if there are no members."""
         return min((member.heartbeat_ms for member in self._members()), default=now_ms)
 
     def _members(self) -> Iterator[Member]:
@@ -360,7 +361,7 @@ class Producers(_Joined):
 
 
 def _is_same(old: ConsumerGroup, new: ConsumerGroup) -> bool:
-    """Whether a heartbeat has left a group as it was, apart from its members."""
+    """Whether a heartbeat left a group unchanged, apart from its members."""
     return (
         old.consume_type is new.consume_type
         and old.message_model is new.message_model

@@ -1,4 +1,4 @@
-"""What can be set about a broker. In brackets: the key in files (see `config_keys`)."""
+"""Settings of a broker. In brackets: the key in files (see `config_keys`)."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ PERM_WRITE = 2
 PERM_INHERIT = 1
 
 RECORD_EXTRA_BYTES = 64 * 1024
-"""What a stored message may need beyond its body: properties, topic and the fixed fields."""
+"""Bytes of a stored message beyond its body: properties, topic and the fixed fields."""
 
 POLL_US_MAX = 1000
-"""A request that takes longer to come does not notice that somebody has to be woken for it."""
+"""Requests further apart gain nothing from polling: the cost of a wake-up goes unnoticed."""
 
 _VIP_DISTANCE = 2
 """How far below a broker's port Java clients expect its VIP port."""
 _ANSWER_BYTES_MAX = 15 * 1024 * 1024
-"""Clients take frames of 16 MiB, of which some is needed for the rest."""
+"""Clients accept frames of 16 MiB, of which the rest of the answer needs some."""
 _FILTER_SERVERS_MAX = 64
 _BULK_COUNT_MAX = 16_384
-"""So many of the smallest messages are more than the bytes that a pull usually returns."""
+"""This many of the smallest messages exceed the bytes that a pull usually returns."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
 _NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
 
 
 class Role(Enum):
-    """What a broker is to the others of its name."""
+    """A broker's role among those of its name."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -59,7 +59,7 @@ def _default_broker_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityConfig:
-    """Who the broker is, and where."""
+    """The broker's identity and addresses."""
 
     cluster: str = "DefaultCluster"
     """Brokers of one cluster share their topics; also a topic of this name [brokerClusterName]."""
@@ -77,16 +77,16 @@ class IdentityConfig:
     """Whether it also listens at listenPort - 2, where Java clients before 4.5 send and commit by
     default and Apache slaves ask for topics; never with listenPort 0 [vipChannelEnable]."""
     advertised_host: str = ""
-    """The host that clients are told to connect to; empty takes the one listened at, or the
-    machine's own address when that is all of them [brokerIP1]."""
+    """The host that clients connect to; empty takes the one listened at, or the machine's own
+    address when that is all of them [brokerIP1]."""
     region: str = "DefaultRegion"
-    """Told to producers in every answer, for message traces [regionId]."""
+    """Sent to producers in every answer, for message traces [regionId]."""
     trace_on: bool = True
-    """Told to producers in every answer: whether traces may be sent [traceOn]."""
+    """Sent to producers in every answer: whether traces may be sent [traceOn]."""
 
     def __post_init__(self) -> None:
         for key, name in (("brokerClusterName", self.cluster), ("brokerName", self.broker_name)):
-            # Both are topics too, so they must be able to name a directory.
+            # Both are topics too, so they must be valid directory names.
             ok = _NAME.fullmatch(name) is not None and name.strip(".") != ""
             require(ok, key, name, _NAME_ALLOWED)
         require_int("brokerId", self.broker_id, 0)
@@ -105,14 +105,14 @@ class IdentityConfig:
     def vip_port(self) -> int | None:
         """The second port to listen at, if any.
 
-        Not beside a port that the system chose: nobody can know it in advance, and its neighbour
-        may be about to be chosen for another process.
+        Not beside a port that the system chose: no client can know it in advance, and its neighbour
+        may be about to be assigned to another process.
         """
         return self.port - _VIP_DISTANCE if self.serves_vip and self.port > _VIP_DISTANCE else None
 
     @property
     def reachable_host(self) -> str:
-        """The host for clients to dial, looked up only when nothing better was configured."""
+        """The host for clients to connect to, looked up only when none is configured."""
         if self.advertised_host:
             return self.advertised_host
         return local_address() if self.bind_host in ANY_HOST else self.bind_host
@@ -120,7 +120,7 @@ class IdentityConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationConfig:
-    """How the broker makes itself known to name servers."""
+    """How the broker registers with name servers."""
 
     name_servers: tuple[str, ...] = ()
     """Addresses as host:port; the broker registers with all of them [namesrvAddr]."""
@@ -148,15 +148,14 @@ class RegistrationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """What the broker lets others do."""
+    """What the broker permits."""
 
     permission: int = PERM_READ | PERM_WRITE
     """4 reading, 2 writing, 6 both; without one, routes say so too [brokerPermission]."""
     sends_from_ms: int = 0
-    """Sends are refused before this moment, in ms since 1970
-    [startAcceptSendRequestTimeStamp]."""
+    """Sends are refused before this time, in ms since 1970 [startAcceptSendRequestTimeStamp]."""
     config_blacklist: frozenset[str] = frozenset({"configBlackList", "brokerConfigPath"})
-    """Keys that no one may change from outside while the broker runs [configBlackList]."""
+    """Keys that cannot be changed from outside while the broker runs [configBlackList]."""
 
     def __post_init__(self) -> None:
         require_int("brokerPermission", self.permission, 0, 7)
@@ -176,14 +175,14 @@ class AccessConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsConfig:
-    """Which topics exist, and which come by themselves."""
+    """Which topics exist, and which are created automatically."""
 
     auto_create: bool = True
-    """Whether a send to an unknown topic makes it [autoCreateTopicEnable]."""
+    """Whether a send to an unknown topic creates it [autoCreateTopicEnable]."""
     topics_max: int = 20_000
-    """Most topics, the broker's own and those of groups included; more are refused [topicsMax]."""
+    """Most topics, including the broker's own and those of groups; more are refused [topicsMax]."""
     default_queues: int = 8
-    """Most queues of a topic made by a send [defaultTopicQueueNums]."""
+    """Most queues of a topic created by a send [defaultTopicQueueNums]."""
     cluster_topic: bool = True
     """Whether the topic named like the cluster can be used [clusterTopicEnable]."""
     broker_topic: bool = True
@@ -210,18 +209,18 @@ class GroupsConfig:
     """Consumer groups and their members."""
 
     auto_create: bool = True
-    """Whether a group comes into being when it is first used [autoCreateSubscriptionGroup]."""
+    """Whether a group is created when it is first used [autoCreateSubscriptionGroup]."""
     groups_max: int = 10_000
     """Most consumer groups; more are refused [groupsMax]."""
     notify_changes: bool = True
-    """Whether members are told when others come or go [notifyConsumerIdsChangedEnable]."""
+    """Whether members are notified when others join or leave [notifyConsumerIdsChangedEnable]."""
     client_expiry_ms: int = 120_000
-    """A client without a heartbeat for so long is disconnected [channelExpiredTimeout]."""
+    """A client without a heartbeat for this long is disconnected [channelExpiredTimeout]."""
     lock_expiry_ms: int = 60_000
-    """A queue's lock that is not renewed for so long is free again [rebalanceLockMaxLiveTime]."""
+    """A queue lock that is not renewed for this long is released [rebalanceLockMaxLiveTime]."""
     member_reconnect_ms: int = 35_000
-    """How long after a start the members from before it count as members, and as owners of their
-    locks, although they have not sent a heartbeat; 0 forgets them [memberReconnectTimeout]."""
+    """How long after a start the members from before it count as members and lock owners without a
+    heartbeat; 0 forgets them [memberReconnectTimeout]."""
 
     def __post_init__(self) -> None:
         require_bool("autoCreateSubscriptionGroup", self.auto_create)
@@ -234,13 +233,12 @@ class GroupsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiltersConfig:
-    """Which filters of subscriptions the broker evaluates besides tags."""
+    """Which subscription filters the broker evaluates besides tags."""
 
     sql_enabled: bool = True
     """Whether subscriptions may have SQL92 expressions [enablePropertyFilter]."""
     retried: bool = False
-    """Whether retried messages have to match their group's expression once more
-    [filterSupportRetry]."""
+    """Whether retried messages must match their group's expression again [filterSupportRetry]."""
     servers: int = 0
     """Filter servers that the broker starts; 0 for no code filters [filterServerNums]."""
     server_port: int = 0
@@ -251,7 +249,7 @@ class FiltersConfig:
     code_memory_bytes_max: int = 128 * 1024 * 1024
     """Memory of a code filter's process, its interpreter included [filterCodeMemoryMax]."""
     code_cpu_ms_max: int = 100
-    """Processor time of a code filter for one message [filterCodeCpuTimePerMessage]."""
+    """CPU time of a code filter for one message [filterCodeCpuTimePerMessage]."""
     code_time_ms_max: int = 5000
     """Time of a code filter for one message [filterCodeTimePerMessage]."""
 
@@ -277,7 +275,7 @@ class FiltersConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionsConfig:
-    """How transactional messages are treated."""
+    """Handling of transactional messages."""
 
     rejected: bool = False
     """Whether half messages are refused [rejectTransactionMessage]."""
@@ -303,14 +301,14 @@ class LongPollingConfig:
     """How pulls wait for messages."""
 
     enabled: bool = True
-    """Whether a pull that finds nothing waits as long as it asks to [longPollingEnable]."""
+    """Whether a pull that finds nothing waits for as long as it requests [longPollingEnable]."""
     short_hold_ms: int = 1000
     """How long it waits when long polling is off [shortPollingTimeMills]."""
     sweep_interval_ms: int = 5000
-    """How often all waiting pulls are looked at, in case an arrival was missed
+    """How often all waiting pulls are checked, in case an arrival was missed
     [longPollingSweepInterval]."""
     held_max: int = 100_000
-    """Most pulls that wait at once; more are answered at once [pullThreadPoolQueueCapacity]."""
+    """Most waiting pulls; more are answered immediately [pullThreadPoolQueueCapacity]."""
 
     def __post_init__(self) -> None:
         require_bool("longPollingEnable", self.enabled)
@@ -337,7 +335,7 @@ class SlaveReadsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadConfig:
-    """When the broker says that it is busy, instead of letting everyone wait."""
+    """When the broker refuses requests as busy, instead of letting all of them wait."""
 
     fast_failure: bool = True
     """Whether sends that waited too long are refused [brokerFastFailureEnable]."""
@@ -345,14 +343,14 @@ class OverloadConfig:
     """How much work on other requests a send may wait behind, in ms [waitTimeMillsInSendQueue]."""
     sends_waiting_max: int = 10_000
     """How many sends may wait for the disk in synchronous mode, with ``WAIT=false`` too; more are
-    refused at once [sendThreadPoolQueueCapacity]."""
+    refused immediately [sendThreadPoolQueueCapacity]."""
     unflushed_bytes_max: int = 256 * 1024 * 1024
     """Bytes that may wait for the disk in synchronous mode; further sends are refused
     [unflushedBytesMax]."""
     sync_flush_timeout_ms: int = 5000
     """How long a send waits for the disk in synchronous mode [syncFlushTimeout]."""
     connections_max: int = 10_000
-    """Open connections; more are closed as soon as they are made [connectionsMax]."""
+    """Open connections; more are closed when accepted [connectionsMax]."""
     receive_bytes_max: int = RECEIVE_BYTES_MAX
     """Bytes received on all connections and not served, such as unfinished frames; above it, the
     connection is closed whose unfinished frame began first [receiveBytesMax]."""
@@ -372,8 +370,8 @@ class NetworkConfig:
     """How the broker waits for requests."""
 
     poll_us: int = 100
-    """How long to look for the next request before sleeping, while they come one close upon the
-    other; 0 for not at all [busyPollMicros]."""
+    """How long to poll for the next request before sleeping, while requests arrive in quick
+    succession; 0 to disable [busyPollMicros]."""
 
     def __post_init__(self) -> None:
         require_int("busyPollMicros", self.poll_us, 0, POLL_US_MAX)
@@ -381,17 +379,17 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """How large things may be."""
+    """Size limits."""
 
     message_bytes_max: int = 4 * 1024 * 1024
     """Largest body of a message or a batch [maxMessageSize]."""
     query_count_max: int = 32
-    """Most messages that a query by unique key returns; a query by another key says itself how
-    many it wants [defaultQueryMaxNum]."""
+    """Most messages that a query by unique key returns; a query by another key sets its own limit
+    [defaultQueryMaxNum]."""
     bulk_count_max: int = 1024
-    """Most messages that a pull returns which wants large answers [maxTransferCountOnBulkPull]."""
+    """Most messages returned by a pull that accepts large answers [maxTransferCountOnBulkPull]."""
     bulk_bytes_max: int = 1024 * 1024
-    """Most bytes that it returns [maxTransferBytesOnBulkPull]."""
+    """Most bytes returned by such a pull [maxTransferBytesOnBulkPull]."""
 
     def __post_init__(self) -> None:
         require_int("maxMessageSize", self.message_bytes_max, 1, _ANSWER_BYTES_MAX)
@@ -402,7 +400,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalsConfig:
-    """How often things are written down."""
+    """How often state is saved."""
 
     offsets_ms: int = 5000
     """Committed offsets of consumer groups [flushConsumerOffsetInterval]."""
@@ -416,7 +414,7 @@ class IntervalsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything, by who reads it."""
+    """All settings, grouped by the part that reads them."""
 
     identity: IdentityConfig = field(default_factory=IdentityConfig)
     registration: RegistrationConfig = RegistrationConfig()
@@ -433,7 +431,7 @@ class BrokerConfig:
     limits: LimitsConfig = LimitsConfig()
     intervals: IntervalsConfig = IntervalsConfig()
     directory: Path = field(default_factory=lambda: data_directory() / "store")
-    """Where everything is kept [storePathRootDir]."""
+    """The root directory of all files [storePathRootDir]."""
     store: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:
@@ -449,17 +447,17 @@ class BrokerConfig:
         allowed = f"at least {segment_min} with maxMessageSize {given_bytes}"
         segment = self.store.segment_bytes
         require(segment >= segment_min, "mappedFileSizeCommitLog", segment, allowed)
-        # Retries are delayed, so there has to be a level.
+        # Retries are delayed, so at least one level must exist.
         require(bool(self.store.delay_levels), "messageDelayLevel", "", "at least one delay")
 
 
 def local_address() -> str:
-    """Return the address that this machine uses towards others; nothing is sent to find out."""
+    """Return the address that this machine uses towards others; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
             address: str = probe.getsockname()[0]
         except OSError:
-            # No network at all: only this machine can be a client anyway.
+            # No network: only this machine can be a client.
             return "127.0.0.1"
         return address

@@ -1,7 +1,7 @@
 """A broker's configuration as keys and values: RocketMQ's own keys where it has one.
 
-Files are ``key=value`` lines, as in ``broker.conf``, or TOML with the same keys. A key that nobody
-knows is refused, with the nearest known one named.
+Files are ``key=value`` lines, as in ``broker.conf``, or TOML with the same keys. An unknown key is
+refused, and the error names the nearest known one.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _write_delay(delay_ms: int) -> str:
 
 
 def _read_reserved(text: str) -> int:
-    # 0 hours means that everything may go at once, which the store knows as the shortest time.
+    # 0 hours means that files may be deleted immediately, which the store knows as the shortest
+    # time.
     return max(int(text) * _HOUR_MS, 1)
 
 
@@ -253,7 +254,7 @@ UNSUPPORTED = {
     "disableConsumeIfConsumerReadSlowly": "false",
     "enableConsumeQueueExt": "false",
 }
-"""Keys of the original whose other values we could not honour; saying so beats ignoring them."""
+"""Apache RocketMQ's keys whose other values are unsupported; refusing them beats ignoring them."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -272,19 +273,19 @@ WITHOUT_EFFECT = frozenset(
         "osPageCacheBusyTimeOutMills",
     }
 )  # fmt: skip
-"""Keys of the original about threads, buffers and the like, which have no counterpart here."""
+"""Apache RocketMQ's keys about threads, buffers and the like, which have no counterpart here."""
 
 
 # --- whole configurations -------------------------------------------------------------------------
 
 
 def parse(settings: Settings) -> BrokerConfig:
-    """Make a configuration from keys and texts; what is not given keeps its default."""
+    """Return the configuration of some keys and texts; missing keys keep their defaults."""
     return _applied(BrokerConfig(), _known(settings))
 
 
 def load(path: Path) -> BrokerConfig:
-    """Read a configuration file: TOML when its name ends so, else ``key=value`` lines."""
+    """Read a configuration file: TOML by its suffix, else ``key=value`` lines."""
     settings = read_settings(path)
     try:
         return parse(settings)
@@ -293,7 +294,7 @@ def load(path: Path) -> BrokerConfig:
 
 
 REPORTED_KEYS = ("useTLS", "brokerConfigPath")
-"""What brokers report besides their settings: `mqadmin exportConfigs` reads the first, and the
+"""Reported by brokers besides their settings: `mqadmin exportConfigs` reads the first, and the
 second is the file that keeps changes made while the broker runs."""
 
 
@@ -303,16 +304,15 @@ def as_properties(config: BrokerConfig) -> dict[str, str]:
 
 
 def blacklisted(config: BrokerConfig, keys: Iterable[str]) -> list[str]:
-    """Return those keys that no one may change while the broker runs."""
+    """Return those keys that must not be changed while the broker runs."""
     return sorted((ALWAYS_BLACKLISTED | config.access.config_blacklist).intersection(keys))
 
 
 def updated(config: BrokerConfig, settings: Settings) -> BrokerConfig:
     """Return the configuration with some values changed while the broker runs.
 
-    Unknown keys are passed over, as the protocol has it. A key that only a restart could bring into
-    effect is refused when its value would change; so is everything on the blacklist, and what is
-    not there yet.
+    Unknown keys are skipped, as in the protocol. Refused are changes that would take effect only
+    after a restart, all keys on the blacklist, and unsupported values.
     """
     refused = blacklisted(config, settings)
     if refused:
@@ -378,7 +378,7 @@ def _applied(config: BrokerConfig, settings: Settings) -> BrokerConfig:
 
 
 def _with(part: Any, changes: Mapping[str, Any], prefix: str) -> Any:
-    """Return a dataclass with the fields changed whose path begins so, nested ones included."""
+    """Return a dataclass with the fields changed whose path has a prefix, nested ones included."""
     own: dict[str, Any] = {}
     for path, value in changes.items():
         if path.startswith(prefix):
@@ -391,7 +391,7 @@ def _with(part: Any, changes: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _with_keys(text: str, prefix: str, names: Iterable[str]) -> str:
-    """Name the keys behind the fields that an error speaks of, unless it names them itself."""
+    """Return an error text with the keys of the fields that it mentions, unless it names them."""
     if any(setting.key in text for setting in SETTINGS):
         return text
     keys = [s.key for s in SETTINGS for name in names if s.path == prefix + name and name in text]

@@ -1,7 +1,7 @@
 """The SQL92 subscription of each group and topic in its newest version, kept in a file.
 
 The file is `consumerFilter.json` as Apache RocketMQ 4.9 writes and reads it. A subscription
-outlives its group for a day, so that a member with an older version cannot bring back what was
+outlives its group for a day, so that a member with an older version cannot restore what was
 replaced.
 """
 
@@ -37,11 +37,11 @@ _BLOOM_HASHES = 3
 """What RocketMQ derives from its defaults of 32 consumers and 20 % errors."""
 
 _DEAD_BEFORE_START_MS = 30_000
-"""How long before a start the last heartbeat is taken to have been; as in RocketMQ."""
+"""How long before a start the last heartbeat is assumed to have been; as in RocketMQ."""
 
 
 class BloomFilterData(Body, frozen=True, kw_only=True):
-    """Places in a bit map that brokers may keep for each message; RocketMQ insists on them."""
+    """Positions in a bit map that brokers may keep for each message; RocketMQ requires them."""
 
     bit_num: I32
     bit_pos: list[I32]
@@ -53,7 +53,7 @@ class ConsumerFilter(Body, frozen=True, kw_only=True):
     bloom_filter_data: BloomFilterData | None = None
     born_time: I64
     client_version: I64
-    """The version of the subscription, a time stamp in ms made by the client."""
+    """The version of the subscription: a timestamp in ms set by the client."""
     consumer_group: str
     dead: bool = False
     dead_time: I64 = 0
@@ -79,7 +79,7 @@ class ConsumerFilterTable(Body, frozen=True, kw_only=True):
 
 
 class Registered(Struct, frozen=True):
-    """A subscription that counts, and its filter."""
+    """A subscription in effect, and its filter."""
 
     data: ConsumerFilter
     wanted: Filter
@@ -95,9 +95,9 @@ class ConsumerFilters:
         self.saving = Table("consumer filters", file, self.encoded)
 
     def load(self) -> None:
-        """Read what an earlier run left; all are dead until a heartbeat comes.
+        """Load the subscriptions of an earlier run; all are dead until a heartbeat.
 
-        A file that cannot be read is no reason not to start: heartbeats bring everything back.
+        An unreadable file does not prevent the start: heartbeats restore everything.
         """
         saved = self._file.load_expendable(
             ConsumerFilterTable, "versions of SQL92 subscriptions are not kept over this restart"
@@ -125,7 +125,7 @@ class ConsumerFilters:
         self.saving.save_soon()
 
     def merge_copy(self, copied: ConsumerFilterTable) -> None:
-        """Take over what a master knows, unless a heartbeat has brought a newer version here."""
+        """Merge a master's subscriptions, unless a heartbeat has brought a newer version here."""
         for topic in copied.filter_data_by_topic.values():
             for data in topic.group_filter_data.values():
                 known = self.find(data.consumer_group, data.topic)
@@ -159,16 +159,16 @@ class ConsumerFilters:
         if version < old.client_version or (version == old.client_version and not old.is_dead):
             return
         if version > old.client_version and subscription.sub_string != old.expression:
-            # One that does not compile removes the old one, too: pulls report what is wrong.
+            # One that does not compile also removes the old one: pulls report the error.
             self._remove(old)
             self._keep(_filter_of(group, subscription, self._clock.now_ms()))
         else:
             self._replace(known, replace(old, client_version=version, dead=False, dead_time=0))
 
     def _keep(self, data: ConsumerFilter) -> None:
-        """Let a subscription count, unless it cannot be evaluated or written, or there is no room.
+        """Register a subscription, unless it cannot be evaluated or written, or the table is full.
 
-        Pulls do without: they evaluate what the last heartbeat said.
+        Pulls work without it: they evaluate the last heartbeat's subscription.
         """
         try:
             wanted = sql_filter(data.expression)
@@ -244,5 +244,5 @@ def sql_filter(expression: str) -> Filter:
 
 @lru_cache(maxsize=16)
 def parsed(data: bytes) -> Mapping[str, str]:
-    """Take properties apart; pulls that wait for the same message ask one after the other."""
+    """Parse properties; cached, since pulls that wait for the same message ask in turn."""
     return names.decode(data.decode(errors="replace"))

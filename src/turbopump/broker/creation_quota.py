@@ -1,4 +1,4 @@
-"""Room for everybody: how much of a table the clients of one host may fill by using new names."""
+"""Quotas: how much of a table the clients of one host may fill by using new names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 
 
 class CreationQuota:
-    """The names that clients created by using them, by the host they came from.
+    """The names that clients created by using them, by host.
 
     A host may create names while it has created fewer than there are free places. So one host can
-    take half of a table, the next one half of the rest, and some is always left for others. What
-    operators create, and what was there at the start, counts for nobody.
+    take half of a table, the next one half of the rest, and some is always left for others. Names
+    that operators create, or that existed at the start, count for no host.
     """
 
     def __init__(self) -> None:
@@ -21,20 +21,20 @@ class CreationQuota:
         """Return why a client must not create another name, or None."""
         host = _host(address)
         count = self._counts[host]
-        # That there is no place at all is for others to say.
+        # A full table is reported elsewhere.
         if not host or free <= 0 or count < free:
             return None
         return f"clients at {host} have created {count} names; {free} are left for other hosts"
 
     def note(self, name: str, address: str) -> None:
-        """Take note of a name that a client created."""
+        """Note a name that a client created."""
         host = _host(address)
         if host:
             self._creators[name] = host
             self._counts[host] += 1
 
     def forget(self, name: str) -> None:
-        """Give back the place of a name that was deleted."""
+        """Release the place of a deleted name."""
         host = self._creators.pop(name, None)
         if host is not None:
             self._counts[host] -= 1

@@ -1,8 +1,8 @@
 """Finding delayed messages that were delivered before a crash, so that none is delivered twice.
 
-How far a level has come is saved now and then, so after a crash the saved offset lies behind what
-was delivered since. With it is saved where the log ended then: the copies of later messages lie
-behind that position, in the order in which they were delivered.
+A level's progress is saved periodically, so after a crash the saved offset lies before what was
+delivered since. The end of the log at that time is saved with it: the copies of later messages lie
+after that position, in delivery order.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from turbopump.wire.record import MessageView, decode_record
 _log = logging.getLogger(__name__)
 
 EXAMINED_MAX = 200_000
-"""Most messages that are looked at for one level; beyond them, deliveries may be repeated."""
+"""Most messages examined for one level; beyond them, deliveries may be repeated."""
 
 _CLOCK_MARGIN_MS = 60_000
-"""How much earlier than due a copy may seem to be stored, because the clock was corrected."""
+"""How much earlier than due a copy may appear to be stored, because the clock was corrected."""
 
 _RUN_COUNT = 256
 _LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=_RUN_COUNT)
 
 _Identity = tuple[str, int, str]
-"""The unique key, how often the message was tried before, and its delay level."""
+"""The unique key, the number of earlier tries, and the delay level."""
 
 
 class SavedDelays(DelayOffsets, frozen=True, kw_only=True):
@@ -67,18 +67,18 @@ def delivered_end(
     log_end: PhysicalOffset,
     examined_max: int = EXAMINED_MAX,
 ) -> QueueOffset:
-    """Return the offset behind the last delivered message of a level; ``offset`` if none is known.
+    """Return the offset after the last delivered message of a level; ``offset`` if none is known.
 
-    Up to ``offset`` everything was delivered when the log ended at ``log_end``. A message counts as
-    delivered only if a copy is found for it alone, by its unique key: one that cannot be told from
-    others is delivered again rather than lost.
+    Everything before ``offset`` was delivered when the log ended at ``log_end``. A message counts
+    as delivered only if a copy is found for it alone, by its unique key: an ambiguous one is
+    delivered again rather than lost.
     """
     copies = _Copies(store, delay_ms, log_end, examined_max)
     while not copies.is_exhausted:
         outcome = store.read(SCHEDULE_TOPIC, queue_id, offset, _RUN_COUNT, EVERYTHING, _LIMITS)
         if not isinstance(outcome, outcomes.Found):
             break
-        # Messages of a level are delivered in order: those before a delivered one are, too.
+        # A level delivers in order: messages before a delivered one are delivered too.
         behind = [
             QueueOffset(at + 1)
             for at, message in zip(outcome.queue_offsets, outcome.messages, strict=True)
@@ -91,7 +91,7 @@ def delivered_end(
 
 
 class _Copies:
-    """Delivered copies by queue, each queue read once, from where the first one can be."""
+    """Delivered copies by queue; each queue is read once, from the first possible copy."""
 
     def __init__(
         self, store: _Store, delay_ms: int, log_end: PhysicalOffset, examined_max: int
@@ -107,7 +107,7 @@ class _Copies:
         return self._left <= 0
 
     def take(self, scheduled: memoryview) -> bool:
-        """Whether a copy of a delayed message is in its own topic; no other gets the same one."""
+        """Claim the copy of a delayed message in its topic; return whether there is one."""
         self._left -= 1
         try:
             view = decode_record(scheduled)
@@ -150,9 +150,9 @@ class _Copies:
             return
 
     def _start(self, topic: str, queue_id: int, due_ms: int) -> QueueOffset:
-        """Return the offset of the first message behind the position, and not long before a time.
+        """Return the offset of the first message after the position and not long before a time.
 
-        The position decides. But it may be days old, if the level is seldom used.
+        The position decides, but it may be days old if the level is rarely used.
         """
         low, high = self._store.queue_range(topic, queue_id)
         near = self._store.offset_by_time(topic, queue_id, due_ms - _CLOCK_MARGIN_MS)

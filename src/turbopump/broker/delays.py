@@ -1,9 +1,9 @@
-"""Delayed messages: kept in one queue a level, put into their own topic when their time has come.
+"""Delayed messages: kept in one queue per level, and moved to their own topic when due.
 
-A level's queue is in order of delivery, because all its messages wait equally long. So one timer a
-level is enough: it is set for the queue's head, and a run delivers everything that is due. What
-counts is the time since a message was stored by `turbopump.store.steady_clock`, even if the wall
-clock was set meanwhile.
+A level's queue is in delivery order, because all its messages wait equally long. So one timer per
+level is enough: it is set for the queue's head, and a run delivers everything due. Delays count
+from when a message was stored by `turbopump.store.steady_clock`, even if the wall clock was set
+meanwhile.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from turbopump.wire.record import MessageView, Record, decode_record
 _log = logging.getLogger(__name__)
 
 RUN_COUNT_MAX = 256
-"""Messages delivered in one turn of the event loop, so that others get their turn too."""
+"""Messages delivered in one iteration of the event loop, so that other work gets its turn."""
 
 RETRY_MS = 100
-"""How long to wait after the store refused a delivery."""
+"""Retry interval after the store refused a delivery."""
 
 WATCH_MS = 5000
 """How often to check whether the clock was set or the machine suspended."""
 
 _MARKS_MAX = 64
-"""Runs of a level whose flush is waited for each by itself; later ones count together."""
+"""Runs of a level that wait for a flush separately; later runs wait together."""
 
 _RUN_LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=RUN_COUNT_MAX)
 
 
 class DueFilter:
-    """The filter that lets pass the messages at the front of a level's queue whose time has come.
+    """Passes the messages at the front of a level's queue that are due.
 
-    ``forgive`` lets pass those too that lie further ahead than any message of the level can, which
+    ``forgive`` also passes those due further ahead than any message of the level can be, which
     happens when the clock was set back after they were stored.
     """
 
@@ -66,7 +66,7 @@ class DueFilter:
         self._latest_ms = self.now_ms + delay_ms
         self._forgive = forgive
         self.head_ms: int | None = None
-        """When the first of them is to be delivered."""
+        """When the head of the queue is due."""
 
     def __call__(self, units: Units) -> NDArray[np.bool_]:
         times = units["tags_code"] - self._steady_clock.shifts_ms(units["physical_offset"])
@@ -79,7 +79,7 @@ class DueFilter:
 
 
 class Level:
-    """One delay level: how far its queue has been delivered, and when to look again."""
+    """One delay level: its delivery progress, and its next run."""
 
     __slots__ = (
         "delay_ms",
@@ -99,19 +99,19 @@ class Level:
         self.delay_ms = delay_ms
         self.offset = QueueOffset(0)
         self.safe_offset = QueueOffset(0)
-        """Up to here what was delivered is on disk: a power failure must not lose messages whose
-        turn has come but whose copies are newer than the last flush."""
+        """Delivery progress that is on disk: a power failure must not lose due messages whose
+        copies are newer than the last flush."""
         self.log_end: PhysicalOffset | None = None
-        """Where the log ended when it was delivered up to there; None if that is not known."""
+        """Where the log ended at that progress; None if unknown."""
         self.delivered: deque[tuple[PhysicalOffset, QueueOffset]] = deque()
         """Progress that counts once the log is flushed to a position."""
         self.head: tuple[QueueOffset, int] | None = None
-        """When the message at an offset is due: known, it need not be read at every look."""
+        """When the message at an offset is due; cached, so that runs need not read it."""
         self.timer: asyncio.TimerHandle | None = None
         self.failing: Watch | None = None
         """Counts failures in a row, while there are any."""
         self.held_until_ms: int | None = None
-        """Set when the head lies further ahead than its delay: the clock was set back before the
+        """Set when the head is due further ahead than its delay: the clock was set back before the
         start."""
 
     @property
@@ -126,26 +126,26 @@ class Level:
         self.delivered.append((log_end, behind))
 
     def settle(self, flushed_end: PhysicalOffset) -> None:
-        """Take over the progress that is on disk."""
+        """Adopt the progress that is on disk."""
         while self.delivered and self.delivered[0][0] <= flushed_end:
             log_end, behind = self.delivered.popleft()
             if behind > self.safe_offset:
                 self.safe_offset, self.log_end = behind, log_end
 
     def skip_to(self, offset: QueueOffset, log_end: PhysicalOffset) -> None:
-        """Go on elsewhere, because the messages up to there are gone."""
+        """Continue at an offset, because the messages before it are gone."""
         self.offset = self.safe_offset = offset
         self.log_end = log_end
         self.delivered.clear()
 
     @property
     def is_watched(self) -> bool:
-        """Whether it is going to be looked at."""
+        """Whether a run is scheduled."""
         return self.timer is not None
 
 
 class Delays:
-    """Delivers delayed messages: never early, and late by no more than the store needs."""
+    """Delivers delayed messages: never early, and late only by what the store needs."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Delays:
 
     @property
     def progress(self) -> DelayOffsets:
-        """Up to where delivery is on disk, by level; levels never used are left out."""
+        """Delivery progress on disk, by level; levels never used are left out."""
         for level in self._levels:
             level.settle(self._store.flushed_end)
         used = {level.number: int(level.safe_offset) for level in self._levels if level.offset}
@@ -183,7 +183,7 @@ class Delays:
         return DelayOffsets(offset_table={**self._loaded, **used})
 
     def load(self) -> bool:
-        """Read how far delivery has come, if anything was saved."""
+        """Load the saved progress, if any."""
         saved = self._file.load(SavedDelays)
         known = saved or SavedDelays()
         self._loaded = dict(known.offset_table)
@@ -191,7 +191,7 @@ class Delays:
         self._log_ends = dict(known.log_ends)
         for level in self._levels:
             level.offset = level.safe_offset = QueueOffset(self._loaded.get(level.number, 0))
-            # A level that was never saved was not delivered at all when the log was empty.
+            # A level that was never saved had delivered nothing when the log was empty.
             first = None if level.number in self._loaded else 0
             log_end = self._log_ends.get(level.number, first)
             if log_end is not None:
@@ -200,7 +200,7 @@ class Delays:
         return saved is not None
 
     def _skip_delivered(self, level: Level, log_end: PhysicalOffset) -> None:
-        """Pass over what was delivered after the progress was saved, before a crash."""
+        """Skip what was delivered after the last save, before a crash."""
         try:
             behind = delivered_end(
                 self._store, level.queue_id, level.offset, level.delay_ms, log_end
@@ -217,7 +217,7 @@ class Delays:
             self.changes += 1
 
     def adopt_copy(self, copied: SavedDelays) -> None:
-        """Take over a master's progress; for a slave, which does not deliver."""
+        """Adopt a master's progress; for a slave, which does not deliver."""
         self._loaded, self._log_ends = dict(copied.offset_table), dict(copied.log_ends)
         self._noted = dict(copied.offset_table)
         for level in self._levels:
@@ -247,13 +247,13 @@ class Delays:
         return SavedDelays(offset_table=table, log_ends={**self._log_ends, **ends}).encode()
 
     def start(self) -> None:
-        """Deliver what is due, and from now on what becomes due."""
+        """Deliver what is due, now and later."""
         self._running = True
         for level in self._levels:
             self._schedule_run(level, 0)
 
     def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering."""
         self._running = False
         for level in self._levels:
             if level.timer is not None:
@@ -269,9 +269,9 @@ class Delays:
             self._schedule_run(level, min(arrival.tags_code - self._clock.now_ms(), level.delay_ms))
 
     def watch_clock(self) -> None:
-        """Look at all levels if the clock was set or timers are late; call it every `WATCH_MS`."""
+        """Run all levels if the clock was set or timers are late; call it every `WATCH_MS`."""
         steady_clock = self._store.steady_clock
-        # The store does so itself while messages come.
+        # The store does so itself while messages arrive.
         steady_clock.check(self._store.written_end, self._clock.now_ms())
         shift_ms, self._shift_ms = self._shift_ms, steady_clock.shift_ms
         missed_ms, self._missed_ms = self._missed_ms, self._timers_missed_ms()
@@ -283,37 +283,37 @@ class Delays:
                 self._schedule_run(level, 0)
 
     def _timers_missed_ms(self) -> int:
-        """Return a number that grows by the time that timers do not count: the machine slept."""
+        """Return a number that grows by the time that timers miss while the machine sleeps."""
         return self._clock.uptime_ms() - int(asyncio.get_running_loop().time() * 1000)
 
     def _schedule_run(self, level: Level, wait_ms: int) -> None:
-        """Look at a level after a while, and not when it was to be looked at before."""
+        """Schedule the next run of a level, replacing the one scheduled before."""
         if level.timer is not None:
             level.timer.cancel()
         loop = asyncio.get_running_loop()
         level.timer = loop.call_later(max(wait_ms, 0) / 1000, self._run, level)
 
     def _run(self, level: Level) -> None:
-        """Deliver what is due of a level, or as much as one turn allows, and set the next look."""
+        """Deliver what is due of a level, up to the limit of one run, and schedule the next run."""
         level.timer = None
         try:
             wait_ms = self._deliver_due(level)
         except RemoteError as error:
             _log.warning("delay level %d: delivery refused, will retry: %s", level.number, error)
             wait_ms = RETRY_MS
-        except Exception as error:  # noqa: BLE001 - whatever it was, the level must go on
+        except Exception as error:  # noqa: BLE001 - whatever it was, the level must continue
             level.failing = self._work.watch(f"delay level {level.number}")
             wait_ms = level.failing.failed(error)
         else:
             if level.failing is not None:
                 level.failing.succeeded()
                 level.failing = None
-        # A flush that has failed already says itself when to try again.
+        # A failed flush has already scheduled its retry.
         if wait_ms is not None and not level.is_watched and self._running:
             self._schedule_run(level, wait_ms)
 
     def _deliver_due(self, level: Level) -> int | None:
-        """Return how long to wait before the next look; None when the queue is empty."""
+        """Return how long to wait before the next run; None if the queue is empty."""
         if self._writer.busy() is not None:
             return RETRY_MS
         now_ms = self._store.steady_clock.now_ms()
@@ -349,7 +349,7 @@ class Delays:
                 self._skip_to(level, outcome.next_offset)
                 return 0
             case outcomes.MessagesRemoved():
-                # Gone before its time: one at a time, the next one may still be there.
+                # Deleted before it was due: skip one at a time, as the next one may still exist.
                 self._skip_to(level, QueueOffset(level.offset + 1))
                 return 0
             case outcomes.MessageDamaged():
@@ -368,8 +368,8 @@ class Delays:
             level.held_until_ms = None
         elif level.held_until_ms is None:
             # No message waits longer than its delay, so the clock was set back before the start.
-            # How long this one has waited is unknown: once more its full delay is late perhaps,
-            # but never early.
+            # How long this one has waited is unknown: waiting its full delay again may be late, but
+            # never early.
             level.held_until_ms = now_ms + level.delay_ms
         if level.held_until_ms is not None:
             wait_ms = min(wait_ms, level.held_until_ms - now_ms)
@@ -384,7 +384,7 @@ class Delays:
                 level.note_delivered(outcome.end_offset, behind)
                 self.changes += 1
             elif level.offset >= behind:
-                # Not stored after all: the same messages again, whenever the next one is due.
+                # Not stored after all: repeat these messages, whenever the next one is due.
                 level.settle(self._store.flushed_end)
                 level.offset = level.safe_offset
                 if self._running:
@@ -399,12 +399,12 @@ class Delays:
             self.changes += 1
 
     def _delivered(self, message: memoryview) -> Record | None:
-        """Make the record that goes to the message's own topic; None for one that cannot."""
+        """Return the record for the message's own topic; None if it cannot be built."""
         try:
             view = decode_record(message)
             if body_crc(view.stored_body) == view.body_crc:
                 return record_of(_own_target(view))
-            # The copy would get a checksum that fits, and pass for a good message.
+            # The copy would get a valid checksum, and pass for an intact message.
             reason = "delayed message, not delivered: the body does not match its checksum"
             self._store.note_damaged(view.physical_offset, reason)
         except (RecordError, KeyError, ValueError) as error:
@@ -412,7 +412,7 @@ class Delays:
         return None
 
     def _stored(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
-        """Store messages; one that can never be stored must not keep the others for ever."""
+        """Store messages; one that can never be stored must not block the others."""
         if not groups:
             return []
         try:
@@ -427,6 +427,6 @@ class Delays:
 
 
 def _own_target(view: MessageView) -> Draft:
-    # The properties stay as they are, the delay level included: it is not looked at again.
+    # The properties stay as they are, including the delay level, which is not read again.
     named = view.properties
     return draft_like(view, named[names.REAL_TOPIC], int(named[names.REAL_QUEUE_ID]), named)

@@ -1,4 +1,4 @@
-"""The gate of acknowledgements: decides when whoever stored a message may be told so.
+"""The acknowledgement gate: decides when a stored message may be acknowledged.
 
 Nothing else in the broker reports that a message is stored, or knows what a mode promises.
 """
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 Ts = TypeVarTuple("Ts")
 
 Report: TypeAlias = "tuple[Promise, Callable[..., None], tuple[object, ...]]"
-"""What a sender is promised, where the outcome goes, and what is given along with it."""
+"""The promise to a sender, where the outcome goes, and the arguments passed with it."""
 
 
 class Promise(Enum):
@@ -56,9 +56,9 @@ class Late(Struct, frozen=True):
     def for_consumer(self) -> Appended | RemoteError:
         """Return the answer to a send-back; on success the consumer commits the original message.
 
-        Should the flush fail in the end, the message would be lost. If it succeeds, there are two
-        copies, because the consumer tries again. But without a slave in sync, trying again would
-        only make more and more copies.
+        If the flush failed after a success, the message would be lost. After an error the consumer
+        tries again, so there are two copies if the flush succeeds. But without a slave in sync,
+        trying again would only create more and more copies.
         """
         if self.code == ResponseCode.SLAVE_NOT_AVAILABLE:
             return self.appended
@@ -80,7 +80,7 @@ Outcome: TypeAlias = Appended | Late | RemoteError
 """The message is stored as promised, or not yet, or not at all."""
 
 OnOutcome = Callable[[Outcome, *Ts], None]
-"""Called once, on the loop, with the outcome and the arguments that were given along with it."""
+"""Called once, on the loop, with the outcome and the arguments passed with it."""
 
 
 class Limits(Struct, frozen=True):
@@ -93,10 +93,10 @@ class Limits(Struct, frozen=True):
 
 
 class Replicas(Protocol):
-    """What is asked of the slaves of a SYNC_MASTER."""
+    """What a SYNC_MASTER needs of its slaves."""
 
     def is_available(self, end: PhysicalOffset) -> bool:
-        """Whether a slave is near enough to be waited for by what ends at a position."""
+        """Whether a slave is close enough to be waited for up to a position."""
         ...
 
     def when_stored(self, end: PhysicalOffset, on_stored: Callable[[bool], None]) -> None:
@@ -126,13 +126,13 @@ class _Waiter:
         self.deadline: Deadline | None = None
 
     def settle(self, error: BaseException | None) -> None:
-        """Report that what was waited for is done or has failed."""
+        """Report that the wait has ended or failed."""
         if self.deadline is not None:
             self.deadline.cancel()
         self._report(self._appended if error is None else _not_stored(error))
 
     def expire(self) -> None:
-        """Report that it takes too long."""
+        """Report a timeout."""
         self._report(_late(self._appended, self._code))
 
     def _report(self, outcome: Outcome) -> None:
@@ -142,7 +142,7 @@ class _Waiter:
 
 
 class _Flush:
-    """What waits for one flush."""
+    """The waiters of one flush."""
 
     __slots__ = ("sends", "waiters")
 
@@ -152,14 +152,14 @@ class _Flush:
 
 
 class Durability:
-    """Acknowledges what is stored: at once, or when the flush that it shares with others is done.
+    """Acknowledges what is stored: immediately, or when the shared flush is done.
 
     With ``replicas``, which a SYNC_MASTER has, a slave must have it too.
 
-    In asynchronous mode the operating system's word is enough. It bounds its dirty pages itself and
-    then slows down writes. In synchronous mode each unflushed message also has an entry in memory,
-    whether its sender waits or not, so these are bounded here: `busy` returns the refusal once the
-    limit is reached.
+    In asynchronous mode a write to the operating system is enough. It bounds its dirty pages itself
+    and then slows down writes. In synchronous mode each unflushed message also has an entry in
+    memory, whether its sender waits or not, so these are bounded here: `busy` returns the refusal
+    once the limit is reached.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Durability:
     ) -> None:
         """Report the outcome as soon as the promise is kept, or cannot be.
 
-        ``sends`` is how many sends ``appended`` stands for, being the last of them.
+        ``appended`` is the last of ``sends`` sends.
         """
         if self._replicas is not None and promise is not Promise.WRITTEN:
             if self._is_synchronous:
@@ -228,7 +228,7 @@ class Durability:
         self._flush(appended, promise, on_outcome, args, sends)
 
     def acknowledge_all(self, appended: Iterable[Appended], reports: Iterable[Report]) -> None:
-        """Do as `acknowledge` for several sends, each with its own report."""
+        """Acknowledge several sends, each with its own report."""
         if self._replicas is None and not self._is_synchronous:
             for stored, (_, on_outcome, args) in zip(appended, reports, strict=True):
                 on_outcome(stored, *args)
@@ -327,6 +327,6 @@ def _not_stored(error: BaseException) -> RemoteError:
 def _tell(
     loop: asyncio.AbstractEventLoop, done: Callable[[Future[None]], None], flush: Future[None]
 ) -> None:
-    # The loop may be gone when a flush ends after the broker: then nobody waits any more.
+    # A flush may end after the broker and its loop: then no sender waits.
     if not loop.is_closed():
         loop.call_soon_threadsafe(done, flush)

@@ -21,7 +21,7 @@ _END_MS = 1000
 
 
 class FilterServerProcesses:
-    """Runs as many filter servers as the configuration says, until the work is stopped."""
+    """Runs the configured number of filter servers until stopped."""
 
     def __init__(self, filters: FiltersConfig, identity: IdentityConfig, port: int) -> None:
         self._filters = filters
@@ -30,14 +30,14 @@ class FilterServerProcesses:
         self._broker = address_text(("127.0.0.1" if host in ANY_HOST else host, port))
         first = filters.server_port
         self._ports = [first + slot if first else 0 for slot in range(filters.servers)]
-        """Where each of them listens; one that is started again takes the same place."""
+        """The port of each; a restarted server takes the same one."""
 
     def start(self, work: Supervisor) -> None:
         for slot in range(self._filters.servers):
             work.keep(f"filter server {slot}", functools.partial(self._run, slot))
 
     async def _run(self, slot: int) -> None:
-        """Run one until it ends, which it is not meant to do."""
+        """Run one until it exits, which it should not."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "turbopump.filter_server"),
             stdin=asyncio.subprocess.PIPE,
@@ -49,13 +49,13 @@ class FilterServerProcesses:
             process.stdin.write(msgspec.json.encode(self._config(slot)) + b"\n")
             async with asyncio.timeout(_START_MS / 1000):
                 line = await process.stdout.readline()
-            # A port that is taken meanwhile is given up, unless it was configured.
+            # A port taken by another process meanwhile is replaced, unless it was configured.
             is_listening = line.strip().isdigit()
             if not self._filters.server_port:
                 self._ports[slot] = int(line) if is_listening else 0
             code = await process.wait()
         finally:
-            # Without its input it ends; one that hangs is killed.
+            # It exits when its input closes; if it hangs, it is killed.
             process.stdin.close()
             await wait_or_kill(process, _END_MS / 1000)
         raise ServerFailed(f"filter server {slot} exited with {code}; see its log above")

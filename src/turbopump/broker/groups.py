@@ -43,7 +43,7 @@ def check_group_name(name: str) -> str | None:
 def check_producer_group_name(name: str) -> str | None:
     """Return what is wrong with a producer group's name, or None.
 
-    It names nothing on disk, so any characters will do, as in the original.
+    It names nothing on disk, so any characters are valid, as in Apache RocketMQ.
     """
     if not name.strip() or len(name) > _PRODUCER_GROUP_CHARS_MAX:
         most = _PRODUCER_GROUP_CHARS_MAX
@@ -54,10 +54,9 @@ def check_producer_group_name(name: str) -> str | None:
 class Groups:
     """All groups by name.
 
-    What operators change is on disk when they are told so, and undone if it cannot be written. A
-    group that comes because it is used counts at once and is saved soon after, by a thread: reading
-    must go on when the disk is full, and a crash forgets nothing that the next use does not bring
-    back.
+    An operator's change is on disk when it is acknowledged, and undone if it cannot be written. A
+    group created by its use counts immediately and is saved soon after, by a thread: reads must
+    continue when the disk is full, and the next use restores what a crash forgets.
     """
 
     def __init__(self, config: GroupsConfig, file: TableFile, clock: Clock) -> None:
@@ -70,7 +69,7 @@ class Groups:
         self.saving = Table("groups", file, lambda: msgspec.json.encode(self.snapshot))
 
     def load(self) -> bool:
-        """Read what was saved, if anything was."""
+        """Load the saved groups, if any."""
         saved = self._file.load(GroupConfigTable)
         if saved is not None:
             self._table |= saved.subscription_group_table
@@ -84,15 +83,15 @@ class Groups:
 
     @property
     def snapshot(self) -> GroupConfigTable:
-        """All groups, as they are now, and their version; never changed afterwards."""
+        """All groups and their version, as they are now; never changed afterwards."""
         return GroupConfigTable(
             data_version=self.data_version, subscription_group_table=dict(self._table)
         )
 
     def find(self, name: str, client: str = "") -> GroupConfig | None:
-        """Return a group, made when it is not known and that is allowed.
+        """Return a group, created if it is unknown and creation is enabled.
 
-        Raises RemoteError when there are too many already, or when the host of the client, given by
+        Raises RemoteError when there are too many groups, or when the host of the client, given by
         its address, has created its share.
         """
         known = self._table.get(name)
@@ -118,7 +117,7 @@ class Groups:
         await self._change(name, group)
 
     async def delete(self, name: str) -> bool:
-        """Forget a group; whether it was known. Raises WriteFailed, and nothing changed."""
+        """Delete a group; return whether it was known. On WriteFailed nothing has changed."""
         if name not in self.table:
             return False
         await self._change(name, None)
@@ -126,7 +125,7 @@ class Groups:
         return True
 
     def adopt_copy(self, copied: GroupConfigTable) -> None:
-        """Take over a master's table and its version in place of the own one; for a slave."""
+        """Replace the table and its version by a master's; for a slave."""
         groups = copied.subscription_group_table.items()
         self._table = {name: group for name, group in groups if check_group_name(name) is None}
         self._note_change(copied.data_version)
@@ -144,7 +143,7 @@ class Groups:
         return wrong and f"group {name} is not created: {wrong} (groupsMax)"
 
     def _put(self, changes: Mapping[str, GroupConfig | None]) -> None:
-        """Let groups count from now on, or with None no more, and have that written soon."""
+        """Put groups, or with None remove them, and have that saved soon."""
         put_into(self._table, changes)
         self._note_change(next_version(self.data_version, self._clock.now_ms()))
 
@@ -154,13 +153,13 @@ class Groups:
         self.saving.save_soon()
 
     async def _change(self, name: str, group: GroupConfig | None) -> None:
-        """Let a group, or its absence, count once it is on disk."""
+        """Put a group, or with None remove it, once that is on disk."""
         before = self._table.get(name)
         self._put({name: group})
         try:
             await self.saving.save()
         except WriteFailed:
-            # Unless somebody has changed it again meanwhile.
+            # Unless another request has changed it meanwhile.
             if self._table.get(name) is group:
                 self._put({name: before})
             raise

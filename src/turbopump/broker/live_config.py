@@ -1,4 +1,4 @@
-"""The settings of a running broker, and changing them from afar."""
+"""The settings of a running broker, and changing them remotely."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SECTION = "broker."
 """Precedes the keys of a broker in a file that configures several servers."""
 
 OnConfigChange = Callable[[BrokerConfig, BrokerConfig], None]
-"""Told of the configuration before a change, and after."""
+"""Called with the configuration before a change, and after."""
 
 
 class LiveConfig:
-    """The current settings; a change counts once it is written, if there is a file to write to."""
+    """The current settings; a change counts once it is saved, if there is a file to save to."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class LiveConfig:
         self._listeners.append(listener)
 
     async def change(self, settings: Settings) -> None:
-        """Take over new values; raises InvalidArgument, or WriteFailed, and nothing changed."""
-        # One change after the other, or one that is written later could undo another.
+        """Apply new values; raises InvalidArgument or WriteFailed, and then nothing has changed."""
+        # One change at a time, or a later write could undo another.
         async with self._changing:
             fresh = updated(self._current, settings)
             if fresh == self._current:

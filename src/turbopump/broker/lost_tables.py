@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 _LISTED_MAX = 20
 _QUEUES_WANTED = 4
-"""What clients ask for, unless told otherwise, when their first message makes a topic."""
+"""What clients request by default when their first message creates a topic."""
 
 _MEANING = {
     "topics": "their settings are lost, and they are recovered from their queues",
@@ -30,7 +30,7 @@ _MEANING = {
 
 
 def note_missing(missing: Iterable[Table], topics: Collection[str]) -> None:
-    """Write tables that are missing; beside messages of topics, say first what it means."""
+    """Write missing tables; if there are messages of topics, first log what that means."""
     for table in missing:
         if SCHEDULE_TOPIC in topics if table.what == "delay progress" else topics:
             _log.error(
@@ -45,7 +45,7 @@ def note_missing(missing: Iterable[Table], topics: Collection[str]) -> None:
 def recover_topics(topics: Topics, counts: Mapping[str, int], *, is_table_lost: bool) -> None:
     """Add the topics that have queues in the store, ``counts`` by name, but are not in the table.
 
-    A crash may have come between the first message of a topic and the writing of the table.
+    A crash may come between the first message of a topic and the write of the table.
     """
     if not is_table_lost:
         counts = {name: max(count, _queues_wanted(name)) for name, count in counts.items()}

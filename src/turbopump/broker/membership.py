@@ -22,7 +22,7 @@ from turbopump.wire.codes import ResponseCode
 _log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_MS = 10_000
-"""How often clients are looked for that have fallen silent."""
+"""How often to check for silent clients."""
 
 GROUPS_MAX = 1000
 """Most consumer groups of one client, and most producer groups."""
@@ -31,12 +31,12 @@ LOCKS_MAX = 10_000
 """Most queues of one request for locks."""
 
 CLIENT_ID_CHARS_MAX = 1000
-"""Longest id of a client, which all members of its groups are told."""
+"""Longest id of a client, which is sent to all members of its groups."""
 
 _UNIT_RETRY_FLAG = 2
 
 Notify = Callable[[str, Iterable[Peer]], None]
-"""Tells clients that the members or topics of a group have changed."""
+"""Notifies clients that the members or topics of a group have changed."""
 
 
 class Membership:
@@ -72,10 +72,10 @@ class Membership:
         self._swept_expiry_ms = 0
         consumers.listen(self._group_changed)
 
-    # --- coming and going -------------------------------------------------------------------------
+    # --- joining and leaving ----------------------------------------------------------------------
 
     def heartbeat(self, peer: Peer, beat: Heartbeat, language: int | None, version: int) -> None:
-        """Put a client into its groups, or renew that it is there; raises RemoteError."""
+        """Add a client to its groups, or renew its membership; raises RemoteError."""
         wrong = self._check_groups(beat, peer)
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
@@ -93,7 +93,7 @@ class Membership:
     def leave(
         self, peer: Peer, client_id: str, producer_group: str | None, consumer_group: str | None
     ) -> None:
-        """Take a client out of a group of either kind."""
+        """Remove a client from a group of either kind."""
         if producer_group is not None:
             self._producers.unregister(peer, producer_group)
         if consumer_group is not None:
@@ -102,13 +102,13 @@ class Membership:
             self._members.save_soon()
 
     def connection_closed(self, peer: Peer) -> None:
-        """Take a client out of all its groups."""
+        """Remove a client from all its groups."""
         self._producers.connection_closed(peer)
         self._consumers.connection_closed(peer)
         self._members.save_soon()
 
     def forget_absent(self) -> None:
-        """Drop members of before a restart that have not reconnected in time."""
+        """Drop members from before a restart that have not reconnected in time."""
         gone = self._members.forget_absent()
         if gone:
             names = ", ".join(f"{client_id} of {group}" for group, client_id in gone[:10])
@@ -121,9 +121,9 @@ class Membership:
             )
 
     def sweep(self) -> None:
-        """Close the connections of silent clients; to be called every `SWEEP_INTERVAL_MS`."""
+        """Close the connections of silent clients; call it every `SWEEP_INTERVAL_MS`."""
         now_ms, expiry_ms = self._clock.monotonic_ms(), self.config.client_expiry_ms
-        # Heartbeats only make it later, and so do those who come.
+        # Heartbeats and new members only make it later.
         if now_ms >= self._none_silent_before_ms or expiry_ms != self._swept_expiry_ms:
             self._close_silent(now_ms, expiry_ms)
         self._locks.forget_expired(now_ms)
@@ -160,7 +160,7 @@ class Membership:
         return next((text for text in wrong if text is not None), None)
 
     def _prepare(self, consumers: Iterable[ConsumerData], client: str) -> None:
-        """Make groups and their retry topics, if they are not there yet."""
+        """Create the groups and their retry topics that do not exist yet."""
         queues: dict[bool, dict[str, int]] = {False: {}, True: {}}
         refusals: list[Exception] = []
         for data in consumers:
@@ -177,7 +177,7 @@ class Membership:
         except (WriteRefused, RemoteError) as error:
             refusals.append(error)
         if refusals:
-            # Those who are there can consume all the same; a later heartbeat tries again.
+            # Existing groups can consume all the same; a later heartbeat tries again.
             _log.warning(
                 "cannot create retry topics for all groups of a heartbeat: %s", refusals[0]
             )
@@ -190,15 +190,15 @@ class Membership:
             self._notify(name, (*members, *self._consumers.pullers(name)))
 
     def client_ids(self, group: str) -> list[str]:
-        """List the members of a group, from which each works out its share of the queues."""
+        """List the members of a group, from which each computes its share of the queues."""
         return [member.client_id for member in self._consumers.members(group)]
 
-    # --- who may consume a queue in order ---------------------------------------------------------
+    # --- locks for orderly consumption ------------------------------------------------------------
 
     def lock(self, asked: LockQueues, client: str) -> list[MessageQueue]:
-        """Lock queues for a client, or renew its locks; return those that it has.
+        """Lock queues for a client, or renew its locks; return those that it holds.
 
-        Nobody gets a queue that this broker does not have, or one for a group that cannot be.
+        No client gets a queue that this broker does not have, or one for an invalid group.
         """
         if len(asked.client_id) > CLIENT_ID_CHARS_MAX:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, _client_id_too_long(asked.client_id))

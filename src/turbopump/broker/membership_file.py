@@ -1,7 +1,7 @@
-"""Members of consumer groups and their queue locks, remembered over a restart.
+"""Members of consumer groups and their queue locks, remembered across a restart.
 
-Clients in the field send heartbeats every 30 s only, also after a reconnect. Without this table, a
-restarted broker would list only those members whose heartbeat came first: each of them would take
+Clients in the field send heartbeats only every 30 s, even after a reconnect. Without this table, a
+restarted broker would list only the members whose heartbeat came first: each of them would take
 over the queues of members that are still consuming them.
 """
 
@@ -38,7 +38,8 @@ class RememberedMember(Body, frozen=True, kw_only=True):
     version: int
     locked_queues: list[MessageQueue]
     is_disconnected: bool = False
-    """No longer a member, but its locks are not over: it may reconnect and still own its queues."""
+    """No longer a member, but its locks have not expired: it may reconnect and still own its
+    queues."""
 
 
 class RememberedGroup(Body, frozen=True, kw_only=True):
@@ -71,9 +72,9 @@ class MembershipFile:
         self._left_out = False
 
     def load(self, groups_max: int) -> None:
-        """Let the members of an earlier run be absent members, and owners of their locks.
+        """Restore the members of an earlier run as absent members and owners of their locks.
 
-        A file that cannot be read is no reason not to start: members reconnect anyway.
+        An unreadable file does not prevent the start: members reconnect anyway.
         """
         saved = self._file.load_expendable(
             RememberedGroups, "members of groups are not remembered over this restart"
@@ -105,7 +106,7 @@ class MembershipFile:
             self._locks.remember(name, each.client_id, each.locked_queues, now_ms)
 
     def forget_absent(self) -> list[tuple[str, str]]:
-        """Drop members that have not returned, with their locks; return group and id of each."""
+        """Drop members that have not reconnected, with their locks; return group and id of each."""
         gone = self._consumers.forget_absent()
         for group, client_id in gone:
             self._locks.forget_remembered(group, client_id)
@@ -113,7 +114,7 @@ class MembershipFile:
         return gone
 
     def unregister_absent(self, client_id: str, group: str) -> None:
-        """Take a client out of a group that it left before its first heartbeat."""
+        """Remove a client from a group that it left before its first heartbeat."""
         if self._consumers.unregister_absent(client_id, group):
             self._locks.forget_remembered(group, client_id)
 
@@ -126,7 +127,7 @@ class MembershipFile:
         return self._table
 
     def save_soon(self) -> None:
-        """Write the file shortly if anything changed; without holding up the event loop."""
+        """Save the file soon if anything changed, without blocking the event loop."""
         self.saving.save_soon()
 
     def _snapshot(self) -> dict[str, RememberedGroup]:

@@ -1,4 +1,4 @@
-"""The one way into the store: delayed messages are diverted, refusals get their response code."""
+"""The only path into the store: diverts delayed messages, and maps refusals to response codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """A message on its way into the store, with its properties still apart."""
+    """A message on its way into the store, with its properties not yet encoded."""
 
     topic: str
     queue_id: int
@@ -67,7 +67,7 @@ def draft_like(
 
 
 def delay_level_of(properties: Mapping[str, str]) -> int:
-    """Return the delay level a message asks for; 0 when it asks for none that makes sense."""
+    """Return the delay level that a message requests; 0 if it requests none, or an invalid one."""
     text = properties.get(names.DELAY, "0")
     return int(text) if text.isdecimal() else 0
 
@@ -92,7 +92,7 @@ def diverted(draft: Draft, levels: int) -> Draft:
 
 
 def record_of(draft: Draft) -> Record:
-    """Make the record; what cannot be stored is refused with the protocol's code."""
+    """Return the record; refuse what cannot be stored with the protocol's code."""
     try:
         return Record(
             topic=draft.topic.encode(),
@@ -111,7 +111,7 @@ def record_of(draft: Draft) -> Record:
 
 
 def refusal(error: RemoteError | InvalidArgument | StoreError) -> RemoteError:
-    """Give what the store would not take its response code."""
+    """Return a refusal of the store with its response code."""
     match error:
         case RemoteError():
             return error
@@ -130,19 +130,19 @@ def _slave_refusal() -> RemoteError:
 
 
 class MessageWriter:
-    """Appends messages; what becomes of them is reported through the gate of acknowledgements."""
+    """Appends messages; their outcome is reported through the acknowledgement gate."""
 
     def __init__(
         self, store: Store, durability: Durability, delay_levels: int, *, is_slave: bool = False
     ) -> None:
         self.is_slave = is_slave
-        """Whether messages come from a master only, and all others are refused."""
+        """Whether messages come only from a master, and all others are refused."""
         self.suspension: RemoteError | None = _slave_refusal() if is_slave else None
         """Why messages are refused, on a slave or a master that another may have replaced."""
         self._store = store
         self._durability = durability
         self._delay_levels = delay_levels
-        # Records to be appended, and what becomes of their outcome.
+        # Records to be appended, and where their outcome goes.
         self._burst: list[Group] = []
         self._reports: list[Report] = []
         self._burst_bytes = 0
@@ -157,7 +157,7 @@ class MessageWriter:
         return self.suspension or self._durability.busy()
 
     def refuse_if_suspended(self) -> None:
-        """Raise RemoteError, on a slave for one: to be called before a message creates a topic."""
+        """Raise RemoteError if writes are suspended, as on a slave; call before topic creation."""
         if self.suspension is not None:
             raise self.suspension
 
@@ -233,7 +233,7 @@ class MessageWriter:
     def _append_one_by_one(
         self, burst: Sequence[Group], reports: Sequence[Report], error: RemoteError
     ) -> None:
-        """Find out whom the refusal of a whole burst concerns: perhaps only one of them."""
+        """Find out which requests the refusal of a whole burst concerns: perhaps only one."""
         for records, (promise, on_outcome, args) in zip(burst, reports, strict=True):
             if len(burst) == 1:
                 on_outcome(error, *args)
@@ -249,7 +249,7 @@ class MessageWriter:
             raise refusal(error) from error
 
     def when_settled(self, appended: Sequence[Appended], on_outcome: OnOutcome[()]) -> None:
-        """Report once what became of all that was appended, however long the flush takes."""
+        """Report the outcome of all appended messages once, however long the flush takes."""
         self._durability.acknowledge(
             appended[-1], Promise.DURABLE_EVENTUALLY, on_outcome, sends=len(appended)
         )

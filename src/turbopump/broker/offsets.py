@@ -1,4 +1,4 @@
-"""How far each consumer group has come in each queue."""
+"""Committed offsets of each consumer group in each queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Offsets:
         self.saving = Table("offsets", file, self.encoded)
 
     def load(self) -> bool:
-        """Read what was saved, if anything was."""
+        """Load the saved offsets, if any."""
         saved = self._file.load(ConsumerOffsets)
         if saved is not None:
             self._table = saved.offset_table
@@ -35,7 +35,7 @@ class Offsets:
     def clamp_to_ends(self, end_of: Callable[[str, int], int]) -> None:
         """Lower offsets beyond the end of their queue, which a power failure may have cut.
 
-        Else groups would skip the messages that get these offsets next.
+        Otherwise groups would skip the messages that get these offsets next.
         """
         lowered = [
             (key, queue_id, offset, end)
@@ -61,11 +61,11 @@ class Offsets:
     # --- one queue --------------------------------------------------------------------------------
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note a group's progress. It may go back, which is how a stopped group is reset."""
+        """Commit a group's offset. It may go back, which is how a stopped group is reset."""
         self.commit_all(group, topic, {queue_id: offset})
 
     def commit_all(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Note a group's progress in several queues of a topic."""
+        """Commit a group's offsets in several queues of a topic."""
         key = f"{topic}{_SEPARATOR}{group}"
         queues = self._table.get(key)
         if queues is None:
@@ -76,13 +76,13 @@ class Offsets:
                 self.saving.changes += 1
 
     def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """Return a group's progress in a queue; None when it never committed any."""
+        """Return a group's offset in a queue; None if it never committed one."""
         queues = self._table.get(f"{topic}{_SEPARATOR}{group}")
         offset = None if queues is None else queues.get(queue_id)
         return None if offset is None else QueueOffset(offset)
 
     def adopt_copy(self, copied: ConsumerOffsets) -> None:
-        """Take over a master's table in place of the own one; for a slave, where none commits."""
+        """Replace the table by a master's; for a slave, where no client commits."""
         self._table = copied.offset_table
         self.saving.changes += 1
 
@@ -95,7 +95,7 @@ class Offsets:
 
     @property
     def snapshot(self) -> ConsumerOffsets:
-        """Everything, as it is now."""
+        """All offsets, as they are now."""
         return ConsumerOffsets(offset_table={key: dict(q) for key, q in self._table.items()})
 
     @property
@@ -104,42 +104,42 @@ class Offsets:
         return self.saving.changes
 
     def encoded(self) -> bytes:
-        """Return everything as JSON, the form of file and wire; fast, for there may be much."""
+        """Return all offsets as JSON, the form of file and wire; fast, since there may be many."""
         return msgspec.json.encode({"offsetTable": self._table})
 
     def of_topic(self, group: str, topic: str) -> dict[int, QueueOffset]:
-        """Return a group's progress in a topic by queue."""
+        """Return a group's offsets in a topic by queue."""
         queues = self._table.get(f"{topic}{_SEPARATOR}{group}", {})
         return {queue_id: QueueOffset(offset) for queue_id, offset in queues.items()}
 
     def topics_of(self, group: str) -> set[str]:
-        """Return the topics that a group has made progress in."""
+        """Return the topics in which a group has offsets."""
         return {topic for topic, name in map(_split, self._table) if name == group}
 
     def groups_of(self, topic: str) -> set[str]:
-        """Return the groups that have made progress in a topic."""
+        """Return the groups that have offsets in a topic."""
         return {group for name, group in map(_split, self._table) if name == topic}
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set a group's progress in several queues of a topic, forward or back."""
+        """Set a group's offsets in several queues of a topic, forward or back."""
         for queue_id, offset in offsets.items():
             self.commit(group, topic, queue_id, offset)
 
     def clone(self, source: str, target: str, topic: str) -> None:
-        """Give a group the progress of another in a topic, in place of its own."""
+        """Copy a group's offsets in a topic to another group, in place of its own."""
         queues = self._table.get(f"{topic}{_SEPARATOR}{source}")
         if queues is not None:
             self._table[f"{topic}{_SEPARATOR}{target}"] = dict(queues)
             self.saving.changes += 1
 
     def remove_group(self, group: str) -> None:
-        """Forget all progress of a group."""
+        """Delete all offsets of a group."""
         for topic in self.topics_of(group):
             del self._table[f"{topic}{_SEPARATOR}{group}"]
             self.saving.changes += 1
 
     def remove_topic(self, topic: str) -> None:
-        """Forget all progress in a topic."""
+        """Delete all offsets in a topic."""
         for group in self.groups_of(topic):
             del self._table[f"{topic}{_SEPARATOR}{group}"]
             self.saving.changes += 1

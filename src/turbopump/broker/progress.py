@@ -1,4 +1,4 @@
-"""How far groups have come: commits, and questions for them."""
+"""Progress of groups: commits and queries of offsets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.wire.codes import ResponseCode
 
 
 class QueueReads(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
 
@@ -61,22 +61,22 @@ class Progress:
         """Return a group's committed offset in a queue; None if it has none."""
         offset = self._offsets.find(group, topic, queue_id)
         if offset is None and self._is_young(topic, queue_id):
-            # Nothing to skip: a group that comes here first may begin at the beginning.
+            # Nothing to skip: a new group may start at the beginning.
             return QueueOffset(0)
         return offset
 
     def commit(self, commit: Commit) -> None:
         """Commit a group's offset in a queue.
 
-        What cannot be is passed over with success, as peers expect it; a group too many is told,
-        and so is an offset beyond the end of its queue: both raise RemoteError.
+        Invalid commits are ignored and succeed, as clients expect. One group too many, and an
+        offset beyond the end of its queue, raise RemoteError.
         """
         group, topic, queue_id, offset = commit.group, commit.topic, commit.queue_id, commit.offset
         if offset < 0 or queue_id not in self._queue_ids(topic):
             return
         _, end = self._store.queue_range(topic, queue_id)
         if offset > end:
-            # Else the group would pass over all messages until the queue has grown so far.
+            # Otherwise the group would skip all messages until the queue has grown that far.
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR,
                 f"commitOffset of {group} in queue {queue_id} of {topic} must be 0 to {end},"
@@ -90,8 +90,8 @@ class Progress:
     ) -> list[int]:
         """Commit a group's offsets by queue id; return the queues of those refused.
 
-        Equal to a `commit` of each, which costs three times as much: topic and group are looked up
-        once.
+        Equivalent to a `commit` of each, which costs three times as much: topic and group are
+        looked up once.
         """
         known = self._queue_ids(topic)
         possible = [(number, at) for number, at in offsets if number in known and at >= 0]
@@ -108,9 +108,9 @@ class Progress:
         return [number for (number, at), end in zip(possible, ends, strict=True) if at > end]
 
     def slowest(self, topic: str, left_out: Collection[str]) -> dict[int, int]:
-        """Return, for each queue, how far the slowest group has come; some groups do not count.
+        """Return the offset of the slowest group in each queue, leaving out some groups.
 
-        Apache RocketMQ forgets the offsets of the groups that do not count. We keep them.
+        Apache RocketMQ deletes the offsets of the groups left out. Turbopump keeps them.
         """
         slowest: dict[int, int] = {}
         for group in self._offsets.groups_of(topic).difference(left_out):
@@ -120,9 +120,9 @@ class Progress:
         return dict(sorted(slowest.items()))
 
     def clone(self, client: str, source: str, target: str, topic: str, *, offline: bool) -> None:
-        """Give a group the progress of another, in one topic or, without a name, in all of them.
+        """Copy a group's progress to another, in one topic or, without a name, in all of them.
 
-        Topics that a group with members does not want are left out, unless ``offline``.
+        Topics that a group with members does not subscribe to are left out, unless ``offline``.
         """
         if self._groups.find(target, client) is None:
             remark = f"subscription group [{target[:200]}] does not exist"
@@ -133,12 +133,12 @@ class Progress:
                 self._offsets.clone(source, target, name)
 
     def _queue_ids(self, topic: str) -> range:
-        """Return the queues that can have an offset, so that nonsense does not pile up."""
+        """Return the queues that can have an offset, so that invalid ones do not pile up."""
         known = self._topics.find(topic)
         return range(0 if known is None else queues_of(known))
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue still has its first message, and recent enough to be in memory."""
+        """Whether a queue still has its first message, recent enough to be in memory."""
         low, _ = self._store.queue_range(topic, queue_id)
         if low > 0:
             return False

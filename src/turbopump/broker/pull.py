@@ -1,4 +1,4 @@
-"""Answering pulls: messages immediately, or held until one comes that the puller wants."""
+"""Answering pulls: immediately, or held until a message arrives that the puller wants."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ class Expression(Struct, frozen=True):
 
 
 class Pull(Struct, frozen=True, kw_only=True):
-    """A question for the messages of a queue from an offset on."""
+    """A request for the messages of a queue from an offset on."""
 
     client: Peer
-    """Whose pulls are forgotten together, when it is gone."""
+    """Its pulls are dropped together when it disconnects."""
     group: str
     topic: str
     queue_id: int
     offset: int
     count_max: int
     expression: Expression | None
-    """None if what the group subscribed to is wanted, as its heartbeats say."""
+    """None for the group's subscription, as its heartbeats say."""
     sub_version: int
     """Of the subscription that the client knows."""
     commit_offset: int | None
-    """How far the group has come, if that is to be noted."""
+    """The group's offset, if it is to be committed."""
     hold_ms: int | None
-    """How long to wait for messages; None if the answer is wanted immediately."""
+    """How long to wait for messages; None for an immediate answer."""
     is_bulk: bool
-    """Whether large answers are welcome."""
+    """Whether the client accepts large answers."""
 
 
 class Held(Struct, eq=False):
@@ -77,11 +77,11 @@ class Held(Struct, eq=False):
     _args: tuple[object, ...] = ()
 
     def then(self, on_outcome: Callable[[ReadOutcome | Exception, *Ts], None], *args: *Ts) -> None:
-        """Have the outcome reported; to be called in the turn of the loop that returned this."""
+        """Set the callback; call it in the loop iteration that returned this."""
         self._on_outcome, self._args = on_outcome, args
 
     def report(self, outcome: ReadOutcome | Exception) -> None:
-        """Hand over the outcome."""
+        """Report the outcome."""
         if self._on_outcome is not None:
             self._on_outcome(outcome, *self._args)
 
@@ -121,7 +121,7 @@ class Pulls:
         config.listen(lambda _, changed: self._take_over(changed))
 
     def _take_over(self, config: BrokerConfig) -> None:
-        """Prepare what follows from settings. No limits are stricter than those of large pulls."""
+        """Derive rules and limits from settings. Large pulls are limited no more strictly."""
         self._rules = ReadRules.of(config)
         usual, most = config.store.limits, config.limits
         self._bulk = dataclasses.replace(
@@ -175,11 +175,11 @@ class Pulls:
         return rules.suggested_broker_id(known, outcome, pull.offset)
 
     def forget(self, client: object) -> None:
-        """Drop the held pulls of a client that is gone."""
+        """Drop the held pulls of a disconnected client."""
         self._arrivals.forget(client)
 
     def _is_committable(self, pull: Pull, offset: int) -> bool:
-        """Whether a queue has the offset, or ends there; what a client may come to exists."""
+        """Whether an offset lies in its queue, or at its end."""
         _, end = self._store.queue_range(pull.topic, pull.queue_id)
         return 0 <= offset <= end
 
@@ -273,8 +273,8 @@ class Pulls:
             self._limits(pull),
         )
         if self._store.cut_ranges and self._was_cut(pull):
-            # It may have read messages of this slave that the master never had, or has lost: the
-            # master tells.
+            # It may have read messages of this slave that the master never had, or has lost: only
+            # the master knows.
             limits = outcome.min_offset, outcome.max_offset
             outcome = outcomes.OffsetTooLarge(
                 next_offset=QueueOffset(pull.offset), min_offset=limits[0], max_offset=limits[1]
@@ -306,13 +306,13 @@ class Pulls:
         return held
 
     def _resume(self, held: Held) -> None:
-        """Report what there is for a pull whose wait is over, if it still may read it."""
+        """Report the result of a pull whose wait is over, if it may still read."""
         outcome: ReadOutcome | Exception
         try:
             group = self._check(held.pull)
             wanted = held.wanted
             if held.pull.expression is None:
-                # The group may want something else by now.
+                # The group's subscription may have changed.
                 wanted = self._wanted(held.pull, group)
             outcome = self._read(held.pull, wanted)
             self._note(held.pull, outcome)
@@ -321,7 +321,7 @@ class Pulls:
         held.report(outcome)
 
     def _note(self, pull: Pull, outcome: ReadOutcome) -> None:
-        """Count what a pull found, and note that it looked in the wrong place."""
+        """Count what a pull found, and record a pull at an invalid offset."""
         if isinstance(outcome, outcomes.Found):
             count, size = len(outcome.sizes), outcome.size
             self._stats.get(pull.group, pull.topic, pull.queue_id, count, size)
@@ -356,7 +356,7 @@ class Pulls:
 
 
 def _unreported(_: Outcome) -> None:
-    """Ignore what becomes of a note."""
+    """Ignore the outcome of storing an event."""
 
 
 def _wants(wanted: Filter) -> Wants | None:

@@ -39,7 +39,7 @@ STATUS: dict[type[ReadOutcome], Status] = {
 
 _EMPTY = (outcomes.QueueEmpty, outcomes.QueueUnknown)
 _UNREADABLE = (outcomes.MessagesRemoved, outcomes.MessageDamaged)
-"""Outcomes that lead past messages which another copy of the log may still have."""
+"""Outcomes that skip messages which another copy of the log may still have."""
 _CORRECTED = (
     *_EMPTY,
     *_UNREADABLE,
@@ -47,7 +47,7 @@ _CORRECTED = (
     outcomes.OffsetTooLarge,
     outcomes.UnitsMissing,
 )
-"""Outcomes that name another offset than the one asked for."""
+"""Outcomes with another offset than the requested one."""
 
 
 class ReadRules(Struct, frozen=True):
@@ -65,9 +65,9 @@ class ReadRules(Struct, frozen=True):
         return cls(reads.enabled, not config.identity.is_slave or reads.corrects_offsets)
 
     def status_of(self, outcome: ReadOutcome, asked: int) -> Status:
-        """Return what an outcome means for a pull from an offset."""
+        """Return the meaning of an outcome for a pull from an offset."""
         status = _status_on_master(outcome, asked)
-        # The puller comes back with the same offset, and asks the master.
+        # The client pulls again with the same offset, from the master.
         is_unknown_here = status is Status.MOVED and not self.corrects_offsets
         return Status.RETRY if is_unknown_here else status
 
@@ -95,6 +95,6 @@ def _is_missing(outcome: ReadOutcome, asked: int) -> bool:
 
 def _status_on_master(outcome: ReadOutcome, asked: int) -> Status:
     if asked and isinstance(outcome, _EMPTY):
-        # There is nothing, so no client can have come that far.
+        # The queue is empty, so no client can have come that far.
         return Status.MOVED
     return STATUS[type(outcome)]

@@ -1,4 +1,4 @@
-"""Which client of a group may consume a queue in order: locks that end unless they are renewed."""
+"""Which client of a group may consume a queue in order: locks that expire unless renewed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class _Lock(Struct, frozen=True):
 
 
 class QueueLocks:
-    """Locks by group and queue. Times are of a clock that never goes back."""
+    """Locks by group and queue. Times are monotonic."""
 
     def __init__(self, expiry_ms: int = 60_000) -> None:
         self.expiry_ms = expiry_ms
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
         self.changes = 0
-        """How often any queue has come to another client, or become free."""
+        """How often any queue has changed its holder, or become free."""
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
-        """Lock or renew for a client; return those queues that it now has."""
+        """Lock or renew for a client; return the queues that it now holds."""
         granted: list[MessageQueue] = []
         for queue in queues:
             holder = self.holder(group, queue, now_ms)
@@ -42,7 +42,7 @@ class QueueLocks:
         return granted
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give up a client's own locks; those of others stay."""
+        """Release a client's own locks; those of others stay."""
         held = self._groups.get(group, {})
         for queue in queues:
             lock = held.get(queue)
@@ -54,7 +54,7 @@ class QueueLocks:
     def remember(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> None:
-        """Give a client the locks it had before a restart, as if it had just renewed them."""
+        """Restore the locks that a client had before a restart, as if it had just renewed them."""
         lock = _Lock(client_id, now_ms, is_remembered=True)
         self._groups.setdefault(group, {}).update(dict.fromkeys(queues, lock))
         self._drop_if_empty(group)
@@ -82,12 +82,12 @@ class QueueLocks:
         return found
 
     def holder(self, group: str, queue: MessageQueue, now_ms: int) -> str | None:
-        """Return the client that has a queue."""
+        """Return the client that holds a queue."""
         lock = self._groups.get(group, {}).get(queue)
         return None if lock is None or self._is_over(lock, now_ms) else lock.client_id
 
     def forget_expired(self, now_ms: int) -> None:
-        """Drop locks that are free again, so that groups that are gone leave nothing behind."""
+        """Drop expired locks, so that groups that are gone leave nothing behind."""
         for group, held in tuple(self._groups.items()):
             for queue, lock in tuple(held.items()):
                 if self._is_over(lock, now_ms):

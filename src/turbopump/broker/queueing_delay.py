@@ -1,4 +1,4 @@
-"""How long requests wait because the broker is busy with those before them."""
+"""How long requests wait behind those before them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from turbopump.clock import Clock
 
 _LOOK_MS = 50
 _BACKLOG_MS = 10
-"""After a turn of the loop that took long, what waited is read within this time."""
+"""After a long loop iteration, waiting requests are read within this time."""
 
 _CHUNK_MS_MAX = 20
-"""What one chunk of requests counts for at most: their work rarely takes longer. If it does, the
-process was stopped, suspended or not scheduled, or the disk stood still. Refusing the few requests
-in flight would not help against that."""
+"""Most that one chunk of requests counts for: their work rarely takes longer. If it does, the
+process was stopped, suspended or not scheduled, or the disk stalled. Refusing the few requests in
+flight would not help against that."""
 
 
 class QueueingDelay:
     """Measures the work that requests wait behind, rather than how late the event loop is.
 
-    While requests come, a timer falls due every 50 ms. What is served without the loop coming round
-    to it, was ahead of the requests that are read afterwards. After a stall of the process with few
+    While requests arrive, a timer is due every 50 ms. What is served before the loop reaches the
+    timer was ahead of the requests that are read afterwards. After a stall of the process with few
     requests in flight the timer is late as well, but hardly anything has been served meanwhile.
     Without requests there is no timer.
     """
@@ -43,7 +43,7 @@ class QueueingDelay:
         return max(self._last_ms, self._work_ms - _LOOK_MS)
 
     def note_served(self) -> None:
-        """Count the work since the last call or look; call it after each chunk of requests."""
+        """Count the work since the last call or timer; call it after each chunk of requests."""
         now_ms = self._clock.monotonic_ms()
         self._work_ms += min(now_ms - self._counted_ms, _CHUNK_MS_MAX)
         self._counted_ms = now_ms

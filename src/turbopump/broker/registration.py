@@ -1,4 +1,4 @@
-"""Making the broker known to every name server, and taking it out again."""
+"""Registering the broker with every name server, and unregistering it."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ RETRY_MS = 5000
 """Retry interval after a failed registration."""
 
 ANNOUNCE_WAIT_MS = 3000
-"""How long who changed a topic waits for name servers; tools themselves wait 5 s in all."""
+"""How long the caller waits for name servers after a topic change; tools wait 5 s in all."""
 
 UNREGISTER_TIMEOUT_MS = 3000
 
 
 class NameServerConnection(Protocol):
-    """What is asked of a connection."""
+    """Connection operations used here."""
 
     async def request(self, command: Command, timeout_ms: int) -> Command: ...
 
 
 class NameServers(Protocol):
-    """What is asked of a pool of connections."""
+    """Operations of the connection pool used here."""
 
     async def connection(self, address: str) -> NameServerConnection: ...
 
@@ -66,8 +66,8 @@ OnMaster = Callable[[MasterAddress], None]
 class Registration:
     """Registers with all name servers: at the start, every 30 s, and whenever a topic changes.
 
-    `start`, and `unregister` when the work is stopped. A name server that cannot be reached holds
-    up neither the broker nor the others.
+    `start`, and `unregister` when the work is stopped. An unreachable name server blocks neither
+    the broker nor the other name servers.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Registration:
         epoch: int = 0,
     ) -> None:
         self.config = config
-        # Not a newer one that it hears of: that belongs to the master that replaces it.
+        # Not a newer one that it learns of: that belongs to the master that replaces it.
         self._epoch = epoch
         self._topics = topics
         self._identity = headers.BrokerIdentity(
@@ -97,7 +97,7 @@ class Registration:
         """A slave's master, as a name server reported it last; None until one has."""
         self._on_master: list[OnMaster] = []
         self._whole: tuple[DataVersion, BrokerConfig, bytes] | None = None
-        """The registration of all topics as it was made last, and what of."""
+        """The last registration of all topics, and what it was built from."""
         self._links = [
             _NameServerLink(self, pool, server) for server in config.registration.name_servers
         ]
@@ -108,7 +108,7 @@ class Registration:
             work.keep(f"registration with {link.server}", link.run)
 
     async def wait_tried(self) -> None:
-        """Wait until every name server was tried; failures are logged."""
+        """Wait until registration with every name server was tried; failures are logged."""
         for link in self._links:
             await link.tried.wait()
 
@@ -155,7 +155,7 @@ class Registration:
         return self.config.identity.is_slave and self.master is None
 
     def command(self, changed: Iterable[str] | None) -> Command:
-        """Make the registration, of some topics or, with None, of all."""
+        """Return the registration of some topics or, with None, of all."""
         table = self._topics.table
         if changed is None:
             body = self._whole_body()
@@ -181,14 +181,14 @@ class Registration:
         return request(RequestCode.UNREGISTER_BROKER, self._identity)
 
     def note_ordered(self, server: str, names: Iterable[str]) -> None:
-        """Take over which topics are ordered, from all name servers that have an opinion."""
+        """Update which topics are ordered, from all name servers that say so."""
         self._ordered[server] = frozenset(names)
         self._topics.mark_ordered(frozenset().union(*self._ordered.values()))
 
     def note_master(self, answer: headers.RegisterBrokerAnswer) -> None:
-        """Take over where the master is, if a name server knows it.
+        """Update the master's address, if a name server knows it.
 
-        One that does not may have lost its table: the address from before stays.
+        One that does not may have lost its table: the known address stays.
         """
         if not answer.master_addr or not answer.ha_server_addr:
             return
@@ -220,7 +220,7 @@ class Registration:
 
 
 def permitted(topics: Mapping[str, TopicConfig], access: AccessConfig) -> dict[str, TopicConfig]:
-    """Return the topics as they are announced: what a broker forbids, it forbids in all of them."""
+    """Return the topics as announced: what a broker forbids, it forbids in all of them."""
     if access.can_read and access.can_write:
         return dict(topics)
     return {
@@ -269,7 +269,7 @@ class _NameServerLink:
         self._news.set()
 
     async def run(self) -> None:
-        # At once, also after an error: what the name server knows then is anybody's guess.
+        # Immediately, also after an error: the name server's state is then unknown.
         await self.register()
         while True:
             config = self._registration.config.registration
@@ -331,8 +331,8 @@ class _NameServerLink:
     ) -> Iterable[str] | None:
         """Return the topics to register; None for all.
 
-        A part is enough only for a name server that knows the rest: it would take the version that
-        comes with it for the whole, and pass over the whole when it comes.
+        A part is enough only for a name server that knows the rest: it would take the version of
+        the part for that of the whole, and skip the whole when it comes.
         """
         told = self._announced
         knows_rest = (
@@ -349,7 +349,7 @@ class _NameServerLink:
         return not headers.DataVersionAnswer.from_ext_fields(answer.ext_fields).changed
 
     def _note(self, failure: str | None) -> None:
-        """Log when a name server comes within reach or gets out of it, not each time."""
+        """Log only when a name server becomes reachable or unreachable."""
         if failure is None and self._is_reached is not True:
             _log.info("registered with name server %s", self.server)
         elif failure is not None and self._is_reached is not False:

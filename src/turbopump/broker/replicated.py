@@ -1,4 +1,4 @@
-"""A broker that starts again within its process when its role changes."""
+"""A broker that restarts within its process when its role changes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ReplicatedBroker:
         async with ReplicatedBroker(BrokerConfig(directory=Path("store"))) as broker:
             print(broker.address)
 
-    A promoted slave is built as any master is, and a replaced master as any slave: nothing has to
-    change its mind while it runs. Clients connect again, as they do after any restart.
+    A promoted slave is built as any master is, and a replaced master as any slave: no part changes
+    its role while it runs. Clients reconnect, as they do after any restart.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class ReplicatedBroker:
         await self.current.__aexit__(kind, error, traceback)
 
     async def start(self) -> None:
-        """Start it in the role that it has."""
+        """Start in the current role."""
         await self.current.start()
 
     async def close(self) -> None:
-        """Stop it."""
+        """Stop the broker."""
         await self._end_changes()
         await self.current.close()
 
     async def _end_changes(self) -> None:
-        """Wait for a change of the role that is under way: half of it would leave files open."""
+        """Wait for a role change in progress: an aborted one would leave files open."""
         self._is_closing = True
         await self._lives.wait()
 

@@ -1,4 +1,4 @@
-"""Replies: an answer to a message, pushed to the client that asked, and kept."""
+"""Replies: answers to messages, pushed to the requesting client, and stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turbopump.wire.hosts import Host
 
 
 class PushedReply(Struct, frozen=True):
-    """A reply as the client that asked gets it."""
+    """A reply as the requesting client gets it."""
 
     reply: Send
     properties: str
@@ -29,7 +29,7 @@ class PushedReply(Struct, frozen=True):
 
 
 Push = Callable[[Member, PushedReply], Awaitable[str | None]]
-"""Brings a reply to the client that asked; returns why it could not, or None."""
+"""Pushes a reply to the requesting client; returns why that failed, or None."""
 
 
 class Replied(Struct, frozen=True):
@@ -72,7 +72,7 @@ class Replies:
         return Replied(kept, queue_id, push_failure)
 
     async def _push(self, reply: Send, properties: dict[str, str]) -> str | None:
-        """Return why the reply did not reach the client that asked; None when it did."""
+        """Return why the reply did not reach the requesting client; None if it did."""
         client_id = properties.get(names.REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{names.REPLY_TO_CLIENT}] is null"
@@ -102,6 +102,6 @@ class Replies:
 
 
 def _finish(outcome: Outcome, kept: asyncio.Future[Outcome]) -> None:
-    # It is cancelled when the connection closes meanwhile.
+    # Cancelled when the connection closes meanwhile.
     if not kept.done():
         kept.set_result(outcome)

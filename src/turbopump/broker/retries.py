@@ -1,4 +1,4 @@
-"""Failed messages: back to their group after a delay, or to its dead letters."""
+"""Failed messages: redelivered to their group after a delay, or dead-lettered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIRST_RETRY_LEVEL = 3
 _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32,}")
 
 GIVE_UP = -1
-"""The delay level by which a consumer says that it will never succeed."""
+"""The delay level by which a consumer says that a message will never succeed."""
 
 
 class SendBack(Struct, frozen=True):
@@ -87,10 +87,10 @@ class Retries:
         self._chance = chance
 
     def accept(self, failed: SendBack, on_outcome: OnSentBack[*Ts], *args: *Ts) -> None:
-        """Store a failed message again, for a later try or as a dead letter.
+        """Store a failed message again, for a later retry or as a dead letter.
 
         Reported when that is as durable as the broker's mode promises, whatever the WAIT property
-        of the copy says: the consumer commits the failed message then.
+        of the copy says: the consumer then commits the failed message.
         """
         try:
             self._writer.refuse_if_suspended()
@@ -112,11 +112,11 @@ class Retries:
     def _next_version(
         self, failed: SendBack, message: MessageView, group: GroupConfig, retry: TopicConfig
     ) -> Record:
-        """Make the record that is tried later, or the dead letter."""
+        """Return the record to be retried later, or the dead letter."""
         most = group.retry_max_times if failed.retries_max is None else failed.retries_max
         is_damaged = body_crc(message.stored_body) != message.body_crc
         if is_damaged:
-            # The copy gets a checksum that fits; it must not pass for a good message.
+            # The copy gets a valid checksum; it must not pass for an intact message.
             reason = "the body does not match its checksum, sent back as a dead letter"
             self._store.note_damaged(message.physical_offset, reason)
             damaged = {**message.properties, names.DAMAGED_BODY_CRC: str(message.body_crc)}
@@ -177,7 +177,7 @@ class Retries:
             )
         found = decode_record(stored)
         if not _is_called(found, failed.message_id):
-            # The consumer's own was lost with the power, and this one has its place in the log.
+            # The consumer's own was lost in a power failure, and this one has its place in the log.
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR,
                 f"look message by offset failed, {failed.position}: found {found.message_id},"
@@ -187,7 +187,7 @@ class Retries:
 
 
 def _is_called(message: MessageView, message_id: str | None) -> bool:
-    """Whether a message may be the one that a consumer means; not all of them give proper ids."""
+    """Whether a message may be the one that a consumer means; not all of them send proper ids."""
     if message_id is None or not _MESSAGE_ID.fullmatch(message_id):
         return True
     origin = message.properties.get(names.ORIGIN_MESSAGE_ID)
@@ -201,7 +201,7 @@ def _not_writable(topic: str) -> RemoteError:
 
 
 def _again(failed: MessageView, topic: str, queue_id: int, level: int) -> Draft:
-    """Make the next version of a failed message: same body and origin, counted once more."""
+    """Return the next copy of a failed message: same body and origin, one more try counted."""
     properties = dict(failed.properties)
     properties.setdefault(names.RETRY_TOPIC, failed.topic)
     properties.setdefault(names.ORIGIN_MESSAGE_ID, failed.offset_id)

@@ -1,4 +1,4 @@
-"""How a broker is doing, in the words that operators' tools expect."""
+"""A broker's runtime information, with the keys that operators' tools expect."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CONSTANT = {
     "EndTransactionThreadPoolQueueCapacity": "0",
     "remainTransientStoreBufferNumbs": "2147483647",
 }
-"""What tools insist on, though there is no such queue, buffer or measurement here."""
+"""Required by tools, though there is no such queue, buffer or measurement here."""
 
 
 class Load(Struct, frozen=True):
@@ -52,11 +52,11 @@ class Load(Struct, frozen=True):
     """How long the oldest of them has waited."""
     pulls_held: int = 0
     append_ms: int = 0
-    """How long the append takes that is going on."""
+    """How long the append in progress has taken."""
 
 
 class LogStore(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     @property
     def min_offset(self) -> PhysicalOffset: ...
@@ -130,7 +130,7 @@ class RuntimeInfo:
             "runtime": f"[ {running} ]",
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": _VERSION_NAME,
-            # By it our tools know what they may ask for beyond the original.
+            # Tells our tools what they may request beyond Apache RocketMQ's features.
             "turbopumpVersion": __version__,
         }
 
@@ -223,6 +223,6 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def _rates(rates: Rates) -> str:
-    """Write the rates as tools split them: at blanks, those missing yet left empty."""
+    """Format the rates as tools split them: at blanks, missing ones left empty."""
     every = (rates.last_10_s, rates.last_minute, rates.last_10_minutes)
     return " ".join("" if rate is None else str(rate) for rate in every)

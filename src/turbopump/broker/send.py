@@ -1,4 +1,4 @@
-"""Accepting messages: checked, perhaps given a topic, stored, and reported when that is true."""
+"""Accepting messages: check, create the topic if needed, store, and report the outcome."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ UNIT_RETRY_TOPIC = 2
 Ts = TypeVarTuple("Ts")
 
 OnSent = Callable[[Outcome, int, *Ts], None]
-"""Called once with the outcome, the queue, and the arguments that were given along with it."""
+"""Called once with the outcome, the queue, and the arguments passed with it."""
 
 
 class Send(Struct, frozen=True, kw_only=True, gc=False):
@@ -90,10 +90,10 @@ class Send(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class _Target(Struct, frozen=True):
-    """Where a message goes that has passed the checks of its topic and queue."""
+    """The destination of a message that has passed the checks of its topic and queue."""
 
     config: TopicConfig
-    """The settings that it was checked with."""
+    """The settings used for these checks."""
     topic: str
     stored_topic: bytes
     queue_id: int
@@ -129,13 +129,13 @@ class Sends:
         self._clock = clock
         self._chance = chance
         self._is_closed = False
-        # Of queues to which most messages may go without further checks, by topic and queue.
+        # Queues to which most messages may go without further checks, by topic and queue.
         self._targets: dict[tuple[str, int], _Target] = {}
         self._take_over(config.current)
         config.listen(lambda _, changed: self._take_over(changed))
 
     def _take_over(self, config: BrokerConfig) -> None:
-        """Prepare what every message is checked with, and what goes into it."""
+        """Prepare what every message is checked with, and what it gets."""
         overload = config.overload
         self._cluster = names.encode({names.CLUSTER: config.identity.cluster})
         self._later_cluster = names.ENTRY_END + self._cluster
@@ -175,7 +175,7 @@ class Sends:
     ) -> None:
         """Count a send and report its outcome."""
         appended: Appended | None = None
-        # What nearly all are comes first.
+        # The most frequent case first.
         if isinstance(outcome, Appended):
             appended = outcome
         elif isinstance(outcome, Late):
@@ -240,7 +240,7 @@ class Sends:
         return target
 
     def admit(self, send: Send) -> TopicConfig:
-        """Return the topic that a message may be stored in, made from its template if need be."""
+        """Return the topic to store a message in, created from its template if needed."""
         self._writer.refuse_if_suspended()
         starts_ms = self._sends_from_ms
         if starts_ms and starts_ms > self._clock.now_ms():
@@ -255,7 +255,7 @@ class Sends:
         topic = self._topics.find(send.topic)
         if topic is None:
             topic = self._create_topic(send)
-        # A broker that is not writable still takes plain sends: clients avoid it by its route.
+        # A broker without write permission still takes plain sends: routes keep clients away.
         if topic.order and not self._config.current.access.can_write:
             raise self._forbidden("sending message")
         if not 0 <= send.queue_id < topic.write_queue_nums:
@@ -309,7 +309,7 @@ class Sends:
         text = send.properties
         if DELAY in text or TRANSACTION_PREPARED in text:
             return self._special(send, target, names.decode(text))
-        # The way of nearly all messages: their properties are not taken apart.
+        # The path of nearly all messages: their properties are not parsed.
         kept, wait = taken_out(text, WAIT)
         stored = kept + self._later_cluster if kept else self._cluster
         record = self._record(send, target, bytes(send.body), stored.encode(), send.flag)
@@ -321,7 +321,7 @@ class Sends:
         """Return the record of a message that may be delayed or part of a transaction."""
         waits, half = waits_for_disk(properties), is_half(properties, send.topic)
         if delay_level_of(properties) == 0 and not half:
-            # Delayed messages keep it, as the original's do.
+            # Delayed messages keep it, as in Apache RocketMQ.
             properties.pop(names.WAIT, None)
         properties[names.CLUSTER] = self._config.current.identity.cluster
         draft = Draft(
@@ -396,7 +396,7 @@ def _check_queue(queue_id: int, topic: TopicConfig) -> None:
 
 
 def _is_retry(send: Send) -> bool:
-    """Return whether a consumer sends a failed message as a new one, for a later try."""
+    """Return whether a consumer sends a failed message as a new one, for a later retry."""
     return send.topic.startswith(RETRY_PREFIX)
 
 
@@ -408,7 +408,7 @@ def host_of(client: str) -> Host:
 
 @lru_cache(maxsize=256)
 def _shared_properties(text: str, cluster: str) -> tuple[bytes, bool, bool]:
-    """Return what all messages of a batch get, and whether it waits for the disk, or is delayed.
+    """Return a batch's shared properties, and whether it waits for the disk, or is delayed.
 
     Batches of a client mostly have the same ones.
     """

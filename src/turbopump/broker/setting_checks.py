@@ -1,4 +1,4 @@
-"""Checks of settings: each names the key, its value and what would be right."""
+"""Checks of settings: errors name the key, its value and what is expected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TEXT_CHARS_MAX = 255
 
 
 def require(ok: bool, key: str, value: object, allowed: str) -> None:
-    """Refuse a setting, naming it, its value and what would be right."""
+    """Refuse an invalid setting, naming its key, its value and what is expected."""
     if not ok:
         raise InvalidArgument(f"{key} must be {allowed}, got {value!r}")
 

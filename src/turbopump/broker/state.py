@@ -20,7 +20,7 @@ from turbopump.tables import Table, TableFile, TableWriter
 
 
 class State:
-    """What a broker knows: on disk and loaded at the start, or in memory only."""
+    """A broker's state: on disk and loaded at the start, or in memory only."""
 
     def __init__(self, live: LiveConfig, clock: Clock, files: Files, writer: TableWriter) -> None:
         config = live.current
@@ -56,7 +56,7 @@ class State:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """What keeps files up to date."""
+        """The tables that keep files up to date."""
         parts = (self.topics, self.groups, self.offsets, self.members, self.consumer_filters)
         return tuple(part.saving for part in parts)
 
@@ -66,7 +66,7 @@ class State:
         return self._writer.work.watches
 
     def load(self) -> list[Table]:
-        """Read what an earlier run left; return the tables that it has not left."""
+        """Load the tables of an earlier run; return those that are missing."""
         parts = (self.topics, self.groups, self.offsets)
         missing = [part.saving for part in parts if not part.load()]
         groups = self.live.current.groups

@@ -1,7 +1,7 @@
-"""How much goes in and out: counters, and what they did in the last minute, hour and day.
+"""Throughput: counters, and their change over the last minute, hour and day.
 
-Counting is a lookup and a few additions. Every ten seconds all counters are copied at once into an
-array; a window is the difference of its last and its first copy.
+Counting is a lookup and a few additions. Every ten seconds all counters are copied into an array; a
+window is the difference between its last and its first copy.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MESSAGES, _BYTES, _TIMES = range(3)
 _COLUMNS = 3
 
 _Sample: TypeAlias = "array[int]"
-"""The numbers of all counters, one after the other; an array of numpy takes longer to make."""
+"""The numbers of all counters in sequence; a numpy array takes longer to build."""
 K = TypeVar("K")
 
 
 class Counter:
-    """One thing that is counted: messages, their bytes, and how many requests they came in."""
+    """A counter of messages, their bytes, and the requests that they came in."""
 
     __slots__ = ("bytes", "messages", "row", "times")
 
@@ -51,7 +51,7 @@ class Counter:
 
 
 class Rates(Struct, frozen=True):
-    """Events per second over the last 10 s, minute and ten minutes; None before there are such."""
+    """Events per second over the last 10 s, minute and ten minutes; None before enough time."""
 
     last_10_s: float | None
     last_minute: float | None
@@ -69,8 +69,7 @@ class DayTotals(Struct, frozen=True):
 class Stats:
     """All counters of a broker.
 
-    Topics and groups that are deleted are to be forgotten, so that the counters of what comes and
-    goes do not pile up.
+    Forget topics and groups that are deleted, so that their counters do not pile up.
     """
 
     def __init__(self, cluster: str, clock: Clock) -> None:
@@ -80,7 +79,7 @@ class Stats:
         self.puts = self._table.counter()
         """All messages stored."""
         self.gets = self._table.counter()
-        """All messages handed out; ``times`` counts the pulls that found some."""
+        """All messages delivered; ``times`` counts the pulls that found some."""
         self.misses = self._table.counter()
         """Pulls that found nothing."""
         self.failures = self._table.counter()
@@ -151,14 +150,14 @@ class Stats:
         self._gets_of = {key: found for key, found in self._gets_of.items() if key[1] != group}
 
     def sample(self) -> None:
-        """Note where all counters are; to be called every `SAMPLE_INTERVAL_MS`."""
+        """Sample all counters; call it every `SAMPLE_INTERVAL_MS`."""
         self._table.sample(self._clock.monotonic_ms())
         self._days.note(self._clock.now_ms(), self.puts.messages, self.gets.messages)
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def view(self, name: str, key: str) -> BrokerStats | None:
-        """Return one statistic by the protocol's names; None when nothing of it was counted."""
+        """Return one statistic by its protocol name; None if nothing of it was counted."""
         find = self._finders().get(name)
         counters = [] if find is None else find(key)
         if not counters:
@@ -175,19 +174,19 @@ class Stats:
         return 0.0 if seen is None else seen.stats_minute.tps
 
     def put_rates(self) -> Rates:
-        """Return how many messages were stored."""
+        """Return the rates of stored messages."""
         return self._rates(self.puts, _MESSAGES)
 
     def transferred_rates(self) -> Rates:
-        """Return how many messages were handed out."""
+        """Return the rates of delivered messages."""
         return self._rates(self.gets, _MESSAGES)
 
     def found_rates(self) -> Rates:
-        """Return how many pulls found messages."""
+        """Return the rates of pulls that found messages."""
         return self._rates(self.gets, _TIMES)
 
     def missed_rates(self) -> Rates:
-        """Return how many pulls found none."""
+        """Return the rates of pulls that found none."""
         return self._rates(self.misses, _TIMES)
 
     def put_days(self) -> DayTotals:
@@ -262,14 +261,14 @@ class _History:
         self.samples: deque[tuple[int, _Sample]] = deque(maxlen=keep)
 
     def offer(self, now_ms: int, sample: _Sample) -> None:
-        """Take a sample, if it is time."""
-        # Samples come a little early or late; half of one's distance tells which is meant.
+        """Take a sample, if one is due."""
+        # Samples come a little early or late: half of their interval is tolerated.
         slack_ms = SAMPLE_INTERVAL_MS // 2
         if not self.samples or now_ms - self.samples[-1][0] >= self.interval_ms - slack_ms:
             self.samples.append((now_ms, sample))
 
     def change(self, counters: Iterable[Counter]) -> tuple[Sequence[int], int]:
-        """Return what some counters gained from the first sample to the last, and the time."""
+        """Return how much counters grew from the first sample to the last, and the time between."""
         if not self.samples:
             return [0] * _COLUMNS, 0
         rows = np.array([counter.row for counter in counters], np.int64)
@@ -332,7 +331,7 @@ class _Table:
         self._recent.offer(now_ms, sample[: _FIXED_ROWS * _COLUMNS])
 
     def rate(self, counter: Counter, column: int, over_ms: int) -> float | None:
-        """Return the events per second of a counter over the newest samples of so much time."""
+        """Return the events per second of a counter over the newest samples of this duration."""
         steps = over_ms // SAMPLE_INTERVAL_MS
         samples = self._recent.samples
         if len(samples) <= steps:
@@ -343,7 +342,7 @@ class _Table:
         return added * 1000 / (end_ms - start_ms)
 
     def _compact(self) -> None:
-        """Close the gaps of forgotten counters once they are many."""
+        """Close the gaps of forgotten counters once there are many."""
         if len(self._dead) < max(_DEAD_ROWS_MIN, len(self._counters) // 2):
             return
         alive = [counter for counter in self._counters if counter not in self._dead]

@@ -1,4 +1,4 @@
-"""Keeping the store tidy while there is something to tidy."""
+"""Periodic work of the store, while there is any."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from turbopump.supervisor import Watch
 
 _TICK_MS = 100
 _CALM_MS = 1000
-"""So long after the last message, only what is due by the clock is left to do."""
+"""This long after the last message, only work due by the clock remains."""
 _SURELY_DONE_MS = 5000
-"""What comes on top of the longest flush interval before the store counts as settled."""
+"""Added to the longest flush interval before the store counts as settled."""
 
 
 class StoreTicker:
-    """Ticks the store from each message until everything must be on disk, and while it is sick.
+    """Ticks the store from each message until everything must be on disk, and while it is failing.
 
-    Ten times a second while messages come, and then as often as the store's own intervals ask for.
-    An idle broker costs nothing, and hours without messages pass at once in virtual time.
+    Ten times a second while messages arrive, and then as often as the store's own intervals
+    require. An idle broker costs nothing, and hours without messages pass immediately in virtual
+    time.
     """
 
     def __init__(self, store: Store, clock: Clock, watch: Watch) -> None:
@@ -35,7 +36,7 @@ class StoreTicker:
         self._message_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_calm = False
-        """Whether the timer runs for as long as without messages."""
+        """Whether the timer has the interval used without messages."""
         self._is_stopped = False
 
     def note_message(self) -> None:
@@ -48,7 +49,7 @@ class StoreTicker:
             self._bring_forward(self._timer)
 
     def stop(self) -> None:
-        """Stop ticking for good, even if messages arrive."""
+        """Stop ticking permanently, even if messages arrive."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -58,13 +59,13 @@ class StoreTicker:
         if self._is_stopped:
             return
         if self._timer is not None:
-            # A message that the tick itself made readable has started one already.
+            # A message that the tick itself made readable has already started one.
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(wait_ms / 1000, Repeated(self._tick))
 
     def _bring_forward(self, timer: asyncio.TimerHandle) -> None:
-        """Tick soon again: what was left to the clock may be a long way off."""
+        """Tick soon: the next tick may be a long way off."""
         if timer.when() > asyncio.get_running_loop().time() + _TICK_MS / 1000:
             timer.cancel()
             self._tick_in(_TICK_MS)

@@ -1,7 +1,8 @@
-"""Members of one group that subscribe to different things, which makes them miss messages.
+"""Members of one group with different subscriptions, which makes them miss messages.
 
 Queues are shared among all members, whatever each wants, and the broker keeps one subscription for
-a group and topic. So a member skips what only others want, and commits that for all of them.
+a group and topic. So a member skips messages that only others want, and commits that for all of
+them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Declared(Struct, frozen=True):
 
     client_id: str
     source: ConsumerData
-    """As it came, to recognise a heartbeat that says the same."""
+    """The raw data, to recognize an unchanged heartbeat."""
     selections: frozenset[_Selection]
 
 
@@ -69,7 +70,7 @@ class SubscriptionConflicts:
         if selections or data.consume_type is not ConsumeType.PULL:
             members[connection] = _Declared(client_id, data, selections)
         elif known is not None:
-            # It chooses queues by itself, and each of its pulls says what it wants.
+            # It chooses its queues itself, and each of its pulls says what it wants.
             del members[connection]
         if known is None or known.selections != selections:
             self._compare(name)

@@ -1,4 +1,4 @@
-"""Which messages a subscription wants, as a filter for the store: by tags, or by SQL92."""
+"""Subscriptions as filters for the store: by tags, or by SQL92."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import RETRY_PREFIX
 
 _SHOWN_CHARS_MAX = 200
-"""How much of an expression an error quotes: remarks are cut, and what is wrong comes last."""
+"""How much of an expression an error quotes: remarks are cut, and the cause comes last."""
 
 
 class SubscriptionFilters:
@@ -29,7 +29,7 @@ class SubscriptionFilters:
         self._registered = registered
 
     def of_request(self, expression: str | None, kind: str | None) -> Filter:
-        """Read the expression that a pull itself carries."""
+        """Return the filter of the expression in a pull."""
         length = len(expression or "") + len(kind or "")
         if length > LENGTH_MAX:
             remark = f"subscription must be at most {LENGTH_MAX} characters, got {length}"
@@ -57,7 +57,7 @@ class SubscriptionFilters:
         if subscription.sub_string == tags.EVERYTHING or subscription.class_filter_mode:
             # Filter servers evaluate code filters.
             return EVERYTHING
-        # The hashes are those that the consumer sent along: the broker does not compute them.
+        # The hashes are those that the consumer sent: the broker does not compute them.
         return Filter(tags_codes=frozenset(subscription.code_set))
 
     def check(self, subscription: Subscription) -> None:
@@ -77,7 +77,7 @@ class SubscriptionFilters:
             )
 
     def _newest(self, group: str, subscription: Subscription) -> Filter:
-        """Return the filter of an SQL92 subscription, or of a newer version that is kept of it."""
+        """Return the filter of an SQL92 subscription, or of its newer stored version."""
         kept = self._registered.find(group, subscription.topic)
         if kept is not None and kept.data.client_version >= subscription.sub_version:
             return kept.wanted
@@ -92,7 +92,7 @@ class SubscriptionFilters:
         try:
             matches = self._newest(group, wanted).properties
         except RemoteError:
-            # Pulls of that topic are told; what failed before must not be lost by it.
+            # Pulls of that topic get the error; a failed message must not be lost by it.
             return True
         return matches is None or matches(data)
 

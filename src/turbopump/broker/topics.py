@@ -1,4 +1,4 @@
-"""The topics of a broker: which exist, which may be made by whom, and where they are kept."""
+"""The topics of a broker: which exist, who may create them, and where they are saved."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 OnTopicChange = Callable[[TopicConfig], None]
-"""Told of a topic that was made or changed; after it was saved, if an operator did it."""
+"""Called with a created or changed topic; after it was saved, if an operator did it."""
 
 
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:
@@ -63,9 +63,9 @@ def next_version(version: DataVersion, now_ms: int) -> DataVersion:
 class Topics:
     """All topics by name, the broker's own included.
 
-    What operators change is on disk when they are told so, and undone if it cannot be written. A
-    topic that comes because it is used counts at once and is written soon after, by a thread: a
-    slow disk must not hold up all others. After a crash in between it is recovered from its queues.
+    An operator's change is on disk when it is acknowledged, and undone if it cannot be written. A
+    topic created by its use counts immediately and is saved soon after, by a thread: a slow disk
+    must not block all others. After a crash in between it is recovered from its queues.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Topics:
         self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
 
     def load(self) -> bool:
-        """Read what was saved, if anything was; the broker's own topics are as configured."""
+        """Load the saved topics, if any; the broker's own topics are as configured."""
         saved = self._file.load(TopicConfigTable)
         if saved is not None:
             self._table = dict(saved.topic_config_table) | self._boot
@@ -113,13 +113,14 @@ class Topics:
 
     @property
     def system_names(self) -> frozenset[str]:
-        """The broker's own topics, those that come later included."""
+        """The broker's own topics, including those created later."""
         return SYSTEM_TOPICS | self._boot.keys()
 
     def listen(self, listener: OnTopicChange) -> None:
         """Call a function after a topic is created or changed.
 
-        Not after deletions: name servers forget a topic only when whoever deletes it tells them.
+        Not after deletions: name servers drop a topic only when the client that deletes it tells
+        them.
         """
         self._listeners.append(listener)
 
@@ -145,9 +146,9 @@ class Topics:
         sys_flag: int = 0,
         client: str = "",
     ) -> TopicConfig | None:
-        """Return a topic that a message was sent to, made if that is allowed, or None.
+        """Return the topic of a send, created if that is enabled, or None.
 
-        Raises RemoteError when there are too many already, or when the host of the client, given by
+        Raises RemoteError when there are too many topics, or when the host of the client, given by
         its address, has created its share.
         """
         known = self._table.get(name)
@@ -168,10 +169,10 @@ class Topics:
     def create_internal(
         self, name: str, queues: int, perm: int = _READ_WRITE, sys_flag: int = 0
     ) -> TopicConfig:
-        """Return a topic that the broker itself needs, made if it is not there yet.
+        """Return a topic that the broker itself needs, created if missing.
 
-        Raises InvalidArgument when the name, which contains a client's group, cannot be a topic's,
-        and RemoteError when there are too many topics already.
+        Raises InvalidArgument when the name, which contains a client's group, is not a valid topic
+        name, and RemoteError when there are too many topics.
         """
         known = self._table.get(name)
         if known is not None:
@@ -181,9 +182,9 @@ class Topics:
         return made
 
     def create_retries(self, queues: Mapping[str, int], sys_flag: int = 0) -> None:
-        """Make the topics of groups' retries, given by their numbers of queues, where missing.
+        """Create missing retry topics of groups, given by their numbers of queues.
 
-        All with one write; raises as `create_internal` does, and then none of them is made.
+        All with one write; raises as `create_internal` does, and then creates none of them.
         """
         wanted = ((retry_topic(group), count) for group, count in queues.items())
         missing = [(name, count) for name, count in wanted if name not in self._table]
@@ -193,7 +194,7 @@ class Topics:
     async def update(self, topic: TopicConfig) -> None:
         """Create or change a topic; the order flag stays as the name servers have it.
 
-        Raises InvalidArgument, or WriteFailed, and nothing changed.
+        On InvalidArgument or WriteFailed nothing has changed.
         """
         known = self._table.get(topic.topic_name)
         if known is None:
@@ -206,7 +207,7 @@ class Topics:
         self._tell([topic])
 
     async def delete(self, name: str) -> bool:
-        """Forget a topic; whether it was known. Raises WriteFailed, and nothing changed."""
+        """Delete a topic; return whether it was known. On WriteFailed nothing has changed."""
         if name not in self._table:
             return False
         await self._change(name, None)
@@ -214,7 +215,7 @@ class Topics:
         return True
 
     def recover(self, queues: Mapping[str, int]) -> dict[str, TopicConfig]:
-        """Add topics that are missing, given by their numbers of queues; return what was added."""
+        """Add missing topics, given by their numbers of queues; return those added."""
         made = {
             name: _topic(name, count)
             for name, count in queues.items()
@@ -225,7 +226,7 @@ class Topics:
         return made
 
     def adopt_copy(self, copied: TopicConfigTable) -> list[str]:
-        """Take over a master's table and its version; return what it does not have any more."""
+        """Replace the table and its version by a master's; return the topics that it lacks."""
         before = self._table
         valid = {
             name: topic
@@ -238,11 +239,11 @@ class Topics:
         return [name for name in before if name not in self._table]
 
     def renew_version(self) -> None:
-        """Count a change of how topics are announced: name servers pass over an equal version."""
+        """Count a change of how topics are announced: name servers skip an equal version."""
         self._put({})
 
     def mark_ordered(self, names: frozenset[str]) -> None:
-        """Note which topics are ordered: those that name servers list, and no others."""
+        """Mark as ordered the topics that name servers list, and no others."""
         others = {
             name: replace(topic, order=name in names)
             for name, topic in self._table.items()
@@ -280,7 +281,7 @@ class Topics:
         self._tell(topics)
 
     def _check_room(self, topics: list[TopicConfig]) -> str | None:
-        """Return why new topics cannot be added, or None; there is always room for the broker's."""
+        """Return why new topics cannot be added, or None; the broker's own always can be."""
         wanted = [topic.topic_name for topic in topics if topic.topic_name not in SYSTEM_TOPICS]
         count, most = len(self._table), self.config.topics_max
         if not wanted or count + len(wanted) <= most:
@@ -294,7 +295,7 @@ class Topics:
                 listener(topic)
 
     def _put(self, changes: Mapping[str, TopicConfig | None]) -> None:
-        """Let topics count from now on, or with None no more, and have that written soon."""
+        """Put topics, or with None remove them, and have that saved soon."""
         put_into(self._table, changes)
         self._note_change(next_version(self.data_version, self._clock.now_ms()))
 
@@ -304,13 +305,13 @@ class Topics:
         self.saving.save_soon()
 
     async def _change(self, name: str, topic: TopicConfig | None) -> None:
-        """Let a topic, or its absence, count once it is on disk."""
+        """Put a topic, or with None remove it, once that is on disk."""
         before = self._table.get(name)
         self._put({name: topic})
         try:
             await self.saving.save()
         except WriteFailed:
-            # Unless somebody has changed it again meanwhile.
+            # Unless another request has changed it meanwhile.
             if self._table.get(name) is topic:
                 self._put({name: before})
             raise
@@ -324,7 +325,7 @@ def _require_names(topics: list[TopicConfig]) -> None:
 
 
 def queues_of(topic: TopicConfig) -> int:
-    """Return how many queues a topic has, those included that are only read or only written."""
+    """Return how many queues a topic has, including read-only and write-only ones."""
     return max(topic.read_queue_nums, topic.write_queue_nums)
 
 

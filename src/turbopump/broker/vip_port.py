@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 async def listen_for_vip(server: Server, port: int | None, router: Router) -> None:
-    """Serve the VIP port too, unless it is None or taken: all newer clients do without it."""
+    """Serve the VIP port too, unless it is None or taken: newer clients do not need it."""
     if port is None:
         return
     try:

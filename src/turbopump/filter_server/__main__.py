@@ -23,11 +23,11 @@ _FAILED = 1
 
 
 def main() -> int:
-    """Run until standard input ends; returns the exit code."""
+    """Run until standard input ends; return the exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # A terminal sends it to the broker too, which ends this process in its turn.
+    # A terminal sends it to the broker too, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=FilterServerConfig)
     try:

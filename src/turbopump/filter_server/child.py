@@ -1,9 +1,9 @@
-"""The process that runs one code filter. It is a script: it imports nothing but Python's library.
+"""The process that runs one code filter. A script: it imports only Python's standard library.
 
 Started by `sandbox` with ``python -I -S -B child.py MEMORY_BYTES PROGRESS_FD PARENT``, with an
 empty environment and no open files but two pipes and a page of shared memory. It reads the filter's
-source, gives up every right that it does not need, and only then compiles and runs the source.
-From there on the kernel, not Python, keeps the filter from files, sockets and processes.
+source, drops every right that it does not need, and only then compiles and runs the source. From
+there on the kernel, not Python, keeps the filter from files, sockets and processes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ AVAILABLE = (
     "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re",
     "statistics", "string", "struct", "time", "types", "unicodedata", "zlib",
 )  # fmt: skip
-"""What filters may import: it is loaded before the lock, after which no file can be opened."""
+"""What filters may import: loaded before the lockdown, after which no file can be opened."""
 _NEEDED_BY_THEM = (
     "_strptime", "encodings.ascii", "encodings.cp1252", "encodings.latin_1", "encodings.utf_16",
     "encodings.utf_16_be", "encodings.utf_16_le", "encodings.utf_32", "encodings.utf_8_sig",
 )  # fmt: skip
-"""What Python itself imports only when it is used."""
+"""What Python itself imports only on first use."""
 
 REPLY = struct.Struct(">cII")
 """Kind, number of messages decided before the reply, length of the text after their verdicts."""
@@ -60,7 +60,7 @@ _PROT_EXEC = 4
 
 
 class System(NamedTuple):
-    """What seccomp calls a processor architecture, and the numbers of its system calls."""
+    """Seccomp's name of a processor architecture, and the numbers of its system calls."""
 
     audit: int
     read: int
@@ -106,14 +106,14 @@ class Message(NamedTuple):
 
 
 class Unavailable(Exception):
-    """This system cannot keep a filter from anything."""
+    """This system cannot sandbox a filter."""
 
 
-# --- giving up rights -----------------------------------------------------------------------------
+# --- dropping rights ------------------------------------------------------------------------------
 
 
 def lock_down(memory_bytes: int, parent: int) -> None:
-    """Drop all rights but memory, the clock and the two pipes, for good."""
+    """Drop all rights except memory, the clock and the two pipes, permanently."""
     if sys.platform != "linux":
         raise Unavailable(f"this system is {sys.platform}")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -146,7 +146,7 @@ def _prctl(libc: ctypes.CDLL, option: int, *arguments: Any) -> None:
 
 
 def seccomp_program(machine: str) -> bytes:
-    """Return the filter of system calls: those of another architecture kill, others fail."""
+    """Return the system call filter: calls of another architecture kill, others fail."""
     system = SYSTEMS.get(machine)
     if system is None:
         raise Unavailable(f"the processor is {machine}, expected {' or '.join(SYSTEMS)}")
@@ -219,7 +219,7 @@ def reply(kind: bytes, verdicts: bytes | bytearray = b"", text: str = "") -> Non
 
 
 def described(error: BaseException) -> str:
-    """Return what went wrong, and in which line of the filter."""
+    """Return the error, and the line of the filter that raised it."""
     name, line = type(error).__name__, None
     try:
         text = f"{name}: {error}"[:TEXT_BYTES_MAX]
@@ -289,7 +289,7 @@ def main() -> None:
         import_module(name)
     progress = mmap.mmap(progress_file, mmap.PAGESIZE)
     os.closerange(_OUT + 1, max(progress_file, 64) + 1)
-    # Whatever a filter prints must not get among the replies.
+    # Output of the filter must not mix with the replies.
     sys.stdin = sys.stdout = sys.stderr = None
     source = receive()
     try:

@@ -1,4 +1,4 @@
-"""Pulls through a filter: from the broker, past the filter, in the layout that the broker keeps."""
+"""Pulls through a filter: from the broker, through the filter, in the broker's layout."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from turbopump.wire.record import MessageView, decode_record
 from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 COUNT_MAX = 1024
-"""Most messages that are asked of the broker at a time, when the last ones did not match."""
+"""Most messages requested from the broker in one pull, when the last ones did not match."""
 SLICE_MESSAGES = 4096
 SLICE_MS = 1000
 """Limits of one search without a match; the answer then has the offset to continue from."""
 HOLD_MS_MAX = 60_000
 _GROWTH = 4
 _ANSWER_MS = 10_000
-"""How much longer than it may hold a pull the broker has for its answer."""
+"""Extra time for the broker's answer, on top of how long it may hold a pull."""
 _BATCH_BYTES_MAX = 4 * 1024 * 1024
-"""Most bytes of bodies that a filter is given at a time; one message in any case."""
+"""Most bytes of bodies passed to a filter in one batch; one message in any case."""
 
 AskBroker = Callable[[Command, int], Awaitable[Command]]
 """Sends a request to the broker, with a timeout in milliseconds."""
@@ -54,7 +54,7 @@ class _Batch(Struct):
 
 @dataclass(slots=True)
 class _Selection:
-    """What a filter leaves of the messages of one answer."""
+    """The matching messages of one answer."""
 
     records: list[Buffer] = field(default_factory=list)
     seen: int = 0
@@ -63,7 +63,7 @@ class _Selection:
     failure: str | None = None
 
     def add(self, batch: _Batch, verdicts: Verdicts, label: str, count_max: int) -> bool:
-        """Take what matches; return whether there may be more."""
+        """Add the matches; return whether there may be more."""
         for at, is_match in enumerate(verdicts.matched):
             if is_match and len(self.records) == count_max:
                 self.next_offset = batch.messages[at].queue_offset
@@ -131,7 +131,7 @@ class Pulls:
                 if not selection.add(batch, verdicts, chosen.label, count_max):
                     break
             if batch.unreadable:
-                # Clients tell damaged messages apart, and make dead letters of them.
+                # Clients recognize damaged messages, and dead-letter them.
                 selection.records.append(batch.unreadable)
                 selection.seen += 1
             batch, at = _batch(body, at, chosen.batch_count)
@@ -141,7 +141,7 @@ class Pulls:
         return selection
 
     async def _ask(self, header: PullMessage, offset: int, count: int, hold_ms: int) -> Command:
-        """Pull everything for the consumer's group, which the broker may refuse."""
+        """Pull all messages for the consumer's group, which the broker may refuse."""
         forwarded = replace(
             header,
             queue_offset=offset,

@@ -1,4 +1,4 @@
-"""One code filter in a process without rights (`child`), watched from outside."""
+"""One code filter in a process without rights (`child`), monitored from outside."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from turbopump.wire.record import MessageView
 _SCRIPT = Path(child.__file__)
 _END_MS = 1000
 _UNREAD_BYTES_MAX = 16 * 1024
-"""Of what a filter sends; more than any honest reply."""
+"""Largest reply of a filter; more than any valid one."""
 _CPU_CLOCK = 2
 _NS_PER_MS = 1_000_000
 _BATCH_COUNT_MAX = 64
 _BATCH_MS = 100
-"""Processor time for a batch, by the speed of the last one: queues take turns in one process."""
+"""CPU time for a batch, by the speed of the last one: queues take turns in one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Allowance:
-    """How long a filter may take for something, and what to change where that is too short."""
+    """How long a filter may take for a step, and which setting to change if that is too short."""
 
     what: str
     cpu_ms: int
     time_ms: int
     remedy: str = ""
     waiting_ms: int | None = None
-    """How long it may use no processor time at all, although others get some meanwhile."""
+    """How long it may use no CPU time at all, although other processes get some meanwhile."""
 
 
 _LOADING = _Allowance("to load", 2000, 60_000, ": do less outside of functions", 5000)
@@ -50,7 +50,7 @@ class FilterRefused(Exception):
 
 
 class FilterStopped(Exception):
-    """The filter broke a limit or ended by itself, and its process is gone."""
+    """The filter broke a limit or exited, and its process is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class Sandbox:
         self._ending = asyncio.Lock()
         self._reply: asyncio.Future[tuple[bytes, bytes, str]] | None = None
         self._idle_since_cpu_ns = 0
-        """The processor time that it had used when it sent its last reply."""
+        """The CPU time that it had used when it sent its last reply."""
         self.batch_count = 1
-        """How many messages it should be given at a time."""
+        """How many messages to pass in one batch."""
 
     @classmethod
     async def start(cls, source: bytes, limits: CodeLimits) -> Sandbox:
@@ -121,7 +121,7 @@ class Sandbox:
     async def decide(self, messages: Sequence[MessageView]) -> Verdicts:
         """Return which messages match; raises FilterStopped, RecordError for a damaged body."""
         frame = marshal.dumps([_plain(message) for message in messages])
-        # To its end, also when the subscriber leaves: others wait for the same process.
+        # To its end, even if the subscriber leaves: others wait for the same process.
         return await asyncio.shield(asyncio.ensure_future(self._decide(frame, len(messages))))
 
     async def _decide(self, frame: bytes, count: int) -> Verdicts:
@@ -159,7 +159,7 @@ class Sandbox:
             raise await self._stop(text)
 
     async def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever its state."""
         await self._stop("it was closed")
         with contextlib.suppress(BufferError, ValueError):
             self._progress.close()
@@ -194,19 +194,19 @@ class Sandbox:
             raise await self._stop(await self._end_text()) from error
         finally:
             if not reply.done():
-                # The rest of the reply would be taken for the next one.
+                # The rest of the reply would be read as the next one.
                 await self._stop("it was interrupted")
 
     async def _exchange(self, frame: bytes) -> tuple[bytes, bytes, str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        # In one piece: each write may wake the process.
+        # In one write: each write may wake the process.
         self._process.stdin.write(child.LENGTH.pack(len(frame)) + frame)
         await self._process.stdin.drain()
         read = self._process.stdout.readexactly
         kind, count, length = child.REPLY.unpack(await read(child.REPLY.size))
         if max(count, length) > len(frame) + child.TEXT_BYTES_MAX:
-            # More than an honest child could say; `decide` refuses what is left of it.
+            # More than a valid child sends; `decide` refuses what is left of it.
             return b"", b"", ""
         verdicts, text = await read(count), await read(length)
         return kind, verdicts, text.decode(errors="replace")
@@ -228,7 +228,7 @@ class Sandbox:
         return self._stopped
 
     async def _end_text(self) -> str:
-        """Return how the process ended, which it did or is about to do."""
+        """Return how the process ended, or is about to end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_MS / 1000):
                 await self._process.wait()
@@ -246,7 +246,7 @@ class Sandbox:
 
 
 class _Meter:
-    """How much one message has used, as seen from outside; the filter cannot set it back."""
+    """What one message has used, measured from outside; the filter cannot reset it."""
 
     def __init__(self, pid: int, progress: mmap.mmap, count: int) -> None:
         self._pid = pid
@@ -257,7 +257,7 @@ class _Meter:
         self._begin()
 
     def excess(self, allowed: _Allowance) -> str | None:
-        """Return what the message that is decided now has used too much of, or None."""
+        """Return which limit the current message has exceeded, or None."""
         (at,) = child.PROGRESS.unpack_from(self._progress, 0)
         # A filter can forge its progress, but gains no more than each message may take anyway.
         if self._at < at <= self._count:
@@ -284,12 +284,12 @@ class _Meter:
 
 
 def _cpu_ns(pid: int) -> int:
-    """Return the processor time that a process has used."""
+    """Return the CPU time that a process has used."""
     try:
         # Linux derives the clock of a process from its id (clock_getcpuclockid(3)).
         return time.clock_gettime_ns(~pid << 3 | _CPU_CLOCK)
     except OSError:
-        # It has just ended, which its pipe tells.
+        # It has just ended, which its pipe reports.
         return 0
 
 

@@ -1,4 +1,4 @@
-"""A filter server: takes filters, serves pulls through them, and belongs to one broker."""
+"""A filter server: accepts filters, serves pulls through them, and belongs to one broker."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class FilterServer:
         return command.answer(ResponseCode.SUCCESS)
 
     async def _register(self) -> None:
-        """Tell the broker that this server is there; raises TurbopumpError."""
+        """Register this server with the broker; raises TurbopumpError."""
         header = RegisterFilterServer(filter_server_addr=self.address)
         command = request(RequestCode.REGISTER_FILTER_SERVER, header)
         answer = await self._ask_broker(command, REGISTER_TIMEOUT_MS)

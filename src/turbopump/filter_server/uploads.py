@@ -19,18 +19,18 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 STOPPED_MS = 60_000
-"""How long a filter that was stopped is not run again."""
+"""How long a stopped filter is not run again."""
 UNUSED_MS = 600_000
 """When a filter without pulls is removed."""
 REPLACEABLE_MS = 60_000
-"""When it may have to make room for another."""
+"""When it may be removed to make room for another."""
 
 _STARTS_AT_ONCE = 2
 _NAME_CHARS_MAX = 255
 
 
 class LoadedFilter:
-    """One source for one group and topic; its process is started again when it has ended."""
+    """One source for one group and topic; its process is restarted when it has ended."""
 
     def __init__(self, label: str, source: bytes, limits: CodeLimits, clock: Clock) -> None:
         self.label = label
@@ -39,7 +39,7 @@ class LoadedFilter:
         self._clock = clock
         self._starting = asyncio.Lock()
         self._stopped: tuple[str, int] | None = None
-        """Why it was stopped, and until when."""
+        """Why it was stopped, and when it may run again."""
         self.sandbox: Sandbox | None = None
         self.used_ms = clock.monotonic_ms()
 
@@ -69,7 +69,7 @@ class LoadedFilter:
 
     @property
     def batch_count(self) -> int:
-        """How many messages it should be given at a time."""
+        """How many messages to pass in one batch."""
         return 1 if self.sandbox is None else self.sandbox.batch_count
 
     async def check_idle(self) -> None:
@@ -114,14 +114,14 @@ class Uploads:
         self._latest: dict[tuple[str, str], str] = {}
         """The name uploaded last for a group and topic, for clients whose pulls name none."""
         self._failed: dict[_Key, LoadedFilter] = {}
-        """Those that did not load, which remember for how long they are not tried again."""
+        """Filters that failed to load; each knows how long it is not tried again."""
         self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
 
     def __len__(self) -> int:
         return len(self._filters)
 
     async def take(self, header: RegisterFilterClass, source: bytes) -> None:
-        """Run a source from now on; the same one again changes nothing. Raises RemoteError."""
+        """Run a source from now on; repeating the same one changes nothing. Raises RemoteError."""
         _require_valid(header, source)
         key = (header.consumer_group, header.topic, header.class_name)
         async with self._starts:
@@ -154,7 +154,7 @@ class Uploads:
             await each.check_idle()
 
     async def sweep(self) -> None:
-        """Remove the filters that have not been used for a long time."""
+        """Remove the filters that have long been unused."""
         await self._remove_unused(UNUSED_MS)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Trying out expressions: ``python -m turbopump.filters eval``, a JSON object a line."""
+"""Evaluating expressions: ``python -m turbopump.filters eval``, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Case(Struct):
 
 
 class Verdict(Struct):
-    """What became of a case."""
+    """The result of a case."""
 
     compile: str
     error: str | None = None
@@ -40,7 +40,7 @@ class Verdict(Struct):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m turbopump.filters",
         description=_DESCRIPTION,

@@ -17,10 +17,10 @@ from turbopump.wire.hashing import body_crc
 from turbopump.wire.record import MessageView
 
 SOURCE_BYTES_MAX = 64 * 1024
-"""Longest source of a filter, in UTF-8; as long as the body of a request may be."""
+"""Longest source of a filter in UTF-8: the longest body of a request."""
 
 MATCHES = "matches"
-"""The function that decides; what it is called in the source."""
+"""The name of the deciding function in the source."""
 
 _DIGEST_CHARS = 16
 _BUILTINS = frozenset(dir(builtins))
@@ -79,7 +79,7 @@ def _encoded(source: str) -> bytes:
 
 
 class _Source:
-    """A source that all filters of one name share, for as long as one of them exists."""
+    """A source shared by all filters of one name, while one of them exists."""
 
     __slots__ = ("__weakref__", "text")
 
@@ -100,7 +100,7 @@ def source_of(name: str) -> bytes:
 
 
 def source_crc(source: bytes) -> int:
-    """Return what an upload says of its source: its CRC-32 without the sign bit."""
+    """Return the checksum sent with an upload: the CRC-32 without its sign bit."""
     return body_crc(source)
 
 
@@ -141,7 +141,7 @@ def _source_with_matches(function: object) -> tuple[str, str]:
 
 
 def _globals_of(code: CodeType) -> Iterator[str]:
-    """Return the names that a function looks up outside, those of functions inside included."""
+    """Return the names that a function looks up outside, including those of nested functions."""
     for instruction in dis.get_instructions(code):
         if instruction.opname == "LOAD_GLOBAL":
             yield instruction.argval

@@ -1,4 +1,4 @@
-"""What a broker tells the filter servers that it starts."""
+"""The configuration that a broker passes to the filter servers that it starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class CodeLimits(Struct, frozen=True, kw_only=True):
     memory_bytes_max: int = 128 * 1024 * 1024
     """Address space of a filter's process, the interpreter included."""
     cpu_ms_max: int = 100
-    """Processor time for one message."""
+    """CPU time for one message."""
     time_ms_max: int = 5000
-    """Time for one message, which also passes while the machine does something else."""
+    """Elapsed time for one message, even while the machine does something else."""
     filters_max: int = 64
     """Filters of one filter server; each has a process."""
 

@@ -45,7 +45,7 @@ def parse_tags(expression: str | None) -> TagFilter:
 
 
 def wanted_tags(expression: object, what: str) -> TagFilter:
-    """Read what a user wants of a topic; ``what`` is how an error calls it.
+    """Parse a user's subscription to a topic; ``what`` names it in errors.
 
     Peers may send an expression without any tag, which matches no message. Users do not write one
     on purpose, and a consumer with it would skip everything and commit that.

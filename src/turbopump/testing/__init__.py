@@ -1,6 +1,6 @@
-"""What tests need to run hours of a cluster in seconds: virtual time, memory network, faults.
+"""Test support that runs hours of a cluster in seconds: virtual time, memory network, faults.
 
-The fixtures of `turbopump.testing.pytest_plugin` are there in every pytest run, see
+The fixtures of `turbopump.testing.pytest_plugin` are available in every pytest run, see
 docs/guide/testing.md.
 """
 

@@ -1,4 +1,4 @@
-"""Whether anything happens in a cluster, seen from inside, without asking anybody."""
+"""Whether anything happens in a cluster, observed from inside without requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def activity_marks(
 ) -> object | None:
     """Return a value that changes with every activity; None while something is in progress.
 
-    Something is, when the network is not whole, when messages are not on disk yet, when a consumer
-    has messages in hand, and when pulls are held for others than push consumers, or not held at the
-    moment: their programs may count what they do.
+    That is so when the network is disturbed, when messages are not on disk yet, when a consumer is
+    processing messages, and when the held pulls are not exactly those of push consumers: the
+    programs of others may count what they do.
     """
     stores = [broker.store for broker in brokers]
     if network.is_disturbed or any(store.flushed_end < store.written_end for store in stores):

@@ -1,8 +1,8 @@
 """Background jobs in virtual time: the event loop runs them, so that every run is the same.
 
-A job that has to wait, for a slow disk or one that is stalled, gets a thread, as the store's code
-cannot be interrupted otherwise. But never do two of them run at once: the loop stands still until
-the job waits or ends, and goes on with it when the virtual time has come.
+A job that has to wait, for a slow or stalled disk, gets a thread, as the store's code cannot be
+interrupted otherwise. But no two jobs ever run at the same time: the loop stops until the job waits
+or ends, and resumes it when the virtual time has come.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _Job:
-    """A job that is submitted, runs, or waits in the middle."""
+    """A job that is submitted, running, or waiting."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.future: Future[Any] = Future()
@@ -30,7 +30,7 @@ class _Job:
         self._back = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self.timer: asyncio.TimerHandle | None = None
-        """What ends its wait; None if it does not wait, or until somebody ends it."""
+        """What ends its wait; None if it does not wait, or waits without a time limit."""
         self.is_done = False
 
     @property
@@ -39,18 +39,18 @@ class _Job:
         return self._thread is not None
 
     def run(self) -> None:
-        """Run to the end, on the thread that calls."""
+        """Run to the end, on the calling thread."""
         if self.future.set_running_or_notify_cancel():
             try:
                 result = self._call()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the job is to see it
+            except BaseException as error:  # noqa: BLE001 - the waiter for the job gets it
                 self.future.set_exception(error)
             else:
                 self.future.set_result(result)
         self.is_done = True
 
     def resume(self) -> None:
-        """Run on a thread of its own until it waits or ends."""
+        """Run on its own thread until it waits or ends."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._main, name="virtual-job", daemon=True)
             self._thread.start()
@@ -58,7 +58,7 @@ class _Job:
         self._back.acquire()
 
     def wait(self) -> None:
-        """Give way, on the job's own thread, until `resume`."""
+        """Yield, on the job's own thread, until `resume`."""
         self._back.release()
         self._go.acquire()
 
@@ -69,7 +69,7 @@ class _Job:
 
 
 class VirtualWorker:
-    """Runs jobs in the order of submission, each in a turn of the loop of its own."""
+    """Runs jobs in the order of submission, each in its own loop iteration."""
 
     def __init__(self, background: VirtualBackground) -> None:
         self._background = background
@@ -79,7 +79,7 @@ class VirtualWorker:
         self._is_closed = False
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Have a job run in the next turn of the loop."""
+        """Run a job in the next loop iteration."""
         if self._is_closed:
             raise RuntimeError("the worker is closed")
         added = _Job(job)
@@ -88,7 +88,7 @@ class VirtualWorker:
         return added.future
 
     def wait_idle(self) -> None:
-        """Run all jobs now; for those that wait, the clock is moved on."""
+        """Run all jobs now, advancing the clock for those that wait."""
         while self._running is not None or self._jobs:
             if self._running is not None:
                 self._background.hurry(self._running)
@@ -96,12 +96,12 @@ class VirtualWorker:
                 self._begin()
 
     def close(self) -> None:
-        """Take no more jobs, and run those that there are."""
+        """Accept no further jobs, and run the pending ones."""
         self.wait_idle()
         self._is_closed = True
 
     def go_on(self, job: _Job) -> None:
-        """Run a job until it waits or ends, and then see to the next."""
+        """Run a job until it waits or ends, and then start the next."""
         self._background.run(job)
         if job.is_done:
             self._running = None
@@ -130,8 +130,8 @@ class VirtualWorker:
 class VirtualBackground:
     """Workers and locks of one machine in virtual time.
 
-    Without a loop, jobs run as soon as they are submitted. ``may_wait`` tells whether jobs may
-    have to wait at all: if not, they are spared the thread.
+    Without a loop, jobs run as soon as they are submitted. ``may_wait`` returns whether jobs may
+    have to wait at all: if not, they need no thread.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class VirtualBackground:
         """The worker of each job that has begun."""
         self._may_wait = may_wait
         self.current: _Job | None = None
-        """The job that runs on a thread of its own at the moment."""
+        """The job that currently runs on its own thread."""
         self._stalled: dict[_Job, None] = {}
 
     def worker(self, name: str) -> VirtualWorker:  # noqa: ARG002 - it has no thread to be named
@@ -150,23 +150,23 @@ class VirtualBackground:
         return VirtualWorker(self)
 
     def lock(self) -> VirtualLock:
-        """Return a lock whose holder is hurried by whoever wants it."""
+        """Return a lock whose waiters hurry its holder."""
         return VirtualLock(self)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a job has begun and waits."""
+        """Whether a started job waits."""
         return bool(self.owners)
 
     # --- for disks --------------------------------------------------------------------------------
 
     def take_time(self, milliseconds: int) -> None:
-        """Let virtual time pass: for the job that calls, or, if it is none, for all."""
+        """Let virtual time pass: for the calling job or, outside of jobs, for all."""
         job = self.current
         if self.loop is None or milliseconds <= 0:
             return
         if job is None:
-            # The loop's own thread waits for the disk, and nothing else happens meanwhile.
+            # The loop's own thread waits for the disk: nothing else happens meanwhile.
             self.loop.clock.advance_ns(milliseconds * 1_000_000)
         else:
             owner = self.owners[job]
@@ -174,13 +174,13 @@ class VirtualBackground:
             job.wait()
 
     def stall(self) -> None:
-        """Let the job that calls wait until `release`, or until somebody cannot do without it."""
+        """Block the calling job until `release`, or until another caller needs its result."""
         if self.current is not None:
             self._stalled[self.current] = None
             self.current.wait()
 
     def release(self) -> None:
-        """Let all jobs go on that wait, in the order in which they began to."""
+        """Resume all waiting jobs, in the order in which they began to wait."""
         waiting = [*self._stalled, *(job for job in self.owners if job.timer is not None)]
         self._stalled.clear()
         for job in waiting:
@@ -207,7 +207,7 @@ class VirtualBackground:
             del self.owners[job]
 
     def hurry(self, job: _Job) -> None:
-        """Let a job that waits go on at once: its time has come, or it is not stalled any more."""
+        """Resume a waiting job immediately: its time has come, or it is no longer stalled."""
         self._stalled.pop(job, None)
         timer = job.timer
         if timer is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 START_EPOCH_MS = 1_700_000_000_000
-"""What the wall shows when virtual time begins: always the same, so runs can be compared."""
+"""The wall-clock time when virtual time begins: always the same, so runs can be compared."""
 
 _NS_PER_MS = 1_000_000
 
@@ -13,14 +13,14 @@ class VirtualClock:
 
     def __init__(self, start_epoch_ms: int = START_EPOCH_MS) -> None:
         self._monotonic_ns = 0
-        # Asked for much more often than time passes, so worked out in advance.
+        # Read much more often than time passes, so computed in advance.
         self._monotonic_ms = 0
         self.elapsed_s = 0.0
-        """What `monotonic_s` returns, for the event loop, which asks at every step."""
+        """What `monotonic_s` returns; for the event loop, which reads it at every step."""
         self._wall_offset_ms = start_epoch_ms
 
     def now_ms(self) -> int:
-        """Return what the wall shows, in milliseconds since the Unix epoch."""
+        """Return the wall-clock time, in milliseconds since the Unix epoch."""
         return self._wall_offset_ms + self._monotonic_ms
 
     def monotonic_ms(self) -> int:
@@ -32,7 +32,7 @@ class VirtualClock:
         return self._monotonic_ms
 
     def advance_ns(self, by_ns: int) -> None:
-        """Let time pass; timers of an event loop are not looked at until it runs again."""
+        """Advance time; timers fire only when the event loop runs again."""
         assert by_ns >= 0, "time does not run backwards"
         self._monotonic_ns += by_ns
         self._monotonic_ms = self._monotonic_ns // _NS_PER_MS

@@ -45,7 +45,7 @@ Run = Callable[[Coroutine[Any, Any, T]], T]
 BROKER = "broker-a"
 TIMEOUT_S = 60.0
 CONSUMED_TIMEOUT_S = 6 * 3600.0
-"""Longer than all retries of a message take with the delays as they are by default."""
+"""Longer than all retries of a message take with the default delays."""
 
 RUN_LIMIT_S = 6 * 3600.0
 REAL_LIMIT_S = 120.0
@@ -55,7 +55,7 @@ BROKER_PORT = 10911
 _REQUEST_TIMEOUT_MS = 3000
 
 CALM = LinkQuality(jitter_ms=0, cut_chance=0)
-"""Hardly anything is left to chance, which saves time; set ``network.quality`` for worse links."""
+"""Little is left to chance, which saves time; set ``network.quality`` for worse links."""
 
 SMALL_FILES = {
     "mappedFileSizeCommitLog": str(8 * 1024 * 1024),
@@ -63,7 +63,7 @@ SMALL_FILES = {
     "maxHashSlotNum": "1000",
     "maxIndexNum": "10000",
 }
-"""Settings that make a broker's files as small as tests like them."""
+"""Settings that keep a broker's files small for tests."""
 
 
 def broker_config(settings: Mapping[str, str] | None = None) -> BrokerConfig:
@@ -73,7 +73,7 @@ def broker_config(settings: Mapping[str, str] | None = None) -> BrokerConfig:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a broker runs, from one start to the next."""
+    """Where a broker runs, across restarts."""
 
     number: int
     host: MemoryHost
@@ -90,10 +90,10 @@ class Cluster:
                 await producer.send(Message("orders", b"hello"))
             assert len(cluster.messages("orders")) == 1
 
-    Whatever `turbopump.aio` client starts in the same event loop is part of it, each on a host of
-    its own. ``config`` is a broker's configuration but for directory, name and addresses;
-    ``quality`` is that of all links between hosts. Without ``skips_idle_time``, everything is done
-    that is repeated in hours in which nothing happens.
+    Every `turbopump.aio` client started in the same event loop is part of it, each on its own host.
+    ``config`` is a broker's configuration except directory, name and addresses; ``quality`` is that
+    of all links between hosts. Without ``skips_idle_time``, periodic work also runs in hours in
+    which nothing happens.
     """
 
     network: MemoryNetwork
@@ -115,11 +115,11 @@ class Cluster:
         self.config = config or broker_config()
         self.nameservers: list[NameServer] = []
         self.brokers: dict[str, Broker] = {}
-        """Those that run, by name."""
+        """Running brokers by name."""
         self.clients: list[Session] = []
-        """The sessions of all clients that were started, oldest first."""
+        """The sessions of all clients started, oldest first."""
         self._client_disks: dict[str, Disk] = {}
-        """By host: consumers that broadcast keep their offsets there."""
+        """By host: broadcasting consumers keep their offsets there."""
         self._quality = quality
         self._skips_idle_time = skips_idle_time
         self._names = tuple(brokers)
@@ -132,7 +132,7 @@ class Cluster:
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all servers; the loop's clients belong to the cluster from now on."""
+        """Start all servers; clients started in the loop now belong to the cluster."""
         self.network = MemoryNetwork(self._quality)
         self._loop = loop = virtual_loop()
         self._waking_clock = BusyTimeClock(loop.clock)
@@ -149,7 +149,7 @@ class Cluster:
             await self.start_broker(name)
 
     async def close(self) -> None:
-        """Stop all servers; clients that start after this are told so."""
+        """Stop all servers; clients that start after this get an error."""
         for name in tuple(self.brokers):
             await self.stop_broker(name)
         await self._stack.aclose()
@@ -171,17 +171,17 @@ class Cluster:
         await self.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the cluster's time, from a test that is a plain function.
+        """Run a coroutine in the cluster's time, from a plain test function.
 
-        Time stands still between two runs. A run fails that takes two minutes of real time, or six
-        hours of virtual time that it did not ask for with `advance` or `until`.
+        Time stands still between two runs. A run fails if it takes two minutes of real time, or six
+        hours of virtual time that it did not request with `advance` or `until`.
         """
         if self._runner is None:
             work.close()
             raise NotRunning("this cluster runs in the loop that started it: await it there")
         loop = self._runner.get_loop()
         assert isinstance(loop, VirtualTimeLoop), "made by `running_cluster`"
-        # What cannot be cancelled would use up all of the time that closing has.
+        # Work that ignores cancellation would use up all of the time for closing.
         loop.limit_real_time(_DEAF_LIMIT_S if self._limit.is_deaf else REAL_LIMIT_S)
         try:
             return self._runner.run(self._limit.run(work))
@@ -201,12 +201,12 @@ class Cluster:
 
     @property
     def clock(self) -> VirtualClock:
-        """The time that all of the cluster lives in."""
+        """The clock of the whole cluster."""
         return self._loop.clock
 
     @property
     def nameserver(self) -> str:
-        """What clients are given to find the cluster."""
+        """The name server address for clients."""
         return ";".join(server.address for server in self.nameservers)
 
     def session(
@@ -216,7 +216,7 @@ class Cluster:
         kind: type[Session] = Session,
         **changes: Any,
     ) -> Session:
-        """Return a session, not started, of a client on a host of its own or on the one given.
+        """Return a session, not started, of a client on its own host or on a given one.
 
         ``changes`` are fields of its `ClientConfig`. Only needed for what a client started with
         ``nameserver=cluster.nameserver`` cannot do.
@@ -235,7 +235,7 @@ class Cluster:
         return made
 
     def _client_session(self, config: ClientConfig) -> Session:
-        """Make the session of a client that knows nothing of the cluster but its address."""
+        """Return the session of a client that knows only the cluster's address."""
         own = {"instance": config.instance or f"client-{len(self.clients) + 1}", "tls": None}
         changes = {name: getattr(config, name) for name in config.__dataclass_fields__} | own
         return self.session(changes.pop("host"), **changes)
@@ -243,7 +243,7 @@ class Cluster:
     # --- messages ---------------------------------------------------------------------------------
 
     async def make_topic(self, topic: str, broker: str | None = None, queues: int = 4) -> None:
-        """Make a topic on one broker or on all masters, as an operator does."""
+        """Create a topic on one broker or on all masters, as an operator does."""
         header = CreateTopic(
             topic=topic,
             default_topic=TEMPLATE_TOPIC,
@@ -262,7 +262,7 @@ class Cluster:
         return [name for name, made in self.brokers.items() if not made.config.identity.is_slave]
 
     async def send(self, *messages: Message) -> list[SendReceipt]:
-        """Send messages, one after the other, as a producer of the test's own."""
+        """Send messages, one after the other, with a producer of the test's own."""
         async with Producer("test-producer", session=self.session()) as producer:
             return [await producer.send(message) for message in messages]
 
@@ -275,13 +275,13 @@ class Cluster:
         return cluster_state.dead_letters(self.brokers.values(), group)
 
     def retrying(self, group: str) -> list[MessageView]:
-        """Return the messages that failed and wait for their time to come to a group again."""
+        """Return a group's failed messages that wait for redelivery."""
         return cluster_state.retrying(self.brokers.values(), group)
 
     def lag(self, group: str) -> int:
         """Return how many messages a group could have consumed and has not committed yet.
 
-        Consumers commit every 5 seconds. What waits to be tried again is not counted.
+        Consumers commit every 5 seconds. Messages that wait for a retry are not counted.
         """
         return cluster_state.lag(self.brokers.values(), group)
 
@@ -306,9 +306,9 @@ class Cluster:
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Wait until something is so, a minute if no time is given; see `messages`, `lag`, ...
+        """Wait until a condition holds, for a minute by default; see `messages`, `lag`, ...
 
-        Raises AssertionError when it is not so in time, telling what there is in the cluster.
+        Raises AssertionError on timeout, with a description of the cluster.
         """
         self._require_own_loop()
         timeout_s = total_seconds(days, hours, minutes, seconds) or TIMEOUT_S
@@ -324,15 +324,15 @@ class Cluster:
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Wait until a group has no message left: each is consumed, or a dead letter.
+        """Wait until a group has no message left: each is consumed or dead-lettered.
 
-        Six hours if no time is given, which is longer than all retries of a message take. Not
-        for groups that broadcast, whose offsets brokers do not know.
+        Waits six hours by default, which is longer than all retries of a message take. Not for
+        broadcasting groups, whose offsets brokers do not know.
         """
         self._require_own_loop()
         timeout_s = total_seconds(days, hours, minutes, seconds) or CONSUMED_TIMEOUT_S
         is_consumed = cluster_state.Consumed(self.brokers.values(), group)
-        # Consumers commit every few seconds, so a closer look would only cost time.
+        # Consumers commit every few seconds, so checking more often would only cost time.
         what = f"group {group} has consumed everything"
         with self._limit.lifted(timeout_s):
             await until(is_consumed, timeout_s, self._state, what=what, pause_s=5)
@@ -344,7 +344,7 @@ class Cluster:
     # --- brokers ----------------------------------------------------------------------------------
 
     def broker(self, name: str | None = None) -> Broker:
-        """Return a broker that runs; the first one if no name is given."""
+        """Return a running broker; the first one by default."""
         name = self._broker_name(name)
         if name not in self.brokers:
             raise NotRunning(f"broker {name} is down: start it with start_broker({name!r})")
@@ -355,7 +355,7 @@ class Cluster:
         return self._places[self._broker_name(broker)].disk
 
     async def start_broker(self, name: str | None = None) -> Broker:
-        """Start a broker that was stopped or crashed, or one more."""
+        """Start a broker that was stopped or crashed, or an additional one."""
         self._require_own_loop()
         name = name or self._broker_name(None)
         if name in self.brokers:
@@ -380,7 +380,7 @@ class Cluster:
         await broker.close()
 
     async def stop_broker(self, name: str | None = None) -> None:
-        """Stop a broker in order: it unregisters and saves its state."""
+        """Stop a broker gracefully: it unregisters and saves its state."""
         self._require_own_loop()
         name = self._broker_name(name)
         broker, disk = self.broker(name), self.disk(name)
@@ -394,8 +394,8 @@ class Cluster:
     async def crash(self, name: str | None = None, *, lose_unflushed: bool = False) -> None:
         """Crash a broker: clients are not notified, and nothing more is written.
 
-        What the operating system had got is there after `start_broker`. With ``lose_unflushed``
-        the machine's power fails: what had not been forced to disk is lost too.
+        What the operating system had received is there after `start_broker`. With
+        ``lose_unflushed`` the machine's power fails: unsynced data is lost too.
         """
         self._require_own_loop()
         name = self._broker_name(name)
@@ -403,7 +403,7 @@ class Cluster:
         del self.brokers[name]
         place.disk.die()
         self.network.kill(place.host)
-        # Only frees memory, threads and files: neither disk nor network take anything any more.
+        # Only frees memory, threads and files: disk and network accept nothing any more.
         await self._close(name, broker)
         if lose_unflushed:
             place.disk.lose_unsynced()
@@ -457,22 +457,22 @@ class Cluster:
     def cut(self, *names: str) -> int:
         """Reset the connections of brokers and clients, or all; return how many there were.
 
-        A broker goes by its name, a client by the name of a group that it has, or by its host.
+        A broker goes by its name, a client by the name of one of its groups, or by its host.
         """
         return sum(self.network.cut(host) for host in self._hosts(names))
 
     def isolate(self, *names: str) -> None:
-        """Let nothing pass between these brokers and clients and anybody else, until `heal`."""
+        """Block traffic between these brokers and clients and all others, until `heal`."""
         for host in self._hosts(names):
             self.network.isolate(host)
 
     def refuse(self, *names: str) -> None:
-        """Let brokers, or all of them, refuse new connections, until `heal`."""
+        """Make brokers, or all of them, refuse new connections, until `heal`."""
         for host in self._hosts(names or tuple(self._places)):
             self.network.refuse(host)
 
     def heal(self) -> None:
-        """End all that is wrong with the network and the disks; what was lost stays lost."""
+        """End all faults of the network and the disks; what was lost stays lost."""
         self.network.heal()
         self.network.stop_losing()
         for host in self._hosts(()):
@@ -482,7 +482,7 @@ class Cluster:
             place.disk.heal()
 
     def _hosts(self, names: Sequence[str]) -> list[str]:
-        """Return the hosts that go by these names, or all."""
+        """Return the hosts with these names, or all."""
         servers = {name: [place.host.name] for name, place in self._places.items()}
         groups = _hosts_by_group(self.clients)
         clients = [session.config.host for session in self.clients]

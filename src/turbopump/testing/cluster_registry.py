@@ -1,4 +1,4 @@
-"""Which cluster a client belongs to, when several are in one event loop: that of its address."""
+"""Which cluster a client belongs to, when an event loop has several: by its address."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Make = Callable[[ClientConfig], Session]
 
 @dataclass(slots=True)
 class ClusterEntry:
-    """The place of one cluster among those of its event loop."""
+    """One cluster among those of its event loop."""
 
     suffix: str
-    """Ends the names of its hosts, so that none has the address of another one's."""
+    """Suffix of its host names, so that no two clusters share an address."""
 
     nameserver: str = ""
     make: Make | None = None
-    """None when it is not open: not yet, or no longer."""
+    """None while it is not open: not yet, or no longer."""
 
     @contextmanager
     def open(self, nameserver: str, make: Make) -> Iterator[None]:
-        """Let clients in that have the address."""
+        """Accept clients with the address."""
         self.nameserver, self.make = nameserver, make
         try:
             yield
@@ -39,11 +39,11 @@ class ClusterEntry:
 
 
 _clusters: WeakKeyDictionary[VirtualTimeLoop, list[ClusterEntry]] = WeakKeyDictionary()
-"""In the order of their start; closed ones too, as there may still be clients with the address."""
+"""In start order; closed ones too, as clients may still have their address."""
 
 
 def register_cluster(loop: VirtualTimeLoop) -> ClusterEntry:
-    """Return a place for one more cluster in the running event loop."""
+    """Return the entry of one more cluster in the running event loop."""
     clusters = _clusters.setdefault(loop, [])
     cluster = ClusterEntry(f"-{len(clusters) + 1}" if clusters else "")
     clusters.append(cluster)
@@ -57,7 +57,7 @@ def _session(clusters: Sequence[ClusterEntry], config: ClientConfig) -> Session:
     meant = [
         cluster for cluster in clusters if not set(wanted).isdisjoint(cluster.nameserver.split(";"))
     ]
-    # Who has an address that is nobody's is let in too, to find out that nobody answers there.
+    # Clients with an unknown address are accepted too, and find that no server answers.
     candidates = meant or opened
     if len(candidates) > 1:
         known = ", ".join(cluster.nameserver for cluster in opened)

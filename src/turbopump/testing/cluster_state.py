@@ -1,4 +1,4 @@
-"""What is inside running brokers, read without sending anything: messages, offsets, lag."""
+"""The state of running brokers, read without requests: messages, offsets, lag."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def dead_letters(brokers: Iterable[Broker], group: str) -> list[MessageView]:
 def lag(brokers: Iterable[Broker], group: str) -> int:
     """Return how many messages a group has not committed yet, of those that are not delayed.
 
-    Looks at the topics that the group has subscribed to, or has committed to before.
+    Covers the topics that the group subscribes to, or has committed in before.
     """
     return sum(_lag(broker, group, topic) for broker in brokers for topic in _topics(broker, group))
 
 
 class Consumed:
-    """Whether a group has no message left; cheap to ask while nothing happens in the brokers."""
+    """Whether a group has no message left; cheap to check while the brokers are idle."""
 
     def __init__(self, brokers: Collection[Broker], group: str) -> None:
         self._brokers = brokers
@@ -58,7 +58,7 @@ class Consumed:
 
 
 def _marks(broker: Broker, group: str) -> object:
-    """Return what changes with everything that counts for a group."""
+    """Return a value that changes with everything that counts for a group."""
     joined = broker.state.consumers.find(group)
     return (
         id(broker),
@@ -78,7 +78,7 @@ def is_known(brokers: Iterable[Broker], group: str) -> bool:
 
 
 def retrying(brokers: Iterable[Broker], group: str) -> list[MessageView]:
-    """Return the messages that wait for their time to come to a group again."""
+    """Return a group's messages that wait for redelivery."""
     topic = RETRY_PREFIX + group
     return [
         message
@@ -108,7 +108,7 @@ def summary(brokers: Iterable[Broker]) -> list[str]:
 def queue_messages(
     store: Store, topic: str, queue_id: int, start: QueueOffset | None = None
 ) -> Iterator[MessageView]:
-    """Read a queue from an offset on, or from its begin."""
+    """Read a queue from an offset on, or from its start."""
     offset = store.queue_range(topic, queue_id)[0] if start is None else start
     while isinstance(outcome := store.read(topic, queue_id, offset, _COUNT_AT_ONCE), Found):
         for data in outcome.messages:
@@ -128,7 +128,7 @@ def _lag(broker: Broker, group: str, topic: str) -> int:
 
 
 def _delayed(broker: Broker) -> dict[int, QueueOffset]:
-    """Return the queues with messages whose time has not come, and where those begin."""
+    """Return the queues with messages that are not due yet, and where those begin."""
     delivered = broker.path.delays.progress.offset_table
     # A level counts from 1, its queue from 0.
     starts = {

@@ -28,7 +28,7 @@ _WRITING = frozenset({"write", "open_new"})
 _SYNCING = frozenset({"sync", "sync_directory", "sync_file_system"})
 
 OnOperation = Callable[[str, Path], None]
-"""Told the name of a method of `Files`, and the file or directory, before anything happens."""
+"""Called with the name of a method of `Files`, and the path, before anything happens."""
 
 
 @dataclass(slots=True)
@@ -48,26 +48,26 @@ class Disk(Files):
         cluster.disk().sync_ms = 200            # a slow one, in virtual time
         await cluster.crash(lose_unflushed=True)
 
-    With ``random``, a loss of power keeps some of what was not synced by chance, and `chances` may
-    let other things go wrong. ``loop`` is the virtual time in which a slow disk takes its time.
+    With ``random``, a power failure keeps some of what was not synced by chance, and `chances` may
+    inject other faults. ``loop`` is the virtual time in which a slow disk takes its time.
     """
 
     def __init__(self, loop: VirtualTimeLoop | None = None, random: Random | None = None) -> None:
         self.sync_ms = 0
-        """How long it takes to force a file to disk, in virtual time."""
+        """How long a sync takes, in virtual time."""
         self.fullness = _FULLNESS
         """How much of it is in use: from 0.9 on, brokers refuse messages."""
         self.capacity_bytes: int | None = None
-        """How much can be written in all; then `fullness` does not count."""
+        """Capacity of the disk; if set, `fullness` does not count."""
         self.chances = Chances()
         self.operations: Counter[str] = Counter()
-        """How often each operation was asked for, by the name of its method."""
+        """How often each operation was called, by the name of its method."""
         self.on_operation: OnOperation | None = None
         """Called before each operation; it may raise, or call `die`."""
         self.background = VirtualBackground(loop, self._may_take_time)
         """Runs the jobs of the machine that has this disk."""
         self.random = random
-        """Decides what is left to chance; without it, all is lost that can be."""
+        """Decides what is left to chance; without it, everything is lost that can be."""
         self._root = MemoryDirectory()
         self._handles: dict[int, _Handle] = {}
         self._next_fd = 1000
@@ -85,19 +85,19 @@ class Disk(Files):
         after: int = 0,
         times: int | None = None,
     ) -> None:
-        """Let operations, methods of `Files`, fail with an error, until `heal`.
+        """Make operations, methods of `Files`, fail with an error, until `heal`.
 
         Only for paths that match, as in a shell; after the first ``after`` that do, which succeed,
-        and so many times.
+        and up to ``times`` times.
         """
         self._faults.append(Fault(frozenset(operations), number, matching, after, times))
 
     def fail_writes(self, number: int = errno.ENOSPC, matching: str = "*") -> None:
-        """Let every write fail with this error, until `heal`."""
+        """Make every write fail with this error, until `heal`."""
         self.fail(*_WRITING, number=number, matching=matching)
 
     def fail_syncs(self, number: int = errno.EIO, matching: str = "*") -> None:
-        """Let forcing files to disk fail with this error, until `heal`."""
+        """Make every sync fail with this error, until `heal`."""
         self.fail(*_SYNCING, number=number, matching=matching)
 
     def stall(self) -> None:
@@ -105,7 +105,7 @@ class Disk(Files):
         self._is_stalled = True
 
     def heal(self) -> None:
-        """End all that is wrong with the disk."""
+        """End all faults of the disk."""
         self.sync_ms = 0
         self.fullness = _FULLNESS
         self.capacity_bytes = None
@@ -116,7 +116,7 @@ class Disk(Files):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether anything is wrong with the disk."""
+        """Whether the disk has any fault."""
         is_slow = self.sync_ms > 0 or self._is_stalled
         is_full = self.fullness != _FULLNESS or self.capacity_bytes is not None
         return is_slow or is_full or bool(self._faults) or self.chances != Chances()
@@ -127,9 +127,9 @@ class Disk(Files):
         return self.background.is_waiting
 
     def flip_bit(self, path: Path, at: int | None = None, bit: int = 0) -> int:
-        """Change one bit of a file, as disks do in the course of years; return where.
+        """Flip one bit of a file, as disks do over the years; return where.
 
-        By chance somewhere in what was ever written, if no position is given.
+        At a random position within what was ever written, if none is given.
         """
         file = self._file(path)
         if at is None:
@@ -141,7 +141,7 @@ class Disk(Files):
 
     @property
     def used_bytes(self) -> int:
-        """How much space files take."""
+        """Space that files take."""
         files = {each for each in self._root.walk() if isinstance(each, MemoryFile)}
         return sum(len(file.blocks) for file in files) * BLOCK_BYTES
 
@@ -153,10 +153,10 @@ class Disk(Files):
         self.heal()
 
     def lose_unsynced(self) -> None:
-        """Bring the disk back to what was forced to it, as after a power loss.
+        """Reset the disk to what was synced, as after a power failure.
 
-        Names are lost too that were not forced to disk in their directory. With `random`, chance
-        decides what of it is lost; single sectors of 512 bytes may be.
+        Names are lost too whose directory was not synced. With `random`, chance decides what is
+        lost, down to single sectors of 512 bytes.
         """
         self._root.lose_power(self.random)
         flips = self.chances.bit_flips
@@ -166,9 +166,9 @@ class Disk(Files):
                     self.flip_bit(path)
 
     def close_all(self) -> list[Path]:
-        """Close all files, as the end of a process does; a new one may use the disk then.
+        """Close all files, as the end of a process does; then a new one may use the disk.
 
-        Returns those that were open, of which a broker that has stopped leaves none.
+        Returns those that were open; a stopped broker leaves none.
         """
         left = [handle.path for handle in self._handles.values()]
         for fd in tuple(self._handles):
@@ -354,7 +354,7 @@ class Disk(Files):
     # --- inside -----------------------------------------------------------------------------------
 
     def _begin(self, operation: str, path: Path) -> bool:
-        """Count an operation, and let it fail; return whether it may change anything."""
+        """Count an operation and apply faults; return whether it may change anything."""
         self.operations[operation] += 1
         if self.on_operation is not None:
             self.on_operation(operation, path)
@@ -375,7 +375,7 @@ class Disk(Files):
         return self.chances.sync_fails if operation in _SYNCING else 0.0
 
     def _write_torn(self, file: MemoryFile, data: bytes | bytearray | memoryview, at: int) -> None:
-        """Write a part, by chance, of what fails."""
+        """Write a random part of a failing write."""
         if self.random is not None and not self._is_dead and self.random.random() < 1 / 2:
             file.write(memoryview(data)[: self.random.randint(0, len(data))], at)
 

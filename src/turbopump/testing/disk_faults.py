@@ -1,4 +1,4 @@
-"""What goes wrong with a disk in tests: errors, on command or by chance."""
+"""Faults of a disk in tests: errors, on command or by chance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Chances:
-    """How likely it is that things go wrong by themselves; decided by the disk's ``random``."""
+    """Probabilities of random faults; decided by the disk's ``random``."""
 
     write_fails: float = 0.0
     """Of each write, with `errno.ENOSPC` or `errno.EIO`, perhaps after half of it."""
@@ -19,7 +19,7 @@ class Chances:
     sync_ms_max: int = 0
     """Each sync takes up to this many milliseconds of virtual time."""
     bit_flips: float = 0.0
-    """Of each file, that a loss of power flips one of its bits."""
+    """Of each file, that a power failure flips one of its bits."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
-"""Hours in which nothing happens pass at once.
+"""Skipping idle time: hours in which nothing happens pass immediately.
 
-A cluster that is left alone still pulls, beats and looks around, thousands of times in an hour, and
-nothing comes of it. Once that has gone on for longer than anything takes to be noticed, the loop
-leaves the rest of it out: it goes to the next moment at which something is to happen. Whoever only
-repeats what he does hears nothing of the time left out, as if he had been asleep.
+An idle cluster still pulls, sends heartbeats and polls, thousands of times in an hour, without
+effect. Once that has lasted longer than anything takes to be noticed, the loop skips the rest: it
+jumps to the next time at which something is due. Periodic work does not see the skipped time, as if
+it had been asleep.
 """
 
 from __future__ import annotations
@@ -17,71 +17,71 @@ from turbopump.machine.timers import Repeated
 from turbopump.testing.clock import VirtualClock
 
 QUIET_S = 150.0
-"""Longer than it takes brokers and name servers to miss somebody, which is 120 s and a look."""
+"""Longer than it takes brokers and name servers to miss a peer, which is 120 s and a check."""
 
 _LOOK_EVERY_S = 5.0
 _BUSY_S = 0.5
-"""What is under way for no longer than this only repeats what was before."""
+"""Activity no longer than this only repeats earlier activity."""
 _STEP_MS = 60_000
-"""So much is left out at once: then those who wait for a fact look whether it is so by now."""
+"""Time skipped in one step; after it, waiters check their conditions."""
 
 _HOUR_MS = 3_600_000
 _AWAKE_S = 30.0
-"""So much of each hour is not left out: what is due at an hour of the day is done in it."""
+"""Part of each hour that is not skipped: work due at an hour of the day is done in it."""
 
 Ts = TypeVarTuple("Ts")
 
 Timer = tuple[float, int, asyncio.TimerHandle]
 Marks = Callable[[], object]
-"""What changes with everything that happens; None while something is under way."""
+"""Changes with everything that happens; None while something is in progress."""
 
 
 class RepeatingTimer(asyncio.TimerHandle):
-    """One of those that are put off when time is left out."""
+    """A timer that is postponed when time is skipped."""
 
     __slots__ = ()
 
 
 class InfrequentTimer(asyncio.TimerHandle):
-    """One of those that repeat something after longer than is quiet: it is not put off."""
+    """A timer that repeats after longer than the quiet time: it is not postponed."""
 
     __slots__ = ()
 
 
 class InFlightTimer(asyncio.TimerHandle):
-    """Bytes on their way; as long as there are any, no time is left out."""
+    """Bytes in flight; while there are any, no time is skipped."""
 
     __slots__ = ()
 
 
 class InFlight(Repeated[*Ts]):
-    """A callback that bytes arrive with."""
+    """A callback by which bytes arrive."""
 
     __slots__ = ()
 
 
 class BusyTimeClock:
-    """The time of those who only repeat what they do: without what was left out, for durations."""
+    """The clock of periodic work: its durations exclude skipped time."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self.skipped_ms = 0
 
     def now_ms(self) -> int:
-        """Return what the wall shows, which jumps where time is left out."""
+        """Return the wall-clock time, which jumps where time is skipped."""
         return self._clock.now_ms()
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds since virtual time began in which something may have happened."""
+        """Return milliseconds since virtual time began, without what was skipped."""
         return self._clock.monotonic_ms() - self.skipped_ms
 
     def uptime_ms(self) -> int:
-        """Return milliseconds since virtual time began, with what was left out."""
+        """Return milliseconds since virtual time began, including what was skipped."""
         return self._clock.monotonic_ms()
 
 
 class IdleTime:
-    """Tells how much time can be left out; whose ``marks`` these are lives by ``clock``."""
+    """Decides how much time can be skipped; the owner of ``marks`` runs by ``clock``."""
 
     def __init__(self, clock: BusyTimeClock, marks: Marks) -> None:
         self._clock = clock
@@ -92,13 +92,13 @@ class IdleTime:
         self._busy_from_s = math.inf
 
     def note_event(self, now_s: float) -> None:
-        """Note that something happens that is not only repeated."""
+        """Note an event that is not only a repetition."""
         self._quiet_from_s = now_s
 
     def skip_ms(self, now_s: float, timers: list[Timer]) -> int:
-        """Leave out some of the time from now on, and return how much; it may not be all yet.
+        """Skip some of the time ahead, and return how much; it may not be all yet.
 
-        Timers that only repeat are put off by it.
+        Timers that only repeat are postponed by it.
         """
         if now_s < self._look_from_s:
             return 0
@@ -130,7 +130,7 @@ class IdleTime:
 
 
 def kind_of_timer(callback: object, delay_s: float) -> type[asyncio.TimerHandle]:
-    """Return which kind of timer somebody sets; by what he says himself of what it calls."""
+    """Return the kind of timer for a callback, as the callback itself declares."""
     kind = type(callback)
     if kind is Repeated:
         return RepeatingTimer if delay_s < QUIET_S else InfrequentTimer
@@ -138,7 +138,7 @@ def kind_of_timer(callback: object, delay_s: float) -> type[asyncio.TimerHandle]
 
 
 def _free_ms(now_s: float, timers: list[Timer]) -> int:
-    """Return how long nothing but repetition is to come; 0 if nothing else is to come at all."""
+    """Return how long only repetition is ahead; 0 if nothing else is scheduled at all."""
     next_s = math.inf
     for when, _, timer in timers:
         if not timer.cancelled():

@@ -1,4 +1,4 @@
-"""Listeners that fail when a test wants it."""
+"""Listeners that fail on demand."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Messages = list[MessageView]
 
 
 class InjectedFailure(Exception):
-    """Raised in place of a listener, because a test wants it."""
+    """Raised in place of a listener, on a test's demand."""
 
 
 def failing(
     listener: Listen, times: int, answer: ConsumeResult | BaseException | None = None
 ) -> Listen:
-    """Return a listener that fails ``times`` times before it does what the given one does.
+    """Return a listener that fails ``times`` times before it calls the given one.
 
-    It raises `InjectedFailure`, or raises or answers what is given; the listener itself is not
-    called by then. It runs where the given one would: in threads, or on the loop.
+    It raises `InjectedFailure`, or raises or returns what is given, without calling the listener.
+    It runs where the given one would: in threads, or on the loop.
 
     ::
 
@@ -52,13 +52,13 @@ def failing(
 
 
 class _Failures:
-    """Counts down; several threads may fail at once."""
+    """Counts down; several threads may fail at the same time."""
 
     def __init__(self, times: int, answer: ConsumeResult | BaseException) -> None:
         self._left = [answer] * times
 
     def next(self) -> ConsumeResult | None:
-        """Raise or return the next failure; None when there are no more."""
+        """Raise or return the next failure; None when none is left."""
         try:
             answer = self._left.pop()
         except IndexError:

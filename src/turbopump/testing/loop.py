@@ -1,8 +1,8 @@
 """An event loop that does not wait: it jumps to the next timer.
 
-The loop is asyncio's own with another selector and other timers. Where the original would sleep
-until the next timer, this one moves its `VirtualClock` there, so hours pass in the time that their
-work takes, and nothing depends on how fast the machine is.
+The loop is asyncio's own with another selector and other timers. Where asyncio would sleep until
+the next timer, this one moves its `VirtualClock` there, so hours pass in the time that their work
+takes, and nothing depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ Ts = TypeVarTuple("Ts")
 _GRACE_S = 2.0
 _THREADS_MAX = 32
 _LOOK_AGAIN_S = (0.00002, 0.001)
-"""How long the loop waits, in real time, before it asks again whether others are busy.
+"""How long the loop waits, in real time, before it checks again whether others are busy.
 
-First the shortest, then each time twice as long up to the longest: most are done at once.
+First the shortest, then twice as long each time up to the longest: most are done immediately.
 """
 
 _OWN_FILES = 1
-"""What the loop itself has in its selector: by this, threads and signals wake it."""
+"""What the loop itself registers in its selector: by this, threads and signals wake it."""
 
 _TICK_S = 1e-9
-"""What the virtual clock counts in."""
+"""The unit of the virtual clock."""
 
 _TURNS_PER_ROUND = 256
-"""How often the loop turns before it looks at what hardly ever changes."""
+"""Loop iterations between two checks of what hardly ever changes."""
 
 _CANCELLED_MIN = 256
-"""So many cancelled timers are kept until their time comes, before it pays to sort them out."""
+"""This many cancelled timers are kept until due, before it pays to remove them."""
 
 Question = Callable[[], bool]
 _Events = list[tuple[selectors.SelectorKey, int]]
@@ -63,11 +63,11 @@ class Deadlock(AssertionError):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An asyncio event loop in virtual time.
 
-    ``clock`` is its time and ``random`` the one source of chance for what runs in it: the same seed
-    gives the same run. While threads of `run_in_executor` or of `outside_work` are busy, time
+    ``clock`` is its time and ``random`` the only source of chance for what runs in it: the same
+    seed gives the same run. While threads of `run_in_executor` or of `outside_work` are busy, time
     stands still and the loop waits for them.
 
-    With `limit_real_time`, what never ends fails instead.
+    With `limit_real_time`, a run that never ends fails instead.
     """
 
     # asyncio's own, for all loops that derive from its base.
@@ -82,7 +82,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self, seed: int = 0) -> None:
         self.clock = VirtualClock()
         self.turns = 0
-        """How often the loop has turned: what a test costs, whatever the machine."""
+        """How many iterations the loop has run: what a test costs, whatever the machine."""
         self.timers_set = 0
         """How many timers have been set since the start."""
         # With numbers, so that equal times keep their order and no timer need be compared.
@@ -91,12 +91,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._cancelled_count = 0
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self.is_told = False
-        """Whether a thread may have told something that the selector has not looked for yet."""
+        """Whether a thread may have reported something that the selector has not checked for
+        yet."""
         self._outside = 0
         self._jobs: set[Job[Any]] = set()
         self._others: dict[Question, None] = {}
         self._watchers: dict[Question, float] = {}
-        """With the pauses that they want."""
+        """With the pauses that they accept."""
         self._look_from_s = math.inf
         self._end_real_s = math.inf
         # Daemons: a listener that never returns must not keep pytest from ending.
@@ -164,20 +165,20 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return sum(not timer.cancelled() for _, _, timer in self._timers)
 
     def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
-        """Hear of it from asyncio; also of timers that have been called, so the count is rough."""
+        """Count a cancelled timer; asyncio also reports called ones, so the count is rough."""
         self._cancelled_count += 1
         if self._cancelled_count > max(_CANCELLED_MIN, len(self._timers) // 2):
-            # In place: somebody may be at work on it.
+            # In place: a caller may be using it.
             self._timers[:] = [each for each in self._timers if not each[2].cancelled()]
             heapq.heapify(self._timers)
             self._cancelled_count = 0
 
-    # --- turning ----------------------------------------------------------------------------------
+    # --- iterations -------------------------------------------------------------------------------
 
     def _run_once(self) -> None:
-        """Turn once, as asyncio's own does: see what there is, then call all that is ready.
+        """Run one iteration, as asyncio's own does: check for events, then call all that is ready.
 
-        Most turns have nobody outside to ask, and then cost next to nothing.
+        Most iterations have no outside events to check, and then cost next to nothing.
         """
         self.turns += 1
         ready, timers, selector = self._ready, self._timers, self._jumping
@@ -187,7 +188,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         elif selector.is_needed or not self._jump():
             self._process_events(selector.select(self._timeout_s()))
         if timers:
-            # A timer is due that is less than a tick of the clock away, or time might not reach it.
+            # A timer less than a clock tick away is due, or time might not reach it.
             end_s = self.clock.elapsed_s + _TICK_S
             while timers and timers[0][0] < end_s:
                 timer = heapq.heappop(timers)[2]
@@ -195,21 +196,21 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 if type(timer) is asyncio.TimerHandle:
                     for each in self._idle:
                         each.note_event(end_s)
-        # What they make ready is called in the next turn.
+        # What they make ready is called in the next iteration.
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:  # noqa: SLF001 - as asyncio's own loop does
                 handle._run()  # noqa: SLF001 - likewise
 
     def _jump(self) -> bool:
-        """Go to the next timer, if it is certain that nothing can happen before.
+        """Jump to the next timer, if it is certain that nothing can happen before.
 
-        Also when who watches has woken somebody at this moment: there is something to call then.
+        Return True also when a watcher has just woken a task: there is something to call then.
         """
         for is_busy in self._others:
             if is_busy():
                 return False
-        # Asked last: who was busy and is not any more has told the loop by then.
+        # Checked last: others that are no longer busy have notified the loop by then.
         if self.is_told or self.is_waited_for:
             return False
         if self.clock.elapsed_s >= self._look_from_s and self.look_around():
@@ -232,12 +233,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether threads outside the loop are working for it, and will tell it when done."""
+        """Whether threads outside the loop are working for it, and will notify it when done."""
         return self._outside > 0 or bool(self._jobs)
 
     @property
     def are_others_busy(self) -> bool:
-        """Whether threads are busy that were named by `waiting_for`."""
+        """Whether threads registered with `waiting_for` are busy."""
         for is_busy in self._others:  # noqa: SIM110 - at every step of time, so it has to be quick
             if is_busy():
                 return True
@@ -245,9 +246,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def waiting_for(self, is_busy: Question) -> Iterator[None]:
-        """Let time stand still whenever others say that they are busy; asked again and again.
+        """Stop time whenever others report that they are busy; polled repeatedly.
 
-        What they want the loop to know has to be told before they say that they are not.
+        They must notify the loop of their results before they report that they are not busy.
         """
         self._others[is_busy] = None
         try:
@@ -257,10 +258,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def watched(self, look: Question, pause_s: float = 0) -> Iterator[None]:
-        """Have a function called whenever all is done that can be done at this moment.
+        """Call a function whenever all work at the current time is done.
 
-        It returns whether it has woken anybody; if not, time goes on. Who can do with a look after
-        a pause says so, but may be called before.
+        It returns whether it has woken a task; if not, time advances. A function that needs only
+        one call per pause says so, but may be called earlier.
         """
         self._watchers[look] = pause_s
         self._look_from_s = 0
@@ -270,7 +271,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             del self._watchers[look]
 
     def look_around(self) -> bool:
-        """Call all who watch; tell whether one of them has woken anybody."""
+        """Call all watchers; return whether one of them has woken a task."""
         pause_s = min(self._watchers.values(), default=math.inf)
         self._look_from_s = self.clock.elapsed_s + pause_s
         has_woken = False
@@ -280,7 +281,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def skipping(self, idle: IdleTime) -> Iterator[None]:
-        """Leave out time in which nothing happens; not while there are others who wish that."""
+        """Skip time in which nothing happens; not while there are others that skip it."""
         self._idle.append(idle)
         try:
             yield
@@ -293,15 +294,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @property
     def real_time_left_s(self) -> float | None:
-        """How long the loop may still run; None when that is not limited."""
+        """How long the loop may still run; None if that is not limited."""
         left_s = self._end_real_s - time.monotonic()
         return None if left_s == math.inf else left_s
 
     @contextmanager
     def outside_work(self) -> Iterator[None]:
-        """Let time stand still while a thread works that will call `call_soon_threadsafe`.
+        """Stop time while a thread works that will call `call_soon_threadsafe`.
 
-        To be entered and left on the loop's own thread.
+        Enter and leave it on the loop's own thread.
         """
         self._outside += 1
         try:
@@ -316,7 +317,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         if threading.get_ident() == self._thread_id:
-            # Nobody has to be woken.
+            # No task has to be woken.
             return self.call_soon(callback, *args, context=context)
         handle = super().call_soon_threadsafe(callback, *args, context=context)
         # Only now, when there is something to be found.
@@ -338,17 +339,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads = executor
 
     def abandon_threads(self) -> None:
-        """Wait no longer for the threads that are busy now: one of them may never come back."""
+        """Stop waiting for the threads that are busy now: one of them may never return."""
         self._has_lost_threads |= bool(self._jobs)
         self._jobs.clear()
 
     def _job_ended(self, job: Job[Any]) -> None:
-        # In the job's own thread, which may outlive the loop: then nobody counts any more.
+        # In the job's own thread, which may outlive the loop: then the count is unused.
         with suppress(RuntimeError):
             self.call_soon_threadsafe(self._jobs.discard, job)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - as asyncio has it
-        """Wait for the loop's own threads, unless there are some that were abandoned."""
+        """Wait for the loop's own threads, unless some were abandoned."""
         helper = DaemonThreads(1, "asyncio-end")
         shut = functools.partial(self._threads.shutdown, wait=not self._has_lost_threads)
         ended = self.run_in_executor(helper, shut)
@@ -362,7 +363,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Looks for what is ready, as the real one does, but never waits for a time to come."""
+    """Checks for what is ready, as the real one does, but never waits for time to pass."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
@@ -372,10 +373,10 @@ class _JumpingSelector(selectors.BaseSelector):
 
     @property
     def is_needed(self) -> bool:
-        """Whether files have to be looked at, or it is time to look at what hardly changes.
+        """Whether files must be checked, or a check of what hardly changes is due.
 
-        Asking the system costs more than a turn of the loop, so not when it is certain that nothing
-        is ready.
+        A system call costs more than a loop iteration, so it is skipped when it is certain that
+        nothing is ready.
         """
         return not self._is_alone or self._loop.turns % _TURNS_PER_ROUND == 0
 
@@ -385,7 +386,7 @@ class _JumpingSelector(selectors.BaseSelector):
         is_waited_for = loop.is_waited_for
         if is_needed or is_waited_for:
             self._require_time_left()
-        # Asked before looking: who was busy and is not any more has told the loop by then.
+        # Asked before checking: others that are no longer busy have notified the loop by then.
         are_others_busy = timeout != 0 and loop.are_others_busy
         if is_needed or are_others_busy or is_waited_for or loop.is_told:
             loop.is_told = False
@@ -405,7 +406,7 @@ class _JumpingSelector(selectors.BaseSelector):
         return []
 
     def _wait_for_others(self) -> None:
-        """Wait a moment, and longer if that is what the last turn has done too."""
+        """Wait briefly, and longer if the last iteration has waited too."""
         # Not in the real selector, which waits for a millisecond at least.
         turn, (first_s, longest_s) = self._loop.turns, _LOOK_AGAIN_S
         is_again = turn == self._waited_turn + 1
@@ -416,7 +417,7 @@ class _JumpingSelector(selectors.BaseSelector):
     def _require_time_left(self) -> None:
         left_s = self._loop.real_time_left_s
         if left_s is not None and left_s <= 0:
-            # Tasks are cancelled and files closed after this, which needs a moment too.
+            # Tasks are cancelled and files closed after this, which takes some time too.
             self._loop.limit_real_time(_GRACE_S)
             text = tasks_text(self._loop, "no end in sight, while these tasks wait or run:")
             if self._loop.is_waited_for:
@@ -425,8 +426,8 @@ class _JumpingSelector(selectors.BaseSelector):
             raise Deadlock(text)
 
     def _wait_for_threads(self) -> _Events:
-        """Let threads nobody told of wake the loop; the executor's shutdown is one of them."""
-        # Looks once more even if no thread is left: the last one may just have woken the loop.
+        """Let unregistered threads wake the loop; the executor's shutdown is one of them."""
+        # Checks once more even if no thread is left: the last one may just have woken the loop.
         ready = self._real.select(_GRACE_S if threading.active_count() > 1 else 0)
         if not ready:
             raise Deadlock(
@@ -458,7 +459,7 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 def run_virtual(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
-    """Run to the end in virtual time."""
+    """Run a coroutine to its end in virtual time."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed)) as runner:
         return runner.run(main)
 
@@ -466,7 +467,7 @@ def run_virtual(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
 def virtual_time(
     seed: int = 0,
 ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, T]]:
-    """Make an async test an ordinary one that runs in virtual time; fixtures work as ever."""
+    """Turn an async test into a plain one that runs in virtual time; fixtures work as usual."""
 
     def decorate(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
         @functools.wraps(test)
@@ -488,7 +489,7 @@ def virtual_loop() -> VirtualTimeLoop:
 async def wait_until(
     predicate: Callable[[], object], timeout_s: float = 10.0, *, check_every_s: float = 0.005
 ) -> None:
-    """Wait for a fact, in virtual time or real; raises AssertionError when it does not come."""
+    """Wait for a condition, in virtual or real time; raises AssertionError on timeout."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
     while not predicate():

@@ -11,9 +11,9 @@ from turbopump.testing.loop import virtual_loop
 
 
 def virtual_machine(files: Files | None = None, seed: int = 0) -> Machine:
-    """Return a machine in the time of the running loop, with a disk in memory unless one is given.
+    """Return a machine in the time of the running loop, with a memory disk unless one is given.
 
-    Its jobs are run by the loop, and ``seed`` decides what is left to chance.
+    The loop runs its jobs, and ``seed`` decides what is left to chance.
     """
     loop = virtual_loop()
     files = files or Disk(loop)

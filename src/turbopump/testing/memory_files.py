@@ -1,4 +1,4 @@
-"""Files and directories in memory, which know what of them would survive a loss of power."""
+"""Files and directories in memory that know what would survive a power failure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from random import Random
 
 SECTOR_BYTES = 512
-"""What a disk writes as a whole or not at all."""
+"""What a disk writes atomically."""
 BLOCK_BYTES = 4096
-"""What a file system sets aside for data at once."""
+"""What a file system allocates in one step."""
 
 
 class MemoryFile:
-    """The bytes of a file, and what the disk has instead where it has not been given them yet."""
+    """The bytes of a file, and what the disk has instead of those not synced yet."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -23,9 +23,9 @@ class MemoryFile:
         self._unsynced: dict[int, bytes] = {}
         """What the disk has in sectors that were written since the last sync, oldest first."""
         self._dropped: dict[int, bytes] = {}
-        """The same for sectors that a failed sync has dropped: no later sync brings them back."""
+        """The same for sectors dropped by a failed sync: no later sync restores them."""
         self._syncs: list[Sync] = []
-        """Those that are under way."""
+        """Syncs in progress."""
         self.locked_by: int | None = None
 
     def write(self, data: bytes | bytearray | memoryview, at: int) -> None:
@@ -39,7 +39,7 @@ class MemoryFile:
         self.blocks.update(range(at // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
 
     def truncate(self, size: int) -> None:
-        """Cut the file, or grow it by a hole. A new size is on disk before a new name is."""
+        """Cut the file, or extend it by a hole. A new size is on disk before a new name is."""
         if size < len(self.data):
             self._remember(size, len(self.data))
             self.blocks = {block for block in self.blocks if block * BLOCK_BYTES < size}
@@ -47,14 +47,14 @@ class MemoryFile:
         self.durable_size = max(self.durable_size, size)
 
     def new_blocks(self, at: int, size: int) -> int:
-        """Return how many blocks more a write would take."""
+        """Return how many more blocks a write would take."""
         if not size:
             return 0
         touched = range(at // BLOCK_BYTES, (at + size - 1) // BLOCK_BYTES + 1)
         return sum(block not in self.blocks for block in touched)
 
     def data_ranges(self, at: int, size: int) -> Iterator[tuple[int, int]]:
-        """Return start and end of what has ever been written from a position on."""
+        """Return start and end of each range ever written from a position on."""
         start = end = -1
         for block in sorted(self.blocks):
             first, behind = max(block * BLOCK_BYTES, at), min((block + 1) * BLOCK_BYTES, size)
@@ -100,7 +100,7 @@ class MemoryFile:
         return sync
 
     def lose_power(self, random: Random | None) -> None:
-        """Bring the file to what the disk has; by chance it has some of what was not synced."""
+        """Reset the file to what the disk has; by chance this includes unsynced data."""
         for sync in tuple(self._syncs):
             sync.abandon()
         size = len(self.data)
@@ -119,7 +119,7 @@ class MemoryFile:
         self.durable_size = size
 
     def end_sync(self, sync: Sync, size: int | None, lost: dict[int, bytes]) -> None:
-        """Hear that a sync has ended, of the size that is on disk now, and of what is not."""
+        """Note the end of a sync, with the size that is on disk now and what is not on disk."""
         self._syncs.remove(sync)
         if size is not None:
             self.durable_size = size
@@ -127,14 +127,14 @@ class MemoryFile:
         self._unsynced = {**self._unsynced, **lost}
 
     def drop(self, sectors: dict[int, bytes]) -> None:
-        """Let sectors never reach the disk unless they are written again."""
+        """Drop sectors: they never reach the disk unless they are written again."""
         for sector, before in sectors.items():
             known = self._unsynced if sector in self._unsynced else self._dropped
             known[sector] = before
 
 
 class Sync:
-    """A sync that is under way, until one of its methods ends it."""
+    """A sync in progress, until one of its methods ends it."""
 
     def __init__(self, file: MemoryFile, sectors: dict[int, bytes], size: int) -> None:
         self._file = file
@@ -143,27 +143,27 @@ class Sync:
         self._is_over = False
 
     def succeed(self) -> None:
-        """Have everything on disk that was written before it began."""
+        """Put everything on disk that was written before it began."""
         if not self._is_over:
             self._is_over = True
             self._file.end_sync(self, self._size, {})
 
     def fail(self) -> None:
-        """Lose it: the operating system tells so once, and takes it for clean from then on."""
+        """Lose the data: the operating system reports it once, and then treats it as clean."""
         if not self._is_over:
             self._is_over = True
             self._file.end_sync(self, None, {})
             self._file.drop(self._sectors)
 
     def abandon(self) -> None:
-        """End it without any effect: the machine is gone."""
+        """End it without effect: the machine is gone."""
         if not self._is_over:
             self._is_over = True
             self._file.end_sync(self, None, self._sectors)
 
 
 class MemoryDirectory:
-    """Names, and which of them would be there after a loss of power."""
+    """Names, and which of them would survive a power failure."""
 
     def __init__(self) -> None:
         self.entries: dict[str, MemoryFile | MemoryDirectory] = {}
@@ -183,7 +183,7 @@ class MemoryDirectory:
         self._changes.clear()
 
     def lose_power(self, random: Random | None) -> None:
-        """Bring the names, and all that they stand for, to what the disk has.
+        """Reset the names, and everything below them, to what the disk has.
 
         By chance, the disk has some of the changes that were not synced, but none without those
         before it in the same directory.
@@ -210,12 +210,12 @@ class MemoryDirectory:
 
 
 def names_in(path: Path) -> tuple[str, ...]:
-    """Return the names on the way from the root to a path; a relative one begins at the root."""
+    """Return the names from the root to a path; a relative path begins at the root."""
     return tuple(part for part in path.parts if part != path.anchor)
 
 
 def _lost(sectors: list[int], random: Random | None) -> list[int]:
-    """Choose the sectors that the disk has not got: all, none, by chance, one, or from one on."""
+    """Choose the sectors that the disk lacks: all, none, by chance, one, or from one on."""
     if random is None:
         return sectors
     match random.randrange(5):

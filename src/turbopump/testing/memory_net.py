@@ -1,7 +1,7 @@
 """A network in memory: hosts, links between them, and switches to break them.
 
-`MemoryNetwork.host` gives the `turbopump.net.network.Network` of one host, which a name server, a
-broker or a client takes in place of sockets. Delays and chunks come from a seeded generator, so a
+`MemoryNetwork.host` returns the `turbopump.net.network.Network` of one host, which a name server, a
+broker or a client uses in place of sockets. Delays and chunks come from a seeded generator, so a
 run in virtual time is the same every time.
 """
 
@@ -33,7 +33,7 @@ class LinkQuality:
 
     latency_ms: float = 0.2
     jitter_ms: float = 0.1
-    """Up to so much is added to the latency, by chance."""
+    """Up to this much is added to the latency, by chance."""
 
     cut_chance: float = 0.1
     """How often bytes written together arrive in several chunks; 1 cuts as often as possible."""
@@ -47,10 +47,10 @@ class LinkQuality:
 
 
 class MemoryNetwork:
-    """All hosts, all connections, and what is wrong with them at the moment.
+    """All hosts, all connections, and their current faults.
 
-    To be made inside virtual time; ``random`` defaults to the loop's own, which the seed of the run
-    determines. Set ``trace`` to a list to have every event written into it.
+    Create it inside virtual time; ``random`` defaults to the loop's own, which the seed of the run
+    determines. Set ``trace`` to a list to record every event in it.
     """
 
     def __init__(self, quality: LinkQuality | None = None, random: Random | None = None) -> None:
@@ -70,12 +70,12 @@ class MemoryNetwork:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether anything is wrong anywhere."""
+        """Whether there is any fault."""
         faults = (self._partitioned, self._isolated, self._losing, self._refusing, self._frozen)
         return any(faults)
 
     def host(self, name: str) -> MemoryHost:
-        """Return the network as one host has it; its name or IP address is its identity."""
+        """Return the network as seen by one host; its name or IP address is its identity."""
         return MemoryHost(self, name)
 
     # --- switches ---------------------------------------------------------------------------------
@@ -88,11 +88,11 @@ class MemoryNetwork:
         return len(hit) // 2
 
     def partition(self, one: str, other: str) -> None:
-        """Let nothing pass between two hosts; what was sent arrives after `heal`."""
+        """Block traffic between two hosts; what was sent arrives after `heal`."""
         self._partitioned.add(frozenset((one, other)))
 
     def isolate(self, host: str) -> None:
-        """Let nothing pass between a host and all others; what was sent arrives after `heal`."""
+        """Block traffic between a host and all others; what was sent arrives after `heal`."""
         self._isolated.add(host)
 
     def join(self, one: str, other: str) -> None:
@@ -111,7 +111,7 @@ class MemoryNetwork:
         self._losing.add((source, target))
 
     def silence(self, host: str) -> None:
-        """Let all that a host sends vanish until it is killed; for those who cannot wait for it."""
+        """Drop all that a host sends until it is killed; for callers that cannot wait for that."""
         self._silent.add(host)
 
     def stop_losing(self, source: str | None = None, target: str | None = None) -> None:
@@ -126,13 +126,13 @@ class MemoryNetwork:
         self._refusing.add(host)
 
     def accept(self, host: str) -> None:
-        """Take new connections again."""
+        """Accept new connections again."""
         self._refusing.discard(host)
 
     def kill(self, host: MemoryHost) -> None:
-        """End a host's connections and listening, as if its process were killed.
+        """End a host's connections and listeners, as if its process were killed.
 
-        This host connects and listens no more; another one of the same name may take its place.
+        This host no longer connects or listens; another one of the same name may take its place.
         """
         host.is_dead = True
         self.cut(host.name)
@@ -141,7 +141,7 @@ class MemoryNetwork:
             del self.listeners[at]
 
     def stop_reading(self, host: str) -> None:
-        """Let a host take no bytes, as if its process hung."""
+        """Make a host read no bytes, as if its process hung."""
         self._frozen.add(host)
         self._apply_frozen()
 
@@ -176,7 +176,7 @@ class MemoryNetwork:
     # --- used by hosts ----------------------------------------------------------------------------
 
     def free_port(self) -> int:
-        """Return the next port, round and round; it may be that of a connection long ago."""
+        """Return the next port, cyclically; an old connection may have had it."""
         taken = {port for _, port in self.listeners}
         while True:
             self._next_port = (
@@ -215,7 +215,7 @@ def _touches(end: MemoryTransport, one: str, other: str | None) -> bool:
 
 
 class _HostLink:
-    """The way from one host to another."""
+    """The path from one host to another."""
 
     def __init__(self, network: MemoryNetwork, source: str, target: str) -> None:
         self._network = network
@@ -256,7 +256,7 @@ class _HostLink:
 
 
 class MemoryListener:
-    """A place where peers connect to."""
+    """An address where peers connect."""
 
     def __init__(
         self, network: MemoryNetwork, at: Address, factory: Callable[[], asyncio.Protocol]
@@ -274,13 +274,13 @@ class MemoryListener:
         return self._at[1]
 
     async def close(self) -> None:
-        """Take no more connections; those that exist live on."""
+        """Accept no further connections; existing ones stay open."""
         if self._network.listeners.get(self._at) is self:
             del self._network.listeners[self._at]
 
 
 class MemoryHost:
-    """The network as one host has it; a `turbopump.net.network.Network`."""
+    """The network as seen by one host; a `turbopump.net.network.Network`."""
 
     def __init__(self, network: MemoryNetwork, name: str) -> None:
         self._network = network
@@ -340,7 +340,7 @@ class MemoryHost:
         accepted = listener.protocol_factory()
         far.set_protocol(accepted)
         near.set_protocol(protocol)
-        # Only now, since either may close the connection at once.
+        # Only now, since either may close the connection immediately.
         accepted.connection_made(far)
         protocol.connection_made(near)
         return protocol

@@ -1,8 +1,8 @@
-"""Both ends of a connection that exists in memory only, with the manners of a TCP socket.
+"""Both ends of a connection in memory, with the behaviour of a TCP socket.
 
-A `Pipe` carries bytes one way: what is written waits in the sender's buffer, travels for the
-latency of its link, and waits at the receiver while that does not read. The receiver's side holds
-no more than a window; when it is full, the sender's buffer grows, and the sender is told to pause.
+A `Pipe` carries bytes one way: written bytes wait in the sender's buffer, travel for the latency of
+their link, and wait at the receiver while that does not read. The receiver's side holds no more
+than a window; when it is full, the sender's buffer grows, and the sender is asked to pause.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Address = tuple[str, int]
 
 
 class Link(Protocol):
-    """The way between two hosts, as the network disposes of it at this moment."""
+    """The path between two hosts, in its current state."""
 
     @property
     def is_down(self) -> bool:
@@ -31,7 +31,7 @@ class Link(Protocol):
 
     @property
     def loses_bytes(self) -> bool:
-        """Whether bytes vanish without anybody noticing."""
+        """Whether bytes vanish unnoticed."""
         ...
 
     def delay_s(self) -> float:
@@ -58,7 +58,7 @@ class Link(Protocol):
 
 
 _END = b""
-"""Travels after the last bytes: no more will come."""
+"""Follows the last bytes: the stream has ended."""
 
 
 class Pipe:
@@ -84,7 +84,7 @@ class Pipe:
 
     @property
     def is_sent(self) -> bool:
-        """Whether everything written, the end with it, is on its way."""
+        """Whether everything written, including the end, is on its way."""
         return not self._unsent and not self._end_is_unsent
 
     def write(self, data: Buffer) -> None:
@@ -93,7 +93,7 @@ class Pipe:
             return
         has_room = len(data) <= WINDOW_BYTES - self._window_used_bytes
         if has_room and not self._unsent and self.link.is_whole:
-            # As nearly always: nothing waits, so the sender need not be told that it is sent.
+            # The usual case: nothing waits, so the sender need not be notified that it is sent.
             self._depart(bytes(data))
             self._set_timer()
             return
@@ -101,13 +101,13 @@ class Pipe:
         self.pump()
 
     def end(self) -> None:
-        """Tell the receiver, after all bytes, that no more will come."""
+        """Signal the end of the stream, after all bytes."""
         if not self.link.loses_bytes:
             self._end_is_unsent = True
             self.pump()
 
     def break_off(self) -> None:
-        """Forget what is unsent; a reset follows what is on its way, if the link lets it pass."""
+        """Drop what is unsent; a reset follows what is on its way, if the link lets it pass."""
         self._unsent.clear()
         self._end_is_unsent = False
         if not self.link.is_down and not self.link.loses_bytes:
@@ -115,7 +115,7 @@ class Pipe:
             self._loop.call_at(self._arrives_at, InFlight(self._arrive_reset))
 
     def clear(self) -> None:
-        """Forget everything that was written."""
+        """Drop everything that was written."""
         self._unsent.clear()
         self._end_is_unsent = False
         self._travelling.clear()
@@ -139,7 +139,7 @@ class Pipe:
         self.sender.note_sent()
 
     def deliver(self) -> None:
-        """Give the receiver what has arrived, while it wants it."""
+        """Deliver what has arrived, while the receiver reads."""
         while self._arrived and self.receiver.takes_data:
             chunk = self._arrived.popleft()
             self._window_used_bytes -= len(chunk)
@@ -148,13 +148,13 @@ class Pipe:
             self.pump()
 
     def take_arrived(self) -> list[bytes]:
-        """Return what was sent before a reset that has arrived, and was not delivered."""
+        """Return what arrived before a reset and was not delivered."""
         sent = [*self._arrived, *(chunk for _, chunk in self._travelling)]
         self.clear()
         return [chunk for chunk in sent if chunk != _END]
 
     def receiver_gone(self) -> None:
-        """Give up what the receiver has not read; what is on its way finds nobody there."""
+        """Drop what the receiver has not read; bytes in flight find no receiver."""
         if self._arrived:
             self._bounce()
 
@@ -167,7 +167,7 @@ class Pipe:
         self._window_used_bytes += len(chunk)
 
     def _set_timer(self) -> None:
-        # What waits for the link to come up is like what TCP sends again and again.
+        # Bytes that wait for the link to come up are like those that TCP retransmits.
         if self._timer is None and self._travelling and not self.link.is_down:
             self._timer = self._loop.call_at(self._travelling[0][0], InFlight(self._arrive))
 
@@ -186,17 +186,17 @@ class Pipe:
         self.deliver()
 
     def _arrive_reset(self) -> None:
-        # Never sent again, so it is lost when the link went down meanwhile.
+        # Never retransmitted, so it is lost if the link went down meanwhile.
         if not self.link.is_down:
             self._arrive()
             self.receiver.reset(ConnectionResetError("connection reset by peer"))
 
     def _bounce(self) -> None:
-        """Nobody is there any more: what was written is lost, and the sender hears of it."""
+        """Drop what was written, since the receiver is gone, and notify the sender."""
         had_bytes = any(self._arrived) or any(chunk for _, chunk in self._travelling)
         self.clear()
         if had_bytes:
-            # The news travels too, so what the receiver sent before it went arrives first.
+            # The notice travels too, so what the receiver sent before it went arrives first.
             error = ConnectionResetError("connection reset by peer")
             reset = InFlight(self.sender.reset)
             self._loop.call_later(self.link.delay_s(), reset, error)
@@ -273,7 +273,7 @@ class MemoryTransport(asyncio.Transport):
             self._lose_when_sent()
 
     def abort(self) -> None:
-        """Close at once; the peer sees a reset, when the link has let it through."""
+        """Close immediately; the peer sees a reset, when the link has let it through."""
         self._break_off(None)
 
     # --- what the pipes and the network call ------------------------------------------------------
@@ -301,7 +301,7 @@ class MemoryTransport(asyncio.Transport):
             self._break_off(error)
 
     def note_sent(self) -> None:
-        """Tell the protocol to pause or to go on, and finish closing once all is sent."""
+        """Pause or resume the protocol's writes, and finish closing once all is sent."""
         if self._lost:
             return
         unsent = self._outgoing.unsent_bytes
@@ -314,13 +314,13 @@ class MemoryTransport(asyncio.Transport):
         self._lose_when_sent()
 
     def catch_up(self) -> None:
-        """Send and take what was held up while the link was down or the host was frozen."""
+        """Send and receive what was held up while the link was down or the host was frozen."""
         self._outgoing.pump()
         self._incoming.pump()
         self._incoming.deliver()
 
     def reset(self, error: Exception | None) -> None:
-        """End this side at once; what has arrived is still read, as from a socket's buffer."""
+        """End this side immediately; what has arrived is still read, as from a socket's buffer."""
         if not self._lost:
             if not self.is_frozen and not self._closing:
                 for chunk in self._incoming.take_arrived():

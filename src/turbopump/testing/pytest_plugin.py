@@ -1,7 +1,7 @@
 """The pytest plugin: a cluster in virtual time, and a server in real time, as fixtures.
 
-Loaded in every pytest run of everybody who has installed Turbopump, so it imports nothing of it
-before a fixture is used.
+Loaded in every pytest run where Turbopump is installed, so it imports nothing of it before a
+fixture is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARKER_TEXT = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", _MARKER_TEXT)
 
 
@@ -67,7 +67,7 @@ def turbopump_server(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an ``async def`` test that has the cluster in the cluster's own time."""
+    """Run an ``async def`` test that uses the cluster in the cluster's own time."""
     test = _coroutine_function(pyfuncitem)
     if CLUSTER not in pyfuncitem.fixturenames or test is None:
         return None
@@ -81,8 +81,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def _coroutine_function(item: pytest.Function) -> Callable[..., Coroutine[Any, Any, object]] | None:
     test = item.obj
     if type(item).__module__.startswith("pytest_asyncio."):
-        # In its automatic mode it puts a plain function into the test's place, which would run the
-        # test in an event loop of its own.
+        # In its automatic mode it replaces the test by a plain function, which would run the test
+        # in an event loop of its own.
         test = getattr(test, "__wrapped__", test)
     return test if inspect.iscoroutinefunction(test) else None
 
@@ -93,7 +93,7 @@ def _directory(factory: pytest.TempPathFactory) -> Path:
 
 
 def _wanted(request: pytest.FixtureRequest, **defaults: Any) -> dict[str, Any]:
-    """Return what the markers say, the nearest first; raises UsageError for what none can say."""
+    """Return the settings of the markers, nearest first; raises UsageError for unknown ones."""
     wanted = dict(defaults)
     for marker in reversed(list(request.node.iter_markers(MARKER))):
         unknown = set(marker.kwargs) - set(_CHECKS)
@@ -110,7 +110,7 @@ def _wanted(request: pytest.FixtureRequest, **defaults: Any) -> dict[str, Any]:
 
 
 def _is_whole(value: object) -> bool:
-    # True is a number too for Python, but nobody means one by it.
+    # True is a number in Python, but never meant as one here.
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -135,7 +135,7 @@ def _names(count: int) -> list[str]:
 
 
 def _texts(settings: Mapping[str, object]) -> dict[str, str]:
-    """Write settings as a file would have them: True is ``true``."""
+    """Format settings as in a file: True is ``true``."""
     return {
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in settings.items()

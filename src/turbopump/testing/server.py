@@ -40,7 +40,7 @@ class _Running:
 
 
 class RunningServer:
-    """A name server and brokers in a thread of their own, at ports that were free.
+    """A name server and brokers in their own thread, at free ports.
 
     ::
 
@@ -68,7 +68,7 @@ class RunningServer:
     # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all, and wait until they serve; raises what kept them from it."""
+        """Start all, and wait until they serve; raises what prevented it."""
         if self._thread is not None:
             return
         ready: Future[_Running] = Future()
@@ -86,7 +86,7 @@ class RunningServer:
         self._broker_ports = dict(zip(self._broker_ports, ports, strict=True))
 
     def stop(self) -> None:
-        """Stop all as an operator does; everything is written down."""
+        """Stop all as an operator does; all state is saved."""
         thread, self._thread = self._thread, None
         running, self._running = self._running, None
         if running is not None and thread is not None:
@@ -128,7 +128,7 @@ class RunningServer:
 
     @property
     def nameserver(self) -> str:
-        """What clients are given to find the brokers, as ``host:port``."""
+        """The name server address for clients, as ``host:port``."""
         return self._require_running().nameserver
 
     @property
@@ -146,11 +146,11 @@ class RunningServer:
         return self._ask(lambda brokers: cluster_state.messages(brokers, topic))
 
     def dead_letters(self, group: str) -> list[MessageView]:
-        """Return the messages that a group has given up."""
+        """Return a group's dead letters."""
         return self._ask(lambda brokers: cluster_state.dead_letters(brokers, group))
 
     def retrying(self, group: str) -> list[MessageView]:
-        """Return the messages that failed and wait for their time to come to a group again."""
+        """Return a group's failed messages that wait for redelivery."""
         return self._ask(lambda brokers: cluster_state.retrying(brokers, group))
 
     def lag(self, group: str) -> int:
@@ -158,7 +158,7 @@ class RunningServer:
         return self._ask(lambda brokers: cluster_state.lag(brokers, group))
 
     def until(self, fact: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until something is so; raises AssertionError when it is not in time."""
+        """Wait until a condition holds; raises AssertionError on timeout."""
         end_s = time.monotonic() + timeout_s
         while not fact():
             if time.monotonic() >= end_s:
@@ -174,7 +174,7 @@ class RunningServer:
         return self._ask(_cut)
 
     def _ask(self, question: Callable[[Sequence[Broker]], T]) -> T:
-        """Ask on the brokers' own thread, which alone may look into them."""
+        """Call a function on the brokers' own thread, the only one that may access them."""
         running = self._require_running()
 
         async def ask() -> T:
@@ -205,7 +205,7 @@ def running_server(
     settings: Mapping[str, str] | None = None,
     brokers: Sequence[str] = (BROKER,),
 ) -> Iterator[RunningServer]:
-    """Run a name server and brokers of these names; settings by their keys in files."""
+    """Run a name server and brokers with these names; settings by their keys in files."""
     server = RunningServer(directory, settings, brokers)
     server.start()
     try:

@@ -1,4 +1,4 @@
-"""Where tasks and threads are at the moment: for errors about those that do not end."""
+"""Where tasks and threads are: for errors about those that do not end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _own_frame(frame: FrameType) -> FrameType:
-    """Return the innermost place that is not inside the waiting of `threading` itself."""
+    """Return the innermost frame outside the waiting of `threading` itself."""
     while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
         frame = frame.f_back
     return frame

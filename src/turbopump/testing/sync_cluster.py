@@ -23,8 +23,8 @@ def running_cluster(
 ) -> Iterator[Cluster]:
     """Run a cluster for plain functions, which use `Cluster.run`.
 
-    ``settings`` are the brokers', by their keys in configuration files; ``seed`` decides all that
-    chance decides.
+    ``settings`` are the brokers', by their keys in configuration files; ``seed`` decides everything
+    left to chance.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed)) as runner:
         cluster = Cluster(

@@ -1,4 +1,4 @@
-"""Waiting for facts in virtual time, without asking again and again, and never for ever."""
+"""Waiting for conditions in virtual time, without polling, and never forever."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 Fact = Callable[[], object]
 
 _CANCEL_WAIT_S = 60.0
-"""How much virtual time a test has for its `finally`, when it was ended for being late."""
+"""Virtual time that a test has for its `finally` after a timeout."""
 
 
 async def quiet() -> None:
@@ -35,9 +35,9 @@ async def until(
 ) -> None:
     """Return as soon as a condition is true; raises AssertionError on timeout.
 
-    It is looked at whenever everything else waits for time to pass, so nothing is overlooked that
-    lasts, but not again before a pause. ``state`` describes how things are, and ``what``
-    the fact itself, for the error.
+    It is checked whenever everything else waits for time to pass, so no lasting state is missed,
+    but not again before a pause. ``state`` describes the situation, and ``what`` the condition
+    itself, for the error.
     """
     if fact():
         return
@@ -75,18 +75,18 @@ async def _seen(fact: Fact, pause_s: float = 0) -> None:
 
 
 class TimeLimit:
-    """Ends what waits for something that never comes; waiting within a time is not limited."""
+    """Ends what waits for something that never happens; waits with a timeout are not limited."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._end_s = 0.0
         self._work: asyncio.Task[Any] | None = None
         self.is_deaf = False
-        """Whether something was too late and goes on nevertheless."""
+        """Whether something was late and is still running."""
 
     @contextmanager
     def lifted(self, time_s: float) -> Iterator[None]:
-        """Let up to so much time pass inside without counting it."""
+        """Let up to this much time pass inside without counting it."""
         start_s = virtual_loop().time()
         self._end_s += time_s
         try:
@@ -95,7 +95,7 @@ class TimeLimit:
             self._end_s -= max(0, start_s + time_s - virtual_loop().time())
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something; raises AssertionError when it takes too long."""
+        """Run a coroutine; raises AssertionError if it takes too long."""
         loop = virtual_loop()
         self._end_s = loop.time() + self._limit_s
         self._work = task = asyncio.create_task(work)
@@ -121,7 +121,7 @@ class TimeLimit:
 
 
 def total_seconds(days: float, hours: float, minutes: float, seconds: float) -> float:
-    """Add up a time that has to pass."""
+    """Return a duration in seconds."""
     total_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
     if not math.isfinite(total_s):
         raise InvalidArgument(f"seconds must be finite, got {total_s}")
@@ -131,7 +131,7 @@ def total_seconds(days: float, hours: float, minutes: float, seconds: float) -> 
 
 
 def duration(seconds: float) -> str:
-    """Write a time for people."""
+    """Format a duration for people."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{round(seconds / size, 2):g} {unit}"
@@ -139,7 +139,7 @@ def duration(seconds: float) -> str:
 
 
 def described(fact: Fact) -> str:
-    """Return where a fact is written down, and how."""
+    """Return where a condition is defined, and its source."""
     code = getattr(fact, "__code__", None)
     if code is None:
         return repr(fact)

@@ -1,4 +1,4 @@
-"""Making, changing, deleting and listing groups, and seeing who is in them."""
+"""Creating, changing, deleting and listing groups and their members."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class GroupRequests:
         return request.answer(ResponseCode.SUCCESS)
 
     async def delete(self, request: Command, _peer: Connection) -> Command:
-        """Delete a group, and its progress when asked to; one that is not known is fine."""
+        """Delete a group, and its progress if requested; an unknown group is not an error."""
         header = headers.DeleteGroup.from_ext_fields(request.ext_fields)
         refuse_on_slave(self._identity)
         with as_remote_error():

@@ -1,4 +1,4 @@
-"""Looking at statistics, queues and delays, and cleaning up now rather than later."""
+"""Inspecting statistics, queues and delays, and running clean-up on request."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 
 UNITS_MAX = 800
-"""Most units of a queue shown at once."""
+"""Most queue units in one answer."""
 
 
 class InspectedStore(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
 
@@ -91,12 +91,12 @@ class InspectionRequests:
         return answer_with(request, page)
 
     def clean_queues(self, request: Command, _peer: Connection) -> Command:
-        """Delete what is due; queues follow the log by themselves."""
+        """Apply retention now; queues are trimmed with the log."""
         self._store.retain()
         return request.answer(ResponseCode.SUCCESS)
 
     def clean_log(self, request: Command, _peer: Connection) -> Command:
-        """Delete what is too old, whatever the hour."""
+        """Apply retention now, regardless of the hour."""
         self._store.retain(at_any_hour=True)
         return request.answer(ResponseCode.SUCCESS)
 
@@ -108,7 +108,7 @@ class InspectionRequests:
                 QueueUnit(physic_offset=position, physic_size=size, tags_code=code)
                 for position, size, code in units[:count].tolist()
             )
-            # The entries themselves were wanted: no message needs to be read.
+            # Only the entries are needed: no message is read.
             return np.zeros(len(units), np.bool_)
 
         offset = QueueOffset(header.index)

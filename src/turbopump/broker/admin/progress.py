@@ -1,4 +1,4 @@
-"""How far groups have come, and how far behind they are."""
+"""Progress and lag of groups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_TIME = -1
 
 
 class ProgressStore(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
 
@@ -41,7 +41,7 @@ class ProgressStore(Protocol):
 
 
 class ProgressRequests:
-    """Serves questions for the progress of groups."""
+    """Serves queries about the progress of groups."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ProgressRequests:
                 if topic.order or not header.is_order
             ]
             groups.append({group: found})
-            # There may be many: let others have their turn between two of them.
+            # There may be many: let other requests run between two of them.
             await asyncio.sleep(0)
             behind += sum(
                 queue.broker_offset - queue.consumer_offset

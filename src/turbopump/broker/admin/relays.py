@@ -1,4 +1,4 @@
-"""Questions for a client, put to it over its own connection."""
+"""Requests that only a client can answer, relayed over its own connection."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 STATUS_TIMEOUT_MS = 5000
 RELAY_TIMEOUT_MS = 10_000
 RELAYABLE_SINCE = 62
-"""Clients with a lower version number cannot tell of their inside or consume on request."""
+"""Clients with a lower version can neither report their internals nor consume on request."""
 
 
 class MessagesById(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     def message_by_id(self, offset_message_id: str) -> memoryview | None: ...
 
@@ -66,7 +66,7 @@ class RelayRequests:
         return await _relayed(request, member, asked)
 
     async def status(self, request: Command, _peer: Connection) -> Command:
-        """Ask the clients of a group, or one of them, how far they are in memory."""
+        """Ask the clients of a group, or one of them, for their offsets in memory."""
         header = headers.ConsumerStatusOf.from_ext_fields(request.ext_fields)
         members = self._consumers.members(header.group)
         if not members:
@@ -98,7 +98,7 @@ class RelayRequests:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if message is None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, f"no message {msg_id} on this broker")
-        # A copy: the log's own bytes must not be held while a client takes its time.
+        # A copy: the log's memory must not be held while a client takes its time.
         return bytes(message)
 
 

@@ -1,4 +1,4 @@
-"""Sending a running group forward or back in time."""
+"""Resetting the offsets of a running group by time."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from turbopump.wire.command import request as make_request
 _log = logging.getLogger(__name__)
 
 NEWEST = -1
-"""In place of a moment: behind the newest message."""
+"""In place of a timestamp: after the newest message."""
 
 RESETTABLE_SINCE = 28
 """Clients with a lower version number do not understand a reset."""
 
 
 class ResetStore(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
 
@@ -40,10 +40,11 @@ class ResetStore(Protocol):
 class ResetRequests:
     """Serves resets by time.
 
-    The offsets are worked out here and told to the members, which set themselves and commit. Of a
-    group without members the asker is told so; tools then commit the offsets themselves.
+    The broker computes the offsets and sends them to the members, which apply and commit them. If
+    the group has no members, the answer says so, and tools commit the offsets instead.
 
-    Our own addition: a body names queues and their offsets, in place of a moment for all queues.
+    Turbopump's addition: a body may name queues and their offsets, in place of one timestamp for
+    all queues.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class ResetRequests:
             raise RemoteError(ResponseCode.CONSUMER_NOT_ONLINE, remark)
         absent = [member.client_id for member in members if member.is_absent]
         if absent:
-            # It would go on from where it is, and commit that over the reset.
+            # It would continue from its current position, and commit that over the reset.
             remark = (
                 f"client {absent[0]} of {header.group} has not reconnected since the broker"
                 " restarted, so it cannot be reset: try again in a minute"
@@ -92,7 +93,7 @@ class ResetRequests:
     def _given_targets(
         self, request: Command, header: headers.ResetOffset
     ) -> dict[MessageQueue, int]:
-        """Return the offsets of the body, each a queue of the topic here; nothing without one."""
+        """Return the offsets in the body, all of local queues of the topic; empty without one."""
         if not request.body_length:
             return {}
         given = body_of(request, QueueOffsets).offset_table
@@ -123,7 +124,7 @@ class ResetRequests:
             target = self._store.queue_range(header.topic, queue_id)[1]
         else:
             target = self._store.offset_by_time(header.topic, queue_id, header.timestamp)
-        # Without force a group only goes back: nothing it has not seen yet is skipped.
+        # Without force, offsets only move back, so that no unseen message is skipped.
         return target if header.is_force or target < stored else stored
 
 
@@ -152,5 +153,5 @@ def _push(member: Member, notice: Command) -> None:
     try:
         commands_to(member.connection).oneway(notice)
     except NetworkError as error:
-        # The answer tells the asker what was wanted; who is gone starts from committed offsets.
+        # The answer has the offsets; a client that is gone starts from the committed ones.
         _log.warning("%s was not notified of its offset reset: %s", member.address, error)

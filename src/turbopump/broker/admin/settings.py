@@ -1,4 +1,4 @@
-"""Reading and changing a broker's settings, and how it is doing."""
+"""Reading and changing a broker's settings, and reading its runtime information."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making, changing, deleting and listing topics."""
+"""Creating, changing, deleting and listing topics."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from turbopump.wire.names import HALF_OPERATIONS_TOPIC, SCHEDULE_TOPIC, check_na
 _FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 
 Announce = Callable[[TopicConfig], Awaitable[None]]
-"""Tells name servers of a topic that was made or changed, and waits a while until they know."""
+"""Announces a created or changed topic to name servers, and waits briefly until they know it."""
 
 
 class TopicStore(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
 
@@ -83,7 +83,7 @@ class TopicRequests:
         }
 
     async def update(self, request: Command, _peer: Connection) -> Command:
-        """Create or change a topic; the answer waits for reachable name servers to know it."""
+        """Create or change a topic; answer once reachable name servers know it."""
         header = headers.CreateTopic.from_ext_fields(request.ext_fields)
         self._require_changeable(header.topic)
         topic = TopicConfig(
@@ -107,7 +107,7 @@ class TopicRequests:
     async def delete(self, request: Command, _peer: Connection) -> Command:
         """Delete a topic, its queues and the progress of groups in it.
 
-        The original keeps the progress, so that a new topic of the same name, whose queues begin
+        Apache RocketMQ keeps the progress, so that a new topic of the same name, whose queues begin
         at 0, would not be read until it has grown past the old one.
         """
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic

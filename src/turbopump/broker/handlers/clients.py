@@ -1,4 +1,4 @@
-"""Requests by which clients make themselves known, find each other and share queues."""
+"""Requests by which clients register, find each other and share queues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from turbopump.wire.command import request as make_request
 _log = logging.getLogger(__name__)
 
 _REMEMBERED_BYTES_MAX = 16 * 1024
-"""Heartbeats above this are read each time they come: each connection may have one in memory."""
+"""Larger heartbeats are decoded each time: each connection may keep one in memory."""
 
 
 class ClientRequests:
@@ -38,7 +38,7 @@ class ClientRequests:
         self._membership = membership
         self._filters = filters
         self._beats: dict[Peer, tuple[bytes, Heartbeat]] = {}
-        """The last heartbeat of each connection, as it came and as it was read, if it is small."""
+        """The last heartbeat of each connection, raw and decoded, if it is small."""
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -57,7 +57,7 @@ class ClientRequests:
         return request.answer(ResponseCode.SUCCESS)
 
     def _beat_of(self, request: Command, peer: Connection) -> Heartbeat:
-        """Read a heartbeat; a client says the same nearly every time."""
+        """Decode a heartbeat; a client repeats the same one nearly every time."""
         body = whole_body(request)
         known = self._beats.get(peer)
         if known is not None and known[0] == body:
@@ -70,13 +70,13 @@ class ClientRequests:
         return beat
 
     def unregister(self, request: Command, peer: Connection) -> Command:
-        """Take a client out of a group."""
+        """Remove a client from a group."""
         header = headers.UnregisterClient.from_ext_fields(request.ext_fields)
         self._membership.leave(peer, header.client_id, header.producer_group, header.consumer_group)
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
 
     def connection_closed(self, connection: Peer) -> None:
-        """Take a client out of all its groups; to be called when a connection has closed."""
+        """Remove a client from all its groups; call it when a connection has closed."""
         self._beats.pop(connection, None)
         self._membership.connection_closed(connection)
 
@@ -101,7 +101,7 @@ class ClientRequests:
         return request.answer(ResponseCode.SUCCESS)
 
     def check(self, request: Command, _peer: Connection) -> Command:
-        """Try out a subscription before a client relies on it."""
+        """Check a subscription before a client relies on it."""
         self._filters.check(body_of(request, CheckClientConfig).subscription_data)
         return request.answer(ResponseCode.SUCCESS)
 
@@ -115,7 +115,7 @@ def notify_clients(group: str, peers: Iterable[Peer]) -> None:
         try:
             commands_to(peer).oneway(notice)
         except NetworkError as error:
-            # It looks by itself every 20 s, or is about to be noticed as gone.
+            # It refreshes every 20 s itself, or is about to be noticed as gone.
             _log.info(
                 "%s was not notified that group %s changed: %s", peer.peer_address, group, error
             )

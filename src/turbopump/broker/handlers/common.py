@@ -1,4 +1,4 @@
-"""What handlers have in common: reading a request's body, writing an answer's."""
+"""What handlers share: decoding request bodies and encoding those of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turbopump.wire.schema import Body, Header
 B = TypeVar("B", bound=Body)
 
 _CLIENT_LIMITS_RETRIES_SINCE = 121
-"""From this version number on, a client's own limit of retries counts."""
+"""From this version on, a client's own retry limit counts."""
 
 
 class Requests(Protocol):
@@ -40,12 +40,12 @@ def body_of(request: Command, kind: type[B]) -> B:
 
 
 def answer_with(request: Command, body: Body) -> Command:
-    """Answer with a body, its keys bare as Java writes them: some clients insist on it."""
+    """Answer with a body, its keys unquoted as Java writes them: some clients require it."""
     return request.answer(ResponseCode.SUCCESS, body=body.encode(bare_keys=True))
 
 
 def answer_fast(request: Command, body: Body, header: Header | None = None) -> Command:
-    """Answer one of Turbopump's own requests: proper JSON, also of many numbers."""
+    """Answer one of Turbopump's own requests with standard JSON, even for many numbers."""
     return request.answer(ResponseCode.SUCCESS, header, body=msgspec.json.encode(body))
 
 
@@ -62,7 +62,7 @@ def positions_of(request: Command) -> list[tuple[int, QueueOffset]]:
 
 @contextmanager
 def as_remote_error() -> Iterator[None]:
-    """Turn what is wrong with a change, or keeps it from being saved, into an answer."""
+    """Turn the error of an invalid or unsaved change into an answer."""
     try:
         yield
     except InvalidArgument as error:
@@ -72,7 +72,7 @@ def as_remote_error() -> Iterator[None]:
 
 
 def refuse_on_slave(identity: IdentityConfig) -> None:
-    """Let topics and groups be changed on a master only, from which slaves copy them."""
+    """Refuse changes of topics and groups on a slave, which copies them from its master."""
     if identity.is_slave:
         raise RemoteError(
             ResponseCode.SYSTEM_ERROR,

@@ -1,6 +1,6 @@
 """The tables that slaves copy: topics, groups, offsets, delay progress and SQL92 subscriptions.
 
-An Apache slave asks for whole tables. A slave of ours says which version it has, gets nothing if
+An Apache slave requests whole tables. A Turbopump slave says which version it has, gets nothing if
 that is the newest, and may have the request held until there is a newer one.
 """
 
@@ -34,7 +34,7 @@ HOLD_MAX_MS = 30_000
 
 
 class LogEnd(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     @property
     def written_end(self) -> PhysicalOffset: ...
@@ -44,13 +44,13 @@ class ServedTable(Struct, frozen=True, kw_only=True):
     """One table."""
 
     version: Callable[[], str]
-    """Another text whenever the table is another; not by encoding it, which may take long."""
+    """Changes whenever the table does; without encoding it, which may take long."""
     encoded: Callable[[], bytes]
     encoded_for_java: Callable[[], bytes] | None = None
     """If it differs; None if it is the same."""
     java_header: Header | None = None
     changing: Table | None = None
-    """Notifies of changes, so that a request can be held until there is one."""
+    """Reports changes, so that a request can be held until there is one."""
 
 
 class CopiedTables:
@@ -74,7 +74,7 @@ class CopiedTables:
         self._epoch = epoch
         self._on_slave = on_slave
         self._is_closed = False
-        # Counters of changes start anew with the process, and so do versions made of them.
+        # Change counters restart with the process, and so do versions made of them.
         since = str(clock.now_ms())
         self._tables = {
             RequestCode.GET_ALL_TOPIC_CONFIG: ServedTable(
@@ -108,7 +108,7 @@ class CopiedTables:
         return {code: partial(self._serve, table) for code, table in self._tables.items()}
 
     def close(self) -> None:
-        """Answer the requests that are held, and hold no more."""
+        """Answer the held requests, and hold no further ones."""
         self._is_closed = True
         for table in self._tables.values():
             if table.changing is not None:
@@ -129,7 +129,7 @@ class CopiedTables:
     async def _held(
         self, table: ServedTable, changing: Table, wait_ms: int, request: Command, known: str
     ) -> Command:
-        # It may have changed since the request was read, which is a turn of the loop ago.
+        # It may have changed since the request was read, one loop iteration ago.
         if table.version() == known:
             await changing.wait_changed(wait_ms)
         return self._versioned(table, request, known)

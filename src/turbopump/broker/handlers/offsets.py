@@ -1,4 +1,4 @@
-"""Requests for the progress of groups: of consumers that commit and of operators that look."""
+"""Requests for the progress of groups: commits of consumers and queries of operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turbopump.wire.command import Command
 
 
 class OffsetRequests:
-    """Serves commits and questions for them."""
+    """Serves commits and queries of offsets."""
 
     def __init__(self, progress: Progress, offsets: Offsets) -> None:
         self._progress = progress
@@ -64,7 +64,7 @@ class OffsetRequests:
     def update_all(self, request: Command, peer: Connection) -> Command:
         """Commit a group's offsets in several queues of a topic; return which were refused."""
         header = headers.OffsetsOfGroup.from_ext_fields(request.ext_fields)
-        # A commit of a refused offset alone is told why.
+        # The answer to a single refused commit says why.
         refused = self._progress.commit_all(
             peer.peer_address, header.consumer_group, header.topic, positions_of(request)
         )
@@ -77,7 +77,7 @@ class OffsetRequests:
         return answer_with(request, CorrectionOffsets(correction_offsets=slowest))
 
     def clone(self, request: Command, peer: Connection) -> Command:
-        """Give a group the progress of another, in one topic or in all of them."""
+        """Copy a group's progress to another, in one topic or in all of them."""
         header = headers.CloneGroupOffset.from_ext_fields(request.ext_fields)
         self._progress.clone(
             peer.peer_address,

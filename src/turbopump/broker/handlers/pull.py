@@ -40,14 +40,14 @@ class PullRequests:
             _send_found(request, peer, outcome, broker_id)
             return None
         if isinstance(outcome, Held):
-            # Tens of thousands may be held: what has been read of the request already can go.
+            # Tens of thousands may be held: drop what was decoded of the request.
             slim = replace(request, ext_fields=None, body=b"")
             outcome.then(self._resume, slim, peer, pull)
             return None
         return self._without(request, outcome, pull)
 
     def connection_closed(self, connection: Connection) -> None:
-        """Drop the held pulls of a connection; to be called when it has closed."""
+        """Drop the held pulls of a connection; call it when it has closed."""
         self._pulls.forget(connection)
 
     def _resume(
@@ -71,7 +71,7 @@ class PullRequests:
             and _is_plain(request, peer)
             and self._pulls.status_of(pull, outcome) is Status.NOT_FOUND
         ):
-            # The one answer that idle consumers get all the time.
+            # The answer that idle consumers get all the time.
             frame = _NOTHING_NEW[type(outcome)].frame(
                 request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
             )
@@ -80,7 +80,7 @@ class PullRequests:
             peer.answer(request, self._without(request, outcome, pull))
 
     def _without(self, request: Command, outcome: ReadOutcome, pull: Pull) -> Command:
-        """Make the answer that says why there are no messages."""
+        """Return the answer that says why there are no messages."""
         code = _CODES[self._pulls.status_of(pull, outcome)]
         fields = _fields(outcome, self._pulls.suggested_broker_id(pull, outcome))
         return request.answer(code, fields, remark=_REMARKS[type(outcome)])
@@ -106,7 +106,7 @@ def _pull_of(peer: Connection, header: PullMessage) -> Pull:
 
 
 def _is_plain(request: Command, peer: Connection) -> bool:
-    """Whether a prepared answer will do: in JSON, and seen by no hook."""
+    """Whether a prepared answer is enough: in JSON, and seen by no hook."""
     return request.serialize is Serialize.JSON and not peer.is_observed
 
 
@@ -151,12 +151,12 @@ _REMARKS: dict[type[ReadOutcome], str] = {
     outcomes.OffsetTooLarge: "OFFSET_OVERFLOW_BADLY",
     outcomes.UnitsMissing: "OFFSET_FOUND_NULL",
 }
-"""What Apache RocketMQ calls the outcomes; clients see it as the remark."""
+"""Apache RocketMQ's names of the outcomes; clients see them as the remark."""
 
 
 @lru_cache(maxsize=64)
 def _found_answers(broker_id: int) -> PullResponseFrames:
-    """Return the answers that suggest a broker; operators choose few ids."""
+    """Return the answers that suggest a broker; operators use few ids."""
     return PullResponseFrames(ResponseCode.SUCCESS, broker_id, _REMARKS[outcomes.Found])
 
 

@@ -1,4 +1,4 @@
-"""Looking messages and offsets up: by id, by key, by time, and the limits of a queue."""
+"""Looking up messages and offsets: by id, by key, by time, and the limits of a queue."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class QueryRequests:
         }
 
     def by_key(self, request: Command, _peer: Connection) -> Command:
-        """Return the messages whose key has the same hash; the asker compares the keys."""
+        """Return the messages whose key has the same hash; the caller compares the keys."""
         header = QueryMessage.from_ext_fields(request.ext_fields)
         wanted = header.max_num
         if header.unique_key_query:

@@ -32,7 +32,7 @@ class QueueEndsRequests:
         return {RequestCode.GET_QUEUE_ENDS: self.ends}
 
     def ends(self, request: Command, peer: Connection) -> Command | None:
-        """Answer with the ends; hold the request while there is nothing behind its position."""
+        """Answer with the ends; hold the request while there is nothing after its position."""
         header = QueueEndsOf.from_ext_fields(request.ext_fields)
         if header.wait_ms > 0:
             self._pulls.require_readable(header.consumer_group, header.topic, peer)

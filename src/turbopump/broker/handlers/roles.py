@@ -33,7 +33,7 @@ class RoleRequests:
         }
 
     async def promote(self, request: Command, _peer: Connection) -> Command:
-        """Make a slave the master; the broker starts again after the answer."""
+        """Make a slave the master; the broker restarts after the answer."""
         role = PromoteBroker.from_ext_fields(request.ext_fields).broker_role
         if role not in _MASTER_ROLES:
             text = f"brokerRole must be {' or '.join(_MASTER_ROLES)}, got {role[:100]!r}"
@@ -51,7 +51,7 @@ class RoleRequests:
         )
 
     async def fence(self, request: Command, _peer: Connection) -> Command:
-        """Have a master take no more writes: another one is promoted."""
+        """Stop the writes of a master: another broker is being promoted."""
         header = FenceBroker.from_ext_fields(request.ext_fields)
         with as_remote_error():
             end = await self._changes.fence(header.claim)

@@ -31,7 +31,7 @@ HEADER_TYPES: dict[int, type[Header]] = {
     RequestCode.SEND_MESSAGE_V2: SendMessageV2,
     RequestCode.SEND_BATCH_MESSAGE: SendMessageV2,
 }
-"""Of requests that come so often that their fields are typed while they are read."""
+"""Headers so frequent that their fields are typed while they are decoded."""
 
 
 class SendRequests:
@@ -47,7 +47,7 @@ class SendRequests:
         config.listen(lambda _, changed: self._take_over(changed))
 
     def _take_over(self, config: BrokerConfig) -> None:
-        """Prepare what goes into every answer."""
+        """Prepare the parts common to all answers."""
         identity = config.identity
         traits = BrokerTraits(region=identity.region, trace_on=identity.trace_on)
         self._traits = traits.to_ext_fields()
@@ -95,7 +95,7 @@ class SendRequests:
         peer.answer(request, answer)
 
     def _note_dropped(self, error: RemoteError) -> None:
-        """Log that one-way sends are dropped, as no client learns of it: at most once in 10 s."""
+        """Log dropped one-way sends, of which no client learns: at most once in 10 s."""
         self._dropped += 1
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._log_dropped_from_ms:
@@ -115,7 +115,7 @@ def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
         producer_group=header.producer_group,
         topic=header.topic,
         queue_id=header.queue_id,
-        # A batch is taken apart where it lies: it need not be copied as a whole.
+        # A batch is parsed in place: it need not be copied as a whole.
         body=(
             sent
             if type(sent) is bytes or (is_batch and isinstance(sent, memoryview))

@@ -26,7 +26,7 @@ class SendBackRequests:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, request: Command, peer: Connection) -> None:
-        """Have a failed message stored again; answered when it is."""
+        """Store a failed message again; answer when it is stored."""
         try:
             header = headers.SendBack.from_ext_fields(request.ext_fields)
             failed = SendBack(
@@ -50,5 +50,5 @@ def _answer(outcome: Appended | Dropped | Exception, request: Command, peer: Con
     elif request.language != Language.GO:
         peer.answer(request, failure(request, peer, outcome))
     else:
-        # The Go client takes every answer for success, and tries again only without one.
+        # The Go client takes every answer for success, and retries only without one.
         _log.warning("could not answer the send-back of %s: %r", peer.peer_address, outcome)

@@ -17,7 +17,7 @@ _CHANGES_OFFSETS = (
 
 
 def refusals() -> dict[int, Handler]:
-    """Return what answers in place of the handlers of a master."""
+    """Return the handlers that replace those of a master."""
     return dict.fromkeys(_CHANGES_OFFSETS, _refuse_offsets)
 
 

@@ -1,4 +1,4 @@
-"""What can be set about replication. In brackets: the key in files."""
+"""Replication settings. In brackets: the key in files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReplicationConfig:
     """Where a master listens for slaves; 0 takes ``listenPort`` + 1, or any port that is free if
     that one is taken [haListenPort]."""
     advertised_host: str = ""
-    """The host that slaves are told to connect to; empty takes that of clients [brokerIP2]."""
+    """The host that slaves connect to; empty takes that of clients [brokerIP2]."""
     master_address: str = ""
     """A slave's master as host:port of its HA port; empty takes what name servers report
     [haMasterAddress]."""
@@ -36,7 +36,7 @@ class ReplicationConfig:
     """Most bytes of the log that a master sends each second, to all of its slaves together; 0 for
     no limit [maxHaTransferByteInSecond]."""
     fall_behind_max_bytes: int = 256 * 1024 * 1024
-    """A slave that lacks as many bytes is not in sync: a SYNC_MASTER does not wait for it
+    """A slave that lacks this many bytes is not in sync: a SYNC_MASTER does not wait for it
     [haSlaveFallbehindMax]."""
     timeout_ms: int = 3000
     """How long a send waits for a slave with SYNC_MASTER [slaveTimeout]."""

@@ -1,8 +1,8 @@
-"""What a slave does with what its master sends: compare both logs, then copy.
+"""How a slave handles what its master sends: compare both logs, then copy.
 
-A master that lost its last messages and wrote others sends bytes that do not follow on the slave's.
-The protocol has no check for that. So a slave asks for bytes that it has already, and compares.
-Nothing here waits or knows of connections: `Copying.take` returns what to do.
+A master that lost its last messages and wrote others sends bytes that do not continue the slave's
+log. The protocol has no check for that, so a slave requests bytes that it already has, and
+compares. This module neither waits nor knows connections: `Copying.take` returns the next step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from turbopump.errors import FrameError
 from turbopump.message import PhysicalOffset
 
 COMPARED_BYTES = 64 * 1024
-"""How much of the end of the log is compared; more each time that none of it agrees."""
+"""How much of the end of the log is compared; more each time that nothing matches."""
 
 _GROWTH = 16
 
 
 class CopiedLog(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     @property
     def min_offset(self) -> PhysicalOffset: ...
@@ -41,47 +41,47 @@ class CopiedLog(Protocol):
 
 
 class Copied(Struct, frozen=True):
-    """Bytes are stored, or will be when the future is done."""
+    """Bytes that are stored, or will be when the future is done."""
 
     durable: Future[None]
 
 
 class Idle(Enum):
-    """Nothing is to be done."""
+    """Nothing to do."""
 
     IDLE = "idle"
 
 
 class Diverged(Struct, frozen=True):
-    """The master's log is another from a position on, or ends there."""
+    """The master's log differs from a position on, or ends there."""
 
     position: PhysicalOffset
     master_ends: bool
 
 
 class CompareMore(Struct, frozen=True):
-    """Nothing agrees that was compared: connect again and begin earlier."""
+    """Nothing matches that was compared: reconnect and begin earlier."""
 
     compared_bytes: int
     end: PhysicalOffset
-    """Where the master's log ends at most."""
+    """Upper bound for the end of the master's log."""
 
 
 class StartOver(Struct, frozen=True):
-    """The master's log begins behind the end of the slave's."""
+    """The master's log begins after the end of the slave's."""
 
     position: PhysicalOffset
 
 
 class AskForLastFile(Struct, frozen=True):
-    """The master has nothing at the beginning of its log, and does not say where it begins."""
+    """The master has nothing at the beginning of its log and does not say where it begins."""
 
 
 Step: TypeAlias = Copied | Idle | Diverged | CompareMore | StartOver | AskForLastFile
 
 
 class Copying:
-    """The log's way over one connection."""
+    """The transfer of the log over one connection."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Copying:
         self._log = log
         self._compared_bytes = compared_bytes
         self._end = log.written_end
-        """Of the slave's log, up to which it is compared."""
+        """Position up to which the slave's log is compared."""
         self._first = log.min_offset
         self._is_empty = self._end == self._first
         if self._is_empty:
@@ -103,10 +103,10 @@ class Copying:
             self.request = wanted if is_new else self._end
         else:
             end = self._end if end_max is None else min(end_max, self._end)
-            # A message at least: the fillers at the end of files are the same in all logs.
+            # At least one message: the fillers at the end of files are the same in all logs.
             begin = min(end - compared_bytes, log.last_message() if end_max is None else end)
             self.request = max(PhysicalOffset(begin), self._first, EVERYTHING)
-        """The first report: where the master is to begin."""
+        """The first report: where the master should begin."""
         self._begin = self.request
         self._expected: PhysicalOffset | None = None if self._is_empty else self.request
         self._heartbeats = 0
@@ -114,11 +114,11 @@ class Copying:
 
     @property
     def is_comparing(self) -> bool:
-        """Whether the slave's log has not been found to agree with the master's yet."""
+        """Whether the slave's log is not yet known to agree with the master's."""
         return self._expected is None or self._expected < self._end
 
     def take(self, transfer: Transfer) -> Step:
-        """Compare or copy what came from the master; raises FrameError for what cannot be."""
+        """Compare or copy what the master sent; raises FrameError for invalid data."""
         position, data = transfer.position, transfer.data
         if self._expected is None:
             return self._begin_empty(position, data)
@@ -157,7 +157,7 @@ class Copying:
         return Copied(self._log.append_raw(at, start))
 
     def _elsewhere(self, position: PhysicalOffset) -> Step | None:
-        """Judge a master that does not begin where it was asked to; None if that will do too.
+        """Judge a master that does not begin where requested; None if that is acceptable.
 
         Apache RocketMQ's masters never do so.
         """
@@ -180,7 +180,7 @@ class Copying:
         return Idle.IDLE if self._heartbeats < 2 else self._differs(position, master_ends=True)
 
     def _differs(self, position: PhysicalOffset, *, master_ends: bool) -> Step:
-        """Decide whether it is known where the logs part, or whether they may part earlier."""
+        """Decide whether the logs are known to differ from here, or may differ earlier."""
         agreed = position - self._begin
         begins_with_log = self.request <= max(self._first, EVERYTHING)
         if agreed >= self._compared_bytes // 2 or begins_with_log:

@@ -1,7 +1,8 @@
-"""What travels on the HA port, in both directions. Bytes to values and back, nothing else.
+"""Frames on the HA port, in both directions. Only encoding and decoding.
 
-A slave reports its position as 8 bytes, again and again. A master sends frames: the position of the
-log's bytes that follow (8 bytes), their number (4), and the bytes. None is a heartbeat.
+A slave reports its position as 8 bytes, repeatedly. A master sends frames: the position of the
+log's bytes that follow (8 bytes), their number (4), and the bytes. A frame without bytes is a
+heartbeat.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ _HEADER = struct.Struct(">qi")
 HEADER_BYTES = _HEADER.size
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""More in one frame is no frame; Apache RocketMQ's masters send 32 KiB by default."""
+"""Larger frames are invalid; Apache RocketMQ's masters send 32 KiB by default."""
 
 
 def encode_report(position: PhysicalOffset) -> bytes:
-    """Return what a slave sends that has stored the log up to a position."""
+    """Return the report of a slave that has stored the log up to a position."""
     return _REPORT.pack(position)
 
 
 def encode_header(position: PhysicalOffset, size: int) -> bytes:
-    """Return what precedes bytes of the log; with size 0, a heartbeat."""
+    """Return the header of a frame; with size 0, a heartbeat."""
     return _HEADER.pack(position, size)
 
 
 class ReportDecoder:
-    """Reads a slave's reports out of any chunks."""
+    """Decodes a slave's reports from chunks of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -52,14 +53,14 @@ class ReportDecoder:
 
 
 class Transfer(Struct, frozen=True):
-    """Bytes of the log, a frame's or a part of them; none for a heartbeat."""
+    """Bytes of the log, a frame's or a part of them; empty for a heartbeat."""
 
     position: PhysicalOffset
     data: memoryview
 
 
 class TransferDecoder:
-    """Reads a master's frames out of any chunks, without waiting for the rest of a frame."""
+    """Decodes a master's frames from chunks of any size, without waiting for whole frames."""
 
     def __init__(self) -> None:
         self._header = b""
@@ -67,7 +68,7 @@ class TransferDecoder:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[Transfer]:
-        """Yield what is in a chunk, as views of it."""
+        """Yield the contents of a chunk, as views of it."""
         view, at = memoryview(data), 0
         while at < len(view):
             if not self._left:

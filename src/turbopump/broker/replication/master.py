@@ -24,23 +24,23 @@ from turbopump.store.store import Store
 _log = logging.getLogger(__name__)
 
 SLAVES_MAX = 32
-"""Connections at the HA port; more are closed as soon as they are made."""
+"""Connections at the HA port; more are closed when accepted."""
 
 EVERYTHING = PhysicalOffset(1)
-"""The first report of a slave of ours without a log: it wants all there is. Report 0 means, as
-always, the last file only. No log ends at 1, so that no other slave reports it."""
+"""The first report of a Turbopump slave without a log: it wants everything. As always, report 0
+means the last file only. No log ends at 1, so no other slave reports it."""
 
 _UNSENT_BYTES_MAX = 1024 * 1024
-"""What may wait in memory for a slave; most of it are views of the log's memory map."""
+"""Bytes that may wait in memory for a slave; mostly views of the log's memory map."""
 _TICKS_PER_HEARTBEAT = 5
 _TURN_BYTES_MAX = 4 * 1024 * 1024
-"""What is sent to a slave before others have their turn of the loop."""
+"""Bytes sent to a slave before others get their turn of the loop."""
 
 
 class Slaves:
     """All slaves of a master.
 
-    `note_written` is to be called when the log has grown.
+    Call `note_written` when the log has grown.
     """
 
     def __init__(self, store: Store, live: LiveConfig, clock: Clock) -> None:
@@ -63,7 +63,7 @@ class Slaves:
 
     @property
     def frame_bytes_max(self) -> int:
-        """How large a frame may be: each slave gets one every second, whatever the limit.
+        """Largest frame: each slave gets one every second, whatever the limit.
 
         No heartbeats are sent between frames, as two of them tell a slave that compares the logs
         that this one ends there.
@@ -71,15 +71,15 @@ class Slaves:
         size, rate = self.config.transfer_bytes, self.config.transfer_bytes_per_s
         return min(size, max(1, rate // len(self._connected))) if rate else size
 
-    # --- what the gate asks -----------------------------------------------------------------------
+    # --- for the acknowledgement gate -------------------------------------------------------------
 
     @property
     def acknowledged(self) -> PhysicalOffset:
-        """Position up to which at least one slave that is connected has the log."""
+        """Position up to which at least one connected slave has the log."""
         return max((slave.acknowledged for slave in self._connected), default=PhysicalOffset(0))
 
     def is_available(self, end: PhysicalOffset) -> bool:
-        """Whether a slave is near enough to be waited for by what ends at a position."""
+        """Whether a slave is close enough to be waited for up to a position."""
         if not any(slave.has_reported for slave in self._connected):
             return False
         return end - self.acknowledged < self.config.fall_behind_max_bytes
@@ -87,19 +87,19 @@ class Slaves:
     def when_stored(self, end: PhysicalOffset, on_stored: Callable[[bool], None]) -> None:
         """Call a function with True once a slave has the log up to a position.
 
-        It is called with False when no slave is connected any more, and may still be called with
-        True after that.
+        It is called with False once no slave is connected, and may still be called with True after
+        that.
         """
         heapq.heappush(self._waiting, (end, next(self._numbers), on_stored))
 
     # --- connections ------------------------------------------------------------------------------
 
     def connection(self) -> SlaveConnection:
-        """Make what serves a connection at the HA port."""
+        """Return the protocol of a new connection at the HA port."""
         return SlaveConnection(self)
 
     def add(self, slave: SlaveConnection) -> bool:
-        """Take notice of a connection; False if there are too many, or none are served."""
+        """Add a connection; False if there are too many, or none are served."""
         if not self.accepts or len(self._connected) >= SLAVES_MAX:
             return False
         self._connected[slave] = None
@@ -118,13 +118,13 @@ class Slaves:
                 on_stored(False)
 
     def note_acknowledged(self) -> None:
-        """Tell those who wait for what a slave has stored now."""
+        """Notify those waiting of what a slave has stored now."""
         stored = max((slave.confirmed for slave in self._connected), default=PhysicalOffset(0))
         while self._waiting and self._waiting[0][0] <= stored:
             heapq.heappop(self._waiting)[2](True)
 
     def note_written(self) -> None:
-        """Have what was written in this turn of the loop sent at its end."""
+        """Send what was written in this loop iteration at its end."""
         if self._connected and not self._pump_is_due:
             self._pump_is_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -135,7 +135,7 @@ class Slaves:
             slave.pump()
 
     def tick(self) -> None:
-        """Send heartbeats, and close connections that are silent for too long."""
+        """Send heartbeats, and close silent connections."""
         self._timer = None
         for slave in tuple(self._connected):
             slave.tick()
@@ -143,7 +143,7 @@ class Slaves:
             self._set_timer()
 
     def close(self) -> None:
-        """Close all connections, and accept no more."""
+        """Close all connections, and accept no further ones."""
         self.accepts = False
         if self._timer is not None:
             self._timer.cancel()
@@ -168,7 +168,7 @@ class Slaves:
 
 
 class SlaveConnection(asyncio.Protocol):
-    """One slave that is connected."""
+    """One connected slave."""
 
     _transport: asyncio.Transport
 
@@ -181,14 +181,14 @@ class SlaveConnection(asyncio.Protocol):
         """Where the next frame begins; None before the first report."""
         self._is_paused = False
         self._reserved_bytes = 0
-        """What the limit of the rate allows for the next frame."""
+        """Bytes that the rate limit permits for the next frame."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.address = "unknown"
         self.acknowledged = PhysicalOffset(0)
         self.confirmed = PhysicalOffset(0)
-        """As `acknowledged`, but for the first report: where a slave begins to compare the logs
-        does not say yet that its own is the same up to there."""
+        """As `acknowledged`, except for the first report: where a slave begins to compare does not
+        mean yet that its log is the same up to there."""
         self.heard_ms = self._sent_ms = self._clock.monotonic_ms()
 
     @property
@@ -235,10 +235,10 @@ class SlaveConnection(asyncio.Protocol):
             self._slaves.note_acknowledged()
 
     def _begin(self, report: PhysicalOffset, end: PhysicalOffset) -> None:
-        """Start to send where a slave asks for, or as near to it as possible."""
+        """Start sending where a slave requests, or as near to it as possible."""
         first = self._store.min_offset
         if report > end and report != EVERYTHING:
-            # A slave of ours learns from this where to compare the logs; others close by it.
+            # A Turbopump slave learns from this where to compare the logs; others close the link.
             self._write(end, None)
             self.close(f"its log ends at {report}, this master's at {end}")
             return
@@ -254,7 +254,7 @@ class SlaveConnection(asyncio.Protocol):
         self.pump()
 
     def pump(self) -> None:
-        """Send what there is, until the slave does not keep up or others have their turn."""
+        """Send until the log ends, the slave does not keep up, or others get their turn."""
         if self._position is None or self._is_closed or self._timer is not None:
             return
         limit = self._position + _TURN_BYTES_MAX
@@ -267,7 +267,7 @@ class SlaveConnection(asyncio.Protocol):
             if not self._reserved_bytes:
                 wait_ms = self._slaves.throttle.wait_ms(self._slaves.config.transfer_bytes_per_s)
                 if wait_ms:
-                    # Before the wait, as another slave could always be just ahead of it afterwards.
+                    # Before the wait: after it, another slave could always be just ahead.
                     self._reserved_bytes = self._slaves.frame_bytes_max
                     self._slaves.throttle.note_sent(self._reserved_bytes)
                     self._pump_later(wait_ms)
@@ -315,7 +315,7 @@ class SlaveConnection(asyncio.Protocol):
             self._write(self._position, None)
 
     def close(self, reason: str, level: int = logging.WARNING) -> None:
-        """End the connection; what was sent and not received yet still arrives."""
+        """Close the connection; what was sent still arrives."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_MS = 3000
 START_TIMEOUT_MS = 1000
-"""How long a start waits for name servers; a master that they do not confirm takes no writes."""
+"""How long a start waits for name servers; a master that they do not confirm refuses writes."""
 
 Ask = Callable[[str, Command, int], Awaitable[Command]]
 
 
 class Mastership:
-    """What a broker has become by promotions, and whether that still counts."""
+    """A broker's role after promotions, and whether it still counts."""
 
     def __init__(self, config: BrokerConfig, file: TableFile, ask: Ask, chance: Random) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class Mastership:
         self.saving = Table("role", file, lambda: self.record.encode())
 
     def load(self) -> BrokerConfig:
-        """Read the record, if there is one; return the configuration with the role that counts."""
+        """Load the record, if any; return the configuration with the role that counts."""
         self.record = self._file.load(RoleRecord) or RoleRecord()
         chosen = effective(self._config, self.record)
         if chosen.identity != self._config.identity:
@@ -63,10 +63,10 @@ class Mastership:
         return chosen
 
     async def assume(self, address: str) -> tuple[BrokerConfig, RemoteError | None]:
-        """Find out, before anything is served, which role this broker has.
+        """Determine this broker's role, before anything is served.
 
         Returns the configuration with that role and, for a master that may have been replaced while
-        it was away, why it must not take writes yet.
+        it was away, why it must not accept writes yet.
         """
         config = self.load()
         if config.identity.is_slave or not self.is_at_risk:
@@ -84,7 +84,7 @@ class Mastership:
 
     @property
     def is_at_risk(self) -> bool:
-        """Whether it may have been replaced, and there is somebody to ask."""
+        """Whether it may have been replaced, and there are name servers to ask."""
         has_history = self.record.has_slaves or self.record.epoch > 0
         return has_history and bool(self._config.registration.name_servers)
 
@@ -95,7 +95,7 @@ class Mastership:
         return is_in_effect(self._config, record) and record.role == Role.SLAVE.value
 
     def own_claim(self, address: str) -> MasterClaim:
-        """Return the claim of this broker as it is recorded."""
+        """Return this broker's recorded claim."""
         record = self.record
         return MasterClaim(
             epoch=record.epoch,
@@ -105,7 +105,7 @@ class Mastership:
         )
 
     async def save(self, record: RoleRecord) -> None:
-        """Write a record down; raises WriteFailed, and the one before counts again."""
+        """Save a record; on WriteFailed the previous one counts again."""
         before, self.record = self.record, record
         self.saving.changes += 1
         try:
@@ -116,22 +116,22 @@ class Mastership:
             raise
 
     def note_slave(self) -> None:
-        """Remember that a slave follows this broker, which may replace it while it is away."""
+        """Record that a slave follows this broker, which may replace it while it is away."""
         if not self.record.has_slaves:
             self._note(replace(self.record, has_slaves=True))
 
     def note_epoch(self, epoch: int) -> None:
-        """Take over the epoch of a slave's master."""
+        """Adopt the epoch of a slave's master."""
         if epoch > self.record.epoch:
             self._note(replace(self.record, epoch=epoch))
 
     @property
     def unfenced(self) -> list[str]:
-        """Masters before this one that may not know that they were replaced."""
+        """Previous masters that may not know that they were replaced."""
         return self.record.unfenced.split(";") if self.record.unfenced else []
 
     def note_fenced(self, master: str) -> None:
-        """Remember that a master before this one takes no more writes."""
+        """Record that a previous master refuses writes."""
         rest = [each for each in self.unfenced if each != master]
         self._note(replace(self.record, unfenced=";".join(rest)))
 
@@ -140,7 +140,7 @@ class Mastership:
         self.saving.changes += 1
         self.saving.save_soon()
 
-    # --- changes of the role ----------------------------------------------------------------------
+    # --- role changes -----------------------------------------------------------------------------
 
     async def newest_claim(self) -> MasterClaim | None:
         """Return the newest claim that name servers know."""
@@ -178,7 +178,7 @@ class Mastership:
             return judgement
         stale = [server for server, claim in found.items() if claim is None or claim != own]
         await asyncio.gather(*(self._put(server, own) for server in stale))
-        # Only those count that have it now.
+        # Only name servers that have it now count.
         found = await self._claims_by_server()
         holding = [claim for claim in found.values() if claim is not None and claim != own]
         if holding:
@@ -186,7 +186,7 @@ class Mastership:
         return judge(own, [claim for claim in found.values() if claim == own], len(servers))
 
     async def _claims_by_server(self) -> dict[str, MasterClaim | None]:
-        """Return the claims of those name servers that answer."""
+        """Return the claims of the name servers that answer."""
         servers = self._config.registration.name_servers
         query = _query(self._name)
         answers = await asyncio.gather(*(self._try(server, query) for server in servers))
@@ -215,7 +215,7 @@ class Mastership:
 
 
 def unconfirmed() -> RemoteError:
-    """Return why a master refuses writes that does not know whether it was replaced."""
+    """Return why a master refuses writes when it cannot know whether it was replaced."""
     return RemoteError(
         ResponseCode.SERVICE_NOT_AVAILABLE,
         "this broker may have been replaced while it was away: it takes writes when more than half"

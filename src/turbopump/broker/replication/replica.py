@@ -1,4 +1,4 @@
-"""What a broker does because it has a master or slaves: copies of tables, claims, promotion."""
+"""A broker's work as a replica: copies of tables, claims, promotion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LAG_MS = 1000
 
 
 class Replica:
-    """One broker as one of several with the same name; `run` once everything is built."""
+    """One broker among several with the same name; `run` once everything is built."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Replica:
         self._clock = clock
         self._in_sync_ms = clock.monotonic_ms()
         if replication.follower is not None:
-            # A replaced master knows that the log of its successor is the one that counts.
+            # A replaced master knows that its successor's log is the valid one.
             replication.follower.may_drop_all = mastership.was_replaced
         self._work = work
         self.copies = TableCopies(
@@ -78,7 +78,7 @@ class Replica:
         )
 
     def described(self) -> dict[str, str]:
-        """Return what operators see of it, as part of the broker's runtime information."""
+        """Return what operators see, as part of the broker's runtime information."""
         status = self._replication.status
         found = {
             "brokerRole": self._config.identity.role.value,
@@ -112,7 +112,7 @@ class Replica:
         return RoleRequests(self.roles).handlers()
 
     def run(self) -> None:
-        """Follow the master, or make sure to be one."""
+        """Follow the master, or confirm being the master."""
         self._registration.listen_to_master(self._replication.master_is_at)
         self._replication.start(self._work)
         if self._config.identity.is_slave:
@@ -126,7 +126,7 @@ class Replica:
             self._work.every("fencing", FENCE_MS, self.roles.fence_predecessor)
 
     def _is_followed(self) -> bool:
-        """Whether a slave has all of the log, or none follows."""
+        """Whether a slave has the whole log, or none follows."""
         status = self._replication.status
         slaves = status.slaves
         return not slaves or any(slave.acknowledged >= status.end for slave in slaves)

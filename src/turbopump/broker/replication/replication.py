@@ -51,14 +51,14 @@ class Replication:
         self._live = live
         self._network = network
         self.ha_address = ""
-        """Where slaves connect to, as name servers are told."""
+        """The address for slaves, as reported to name servers."""
         self._listener: Listener | None = None
         self.slaves = Slaves(store, live, clock)
         is_slave = live.current.identity.is_slave
         self.follower = Follower(store, live, network, clock, on_stored) if is_slave else None
 
     async def listen(self) -> int:
-        """Take the HA port, and return it; slaves are served from `start` on."""
+        """Open the HA port and return it; slaves are served from `start` on."""
         self._listener = await listen(self._network, self._live, self.slaves.connection)
         return self._listener.port
 
@@ -70,7 +70,7 @@ class Replication:
         self.slaves.accepts = True
 
     def master_is_at(self, master: MasterAddress) -> None:
-        """Take notice of where a name server says the master is."""
+        """Note the master's address, as a name server reports it."""
         if self.follower is not None:
             self.follower.master_is_at(master.ha_address)
 

@@ -1,7 +1,7 @@
-"""Becoming master and ceasing to be one: promotion, fencing, and the watch over both.
+"""Role changes: promotion, fencing, and the checks of both.
 
-A broker changes its role by writing it down and starting again within its process, so that a
-promoted broker is built as any master is. Writes stop before anything else happens.
+A broker changes its role by recording it and restarting within its process, so that a promoted
+broker is built as any master is. Writes stop before anything else happens.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ CHECK_MS = 10_000
 """How often a master with slaves asks name servers whether it was replaced."""
 UNCONFIRMED_MS = 1000
 FENCE_MS = 5000
-"""How often the master before is told that it was replaced, until it confirms that."""
+"""How often the previous master is notified that it was replaced, until it confirms."""
 CATCH_UP_MS = 7000
-"""How long a promotion waits for what a fenced master still has to send."""
+"""How long a promotion waits for what a fenced master has yet to send."""
 
 _FENCE_TIMEOUT_MS = 3000
 _POLL_MS = 50
 
 
 class Writes(Protocol):
-    """What is asked of `turbopump.broker.message_writer.MessageWriter`."""
+    """Operations of `turbopump.broker.message_writer.MessageWriter` used here."""
 
     suspension: RemoteError | None
 
 
 class LogEnd(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     @property
     def written_end(self) -> PhysicalOffset: ...
 
 
 class Promotion(Struct, frozen=True, kw_only=True):
-    """How a promotion went."""
+    """The result of a promotion."""
 
     epoch: int
     log_end: int
     """Where the new master's log ends."""
     missing_bytes: int | None
-    """What the old master has and this one has not; None if it could not be asked."""
+    """Bytes that the old master has and this one lacks; None if it could not be asked."""
     old_master: str
-    """Its address; empty if it is not known."""
+    """Its address; empty if unknown."""
 
 
 class RoleChanges:
     """Changes the role of one broker.
 
-    ``restart`` is called when a new one is written down, ``on_confirmed`` when writes are allowed
-    that were not. ``is_followed`` tells whether a slave has all of the log.
+    ``restart`` is called when a new role is recorded, ``on_confirmed`` when refused writes become
+    permitted. ``is_followed`` returns whether a slave has the whole log.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RoleChanges:
     # --- by operators -----------------------------------------------------------------------------
 
     async def promote(self, role: Role) -> Promotion:
-        """Become master: fence the one before, take what it still has, and write that down.
+        """Become master: fence the previous one, copy what it still has, and record the role.
 
         Raises RemoteError on a master, and WriteFailed; then nothing has changed here.
         """
@@ -136,16 +136,16 @@ class RoleChanges:
         )
 
     def _old_masters(self, newest: MasterClaim | None) -> list[str]:
-        """Return the addresses of masters to fence: the last one promoted comes first.
+        """Return the addresses of masters to fence, the last one promoted first.
 
-        It may not be the one that this slave follows, if it was promoted a moment ago.
+        This slave may follow another one, if that one was promoted just before.
         """
         claimed = "" if newest is None else newest.master_address
         known = (claimed, self._master_address())
         return [each for each in dict.fromkeys(known) if each not in ("", self._address)]
 
     async def fence(self, claim: MasterClaim) -> PhysicalOffset:
-        """Take no more writes, because another broker becomes master; return where the log ends.
+        """Refuse writes, because another broker becomes master; return where the log ends.
 
         Raises RemoteError if the claim is not newer than what this broker knows.
         """
@@ -174,7 +174,7 @@ class RoleChanges:
         self._restart()
 
     async def _fenced_end(self, master: str, claim: MasterClaim) -> int | None:
-        """Have the old master take no more writes; return its log end, None if it is not there."""
+        """Fence the old master; return its log end, or None if it does not answer."""
         command = request(RequestCode.FENCE_BROKER, FenceBroker.of(claim))
         try:
             answer = await self._ask(master, command, _FENCE_TIMEOUT_MS)
@@ -199,13 +199,13 @@ class RoleChanges:
                 return
             await asyncio.sleep(_POLL_MS / 1000)
 
-    # --- by itself --------------------------------------------------------------------------------
+    # --- periodic checks --------------------------------------------------------------------------
 
     def check_interval_ms(self) -> int:
         return CHECK_MS if self._writes.suspension is None else UNCONFIRMED_MS
 
     def check(self) -> Awaitable[None] | None:
-        """Ask name servers whether this master was replaced; to be repeated."""
+        """Ask name servers whether this master was replaced; call it repeatedly."""
         is_checked = self._mastership.is_at_risk and not self._is_over
         return self._checked() if is_checked else None
 
@@ -213,7 +213,7 @@ class RoleChanges:
         judgement = await self._mastership.check(self._address)
         async with self._changing:
             if self._is_over:
-                # Promoted or fenced while name servers were asked: their answers are about before.
+                # Promoted or fenced while name servers were asked: their answers are out of date.
                 return
             if judgement.verdict is Verdict.REPLACED and judgement.claim is not None:
                 await self._demote(judgement.claim)
@@ -223,7 +223,7 @@ class RoleChanges:
                 self._on_confirmed()
 
     def fence_predecessor(self) -> Awaitable[None] | None:
-        """Tell masters before this one that they were replaced, unless they know; repeatedly."""
+        """Notify previous masters that they were replaced, unless they know; call it repeatedly."""
         masters = self._mastership.unfenced
         return self._fence(masters) if masters else None
 

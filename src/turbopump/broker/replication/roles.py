@@ -1,9 +1,9 @@
-"""Who is master: epochs, what is recorded of them, and what follows from it. Without IO.
+"""Which broker is master: epochs, their records, and what follows from them. Without IO.
 
 Each promotion gives a broker name a new epoch. The promoted broker's claim to it is a key-value of
-every name server, Apache's included: a master that comes back reads it before it takes the first
-write, and becomes a slave if somebody else has a newer epoch. A claim counts when more than half of
-the name servers have it, so that two brokers cannot both find enough of them.
+every name server, Apache's included: a returning master reads it before it accepts the first write,
+and becomes a slave if another broker has a newer epoch. A claim counts when more than half of the
+name servers have it, so that two brokers cannot both find enough of them.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ class RoleRecord(Body, frozen=True, kw_only=True):
     """The file (brokerRole.json): what a broker has become since it was configured."""
 
     epoch: I64 = 0
-    """The newest epoch that it knows of its broker name; 0 before the first promotion."""
+    """The newest known epoch of its broker name; 0 before the first promotion."""
     has_slaves: bool = False
     """Whether a slave has ever followed it: it may have been replaced while it was away."""
     role: str = ""
-    """Its role in place of the configured one; empty as long as that counts."""
+    """Its role in place of the configured one; empty while the configured one counts."""
     broker_id: I64 = 0
     configured_role: str = ""
-    """What was configured then. If it is something else now, an operator has decided anew."""
+    """What was configured then. A configuration changed since then takes precedence."""
     configured_id: I64 = 0
     former_id: I64 = 0
     token: str = ""
     """Of a promoted broker: the id that it had as a slave, and its claim's token."""
     unfenced: str = ""
-    """Of a promoted broker: the addresses of masters before it that have not confirmed yet that
-    they take no more writes, joined by ";"; empty if they have."""
+    """Of a promoted broker: the addresses of previous masters that have not confirmed yet that they
+    refuse writes, joined by ";"; empty if all have."""
 
 
 class Verdict(Enum):
-    """Whether a master may take writes."""
+    """Whether a master may accept writes."""
 
     CONFIRMED = "confirmed"
     UNCONFIRMED = "unconfirmed"
@@ -59,9 +59,9 @@ class Judgement(Struct, frozen=True):
 
 
 def judge(own: MasterClaim, answers: Sequence[MasterClaim | None], count: int) -> Judgement:
-    """Decide by the claims of the name servers that answered; None of one that has none.
+    """Decide by the claims of the name servers that answered; None for one without a claim.
 
-    ``count`` is how many name servers there are; with none, nobody else can be found either.
+    ``count`` is the number of name servers; with none, no other claim can be found either.
     """
     claims = [claim for claim in answers if claim is not None]
     newest = max(claims, key=lambda claim: claim.epoch, default=None)
@@ -72,23 +72,23 @@ def judge(own: MasterClaim, answers: Sequence[MasterClaim | None], count: int) -
 
 
 def is_newer(claim: MasterClaim, own: MasterClaim) -> bool:
-    """Whether a claim is another broker's, and goes before the own one.
+    """Whether a claim is another broker's, and takes precedence over the own one.
 
-    Two slaves that were promoted to the same epoch cannot both have found enough name servers:
-    whoever meets the other's claim there has not.
+    Two slaves that were promoted to the same epoch cannot both have found enough name servers: a
+    broker that finds the other's claim there has not.
     """
     is_other = claim.token != own.token
     return claim.epoch > own.epoch or (is_other and claim.epoch == own.epoch > 0)
 
 
 def effective(config: BrokerConfig, record: RoleRecord) -> BrokerConfig:
-    """Return a configuration with the role that a broker has, configured or recorded."""
+    """Return a configuration with the role in effect, configured or recorded."""
     if not is_in_effect(config, record):
         return config
     identity = replace(config.identity, role=Role(record.role), broker_id=record.broker_id)
     replication = config.replication
     if config.registration.name_servers:
-        # Whoever was configured as master may have been replaced: name servers know who is.
+        # A configured master may have been replaced: name servers know the current one.
         replication = replace(replication, master_address="")
     return replace(config, identity=identity, replication=replication)
 

@@ -1,4 +1,4 @@
-"""A slave's side of the HA port: connects to the master again and again, and copies its log."""
+"""A slave's side of the HA port: keeps reconnecting to the master, and copies its log."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _log = logging.getLogger(__name__)
 
 RETRY_MS = 5000
 RETRY_MAX_MS = 60_000
-"""The pause between attempts: as long as the first one while the master is not reachable, longer
-and longer while its log cannot be stored."""
+"""Pauses between attempts: always the first one while the master is unreachable, growing while its
+log cannot be stored."""
 
 _UNFLUSHED_BYTES_MAX = 64 * 1024 * 1024
-"""With SYNC_FLUSH: what may wait for the disk before no more is received."""
+"""With SYNC_FLUSH: bytes that may wait for the disk before receiving pauses."""
 
 
 class LogsDiffer(TurbopumpError):
@@ -83,8 +83,8 @@ class Follower:
         """As of the last copy of a table: frames do not say how much more there is."""
         self._pause_ms = RETRY_MS
         self.may_drop_all = False
-        """Whether a log may be dropped that has nothing in common with the master's: set where it
-        is known that the master's is the right one."""
+        """Whether a log that has nothing in common with the master's may be dropped: set where the
+        master's is known to be the valid one."""
 
     @property
     def config(self) -> ReplicationConfig:
@@ -96,7 +96,7 @@ class Follower:
         return self.config.master_address or self._reported
 
     def master_is_at(self, ha_address: str) -> None:
-        """Take notice of where name servers say the master is."""
+        """Note where name servers say the master is."""
         before, known, self._reported = self.address, self._reported, ha_address
         fixed = self.config.master_address
         if fixed and known and ha_address != known:
@@ -113,7 +113,7 @@ class Follower:
                 self._connection.close(f"the master is at {self.address} now")
 
     def master_ends_at(self, end: PhysicalOffset) -> None:
-        """Take notice of how far the master's log goes; 0 if it does not say."""
+        """Note the end of the master's log; 0 if it does not say."""
         self._master_end = end
 
     @property
@@ -133,7 +133,7 @@ class Follower:
         )
 
     async def run(self) -> None:
-        """Follow the master, whatever happens to it or to the connection."""
+        """Follow the master through failures of it or of the connection."""
         while True:
             self._address_changed.clear()
             if not self.address:
@@ -154,14 +154,14 @@ class Follower:
             await self._pause(self._pause_ms)
 
     def _note_failure(self, error: TurbopumpError) -> None:
-        """Log what is new."""
+        """Log a failure, if it is new."""
         text = str(error)
         if text != self._last_error:
             _log.warning("replication from %s is interrupted: %s", self.address, text)
         self._state, self._last_error = LinkState.DISCONNECTED, text
 
     async def _pause(self, pause_ms: int) -> None:
-        """Wait for the next attempt, or for another address."""
+        """Wait for the next attempt, or for a new address."""
         loop = asyncio.get_running_loop()
         wake = Repeated(self._address_changed.set)
         timer = loop.call_later(pause_ms / 1000, wake)
@@ -196,7 +196,7 @@ class Follower:
         return self._act(step)
 
     def _act(self, step: Step) -> bool:
-        """Do what a connection ended for."""
+        """Act on the step that ended a connection."""
         match step:
             case CompareMore(compared_bytes, end):
                 self._compared_bytes, self._end_max = compared_bytes, end
@@ -253,14 +253,14 @@ class Follower:
         return self._clock
 
     def agreed(self) -> None:
-        """Take notice that the logs agree."""
+        """Note that the logs agree."""
         if self._state is not LinkState.IN_SYNC:
             _log.info("replication from %s continues at %d", self.address, self._store.written_end)
         self._state, self._last_error = LinkState.IN_SYNC, ""
         self._settled()
 
     def stored(self) -> None:
-        """Take notice that something was stored."""
+        """Note that something was stored."""
         self._pause_ms = RETRY_MS
         self._on_stored()
 
@@ -292,7 +292,7 @@ class MasterConnection(asyncio.Protocol):
         self.ended: asyncio.Future[Step] = loop.create_future()
 
     def lag_bytes(self, master_end: PhysicalOffset) -> int:
-        """Return how much is missing of what the master had, or has sent since."""
+        """Return how many bytes are missing of what the master had, or has sent since."""
         return max(0, max(master_end, self._master_end) - self._store.readable_end)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -302,7 +302,7 @@ class MasterConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._report(self.copying.request)
-        # Repeated as a heartbeat, when it must not ask for anything.
+        # Repeated as a heartbeat, when it must not request anything.
         self._reported = min(self.copying.request, self._store.readable_end)
         self._set_timer()
 
@@ -313,7 +313,7 @@ class MasterConnection(asyncio.Protocol):
         self._end(ConnectionLost(reason))
 
     def abandon(self) -> None:
-        """Do nothing any more: it may be connected although the time for it was up."""
+        """Ignore all events: it may still connect after the timeout."""
         self.ended.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -405,7 +405,7 @@ class MasterConnection(asyncio.Protocol):
         self._transport.write(encode_report(position))
 
     def _adjust_reading(self) -> None:
-        """Receive no more while others have their turn, or the disk does not keep up."""
+        """Pause receiving while others have their turn, or the disk does not keep up."""
         unflushed = self._store.written_end - self._store.readable_end
         reads = not self._turn.is_over and unflushed < _UNFLUSHED_BYTES_MAX
         if reads != self._is_reading and not self._transport.is_closing():

@@ -1,4 +1,4 @@
-"""Which tables a slave copies, and what becomes of each."""
+"""Which tables a slave copies, and how it adopts each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class QueueStore(Protocol):
-    """What is asked of the store."""
+    """Store operations used here."""
 
     def remove_topic(self, topic: str, end: PhysicalOffset | None = None) -> None: ...
 
@@ -28,7 +28,7 @@ def copied_tables(state: State, delays: Delays, store: QueueStore) -> tuple[Copi
     topics, groups, offsets = state.topics, state.groups, state.offsets
 
     def adopt_topics(copy: Copy) -> None:
-        # A master of Apache's does not say where its log ended then.
+        # An Apache master does not say where its log ended then.
         end = PhysicalOffset(copy.log_end) if copy.version else None
         for name in topics.adopt_copy(TopicConfigTable.decode(copy.body)):
             _log.info("topic %s was deleted on the master: its queues are deleted here too", name)

@@ -10,7 +10,7 @@ from turbopump.message import PhysicalOffset
 
 
 class LinkState(Enum):
-    """How far a slave has come with its master."""
+    """The state of a slave's link to its master."""
 
     NO_MASTER = "no master"
     """No address is configured, and no name server has reported one."""

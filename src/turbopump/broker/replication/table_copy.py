@@ -1,7 +1,7 @@
 """A slave's copies of its master's tables: topics, groups, offsets, delay progress, filters.
 
-Each table is copied every 10 s. A master of ours holds the requests for topics and groups until
-they change, so that changes come immediately; one of Apache's answers each time with everything.
+Each table is copied every 10 s. A Turbopump master holds the requests for topics and groups until
+they change, so that changes arrive immediately; an Apache master answers each time with everything.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 COPY_INTERVAL_MS = 10_000
 RETRY_MS = 3000
-"""How soon a master is asked again that did not answer."""
+"""Retry interval when a master does not answer."""
 
 LOG_WAIT_MS = 60_000
-"""How long a copied table waits for the log that it tells of."""
+"""How long a copied table waits for the log that it refers to."""
 
 _TIMEOUT_MS = 3000
 _LOG_POLL_MS = 100
@@ -41,9 +41,9 @@ class Copy(Struct, frozen=True):
     """What a master answered."""
 
     body: bytes
-    """Empty if the table is the known one."""
+    """Empty if the table is unchanged."""
     version: str = ""
-    """Empty if the master does not number its tables: it is not one of ours."""
+    """Empty if the master does not version its tables: it is not a Turbopump master."""
     log_end: int = 0
     """Where the master's log ended; 0 if it does not say."""
     epoch: int = 0
@@ -60,9 +60,9 @@ class CopiedTable(Struct, frozen=True, kw_only=True):
     is_watched: bool = False
     """Whether the master is asked to hold the request until the table changes."""
     follows_log: bool = False
-    """Whether it tells of messages: it counts only when the slave's log holds them too. A level of
-    delays whose copies have not arrived yet would otherwise never be delivered after a promotion,
-    and offsets would lie beyond the ends of their queues."""
+    """Whether it refers to messages: it counts only when the slave's log holds them too. Otherwise
+    a delay level whose copies have not arrived yet would never be delivered after a promotion, and
+    offsets would lie beyond the ends of their queues."""
     is_optional: bool = False
     """Whether a master may not know the request, as Apache's does not know ours."""
 
@@ -83,7 +83,7 @@ async def fetch(ask: Ask, master: str, table: CopiedTable, known_version: str) -
 
 
 class TableCopies:
-    """Keeps a slave's tables equal to its master's; `start` once, `follow` whenever it moves."""
+    """Keeps a slave's tables equal to its master's; `start` once, `follow` each new address."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class TableCopies:
         self._ask = ask
         self._log_end = log_end
         self.master = ""
-        """Where tables are copied from; empty if that is not known."""
+        """Where tables are copied from; empty if unknown."""
         self._has_moved = asyncio.Event()
         self._failing: set[str] = set()
         self.versions: dict[str, str] = {}
@@ -124,7 +124,7 @@ class TableCopies:
                 await set_within(has_moved, pause_ms)
 
     async def _copied(self, table: CopiedTable) -> int:
-        """Copy a table once, whatever comes of it; return how long to wait before the next time."""
+        """Copy a table once, even if that fails; return how long to wait before the next copy."""
         try:
             is_held = await self.copy_once(table)
         except (RemoteError, NetworkError, WireError) as error:
@@ -144,7 +144,7 @@ class TableCopies:
         return 0 if is_held else COPY_INTERVAL_MS
 
     async def copy_once(self, table: CopiedTable) -> bool:
-        """Copy a table if it has changed; whether the master holds requests for it.
+        """Copy a table if it has changed; return whether the master holds requests for it.
 
         Raises RemoteError, NetworkError or WireError.
         """
@@ -161,7 +161,7 @@ class TableCopies:
         return table.is_watched and bool(copy.version)
 
     async def _log_reaches(self, log_end: int) -> bool:
-        """Wait until this slave has the log that a table tells of; False if that takes too long."""
+        """Wait until this slave has the log that a table refers to; False on timeout."""
         has_moved = self._has_moved
         for _ in range(LOG_WAIT_MS // _LOG_POLL_MS):
             if self._log_end() >= log_end:

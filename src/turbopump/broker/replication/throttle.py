@@ -1,11 +1,11 @@
-"""A limit on bytes per second, shared by all who send."""
+"""A limit on bytes per second, shared by all senders."""
 
 from __future__ import annotations
 
 from turbopump.clock import Clock
 
 _BURST_MS = 100
-"""What was not sent in this time may be made up for; more is not."""
+"""Unused rate is carried over for up to this time."""
 
 
 class Throttle:
@@ -17,7 +17,7 @@ class Throttle:
         self._counted_ms = clock.monotonic_ms()
 
     def wait_ms(self, bytes_per_s: int) -> int:
-        """Return how long to wait before more may be sent; 0 for not at all, as with no limit."""
+        """Return how long to wait before more may be sent; 0 for no wait, as without a limit."""
         if not bytes_per_s:
             self._allowed_bytes = 0
             return 0

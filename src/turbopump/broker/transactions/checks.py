@@ -1,4 +1,4 @@
-"""Check-backs: producers are asked about half messages whose transaction does not end."""
+"""Check-backs: producers are asked about half messages whose transaction stays open."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 BATCH_MAX = 64
-"""Half messages that are dealt with in one turn of the event loop, and with one write."""
+"""Half messages handled in one iteration of the event loop, and with one write."""
 
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 
@@ -35,11 +35,11 @@ BUSY_MS = 100
 """How long to wait while the disk, or the producers of a group, do not keep up."""
 
 TRIES_MAX = 30
-"""How often to wait so; then a group is not asked any more in this round."""
+"""How often to repeat this wait; then a group is skipped for the rest of this round."""
 
 
 class Question(Struct, frozen=True):
-    """What a producer is asked: what became of the transaction of a half message."""
+    """A question to a producer: how the transaction of a half message ended."""
 
     queue_offset: QueueOffset
     physical_offset: PhysicalOffset
@@ -50,7 +50,7 @@ class Question(Struct, frozen=True):
 
 
 class _Due(Struct, frozen=True):
-    """A half message, and what is to be done with it."""
+    """A half message, and the action that is due."""
 
     half: Half
     view: MessageView
@@ -62,7 +62,7 @@ Ask = Callable[[Member, Question], None]
 
 
 class Checks:
-    """Looks at all open half messages from time to time."""
+    """Checks all open half messages periodically."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Checks:
         self._clock = clock
         self._turn = 0
         self._unreachable: set[str] = set()
-        """Groups whose producers do not read; they are not asked again in this round."""
+        """Groups whose producers do not read; they are skipped for the rest of this round."""
 
     @property
     def _rules(self) -> Rules:
@@ -96,7 +96,7 @@ class Checks:
         )
 
     async def run(self) -> None:
-        """Check, renew or give up what is due, and note the progress."""
+        """Check, renew or abandon what is due, and note the progress."""
         if not self._transactions.queues.half_range[1]:
             return
         self._unreachable.clear()
@@ -124,7 +124,7 @@ class Checks:
     # --- acting -----------------------------------------------------------------------------------
 
     def _decided(self, offset: QueueOffset, rules: Rules, *, is_crowded: bool) -> _Due | None:
-        """Return what is to be done with a half message; None if nothing is."""
+        """Return the action due for a half message; None if there is none."""
         transactions, now_ms = self._transactions, self._clock.now_ms()
         half = transactions.ledger.open.get(offset)
         if half is None or transactions.is_ending(half):
@@ -140,7 +140,7 @@ class Checks:
         return None if transactions.was_committed(offset, view) else _Due(half, view, decision)
 
     async def _deal_with(self, due: Sequence[_Due]) -> None:
-        """Do with some half messages what is due."""
+        """Carry out what is due."""
         for _ in range(TRIES_MAX):
             if self._writer.busy() is None:
                 break
@@ -212,7 +212,7 @@ class Checks:
         return group not in self._unreachable and bool(self._producers.members(group))
 
     async def _send(self, group: str, question: Question) -> None:
-        """Ask one producer of a group, each in its turn; wait while none of them reads."""
+        """Ask one producer of a group, in turn; wait while none of them reads."""
         for _ in range(TRIES_MAX):
             members = self._producers.members(group)
             for _ in members:
@@ -230,7 +230,7 @@ class Checks:
 
 
 def _copied(due: _Due, checks: int) -> Replacement | None:
-    """Return a copy of a half message; None if it cannot be made."""
+    """Return a copy of a half message; None if it cannot be built."""
     try:
         return Replacement(due.half, halves.copy_of(due.view, checks), checks)
     except RemoteError as error:

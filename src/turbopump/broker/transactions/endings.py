@@ -1,4 +1,4 @@
-"""Ends of transactions: what a producer decides, and who waits until it is stored."""
+"""Ends of transactions: a producer's decision, and the callbacks that wait until it is stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 Ts = TypeVarTuple("Ts")
 
 OnEnded = Callable[[RemoteError | None, *Ts], None]
-"""Called once with what kept a transaction from ending, or None when it has."""
+"""Called once with what kept a transaction from ending, or None on success."""
 
 
 class End(Struct, frozen=True):
@@ -25,11 +25,11 @@ class End(Struct, frozen=True):
     physical_offset: PhysicalOffset
     commits: bool
     message_id: str = ""
-    """What the producer calls the message: its unique key, if it goes by the protocol."""
+    """The producer's id of the message: its unique key, if it follows the protocol."""
 
 
 EndingKey = Identity | QueueOffset
-"""By which an ending is found, whichever copy a request names."""
+"""Identifies an ending, whichever copy a request names."""
 
 
 class Ending:

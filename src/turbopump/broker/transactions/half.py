@@ -1,7 +1,7 @@
 """Half messages: what is known of one, what to do with it next, and the records made from it.
 
-Everything here is pure. The records are those of Apache RocketMQ, so a store with open transactions
-can move between the two.
+Pure. The records are those of Apache RocketMQ, so a store with open transactions can move between
+the two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REMOVE_TAG = "d"
 Identity = tuple[str, int, Host]
 """Unique key, time and sender: the same for all copies of a half message and for its final one.
 
-The unique key alone does not do: a producer that sends a message object twice uses it twice.
+The unique key alone is not enough: a producer that sends a message object twice uses it twice.
 """
 
 
@@ -82,14 +82,14 @@ def verdict(
 ) -> Verdict:
     """Decide about a half message whose transaction has not ended.
 
-    ``is_crowded`` says that most messages behind the oldest open one have ended. Without a producer
-    nothing counts as a check, since nobody was asked.
+    ``is_crowded`` says that most messages after the oldest open one have ended. Without a producer
+    nothing counts as a check, since none was asked.
     """
     age_ms = now_ms - min(half.born_ms, half.stored_ms)
     if half.checks >= rules.checks_max or age_ms > rules.reserved_ms:
         return Verdict.ABANDON
     immunity_ms = rules.timeout_ms if half.immunity_ms is None else half.immunity_ms
-    # One that seems to come from the future was stored before the clock was set back.
+    # One from the future was stored before the clock was set back.
     if not 0 <= age_ms < immunity_ms and has_producer:
         return Verdict.CHECK
     # Before its segment of the log is deleted.
@@ -123,7 +123,7 @@ def identity_of(view: MessageView) -> Identity | None:
 
 
 def is_another(view: MessageView, message_id: str) -> bool:
-    """Whether a producer means another half message, which a loss of power took from this place.
+    """Whether a producer means another half message, which a power failure took from this place.
 
     It says so by another unique key. Ids of other forms, and offset ids of this broker, which some
     clients may send instead, are not compared.
@@ -206,8 +206,8 @@ def final_draft(view: MessageView) -> Draft:
 def copy_of(view: MessageView, checks: int) -> Record:
     """Return a copy of a half message whose producers were asked ``checks`` times.
 
-    It does not name the first copy as Apache RocketMQ's do that wait out their immunity: there an
-    operation for the first one ends all copies, and here every copy that is replaced gets one.
+    Unlike Apache RocketMQ's copies that wait out their immunity, it does not name the first copy:
+    there an operation for the first one ends all copies, and here every replaced copy gets one.
     """
     named = {**view.properties, names.TRANSACTION_CHECK_TIMES: str(checks)}
     return record_of(draft_like(view, HALF_TOPIC, QUEUE_ID, named))
@@ -219,7 +219,7 @@ def abandoned(view: MessageView) -> Record:
 
 
 def operation(half: QueueOffset, now_ms: int, broker: Host) -> Record:
-    """Return the record that says that a half message is dealt with."""
+    """Return the record that marks a half message as done."""
     return record_of(
         Draft(
             topic=HALF_OPERATIONS_TOPIC,
@@ -234,7 +234,7 @@ def operation(half: QueueOffset, now_ms: int, broker: Host) -> Record:
 
 
 def ended_by(body: bytes) -> QueueOffset | None:
-    """Return the offset of the half message that an operation deals with."""
+    """Return the offset of the half message that an operation marks as done."""
     text = body.decode("ascii", "replace")
     return QueueOffset(int(text)) if text.isdecimal() else None
 

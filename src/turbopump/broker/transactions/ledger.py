@@ -1,8 +1,9 @@
-"""Which half messages are open, and how far both queues need not be read again. Pure.
+"""Which half messages are open, and from where both queues must be read. Pure.
 
 Half messages are numbered by their queue. One is open if it is not before ``floor`` and no
-operation names it. What was sent since the last check is known only by its operations: it is read
-once it is old enough to be checked, so that a transaction that ends in time costs nothing here.
+operation names it. Those sent since the last check are known only by their operations: they are
+read once they are old enough to be checked, so that a transaction that ends in time costs nothing
+here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from turbopump.broker.transactions.half import Half, Identity
 from turbopump.message import QueueOffset
 
 CLOSED_MAX = 10_000
-"""Ended transactions before ``floor``, and abandoned ones, that are remembered for requests."""
+"""Ended transactions before ``floor``, and abandoned ones, remembered for requests."""
 
 
 class Fate(Enum):
@@ -29,7 +30,7 @@ class Fate(Enum):
     """There is a newer copy."""
     GIVEN_UP = auto()
     ENDED = auto()
-    """It ended in an earlier run: how is not known."""
+    """It ended in an earlier run: how is unknown."""
 
 
 class Progress(Struct, frozen=True):
@@ -40,7 +41,7 @@ class Progress(Struct, frozen=True):
 
 
 class Ledger:
-    """The account of half messages, from offset ``floor`` on."""
+    """The state of half messages, from offset ``floor`` on."""
 
     def __init__(self, floor: QueueOffset, next_operation: QueueOffset) -> None:
         self.floor = floor
@@ -72,7 +73,7 @@ class Ledger:
     def abandoned_copy(self, identity: Identity | None, offset: QueueOffset) -> QueueOffset:
         """Return the newest copy of a half message that was abandoned and not resumed.
 
-        Of one that was not, or of which that is not known, return ``offset``.
+        Return ``offset`` if it was not abandoned, or if that is unknown.
         """
         return offset if identity is None else self._given_up.get(identity, offset)
 
@@ -151,7 +152,7 @@ class Ledger:
         self.floor = self._oldest
         while self._operations and self._operations[0][1] < self.floor:
             self._operations.popleft()
-        # All at once: finding the first of a dict again after each removal takes ever longer.
+        # In one pass: finding the first entry of a dict again after each removal takes ever longer.
         for offset in list(islice(self._closed, max(0, len(self._closed) - CLOSED_MAX))):
             if offset >= self.floor:
                 break

@@ -1,4 +1,4 @@
-"""Reading half messages and operations, and finding out what became of one before a crash."""
+"""Reading half messages and operations, and finding out how one ended before a crash."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class TransactionQueues:
 
     @property
     def half_range(self) -> tuple[QueueOffset, QueueOffset]:
-        """The first half message that is there, and the offset of the next one."""
+        """The first existing half message, and the offset of the next one."""
         return self._store.queue_range(HALF_TOPIC, QUEUE_ID)
 
     def half(self, offset: QueueOffset) -> MessageView | None:
-        """Return a half message by its offset; None if it is not there or cannot be read."""
+        """Return a half message by its offset; None if it is missing or cannot be read."""
         found = self.halves(offset, 1)
         return found[0] if found and found[0].queue_offset == offset else None
 
@@ -104,7 +104,7 @@ class TransactionQueues:
         """Whether the committed message of a half message is in its topic already.
 
         A crash may come between it and its operation. Without a unique key, or without the key
-        index, this cannot be found out.
+        index, this is unknown.
         """
         topics = {view.properties.get(names.REAL_TOPIC, ""), SCHEDULE_TOPIC}
         return any(

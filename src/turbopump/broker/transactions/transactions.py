@@ -47,10 +47,10 @@ PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
 """Progress in both queues is kept as this group's offsets."""
 
 LOAD_MAX = 2048
-"""Half messages that are looked at in one turn of the event loop."""
+"""Half messages read in one iteration of the event loop."""
 
 RETRY_MS = 1000
-"""How long to wait after the store refused an operation."""
+"""Retry interval after the store refused an operation."""
 
 _MARKS_MAX = 16
 
@@ -64,7 +64,7 @@ class Replacement(Struct, frozen=True):
 
 
 class Transactions:
-    """Half messages and what becomes of them."""
+    """Half messages and how they end."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Transactions:
         self._saved: Progress | None = None
 
     def load(self) -> None:
-        """Read which half messages had ended when the broker was stopped."""
+        """Load which half messages had ended when the broker was stopped."""
         first, self._earlier_end = self.queues.half_range
         if not self._earlier_end:
             return
@@ -128,14 +128,14 @@ class Transactions:
         now_ms = self._clock.now_ms()
         for view in found:
             if 0 <= now_ms - view.store_timestamp_ms < age_ms:
-                # Those behind it are younger still.
+                # Later ones are younger still.
                 return False
             self._note(view)
             ledger.seen = QueueOffset(view.queue_offset + 1)
         return bool(found)
 
     def _load_earlier(self) -> None:
-        """Read what is open from earlier runs, if that has not happened yet."""
+        """Read the open half messages of earlier runs, unless that has happened already."""
         while self.ledger.seen < self._earlier_end and self.load_open(0):
             pass
 
@@ -143,7 +143,7 @@ class Transactions:
         return self.ledger.is_open(offset) and offset not in self.ledger.open
 
     def _note(self, view: MessageView) -> None:
-        """Take a half message into account, unless it has ended although no operation names it."""
+        """Add a half message, unless it has ended although no operation names it."""
         half, first = half_of(view), halves.first_offset_of(view)
         if not self._is_unknown(half.queue_offset):
             return
@@ -187,7 +187,7 @@ class Transactions:
         try:
             self._writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
         except BaseException:
-            # Nothing is stored, or nobody would be told: it can be ended again.
+            # Nothing is stored, or the outcome would not be reported: it can be ended again.
             self._endings.pop(key, None)
             raise
 
@@ -246,7 +246,7 @@ class Transactions:
 
     def _final(self, view: MessageView) -> Record:
         if body_crc(view.stored_body) != view.body_crc:
-            # The copy would get a checksum that fits, and pass for a good message.
+            # The copy would get a valid checksum, and pass for an intact message.
             reason = "half message, not committed: the body does not match its checksum"
             self._store.note_damaged(view.physical_offset, reason)
             raise _refused(reason)
@@ -254,7 +254,7 @@ class Transactions:
             draft = halves.final_draft(view)
         except (KeyError, ValueError) as error:
             raise _refused(f"the half message does not name its queue: {error}") from error
-        # A crash may have come before a new topic was saved, which had no queue to tell of it.
+        # A crash may have come before a new topic was saved, which had no queue to recover it from.
         queues = max(draft.queue_id + 1, self._topics.config.default_queues)
         self._topics.create_internal(draft.topic, queues)
         record = self._writer.record(draft)
@@ -263,12 +263,12 @@ class Transactions:
     def _rollback(self, ending: Ending, view: MessageView) -> Record:
         """Return the record to store: an operation, or a new copy of an abandoned half message.
 
-        The copy shows, also after a restart, that it is no longer given up. Its operation follows.
+        The copy shows, also after a restart, that it is no longer abandoned. Its operation follows.
         """
         return self._operation(ending.target) if ending.was_open else halves.copy_of(view, 0)
 
     def _stored(self, outcome: Outcome, key: EndingKey, ending: Ending) -> None:
-        """Report an end as soon as that may be, and close the transaction when it is certain."""
+        """Report an end as soon as possible, and close the transaction when it is certain."""
         if isinstance(outcome, Late):
             ending.report(RemoteError(outcome.code, outcome.remark))
             self._writer.when_settled([outcome.appended], partial(self._settle, key, ending))
@@ -291,7 +291,7 @@ class Transactions:
         ending.report(None)
 
     def close(self, offset: QueueOffset, fate: Fate) -> None:
-        """Note what became of a half message, and have it written if it was open."""
+        """Note how a half message ended, and have it written if it was open."""
         was_open = self.ledger.is_open(offset)
         self.ledger.close(offset, fate)
         if was_open:
@@ -307,7 +307,7 @@ class Transactions:
         return halves.operation(half, self._clock.now_ms(), self._store_host)
 
     def _write_operation(self, half: QueueOffset) -> None:
-        """Have an operation written with those of other requests, soon."""
+        """Schedule an operation, to be written soon with those of other requests."""
         self._unwritten.append(half)
         if self._writing is None:
             self._writing = asyncio.get_running_loop().call_soon(self.write_operations)
@@ -315,8 +315,8 @@ class Transactions:
     def write_operations(self) -> None:
         """Write the operations of committed messages.
 
-        Should it be refused, the ledger remembers what has ended, and so does the store: the
-        committed message is found by its unique key.
+        If it is refused, the ledger remembers what has ended, and so does the store: the committed
+        message is found by its unique key.
         """
         self._writing = None
         written, self._unwritten = self._unwritten, []
@@ -330,7 +330,7 @@ class Transactions:
             )
             self._retry(written)
             return
-        except Exception as error:  # noqa: BLE001 - a bug, or nobody would write them any more
+        except Exception as error:  # noqa: BLE001 - a bug: operations must still be written
             self._retry(written, self._watch.failed(error))
             return
         self._watch.succeeded()
@@ -357,7 +357,7 @@ class Transactions:
             self._writing = loop.call_later(pause_ms / 1000, self.write_operations)
 
     def stop(self) -> None:
-        """Write what is left to write, for the last time."""
+        """Write what is left, for the last time."""
         if self._writing is not None:
             self._writing.cancel()
         self.write_operations()
@@ -371,8 +371,8 @@ class Transactions:
     async def replace(self, replaced: Sequence[Replacement], fate: Fate) -> list[Appended]:
         """Store records in place of half messages, each with its operation; return their places.
 
-        With `Fate.REPLACED` they are copies, which are open from then on. Raises RemoteError, and
-        nothing has changed.
+        With `Fate.REPLACED` they are copies, which are open from then on. On RemoteError nothing
+        has changed.
         """
         # Operations last: after a crash in between, a copy shows that it replaces another.
         groups = [[old.record] for old in replaced]
@@ -458,7 +458,7 @@ class Transactions:
     # --- progress ---------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Note how far both queues need not be read again."""
+        """Note up to where both queues need not be read again."""
         progress = self.ledger.advance()
         if len(self._marks) >= _MARKS_MAX:
             self._marks.pop()
@@ -469,16 +469,16 @@ class Transactions:
         while self._marks and self._marks[0][0] <= self._store.flushed_end:
             self._saved = self._marks.popleft()[1]
         if self._saved is not None:
-            # Each time: any client may have committed something else for the group.
+            # Every time: any client may have committed something else for the group.
             self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, QUEUE_ID, self._saved.half)
             operation = self._saved.operation
             self._offsets.commit(PROGRESS_GROUP, HALF_OPERATIONS_TOPIC, QUEUE_ID, operation)
 
 
 def prepare_topics(topics: Topics) -> None:
-    """Make the topics of half messages and operations, if they are not there yet."""
+    """Create the topics of half messages and operations, if missing."""
     topics.create_internal(HALF_TOPIC, queues=1)
-    # Apache RocketMQ makes none for the operations; with it, tools can read them.
+    # Apache RocketMQ creates none for the operations; with it, tools can read them.
     topics.create_internal(HALF_OPERATIONS_TOPIC, queues=1)
 
 

@@ -1,6 +1,6 @@
 """SQL92 expressions over message properties: ``amount > 100 AND region IN ('eu', 'us')``.
 
-``tokens`` cuts the text, ``parser`` builds the typed ``tree`` and checks it, ``evaluation`` turns
+``tokens`` splits the text, ``parser`` builds the typed ``tree`` and checks it, ``evaluation`` turns
 the tree into a function of a message's properties, with the ``conversions`` that comparisons need.
 Type rules, three-valued logic and oddities are those of Apache RocketMQ 4.9.
 """

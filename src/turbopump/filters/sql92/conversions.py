@@ -1,4 +1,4 @@
-"""What a property's text means beside a number or a boolean; the rules are those of Java."""
+"""What a property's text means when compared with a number or a boolean; the rules are Java's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Rank = tuple[bool, float, float]
 
 
 class ConversionFailed(Exception):
-    """A property does not look like the constant that it is compared with."""
+    """A property cannot be converted to the type of the constant that it is compared with."""
 
 
 def to_bool(text: str) -> bool:
@@ -59,7 +59,7 @@ def _to_integer(text: str, kind: Number, limit: int) -> int:
 
 
 def to_double(text: str) -> float:
-    """Read a double; blanks around it, a suffix and hexadecimal digits are accepted."""
+    """Parse a double; blanks around it, a suffix and hexadecimal digits are accepted."""
     match = _DOUBLE.fullmatch(text.strip(_BLANKS))
     if match is None:
         raise _failed(text, Number.DOUBLE)
@@ -73,7 +73,7 @@ def to_double(text: str) -> float:
 
 
 def rank(number: float) -> Rank:
-    """Return what orders doubles as Java does: NaN above all, -0.0 below 0.0."""
+    """Return a sort key that orders doubles as Java does: NaN above all, -0.0 below 0.0."""
     if math.isnan(number):
         return True, 0.0, 0.0
     return False, number, math.copysign(1, number)

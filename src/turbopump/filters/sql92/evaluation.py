@@ -1,4 +1,4 @@
-"""From a tree to a function of a message's properties.
+"""Compiling a tree into a function of a message's properties.
 
 Properties are strings, and are converted to the type of what they are compared with. One that
 cannot be converted fails the whole expression, whatever follows it: the message does not match.
@@ -175,7 +175,7 @@ def _is_null(operand: Expression) -> Evaluate:
 
 
 def _compare(left: Expression, order: Order, right: Expression) -> Evaluate:
-    """Choose the comparison when compiling: only the values of properties are unknown then."""
+    """Choose the comparison when compiling: only property values are unknown then."""
     a, b = _folded(left), _folded(right)
     match a, b:
         case (Property(name), Numeric()):
@@ -222,7 +222,7 @@ def _properties_order(name: str, order: Ordered, other: str) -> Evaluate:
 
 
 def _folded(part: Expression) -> Expression | None:
-    """Return a part with its sign taken into the number; None for signs before anything else."""
+    """Return a part with its sign applied to the number; None for signs before anything else."""
     if not isinstance(part, Negative):
         return part
     operand = _folded(part.operand)
@@ -257,7 +257,7 @@ def _equal(left: Expression, right: Expression) -> Evaluate:
 
 
 def _property_equals(name: str, convert: Callable[[str], object], constant: object) -> Evaluate:
-    """By far the most frequent kind."""
+    """The most frequent kind by far."""
 
     def evaluate(properties: Properties) -> bool | None:
         text = properties.get(name)

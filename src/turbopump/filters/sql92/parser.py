@@ -1,4 +1,4 @@
-"""From tokens to a checked tree. NOT and signs bind tightest, then comparisons, =, AND, OR."""
+"""Parsing tokens into a checked tree. NOT and signs bind tightest, then comparisons, =, AND, OR."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turbopump.filters.sql92.tree import (
 
 LENGTH_MAX = 16 * 1024
 NESTING_MAX = 100
-"""Parentheses, signs and NOTs inside each other, and links of chains such as ``a = b = c``."""
+"""Nested parentheses, signs and NOTs, and links of chains such as ``a = b = c``."""
 
 _OR, _AND, _EQUALITY, _COMPARISON = range(1, 5)
 _LEVELS = {
@@ -76,14 +76,14 @@ class _Parser:
                 continue
             links += 1
             if links > 1:
-                # What is joined further lies above it in the tree.
+                # Further operators lie above it in the tree.
                 self._links = self._deeper(self._links)
             is_equality = level == _EQUALITY
             left = self._equality(left) if is_equality else self._comparison(left, position)
         return left
 
     def _level_ahead(self) -> int:
-        """Return how tightly the operator ahead binds; 0 when there is none."""
+        """Return how tightly the next operator binds; 0 if there is none."""
         token = self._tokens.peek()
         if token.kind not in {Kind.KEYWORD, Kind.SYMBOL}:
             return 0
@@ -236,7 +236,7 @@ def _float(token: Token) -> Numeric:
 
 
 def _condition(part: Expression, position: int) -> Expression:
-    """Check that a part can be true or false; a bare property can be asked, though it never is."""
+    """Check that a part can be true or false; a bare property passes, though it never is true."""
     if isinstance(part, Condition | Property):
         return part
     raise InvalidExpression("expected a condition such as a = 1, found only a value", position)

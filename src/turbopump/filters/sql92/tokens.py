@@ -1,4 +1,4 @@
-"""Cutting an expression's text into tokens, one at a time and the longest that fits."""
+"""Splitting an expression into tokens, one at a time and the longest that fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turbopump.errors import InvalidExpression
 
 
 class Kind(Enum):
-    """What a token is; the value is how errors name it."""
+    """The kind of a token; the value is its name in errors."""
 
     KEYWORD = "keyword"
     IDENTIFIER = "property name"
@@ -40,7 +40,7 @@ _COMMENT = r"/\*(?:[^*]|\*(?!/)|(?!))*+\*/|(?!)"
 _SKIPPED = re.compile(rf"(?:[ \t\n\r\f]|--[^\n\r]*+[\n\r]|{_COMMENT})*+")
 _SKIPPED_IN_LAST_LINE = re.compile(rf"(?:[ \t\f]|{_COMMENT})*+")
 """A line comment needs its line end: without one, its dashes are minus signs, as in RocketMQ.
-Looking for the end at each of them would take quadratic time."""
+Searching for the end at each of them would take quadratic time."""
 
 _TOKEN = re.compile(
     r"""
@@ -55,10 +55,10 @@ _TOKEN = re.compile(
 
 
 class Tokens:
-    """The tokens of a text, with one to look at ahead.
+    """The tokens of a text, with lookahead.
 
-    What lies behind the last token asked for is never looked at, so garbage there goes unnoticed,
-    as in RocketMQ.
+    Text after the last token requested is never read, so garbage there goes unnoticed, as in
+    RocketMQ.
     """
 
     def __init__(self, text: str) -> None:
@@ -68,13 +68,13 @@ class Tokens:
         self._last_line_end = max(text.rfind("\n"), text.rfind("\r"))
 
     def peek(self, ahead: int = 0) -> Token:
-        """Return a coming token without taking it."""
+        """Return a token ahead without taking it."""
         while len(self._ahead) <= ahead:
             self._ahead.append(self._cut())
         return self._ahead[ahead]
 
     def take(self) -> Token:
-        """Return the next token and go past it."""
+        """Return the next token and advance."""
         self.peek()
         return self._ahead.pop(0)
 
@@ -110,7 +110,7 @@ class Tokens:
 
 
 def unexpected(found: Token, *expected: str) -> InvalidExpression:
-    """Return the error for a token where only others may be."""
+    """Return the error for an unexpected token."""
     return InvalidExpression(f"expected {' or '.join(expected)}, found {found}", found.position)
 
 
