@@ -158,6 +158,10 @@ class CommitLog:
         assert start is not None, position
         return self._view(start)[position - start : self._file_bytes(start)]
 
+    def data_end(self, position: int) -> int:
+        """Return where the data around a position ends: behind it, its file has a hole."""
+        return self._segment_at(position).data_end(position)
+
     def entry_at(self, position: PhysicalOffset, *, check_crc: bool = False) -> RecordEntry | None:
         """Read the record at a position; None if there is none."""
         window = self.window(position)

@@ -55,8 +55,11 @@ def scan_runs(
             # Truncated by another process: it cannot be read.
             break
         base, at, runs = position, 0, _Runs(view, position, check_crc, is_open=end is None)
+        # Not beyond what was written: to read a hole through the map takes space on a tmpfs, and
+        # kills the process where there is none.
+        runs_end = min(len(view), limit - base, log.data_end(base) - base)
         while base + at < limit:
-            run = runs.next(at, min(len(view), limit - base))
+            run = runs.next(at, runs_end)
             if run is not None:
                 yield run
                 at = run.end - base

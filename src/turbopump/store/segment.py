@@ -38,6 +38,12 @@ class Segment:
             view = self.mapped = memoryview(self._files.map(self.fd, self.size))
         return view
 
+    def data_end(self, at: int) -> int:
+        """Return where the data around a position of the log ends, or that position in a hole."""
+        first = at - self.start
+        begin, end = next(self._files.data_ranges(self.fd, first, self.size), (self.size, 0))
+        return self.start + end if begin <= first else at
+
     def used_bytes_after(self, at: int) -> int:
         """Count the bytes from a position of the log to the last one that is not zero."""
         first, view = at - self.start, self.view()
