@@ -105,6 +105,8 @@ class World(Cluster):
         self.down_nameservers: set[int] = set()
         self.doomed: dict[str, Down] = {}
         """Brokers that died in the midst of something, and still have to be cleared away."""
+        self.stopped: list[Broker] = []
+        """Brokers that have stopped, and were not seen since: they took commits until then."""
         self.abandoned: dict[str, Contents] = {}
         """What brokers held that recovered, and crashed before they served."""
         self.roles = Roles(plan, self.brokers)
@@ -315,7 +317,9 @@ class World(Cluster):
         else:
             self.history.add(BrokerDown(self.now_us, name, how))
         if how is Down.STOPPED:
+            broker = self.broker(name)
             await self.stop_broker(name)
+            self.stopped.append(broker)
         else:
             await self.crash(name, lose_unflushed=how is Down.POWER_LOST)
         self.doomed.pop(name, None)
