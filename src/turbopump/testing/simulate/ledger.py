@@ -124,6 +124,9 @@ class Ledger:
             defaultdict(set)
         )
         """What each slave ever had: keys with their places, and without."""
+        self._copied_records: defaultdict[str, set[tuple[MessageQueue, int, tuple[int, int]]]] = (
+            defaultdict(set)
+        )
         self._disk_faults: defaultdict[str, list[list[int]]] = defaultdict(list)
         self.masters = {name: name for name in plan.brokers}
         """By broker name: the machine that is master."""
@@ -165,7 +168,7 @@ class Ledger:
         flushing_us = sum(
             end_us - max(begin_us, since_us)
             for begin_us, end_us in self._up_us[broker]
-            if end_us > since_us
+            if since_us < end_us <= down.at_us
         )
         return flushing_us < UNFLUSHED_US or self.disk_failed(broker, since_us)
 
@@ -186,6 +189,12 @@ class Ledger:
     ) -> bool:
         """Whether a slave has or had a message, at a place or anywhere."""
         return (key, place) in self._copied[replica]
+
+    def was_record_copied(
+        self, replica: str, queue: MessageQueue, offset: int, message: Stored
+    ) -> bool:
+        """Whether a slave has or had a message as it was stored this time, not another time."""
+        return (queue, offset, message.record) in self._copied_records[replica]
 
     def must_have(self, machine: str, key: str, queue: MessageQueue, offset: int) -> bool:
         """Whether a slave that is promoted must have a message, given what it ever had."""
@@ -352,6 +361,7 @@ class Ledger:
         self, replica: str, queue: MessageQueue, offset: int, message: Stored, since_us: int
     ) -> None:
         self.copies[replica][queue, offset] = (message, since_us)
+        self._copied_records[replica].add((queue, offset, message.record))
         if message.key is not None:
             self._copied[replica] |= {(message.key, (queue, offset)), (message.key, None)}
 

@@ -634,6 +634,34 @@ def promoted(at: float, *keys: str) -> BrokerUp:
     return BrokerUp(s(at), "a", contents, {}, promoted="a-1")
 
 
+def test_a_promoted_slave_has_what_the_master_has_lost_and_stored_again() -> None:
+    """As a retry: what was stored first, the slave still has; what was stored then, it never had."""
+    retried = Stored("m0", 2, record=(0, 2))
+    events = [
+        up(0),
+        holds(0),
+        *sent("m0"),
+        copied("m0"),
+        down(1, Down.POWER_LOST),
+        BrokerUp(s(2), "a", {QUEUE: (0, (retried,))}, {}),
+    ]
+    replicated = plan(is_sync=False, replicas=ASYNC_MASTER)
+    assert violations([*events, promoted(3, "m0")], replicated) == set()
+    copied_again = Replicated(s(2), "a-1", QUEUE, 0, retried)
+    changed = violations([*events, copied_again, promoted(3, "m0")], replicated)
+    assert changed == {"readable messages stay"}
+
+
+def test_a_promoted_slave_that_was_long_up_since_it_lost_messages_with_the_power() -> None:
+    def after_loss_at(at: float) -> set[str]:
+        begin = [up(0), holds(0), copied("m0"), *sent("m0")]
+        loss = [slave_down(at, Down.POWER_LOST), holds(at + 1), promoted(at + 20)]
+        return violations([*begin, *loss], plan(is_sync=False, replicas=SYNC_MASTER))
+
+    assert after_loss_at(9) == set()
+    assert "acknowledged messages are kept" in after_loss_at(20)
+
+
 @pytest.mark.parametrize("replicas", [SYNC_MASTER, ASYNC_MASTER])
 def test_a_promoted_slave_has_what_it_had(replicas: ReplicaPlan) -> None:
     events = [up(0), holds(0), copied("m0"), *sent("m0"), down(1)]
