@@ -6,7 +6,7 @@ It judges nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from turbopump.message import MessageQueue
@@ -15,6 +15,7 @@ from turbopump.testing.simulate.events import (
     Acknowledged,
     BrokerDown,
     BrokerUp,
+    ClockJumped,
     ConsumeBegan,
     ConsumeEnded,
     Down,
@@ -44,6 +45,9 @@ from turbopump.wire.names import (
 
 UNFLUSHED_US = 11 * US_PER_S
 """So much may be lost with the power in asynchronous mode: 10 s, and the flush itself."""
+
+_SKEW_US = 60 * US_PER_S
+"""By less than this the clocks of brokers may differ for consumers to find what replaces a loss."""
 
 _STALE_SIGHT_US = US_PER_S
 """A replaced master has written a message at most so long before or after it was stored."""
@@ -133,6 +137,9 @@ class Ledger:
         self.former_masters: set[str] = set()
         self._left_behind: set[str] = set()
         """Keys of messages of which a copy was not on a slave that was promoted."""
+        self._jumps: list[ClockJumped] = []
+        self._replaced: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        """By broker name: when messages may have been lost, and by how much its clock was off."""
         self._stale_us: list[tuple[int, int]] = []
         """When a replaced master has written messages of its own: from its last sign before."""
 
@@ -152,6 +159,7 @@ class Ledger:
             FaultBegan: self._fault_began,
             FaultEnded: self._fault_ended,
             StaleWrite: self._stale_write,
+            ClockJumped: self._jumps.append,
         }
 
     # --- questions --------------------------------------------------------------------------------
@@ -230,6 +238,32 @@ class Ledger:
             for at_us in self._stored_by_us.get(key, ())
         )
 
+    def may_be_hidden(self, queue: MessageQueue, offset: int) -> bool:
+        """Whether consumers may skip a message that has the offset of one that was lost.
+
+        They look for it by time, from a minute before the lost one on: in vain if it was stored by
+        a clock that is behind by more than that.
+        """
+        at_us = self.stored_us.get((queue, offset), 0)
+        off_us = self._clock_off_us(self.masters[queue.broker], at_us)
+        return any(
+            lost_us <= at_us and off_us < lost_off_us - _SKEW_US
+            for lost_us, lost_off_us in self._replaced[queue.broker]
+        )
+
+    def _clock_off_us(self, machine: str, at_us: int) -> int:
+        return sum(
+            jump.by_us
+            for jump in self._jumps
+            if jump.at_us <= at_us and jump.machine in ("", machine)
+        )
+
+    def _note_replaced(self, broker: str, lost_us: int) -> None:
+        machine = self.masters[broker]
+        times_us = (lost_us - UNFLUSHED_US, lost_us)
+        off_us = max(self._clock_off_us(machine, at_us) for at_us in times_us)
+        self._replaced[broker].append((lost_us, off_us))
+
     def dead_letters(self, group: str) -> set[str]:
         """Return the keys of a group's dead letters."""
         return set(self.keys_in(DEAD_LETTER_PREFIX + group))
@@ -243,6 +277,16 @@ class Ledger:
             for message in messages.values()
             if message.key is not None
         ]
+
+    def is_hidden_in(self, topics: Container[str], key: str) -> bool:
+        """Whether consumers may skip a message wherever topics have it."""
+        return bool(self._jumps) and all(
+            self.may_be_hidden(queue, offset)
+            for queue, messages in self.stored.items()
+            if queue.topic in topics
+            for offset, message in messages.items()
+            if message.key == key
+        )
 
     def is_own(self, topic: str) -> bool:
         """Whether producers send to a topic, and not the broker itself."""
@@ -286,6 +330,8 @@ class Ledger:
         self._unsettled_us[""] = event.at_us
         if event.how is Down.POWER_LOST and event.broker in self.masters.values():
             self.power_losses_us.append(event.at_us)
+            name = next(name for name, master in self.masters.items() if master == event.broker)
+            self._note_replaced(name, event.at_us)
         before = self.downs.get(event.broker)
         if before is not None and event.broker not in self._up_since_us:
             # It had not started again: what the first left unflushed, the second may lose.
@@ -298,6 +344,7 @@ class Ledger:
 
     def _up(self, event: BrokerUp) -> None:
         if event.promoted:
+            self._note_replaced(event.broker, event.at_us)
             self._promoted(event)
         machine = self.masters[event.broker]
         if machine in self._up_since_us:
