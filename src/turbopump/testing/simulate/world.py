@@ -317,12 +317,20 @@ class World(Cluster):
         else:
             self.history.add(BrokerDown(self.now_us, name, how))
         if how is Down.STOPPED:
-            broker = self.broker(name)
-            await self.stop_broker(name)
-            self.stopped.append(broker)
+            await self._stop(name)
         else:
             await self.crash(name, lose_unflushed=how is Down.POWER_LOST)
         self.doomed.pop(name, None)
+
+    async def _stop(self, name: str) -> None:
+        broker = self.broker(name)
+        try:
+            await self.stop_broker(name)
+        except (OSError, TurbopumpError):
+            # Its disk has begun to fail since: what it could not save is lost, as in a crash.
+            self.history.add(BrokerDown(self.now_us, name, Down.KILLED))
+            self.disk(name).close_all()
+        self.stopped.append(broker)
 
     async def begin_broker(self, name: str) -> None:
         """Start a broker again; a disk that fails or is full may keep it from that for a while."""
