@@ -282,7 +282,7 @@ def acknowledged_without_the_slave(
     on_outcome(outcome, *args)
 
 
-@bug(MasterConnection, "_note_stored", "replicas agree", near=45)
+@bug(MasterConnection, "_note_stored", "replicas agree", near=18)
 def slave_reports_before_the_flush(right: Function, self: MasterConnection) -> None:
     """A slave with SYNC_FLUSH reports what it has written, although it is not flushed yet."""
     right(self)
@@ -298,7 +298,7 @@ def divergence_not_noticed(
     return max(0, min(len(data), self._end - position))
 
 
-@bug(Follower, "_drop_tail", "copies stay", near=316)
+@bug(Follower, "_drop_tail", "copies stay", near=35)
 def whole_log_dropped(right: Function, self: Follower, position: PhysicalOffset, how: str) -> None:
     """A slave whose last messages differ from its master's drops all of its log."""
     self._drop(None, how)
@@ -367,9 +367,7 @@ def key_values_not_synced(right: Function, files: Files, path: Path, data: bytes
     _write_unsynced(right, files, path, data, "kvConfig")
 
 
-@bug(
-    Transactions, "was_committed", "transactions end as decided", "duplicates are bounded", near=27
-)
+@bug(Transactions, "was_committed", "transactions end as decided", "duplicates are bounded")
 def commit_before_a_crash_not_looked_for(
     right: Function, self: Transactions, offset: QueueOffset, view: Any
 ) -> bool:
