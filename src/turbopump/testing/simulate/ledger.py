@@ -109,7 +109,8 @@ class Ledger:
         self.succeeded: defaultdict[str, set[str]] = defaultdict(set)
         """Keys by group."""
         self.downs: dict[str, BrokerDown] = {}
-        """How each broker ended the last time."""
+        """How each broker ended: the last time, or before it began to start in vain."""
+        self._last_down_us: dict[str, int] = {}
         self._up_us: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """When each broker ran."""
         self._up_since_us: dict[str, int] = {}
@@ -171,7 +172,9 @@ class Ledger:
         sends that do not wait for the disk.
         """
         down = self.downs.get(broker)
-        if down is None or down.how is not Down.POWER_LOST or since_us > down.at_us:
+        if down is None or down.how is not Down.POWER_LOST:
+            return False
+        if since_us > self._last_down_us[broker]:
             return False
         flushing_us = sum(
             end_us - max(begin_us, since_us)
@@ -332,9 +335,11 @@ class Ledger:
             self.power_losses_us.append(event.at_us)
             name = next(name for name, master in self.masters.items() if master == event.broker)
             self._note_replaced(name, event.at_us)
+        self._last_down_us[event.broker] = event.at_us
         before = self.downs.get(event.broker)
         if before is not None and event.broker not in self._up_since_us:
-            # It had not started again: what the first left unflushed, the second may lose.
+            # It had not started again: what the first left unflushed, the second may lose. It may
+            # have served meanwhile, as long as no name server knew it.
             how = Down.POWER_LOST if Down.POWER_LOST in {before.how, event.how} else event.how
             event = BrokerDown(before.at_us, event.broker, how)
         self.downs[event.broker] = event

@@ -176,6 +176,16 @@ def test_an_acknowledged_message_at_another_offset() -> None:
     assert "acknowledged messages are kept" in violations(events)
 
 
+def test_a_message_that_a_broker_stores_while_it_starts_and_loses_with_the_power() -> None:
+    """It serves before name servers know it, and is not seen before they do."""
+    unseen = [event for event in sent("m0", 3) if not isinstance(event, Readable)]
+    events = [up(0), down(1), *unseen, down(4, Down.POWER_LOST), up(5)]
+    assert violations(events, plan(is_sync=False)) == set()
+    assert violations(events) == {"acknowledged messages are kept"}
+    after = [up(0), down(1), down(2, Down.POWER_LOST), *unseen, up(5)]
+    assert violations(after, plan(is_sync=False)) == {"acknowledged messages are kept"}
+
+
 @pytest.mark.parametrize("how", list(Down))
 def test_a_message_that_a_restart_loses_in_synchronous_mode(how: Down) -> None:
     found = violations([up(0), *sent("m0"), down(1, how), up(2)])
