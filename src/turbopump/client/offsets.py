@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -166,27 +166,25 @@ class RemoteOffsets:
 
     async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
         now_ms = self._session.clock.monotonic_ms()
-        by_broker: defaultdict[str, dict[MessageQueue, QueueOffset]] = defaultdict(dict)
+        by_broker: defaultdict[str, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
-            offset = self.positions.of(queue)
-            if offset is not None and not (is_routine and not self._is_uncommitted(queue, now_ms)):
-                by_broker[queue.broker][queue] = offset
+            is_known = self.positions.of(queue) is not None
+            if is_known and not (is_routine and not self._is_uncommitted(queue, now_ms)):
+                by_broker[queue.broker].append(queue)
         if len(by_broker) == 1:
             await self._commit(*by_broker.values())
             return
         # An unresponsive broker does not delay the others.
         async with asyncio.TaskGroup() as group:
-            for offsets in by_broker.values():
-                group.create_task(self._commit(offsets))
+            for own in by_broker.values():
+                group.create_task(self._commit(own))
 
-    async def _commit(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+    async def _commit(self, queues: Iterable[MessageQueue]) -> None:
         """Commit to one broker, one offset after another, until the network fails."""
-        for queue, position in offsets.items():
-            offset: QueueOffset | None = position
+        for queue in queues:
             try:
                 replica = await self._session.replica_to_commit(queue)
-                if self.offset_to_commit is not None:
-                    offset = await self.offset_to_commit(queue, replica, position)
+                offset = await self._offset_at(replica, queue)
                 if offset is None:
                     continue
                 await calls.commit_offset(
@@ -196,12 +194,20 @@ class RemoteOffsets:
                     # Slaves forget or refuse it: the master gets it once it is back.
                     self._history[queue].note(offset, self._session.clock.monotonic_ms())
             except TurbopumpError as error:
-                _log.warning(
-                    "offset %d of %s in %s not committed: %s", position, self._group, queue, error
-                )
+                _log.warning("offset of %s in %s not committed: %s", self._group, queue, error)
                 if isinstance(error, NetworkError):
                     # The others would wait just as long without result; the next commit is soon.
                     return
+
+    async def _offset_at(self, replica: Replica, queue: MessageQueue) -> QueueOffset | None:
+        """Return what to commit to a replica, None for nothing at the moment."""
+        # Not earlier: while others were committed, this queue may have gone back, or was lost.
+        position = self.positions.of(queue)
+        if position is None or self.offset_to_commit is None:
+            return position
+        offset = await self.offset_to_commit(queue, replica, position)
+        latest = self.positions.of(queue)
+        return None if offset is None or latest is None else min(offset, latest)
 
 
 class LocalOffsets:

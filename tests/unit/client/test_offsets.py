@@ -18,6 +18,7 @@ from turbopump.client.offsets import (
     RemoteOffsets,
     offsets_path,
 )
+from turbopump.client.replicas import Replica
 from turbopump.errors import RemoteError
 from turbopump.machine.files import REAL_FILES
 from turbopump.message import MessageQueue, QueueOffset
@@ -283,6 +284,41 @@ async def test_an_error_is_not_taken_for_no_offset(tmp_path: Path) -> None:
             recorder.refuse = None
             # At the next rebalance the broker answers, and a young queue starts at its beginning.
             await wait_until(lambda: seen.count == 3, 25)
+
+
+@pytest.mark.parametrize("compared", [0, 1], ids=["another queue", "the queue itself"])
+@pytest.mark.parametrize("changed", [QueueOffset(1), None], ids=["went back", "was lost"])
+@virtual_time()
+async def test_a_queue_that_changes_while_a_broker_is_compared(
+    tmp_path: Path, compared: int, changed: QueueOffset | None
+) -> None:
+    """The position of before would make the next owner skip messages."""
+    recorder = Recorder()
+    async with cluster(tmp_path) as world, world.session(hooks=[recorder]) as session:
+        await make_topic(world)
+        await session.route("T")
+        store = RemoteOffsets(session, "g")
+        queues = [MessageQueue("T", next(iter(world.brokers)), number) for number in range(2)]
+        for queue in queues:
+            store.positions.advance(queue, QueueOffset(3))
+
+        async def compare(queue: MessageQueue, _: Replica, position: QueueOffset) -> QueueOffset:
+            if queue != queues[compared]:
+                pass
+            elif changed is None:
+                store.positions.forget(queues[1])
+            else:
+                store.positions.replace(queues[1], changed)
+            return position
+
+        store.offset_to_commit = compare
+        await store.persist(queues)
+        sent = [
+            headers.UpdateConsumerOffset.from_ext_fields(command.ext_fields)
+            for command in recorder.of(RequestCode.UPDATE_CONSUMER_OFFSET)
+        ]
+        second = {} if changed is None else {1: changed}
+        assert {each.queue_id: each.commit_offset for each in sent} == {0: 3, **second}
 
 
 @virtual_time()

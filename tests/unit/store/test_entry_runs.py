@@ -45,6 +45,9 @@ class LogBytes:
         end = position - position % self.segment_bytes + self.segment_bytes
         return memoryview(self.data)[position:end]
 
+    def data_end(self, _: int) -> int:
+        return len(self.data)
+
 
 @contextmanager
 def runs(*, allowed: bool) -> Iterator[None]:

@@ -6,7 +6,7 @@ It judges nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from turbopump.message import MessageQueue
@@ -15,6 +15,7 @@ from turbopump.testing.simulate.events import (
     Acknowledged,
     BrokerDown,
     BrokerUp,
+    ClockJumped,
     ConsumeBegan,
     ConsumeEnded,
     Down,
@@ -44,6 +45,9 @@ from turbopump.wire.names import (
 
 UNFLUSHED_US = 11 * US_PER_S
 """So much may be lost with the power in asynchronous mode: 10 s, and the flush itself."""
+
+_SKEW_US = 60 * US_PER_S
+"""By less than this the clocks of brokers may differ for consumers to find what replaces a loss."""
 
 _STALE_SIGHT_US = US_PER_S
 """A replaced master has written a message at most so long before or after it was stored."""
@@ -105,7 +109,8 @@ class Ledger:
         self.succeeded: defaultdict[str, set[str]] = defaultdict(set)
         """Keys by group."""
         self.downs: dict[str, BrokerDown] = {}
-        """How each broker ended the last time."""
+        """How each broker ended: the last time, or before it began to start in vain."""
+        self._last_down_us: dict[str, int] = {}
         self._up_us: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """When each broker ran."""
         self._up_since_us: dict[str, int] = {}
@@ -124,12 +129,18 @@ class Ledger:
             defaultdict(set)
         )
         """What each slave ever had: keys with their places, and without."""
+        self._copied_records: defaultdict[str, set[tuple[MessageQueue, int, tuple[int, int]]]] = (
+            defaultdict(set)
+        )
         self._disk_faults: defaultdict[str, list[list[int]]] = defaultdict(list)
         self.masters = {name: name for name in plan.brokers}
         """By broker name: the machine that is master."""
         self.former_masters: set[str] = set()
         self._left_behind: set[str] = set()
         """Keys of messages of which a copy was not on a slave that was promoted."""
+        self._jumps: list[ClockJumped] = []
+        self._replaced: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        """By broker name: when messages may have been lost, and by how much its clock was off."""
         self._stale_us: list[tuple[int, int]] = []
         """When a replaced master has written messages of its own: from its last sign before."""
 
@@ -149,6 +160,7 @@ class Ledger:
             FaultBegan: self._fault_began,
             FaultEnded: self._fault_ended,
             StaleWrite: self._stale_write,
+            ClockJumped: self._jumps.append,
         }
 
     # --- questions --------------------------------------------------------------------------------
@@ -160,12 +172,14 @@ class Ledger:
         sends that do not wait for the disk.
         """
         down = self.downs.get(broker)
-        if down is None or down.how is not Down.POWER_LOST or since_us > down.at_us:
+        if down is None or down.how is not Down.POWER_LOST:
+            return False
+        if since_us > self._last_down_us[broker]:
             return False
         flushing_us = sum(
             end_us - max(begin_us, since_us)
             for begin_us, end_us in self._up_us[broker]
-            if end_us > since_us
+            if since_us < end_us <= down.at_us
         )
         return flushing_us < UNFLUSHED_US or self.disk_failed(broker, since_us)
 
@@ -186,6 +200,12 @@ class Ledger:
     ) -> bool:
         """Whether a slave has or had a message, at a place or anywhere."""
         return (key, place) in self._copied[replica]
+
+    def was_record_copied(
+        self, replica: str, queue: MessageQueue, offset: int, message: Stored
+    ) -> bool:
+        """Whether a slave has or had a message as it was stored this time, not another time."""
+        return (queue, offset, message.record) in self._copied_records[replica]
 
     def must_have(self, machine: str, key: str, queue: MessageQueue, offset: int) -> bool:
         """Whether a slave that is promoted must have a message, given what it ever had."""
@@ -221,6 +241,32 @@ class Ledger:
             for at_us in self._stored_by_us.get(key, ())
         )
 
+    def may_be_hidden(self, queue: MessageQueue, offset: int) -> bool:
+        """Whether consumers may skip a message that has the offset of one that was lost.
+
+        They look for it by time, from a minute before the lost one on: in vain if it was stored by
+        a clock that is behind by more than that.
+        """
+        at_us = self.stored_us.get((queue, offset), 0)
+        off_us = self._clock_off_us(self.masters[queue.broker], at_us)
+        return any(
+            lost_us <= at_us and off_us < lost_off_us - _SKEW_US
+            for lost_us, lost_off_us in self._replaced[queue.broker]
+        )
+
+    def _clock_off_us(self, machine: str, at_us: int) -> int:
+        return sum(
+            jump.by_us
+            for jump in self._jumps
+            if jump.at_us <= at_us and jump.machine in ("", machine)
+        )
+
+    def _note_replaced(self, broker: str, lost_us: int) -> None:
+        machine = self.masters[broker]
+        times_us = (lost_us - UNFLUSHED_US, lost_us)
+        off_us = max(self._clock_off_us(machine, at_us) for at_us in times_us)
+        self._replaced[broker].append((lost_us, off_us))
+
     def dead_letters(self, group: str) -> set[str]:
         """Return the keys of a group's dead letters."""
         return set(self.keys_in(DEAD_LETTER_PREFIX + group))
@@ -234,6 +280,16 @@ class Ledger:
             for message in messages.values()
             if message.key is not None
         ]
+
+    def is_hidden_in(self, topics: Container[str], key: str) -> bool:
+        """Whether consumers may skip a message wherever topics have it."""
+        return bool(self._jumps) and all(
+            self.may_be_hidden(queue, offset)
+            for queue, messages in self.stored.items()
+            if queue.topic in topics
+            for offset, message in messages.items()
+            if message.key == key
+        )
 
     def is_own(self, topic: str) -> bool:
         """Whether producers send to a topic, and not the broker itself."""
@@ -277,9 +333,13 @@ class Ledger:
         self._unsettled_us[""] = event.at_us
         if event.how is Down.POWER_LOST and event.broker in self.masters.values():
             self.power_losses_us.append(event.at_us)
+            name = next(name for name, master in self.masters.items() if master == event.broker)
+            self._note_replaced(name, event.at_us)
+        self._last_down_us[event.broker] = event.at_us
         before = self.downs.get(event.broker)
         if before is not None and event.broker not in self._up_since_us:
-            # It had not started again: what the first left unflushed, the second may lose.
+            # It had not started again: what the first left unflushed, the second may lose. It may
+            # have served meanwhile, as long as no name server knew it.
             how = Down.POWER_LOST if Down.POWER_LOST in {before.how, event.how} else event.how
             event = BrokerDown(before.at_us, event.broker, how)
         self.downs[event.broker] = event
@@ -289,6 +349,7 @@ class Ledger:
 
     def _up(self, event: BrokerUp) -> None:
         if event.promoted:
+            self._note_replaced(event.broker, event.at_us)
             self._promoted(event)
         machine = self.masters[event.broker]
         if machine in self._up_since_us:
@@ -352,6 +413,7 @@ class Ledger:
         self, replica: str, queue: MessageQueue, offset: int, message: Stored, since_us: int
     ) -> None:
         self.copies[replica][queue, offset] = (message, since_us)
+        self._copied_records[replica].add((queue, offset, message.record))
         if message.key is not None:
             self._copied[replica] |= {(message.key, (queue, offset)), (message.key, None)}
 

@@ -50,6 +50,7 @@ class Observer:
     def look(self) -> bool:
         """Look at all brokers; called when everything else is done at an instant."""
         self._world.follow_roles()
+        self._note_last_commits()
         for name, broker in self._world.masters.items():
             machine = self._world.roles.masters[name]
             if machine in self._world.doomed:
@@ -71,6 +72,13 @@ class Observer:
         if self._assigned.get(member, ()) != queues:
             self._assigned[member] = queues
             self._world.history.add(Assigned(self._world.now_us, group, member, queues))
+
+    def _note_last_commits(self) -> None:
+        """Note what brokers were told after they had begun to stop, which they have saved too."""
+        stopped, self._world.stopped = self._world.stopped, []
+        for name, seen in self._seen.items():
+            if seen.broker in stopped:
+                self._note_commits(name, seen)
 
     def _note_start(self, name: str, machine: str, broker: Broker) -> None:
         contents, committed = contents_of(broker.store, name), _committed(broker, name)

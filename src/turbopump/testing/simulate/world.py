@@ -105,6 +105,8 @@ class World(Cluster):
         self.down_nameservers: set[int] = set()
         self.doomed: dict[str, Down] = {}
         """Brokers that died in the midst of something, and still have to be cleared away."""
+        self.stopped: list[Broker] = []
+        """Brokers that have stopped, and were not seen since: they took commits until then."""
         self.abandoned: dict[str, Contents] = {}
         """What brokers held that recovered, and crashed before they served."""
         self.roles = Roles(plan, self.brokers)
@@ -315,10 +317,20 @@ class World(Cluster):
         else:
             self.history.add(BrokerDown(self.now_us, name, how))
         if how is Down.STOPPED:
-            await self.stop_broker(name)
+            await self._stop(name)
         else:
             await self.crash(name, lose_unflushed=how is Down.POWER_LOST)
         self.doomed.pop(name, None)
+
+    async def _stop(self, name: str) -> None:
+        broker = self.broker(name)
+        try:
+            await self.stop_broker(name)
+        except (OSError, TurbopumpError):
+            # Its disk has begun to fail since: what it could not save is lost, as in a crash.
+            self.history.add(BrokerDown(self.now_us, name, Down.KILLED))
+            self.disk(name).close_all()
+        self.stopped.append(broker)
 
     async def begin_broker(self, name: str) -> None:
         """Start a broker again; a disk that fails or is full may keep it from that for a while."""

@@ -176,6 +176,16 @@ def test_an_acknowledged_message_at_another_offset() -> None:
     assert "acknowledged messages are kept" in violations(events)
 
 
+def test_a_message_that_a_broker_stores_while_it_starts_and_loses_with_the_power() -> None:
+    """It serves before name servers know it, and is not seen before they do."""
+    unseen = [event for event in sent("m0", 3) if not isinstance(event, Readable)]
+    events = [up(0), down(1), *unseen, down(4, Down.POWER_LOST), up(5)]
+    assert violations(events, plan(is_sync=False)) == set()
+    assert violations(events) == {"acknowledged messages are kept"}
+    after = [up(0), down(1), down(2, Down.POWER_LOST), *unseen, up(5)]
+    assert violations(after, plan(is_sync=False)) == {"acknowledged messages are kept"}
+
+
 @pytest.mark.parametrize("how", list(Down))
 def test_a_message_that_a_restart_loses_in_synchronous_mode(how: Down) -> None:
     found = violations([up(0), *sent("m0"), down(1, how), up(2)])
@@ -297,6 +307,21 @@ def test_an_orderly_group_commits_no_failure_that_will_be_tried_again() -> None:
     events = [up(0), *sent("late"), *failed, committed(1)]
     assert violations(events) == set()
     assert violations(events, orderly) == {"commits pass no unfinished message"}
+
+
+@pytest.mark.parametrize(
+    ("jumped_at", "by", "is_hidden"), [(2, -3600, True), (2, -50, False), (4, -3600, False)]
+)
+def test_a_clock_that_is_set_back_hides_what_has_the_offset_of_a_lost_message(
+    jumped_at: float, by: float, is_hidden: bool
+) -> None:
+    """Consumers look for it by time, as the guide of replication says."""
+    jump = ClockJumped(s(jumped_at), s(by), "a")
+    lost = [up(0), *sent("m0"), *consumed("m0"), down(1, Down.POWER_LOST), up(1.5)]
+    again = [*sent("m1", 3), committed(1, at=5)]
+    events = sorted([*lost, *again, jump], key=lambda event: event.at_us)
+    found = violations([*events, Calm(s(9))], plan(is_sync=False))
+    assert found == set() if is_hidden else "commits pass no unfinished message" in found
 
 
 def test_a_commit_that_goes_back() -> None:
@@ -632,6 +657,34 @@ def test_logs_that_differ() -> None:
 def promoted(at: float, *keys: str) -> BrokerUp:
     contents = {QUEUE: (0, tuple(map(Stored, keys)))} if keys else {}
     return BrokerUp(s(at), "a", contents, {}, promoted="a-1")
+
+
+def test_a_promoted_slave_has_what_the_master_has_lost_and_stored_again() -> None:
+    """As a retry: the slave has the first record, and never had the second."""
+    retried = Stored("m0", 2, record=(0, 2))
+    events = [
+        up(0),
+        holds(0),
+        *sent("m0"),
+        copied("m0"),
+        down(1, Down.POWER_LOST),
+        BrokerUp(s(2), "a", {QUEUE: (0, (retried,))}, {}),
+    ]
+    replicated = plan(is_sync=False, replicas=ASYNC_MASTER)
+    assert violations([*events, promoted(3, "m0")], replicated) == set()
+    copied_again = Replicated(s(2), "a-1", QUEUE, 0, retried)
+    changed = violations([*events, copied_again, promoted(3, "m0")], replicated)
+    assert changed == {"readable messages stay"}
+
+
+def test_a_promoted_slave_that_was_long_up_since_it_lost_messages_with_the_power() -> None:
+    def after_loss_at(at: float) -> set[str]:
+        begin = [up(0), holds(0), copied("m0"), *sent("m0")]
+        loss = [slave_down(at, Down.POWER_LOST), holds(at + 1), promoted(at + 20)]
+        return violations([*begin, *loss], plan(is_sync=False, replicas=SYNC_MASTER))
+
+    assert after_loss_at(9) == set()
+    assert "acknowledged messages are kept" in after_loss_at(20)
 
 
 @pytest.mark.parametrize("replicas", [SYNC_MASTER, ASYNC_MASTER])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from turbopump.testing import virtual_time
-from turbopump.testing.simulate.events import Down, KeyValuesRead, KeyValueStored
+from turbopump.testing.simulate.events import BrokerDown, Down, KeyValuesRead, KeyValueStored
 from turbopump.testing.simulate.history import History
 from turbopump.testing.simulate.key_values import read_key_values, store_key_values
 from turbopump.testing.simulate.machine_plan import MachinePlan
@@ -74,3 +74,19 @@ async def test_the_clock_of_one_machine_is_set() -> None:
         await world.start_broker("broker-b")
         restarted = world.broker("broker-b")._machine.clock
         assert restarted.now_ms() - clocks["broker-a"].now_ms() == 60_000
+
+
+@virtual_time()
+async def test_a_broker_whose_disk_begins_to_fail_while_it_stops_counts_as_killed() -> None:
+    history = History()
+    world = World(PLAN, history)
+    async with world:
+        world.broker("broker-a").state.offsets.commit("g", "plain", 0, 1)
+        stop = asyncio.create_task(world.end_broker("broker-a", Down.STOPPED))
+        await asyncio.sleep(0)
+        world.disk("broker-a").fail_syncs()
+        await stop
+        world.calm_disk("broker-a")
+        await world.begin_broker("broker-a")
+    downs = [event.how for event in history.events if isinstance(event, BrokerDown)]
+    assert downs == [Down.STOPPED, Down.KILLED]

@@ -29,7 +29,7 @@ class CommitsBehindConsumption:
     """A group's committed offset passes no message that its listeners have not finished.
 
     But for those that a listener has had for longer than the consumer's timeout, which are sent
-    back.
+    back, and those that a clock hides which was set back after a loss (`Ledger.may_be_hidden`).
     """
 
     name = "commits pass no unfinished message"
@@ -48,7 +48,9 @@ class CommitsBehindConsumption:
             return
         for offset in range(self._checked[place], event.offset):
             attempts = ledger.attempts_at(place, offset)
-            if attempts is not None and not self._is_finished(group, attempts, event.at_us):
+            if attempts is None or self._is_finished(group, attempts, event.at_us):
+                continue
+            if not ledger.may_be_hidden(event.queue, offset):
                 yield (
                     f"{event.group} committed {event.offset} in {event.queue}, "
                     f"but has not finished offset {offset}"

@@ -35,7 +35,10 @@ class ReadableKept:
                 if now.get(offset) == message:
                     continue
                 if event.promoted:
-                    is_kept = ledger.must_have(event.promoted, message.key or "", queue, offset)
+                    slave = event.promoted
+                    is_kept = ledger.must_have(slave, message.key or "", queue, offset)
+                    # Perhaps it has what the master has lost and stored again, as retries are.
+                    is_kept &= ledger.was_record_copied(slave, queue, offset, message)
                 else:
                     machine, since_us = (
                         ledger.masters[queue.broker],

@@ -15,7 +15,8 @@ class EveryMessageEnds:
     """Each message that can be read is consumed or dead-lettered by each group that wants it.
 
     In asynchronous mode a loss of power may take a message that was about to be retried. So may
-    the promotion of a slave, if it was not copied.
+    the promotion of a slave, if it was not copied. A clock that is set back after a loss may hide
+    messages (`Ledger.may_be_hidden`).
     """
 
     name = "every message ends"
@@ -56,6 +57,8 @@ class EveryMessageEnds:
 
     def _may_be_lost(self, group: Group, key: str) -> bool:
         ledger, fate = self._ledger, group.fates.get(key)
+        if ledger.is_hidden_in(group.topics, key):
+            return True
         fails = fate is not None and fate.fails(0)
         if fails and ledger.was_left_behind(key):
             # Sent back to a master, and not copied before a slave was promoted.

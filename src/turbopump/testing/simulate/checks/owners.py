@@ -52,7 +52,10 @@ class OneOwner:
 
 
 class InOrder:
-    """An orderly group begins a message only after all before it in its queue are done."""
+    """An orderly group begins a message only after all before it in its queue are done.
+
+    But for those that a clock hides which was set back after a loss (`Ledger.may_be_hidden`).
+    """
 
     name = "orderly groups consume in order"
 
@@ -74,7 +77,7 @@ class InOrder:
             found = self._ledger.attempts_at(place, offset)
             if found is None or (event.member, event.call) in found.begun_us:
                 continue
-            if not found.is_done(group):
+            if not found.is_done(group) and not self._ledger.may_be_hidden(event.queue, offset):
                 yield (
                     f"{event.group} begins offset {event.offset} of {event.queue} "
                     f"before offset {offset} is done"

@@ -1,0 +1,42 @@
+"""What the simulator sees of brokers, also while they stop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from turbopump.testing import virtual_time
+from turbopump.testing.simulate.checks import all_checks
+from turbopump.testing.simulate.events import Committed, Down
+from turbopump.testing.simulate.history import History
+from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.observer import Observer
+from turbopump.testing.simulate.plan import planned
+from turbopump.testing.simulate.world import World
+
+PLAN = replace(planned(2), nameservers=1, brokers=("broker-a",))
+TOPIC, GROUP = next(iter(PLAN.queues)), PLAN.groups[0].name
+
+
+@pytest.mark.parametrize("last", [1, 3], ids=["lower", "higher"])
+@virtual_time()
+async def test_a_commit_is_seen_that_a_broker_takes_while_it_stops(last: int) -> None:
+    """As from a new owner of a queue, which began before the owner of before had committed."""
+    history = History(all_checks(Ledger(PLAN)))
+    world = World(PLAN, history)
+    async with world:
+        observer, broker = Observer(world), world.broker("broker-a")
+        observer.look()
+        broker.state.offsets.commit(GROUP, TOPIC, 0, 2)
+        observer.look()
+        stop = asyncio.create_task(world.end_broker("broker-a", Down.STOPPED))
+        await asyncio.sleep(0)
+        broker.state.offsets.commit(GROUP, TOPIC, 0, last)
+        await stop
+        await world.begin_broker("broker-a")
+        observer.look()
+    commits = [event for event in history.events if isinstance(event, Committed)]
+    assert [event.offset for event in commits] == [2, last]
+    assert history.violations == []
