@@ -79,7 +79,13 @@ def found(
     return asked.answer(ResponseCode.SUCCESS, place, body=b"".join(records))
 
 
-def matching(asked: Command, every: int, scanned_max: int = 60, min_offset: int = 0) -> Command:
+def matching(
+    asked: Command,
+    every: int,
+    scanned_max: int = 60,
+    min_offset: int = 0,
+    remark: str = "NO_MATCHED_MESSAGE",
+) -> Command:
     """Answer as a broker does that filters: offsets that ``every`` divides match."""
     header = PullMessage.from_ext_fields(asked.ext_fields)
     at = int(header.queue_offset)
@@ -93,8 +99,10 @@ def matching(asked: Command, every: int, scanned_max: int = 60, min_offset: int 
     place = PullMessageAnswer(
         suggest_which_broker_id=0, next_begin_offset=at, min_offset=min_offset, max_offset=COUNT
     )
-    code = ResponseCode.SUCCESS if records else ResponseCode.PULL_RETRY_IMMEDIATELY
-    return asked.answer(code, place, body=b"".join(records))
+    if not records:
+        code = ResponseCode.PULL_RETRY_IMMEDIATELY
+        return asked.answer(code, place, remark=remark)
+    return asked.answer(ResponseCode.SUCCESS, place, body=b"".join(records))
 
 
 def in_order(asked: list[Command]) -> list[bytes]:

@@ -270,7 +270,9 @@ class Topics:
         routing = await self.route(topic)
         counts = {each.broker: each.read_queues for each in routing.on_brokers}
         found = (await self.status(topic)).queues
-        return tuple(each for each in found if each.queue.queue_id < counts[each.queue.broker])
+        return tuple(
+            each for each in found if each.queue.queue_id < counts.get(each.queue.broker, 0)
+        )
 
     async def groups(self, topic: str) -> tuple[str, ...]:
         """Return the groups that consume a topic now, or did once."""

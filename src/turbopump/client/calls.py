@@ -207,6 +207,9 @@ class NothingMatched(_Pulled):
             outcome = consumer.pull(queue, outcome.next_offset, tags="paid")
     """
 
+    has_gap: bool = False
+    """Whether the offset moved past messages that were deleted or damaged."""
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetIllegal(_Pulled):
@@ -229,6 +232,9 @@ class FoundRecords(_Pulled):
 
 RecordsOutcome = FoundRecords | NothingNew | NothingMatched | OffsetIllegal
 PullOutcome = Found | NothingNew | NothingMatched | OffsetIllegal
+
+_GAPS = frozenset({"MESSAGE_WAS_REMOVING", "MESSAGE_DAMAGED"})
+"""The remarks of brokers that skipped messages which they cannot read."""
 
 _OUTCOMES: dict[int, type[NothingNew | NothingMatched | OffsetIllegal]] = {
     int(ResponseCode.PULL_NOT_FOUND): NothingNew,
@@ -310,6 +316,8 @@ def pulled(answer: Command) -> RecordsOutcome:
             place.suggest_which_broker_id,
         ),
     )
+    if empty is NothingMatched:
+        return NothingMatched(*limits, has_gap=answer.remark in _GAPS)
     if empty is not None:
         return empty(*limits)
     body = answer.body

@@ -382,11 +382,8 @@ class Consumption:
             # It applies to the messages stored now, whichever were pulled.
             owned.last_pulled = None
             self.offsets.positions.replace(queue, target)
-            await self.offsets.persist([queue])
-            if self._targets.get(queue) == target and self.owned.get(queue) is owned:
-                del self._targets[queue]
-                del self.owned[queue]
-                self.offsets.positions.forget(queue)
+            del self._targets[queue]
+            await self._seek(owned, target)
         self.rebalancer.wake()
 
     async def _seek(self, owned: OwnedQueue, offset: QueueOffset) -> None:

@@ -72,8 +72,12 @@ class LastPulled(NamedTuple):
 
     @property
     def is_far_behind(self) -> bool:
-        """Whether so many messages were skipped since that a comparison would take long."""
-        return self.end - self.since > _PASSED_OVER_MAX
+        """Whether a newer message is needed to compare with.
+
+        What was skipped since this one is too much to check, or was skipped by another filter.
+        """
+        has_gap = self.message is not None and self.message.queue_offset + 1 < self.since
+        return has_gap or self.end - self.since > _PASSED_OVER_MAX
 
     def with_other_filter(self) -> LastPulled:
         """Return a copy for a filter that may match messages that the last one skipped."""

@@ -12,7 +12,7 @@ from turbopump.client.continuity import LastPulled
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.start_position import StartFrom
-from turbopump.errors import DamagedMessage, RemoteError, TurbopumpError
+from turbopump.errors import ConnectionLost, DamagedMessage, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Subscription
@@ -94,8 +94,13 @@ class Fetcher:
     async def _find_start(self, queue: MessageQueue) -> None:
         try:
             offset = await self._reader.start_offset(queue, self._start_from)
+            source = await self._reader.source(queue)
             wanted = self._subscription_of(queue.topic)
-            self._last[queue] = await self._reader.begun(queue, wanted, offset)
+            last = await self._reader.begun(queue, wanted, offset)
+            if offset > 0 and last.source != source:
+                # The broker may have lost messages before the offset in between.
+                raise ConnectionLost(f"{source.address} was reconnected in the meantime")
+            self._last[queue] = last
         except TurbopumpError as error:
             _log.warning("where to start in %s is not known yet: %s", queue, error)
             await asyncio.sleep(START_UNKNOWN_PAUSE_S)

@@ -31,7 +31,7 @@ from turbopump.client.subscriptions import (
     check_subscription,
     subscription,
 )
-from turbopump.errors import InvalidArgument, NotRunning, TurbopumpError
+from turbopump.errors import InvalidArgument, NetworkError, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
 from turbopump.supervisor import Supervisor, Watch
@@ -445,11 +445,19 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         self, running: _Running, positions: Mapping[MessageQueue, QueueOffset]
     ) -> None:
         """Commit one-way: a slow broker must not delay a poll."""
-        for queue, offset in positions.items():
+        unreachable: set[str] = set()
+        for queue, position in positions.items():
+            if queue.broker in unreachable:
+                continue
+            # While others were committed, this queue may have gone back.
+            offset = min(position, running.buffer.positions().get(queue, position))
             try:
                 await running.fetcher.commit(queue, offset, is_oneway=True)
             except TurbopumpError as error:
                 _log.warning("offset %d of %s not committed: %s", offset, queue, error)
+                if isinstance(error, NetworkError):
+                    # Its other queues would wait just as long without result.
+                    unreachable.add(queue.broker)
 
     async def _close(self, *, is_finished: bool) -> None:
         running, self._running = self._running, None

@@ -249,6 +249,11 @@ class QueueReader:
             last = await caught_up(place, last)
         return last, outcome
 
+    async def source(self, queue: MessageQueue) -> Source:
+        """Return the connection to the replica that a queue is read from."""
+        replica = await self._session.replica_of(self.wire_queue(queue))
+        return self._session.source(replica.address)
+
     async def begun(
         self, queue: MessageQueue, wanted: Subscription, start: QueueOffset
     ) -> LastPulled:

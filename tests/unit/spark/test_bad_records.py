@@ -158,8 +158,8 @@ def test_where_dead_letters_go() -> None:
 
 def test_who_counts_bad_records_gets_them_as_rows() -> None:
     assert counted_options(SERVER) == (SERVER, False)
-    null = {**SERVER, "onBadRecord": "null"}
-    assert counted_options(null) == (null, False)
+    null = {**SERVER, "onBadRecord": "null", "columns": "body"}
+    assert counted_options(null) == ({**null, "columns": "body,decodeError"}, False)
     skipped, leaves_out = counted_options(
         {**SERVER, "onbadrecord": "skip", "includeproperties": "false"}
     )

@@ -81,6 +81,16 @@ def test_messages_that_a_filtered_pull_finds_deleted_are_unusual() -> None:
         assert (rows_of(pull), pull.unread()) == ([], [QueueRange("T", "a", 0, 80, 120)])
 
 
+@pytest.mark.parametrize("remark", ["MESSAGE_WAS_REMOVING", "MESSAGE_DAMAGED"])
+def test_messages_that_the_broker_cannot_read_are_unusual(remark: str) -> None:
+    def replies(asked: list[Command]) -> list[bytes]:
+        return [encode(matching(each, COUNT + 1, remark=remark)) for each in asked]
+
+    with peer(replies) as connection:
+        pull = pull_of(connection, 100, 120, **FILTERED)
+        assert (rows_of(pull), pull.unread()) == ([], [QueueRange("T", "a", 0, 100, 120)])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [{"tags": "even"}, {"sql": "TAGS = 'even'"}])
 def test_many_filtered_ranges_come_in_one_batch(

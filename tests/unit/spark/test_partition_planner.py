@@ -95,6 +95,12 @@ def test_small_ranges_share_a_task() -> None:
     assert len(plan([of(0, 0, PACKED_ROWS_MAX), of(1, 0, 1)])) == 2
 
 
+@pytest.mark.parametrize("partitions_min", [4, 8])
+def test_many_small_ranges_share_tasks_however_many_are_wanted(partitions_min: int) -> None:
+    planned = plan([of(number, 0, 10) for number in range(2000)], PlanLimits(partitions_min))
+    assert partitions_min <= len(planned) <= 2 * partitions_min
+
+
 def test_what_lies_between_two_offsets() -> None:
     queues = [MessageQueue("t", "a", number) for number in range(4)]
     start = {queues[0]: 5, queues[1]: 5, queues[2]: 7}

@@ -109,7 +109,8 @@ def start_watched(
 def counts_of(progress: StreamingQueryProgress) -> Counts | None:
     """Return the counts in the progress of a batch, or None if it had no messages."""
     told = observed(progress)
-    if told is None or told["handled"] is None:
+    # Those of a `counted_stream` have the same name, but count other things.
+    if told is None or told.get("handled") is None:
         return None
     return Counts(**{field.name: told[field.name] for field in fields(Counts)})
 

@@ -17,9 +17,10 @@ _REPLACED = ("columns", "includeproperties", "onbadrecord")
 def counted_options(options: Mapping[str, str]) -> tuple[dict[str, str], bool]:
     """Return options with which bad records are rows, and whether the query drops them."""
     mode = on_bad_record_of(options)
-    if mode in (OnBadRecord.FAIL, OnBadRecord.NULL):
+    if mode is OnBadRecord.FAIL:
         return dict(options), False
     columns = dict.fromkeys([*columns_of(options), DECODE_ERROR])
     kept = {name: text for name, text in options.items() if name.lower() not in _REPLACED}
     as_rows = OnBadRecord.NULL if mode is OnBadRecord.SKIP else mode
-    return {**kept, "columns": ",".join(columns), "onBadRecord": as_rows.value}, True
+    is_dropped = mode is not OnBadRecord.NULL
+    return {**kept, "columns": ",".join(columns), "onBadRecord": as_rows.value}, is_dropped

@@ -29,6 +29,9 @@ class MessageProbes:
         self._reader = reader
         self._topics = topics
         self._retries = retries
+        self._samples = 0
+        self._averages: dict[object, int] = {}
+        """The latest sizes, by topic and broker."""
 
     # --- marks ------------------------------------------------------------------------------------
 
@@ -152,24 +155,33 @@ class MessageProbes:
 
         Of many queues a sample is queried; the others get its average.
         """
+        places = by_place(offsets)
+        sampled = [queue for queues in places.values() for queue in self._sample(queues)]
+        self._samples += 1
+        answers = await gather_by_key(sampled, lambda queue: self._size(queue, offsets[queue]))
+        known = {queue: size for queue, size in answers.items() if isinstance(size, int)}
         sizes: dict[MessageQueue, int] = {}
-        failed: dict[MessageQueue, RemoteError] = {}
-        for queues in by_place(offsets).values():
-            sampled = _spread(queues)
-            answers = await gather_by_key(sampled, lambda queue: self._size(queue, offsets[queue]))
-            known = {queue: size for queue, size in answers.items() if isinstance(size, int)}
-            average = sum(known.values()) // len(known) if known else 1
-            sizes |= dict.fromkeys(queues, average) | known
-            failed |= {queue: e for queue, e in answers.items() if isinstance(e, RemoteError)}
-        return sizes, failed
+        for place, queues in places.items():
+            own = [known[queue] for queue in queues if queue in known]
+            if own:
+                self._averages[place] = sum(own) // len(own)
+            average = self._averages.get(place, 1)
+            sizes |= {queue: known.get(queue, average) for queue in queues}
+        return sizes, {queue: e for queue, e in answers.items() if isinstance(e, RemoteError)}
 
-    async def _size(self, queue: MessageQueue, offset: int) -> int | RemoteError:
+    def _sample(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+        """Return a sample of many queues, evenly spread; others each time."""
+        step = -(-len(queues) // SAMPLED_QUEUES)
+        return queues[self._samples % step :: step]
+
+    async def _size(self, queue: MessageQueue, offset: int) -> int | RemoteError | None:
+        """Return the average size of messages, None if there are none."""
         try:
             found = await self._messages(queue, offset, _SAMPLE_ROWS)
         except RemoteError as error:
             return error
         if found is None:
-            return 1
+            return None
         return sum(message.size for message in found.messages) // len(found.messages)
 
     # --- internals --------------------------------------------------------------------------------
@@ -192,8 +204,3 @@ class MessageProbes:
             view = error.message
             return view and Found(QueueOffset(error.next_offset), at, at, 0, messages=(view,))
         return outcome if isinstance(outcome, Found) and outcome.messages else None
-
-
-def _spread(queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-    """Return a sample of many queues, evenly spread."""
-    return queues[:: -(-len(queues) // SAMPLED_QUEUES)]

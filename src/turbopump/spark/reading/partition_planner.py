@@ -95,8 +95,9 @@ def plan(
     if len(pieces) <= partitions_min:
         return [(piece,) for piece in pieces]
     rows_max = min(PACKED_ROWS_MAX, limits.rows_per_partition_max or PACKED_ROWS_MAX)
-    packed = _packed(pieces, rows_max)
-    return packed if len(packed) >= partitions_min else [(piece,) for piece in pieces]
+    if partitions_min:
+        rows_max = max(1, min(rows_max, total // partitions_min))
+    return _packed(pieces, rows_max)
 
 
 def _pieces(of: QueueRange, whole: list[QueueRange], limits: PlanLimits) -> int:

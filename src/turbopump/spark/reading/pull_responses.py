@@ -28,6 +28,9 @@ _WITHOUT_VALUES = bytes.maketrans(b"123456789", b"0" * 9)
 """Maps all numbers with the same count of digits to the same value."""
 
 
+_NO_MATCH_REMARK = "NO_MATCHED_MESSAGE"
+
+
 class UnexpectedResponse(Exception):
     """A response without messages, or one that suggests another replica."""
 
@@ -47,7 +50,9 @@ def _place(command: Command, *, is_filtered: bool) -> PullMessageAnswer:
     """Return the offsets of a response; raises UnexpectedResponse."""
     if not command.is_response:
         raise UnexpectedResponse(f"frame {command.opaque} answers no pending request")
-    if command.code != _SUCCESS and not (is_filtered and command.code == _NOTHING_MATCHED):
+    # With other remarks, messages were skipped that cannot be read.
+    has_no_match = command.code == _NOTHING_MATCHED and command.remark == _NO_MATCH_REMARK
+    if command.code != _SUCCESS and not (is_filtered and has_no_match):
         raise UnexpectedResponse(f"the broker returned {command.code}: {command.remark}")
     return PullMessageAnswer.from_ext_fields(command.ext_fields)
 

@@ -193,10 +193,10 @@ class RetryingPull:
                 return records
             case NothingMatched(next_offset=next_offset, min_offset=min_offset):
                 self._prefetch.learn_step(asked, outcome.next_offset)
-                if not self._pulling.is_filtered or min_offset > self._prefetch.at:
-                    self.lost(
-                        self._prefetch.at, min(next_offset, self._range.end), "they were deleted"
-                    )
+                is_lost = outcome.has_gap or min_offset > self._prefetch.at
+                if is_lost or not self._pulling.is_filtered:
+                    end = min(next_offset, self._range.end)
+                    self.lost(self._prefetch.at, end, "they were deleted or damaged")
                 self._prefetch.at = min(max(next_offset, self._prefetch.at + 1), self._range.end)
             case OffsetIllegal(min_offset=min_offset) if min_offset > self._prefetch.at:
                 end = min(min_offset, self._range.end)
