@@ -60,7 +60,7 @@ def test_a_long_body_is_not_copied() -> None:
 def test_properties_that_are_not_unicode_are_refused() -> None:
     frames = send_request_frames("g", "T", "b", 4, False)
     made = SendRequest(frames, 0, 0, 0, 0, "name\x01\ud800", b"x")
-    with pytest.raises(InvalidArgument, match="properties must be valid Unicode"):
+    with pytest.raises(InvalidArgument, match="properties must be UTF-8 text"):
         made.frame_parts(1, 0, FRAME_BYTES_MAX)
 
 
