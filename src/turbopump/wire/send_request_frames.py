@@ -107,7 +107,9 @@ class SendRequest(Struct, frozen=True):
         try:
             properties = _as_json(self.properties)
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"tags, keys and properties must be UTF-8 text: {error}") from error
+            raise InvalidArgument(
+                f"tags, keys and properties must be UTF-8 text: {error}"
+            ) from error
         header = self.frames.text % (
             self.queue_id,
             self.sys_flag,
