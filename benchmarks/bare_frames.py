@@ -93,7 +93,7 @@ class Flood(asyncio.Protocol):
 
 
 async def flood(address: str, in_flight: int, seconds: float, *commands: Command) -> int:
-    """Keep so many requests in flight on a connection; return how many were answered.
+    """Keep n requests in flight on a connection; return how many were answered.
 
     They are sent in turn.
     """

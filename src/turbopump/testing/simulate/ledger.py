@@ -109,7 +109,7 @@ class Ledger:
         self.succeeded: defaultdict[str, set[str]] = defaultdict(set)
         """Keys by group."""
         self.downs: dict[str, BrokerDown] = {}
-        """How each broker ended: the last time, or before it began to start in vain."""
+        """How each broker ended: the last time, or before its failed starts."""
         self._last_down_us: dict[str, int] = {}
         self._up_us: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """When each broker ran."""
@@ -244,8 +244,8 @@ class Ledger:
     def may_be_hidden(self, queue: MessageQueue, offset: int) -> bool:
         """Whether consumers may skip a message that has the offset of one that was lost.
 
-        They look for it by time, from a minute before the lost one on: in vain if it was stored by
-        a clock that is behind by more than that.
+        They look for it by time, from a minute before the lost one on. They miss it if it was
+        stored by a clock that is behind by more than that.
         """
         at_us = self.stored_us.get((queue, offset), 0)
         off_us = self._clock_off_us(self.masters[queue.broker], at_us)
