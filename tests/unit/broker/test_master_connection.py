@@ -1,9 +1,11 @@
-"""A slave's connection that is made later than it was waited for."""
+"""A slave's connection to its master that is made too late, or ends before its flush."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.replication.config import ReplicationConfig
 from turbopump.broker.replication.slave import Follower, MasterConnection
-from turbopump.errors import ConnectFailed
+from turbopump.errors import ConnectFailed, WriteFailed
 from turbopump.testing import virtual_loop, virtual_time
 
 
@@ -46,14 +48,19 @@ class LateTransport(asyncio.Transport):
         self.is_closed = True
 
 
+def follower_of(log: EmptyLog, network: LateNetwork | None = None) -> Follower:
+    """Return a follower of a master that is not there."""
+    config = BrokerConfig(replication=ReplicationConfig(master_address="10.0.0.1:10912"))
+    clock = virtual_loop().clock
+    live = LiveConfig(config, clock)
+    return Follower(cast("Any", log), live, cast("Any", network), clock, lambda: None)
+
+
 @pytest.mark.parametrize("loses", [False, True], ids=["is told of its end", "is not"])
 @virtual_time()
 async def test_a_connection_that_is_made_too_late_is_closed(loses: bool) -> None:
-    config = BrokerConfig(replication=ReplicationConfig(master_address="10.0.0.1:10912"))
-    network, clock = LateNetwork(), virtual_loop().clock
-    live = LiveConfig(config, clock)
-    follower = Follower(cast("Any", EmptyLog()), live, cast("Any", network), clock, lambda: None)
-    following = asyncio.create_task(follower.run())
+    network = LateNetwork()
+    following = asyncio.create_task(follower_of(EmptyLog(), network).run())
     await asyncio.sleep(1)
     [connection], transport = network.made, LateTransport()
     connection.connection_made(transport)
@@ -66,3 +73,20 @@ async def test_a_connection_that_is_made_too_late_is_closed(loses: bool) -> None
     following.cancel()
     with suppress(asyncio.CancelledError):
         await following
+
+
+@virtual_time()
+async def test_a_flush_that_fails_after_the_connection_is_no_unhandled_error() -> None:
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    connection = MasterConnection(follower_of(EmptyLog()), cast("Any", None))
+    flush: Future[None] = Future()
+    connection._await_flush(flush)
+    waiting = asyncio.create_task(connection.wait_flushed())
+    await asyncio.sleep(1)
+    flush.set_exception(WriteFailed("flushing the commit log failed"))
+    connection.ended.cancel()
+    await waiting
+    del waiting, flush, connection
+    gc.collect()
+    assert unhandled == []

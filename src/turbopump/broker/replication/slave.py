@@ -333,7 +333,10 @@ class MasterConnection(asyncio.Protocol):
     async def wait_flushed(self) -> None:
         """Wait for the disk, so that all that is stored can be compared with the master's log."""
         if self._flush is not None and not self._flush.done():
-            await asyncio.wait([asyncio.wrap_future(self._flush)])
+            flushed = asyncio.wrap_future(self._flush)
+            # A failure is the store's: the next connection reports it.
+            flushed.add_done_callback(asyncio.Future.exception)
+            await asyncio.wait([flushed])
 
     def data_received(self, data: bytes) -> None:
         if self.ended.done():
