@@ -125,6 +125,8 @@ class Ledger:
             defaultdict(dict)
         )
         """What each slave has of its master's queues, and since when."""
+        self._lost_copies: defaultdict[str, set[tuple[MessageQueue, int]]] = defaultdict(set)
+        """By slave: the places of messages that it had and lost with the power."""
         self._copied: defaultdict[str, set[tuple[str, tuple[MessageQueue, int] | None]]] = (
             defaultdict(set)
         )
@@ -209,7 +211,8 @@ class Ledger:
 
     def must_have(self, machine: str, key: str, queue: MessageQueue, offset: int) -> bool:
         """Whether a slave that is promoted must have a message, given what it ever had."""
-        if not self.was_copied(machine, key, (queue, offset)):
+        is_lost = (queue, offset) in self._lost_copies[machine]
+        if is_lost or not self.was_copied(machine, key, (queue, offset)):
             return False
         acknowledged = self.acknowledged.get(key)
         since_us = 0 if acknowledged is None else acknowledged.at_us
@@ -399,6 +402,11 @@ class Ledger:
         if event.is_start:
             self._up_since_us[event.replica] = event.at_us
         before = self.copies[event.replica]
+        self._lost_copies[event.replica] |= {
+            place
+            for place, (_, since_us) in before.items()
+            if self.may_be_lost(event.replica, since_us)
+        }
         self.copies[event.replica] = {}
         for queue, (begin, messages) in event.contents.items():
             for offset, message in enumerate(messages, begin):
@@ -413,6 +421,7 @@ class Ledger:
         self, replica: str, queue: MessageQueue, offset: int, message: Stored, since_us: int
     ) -> None:
         self.copies[replica][queue, offset] = (message, since_us)
+        self._lost_copies[replica].discard((queue, offset))
         self._copied_records[replica].add((queue, offset, message.record))
         if message.key is not None:
             self._copied[replica] |= {(message.key, (queue, offset)), (message.key, None)}

@@ -11,6 +11,7 @@ from turbopump.net.network import address_text
 from turbopump.store.store import Store
 from turbopump.testing.simulate.events import LogsCompared, ReplicaHolds, Replicated, StaleWrite
 from turbopump.testing.simulate.replica_plan import Slave
+from turbopump.testing.simulate.roles import is_ready
 from turbopump.testing.simulate.store_contents import contents_of, messages_of, queues_of
 from turbopump.testing.simulate.world import World
 
@@ -21,6 +22,7 @@ _PIECE_BYTES = 1 << 20
 class _Seen:
     """What is known of a slave that runs."""
 
+    slave: Slave
     broker: Broker
     cut_bytes: int
     """How much it has cut off its log."""
@@ -59,6 +61,7 @@ class ReplicaObserver:
             if broker is None or slave.name in self._world.doomed:
                 continue
             self._look_at(slave, broker)
+        self._note_last_copies()
         if self._world.plan.replicas.promotes:
             self._look_for_stale_writes()
 
@@ -68,19 +71,28 @@ class ReplicaObserver:
         if seen is None or is_start or seen.cut_bytes != cut_bytes:
             contents = contents_of(broker.store, slave.master)
             ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
-            seen = _Seen(broker, cut_bytes, broker.store.readable_end, ends)
+            seen = _Seen(slave, broker, cut_bytes, broker.store.readable_end, ends)
             self._seen[slave.name] = seen
             # Its log may be cut before it is promoted, if it ever is.
             self._world.abandoned.pop(slave.name, None)
             now_us = self._world.now_us
             self._world.history.add(ReplicaHolds(now_us, slave.name, contents, is_start))
-        elif seen.end != broker.store.readable_end:
-            seen.end = broker.store.readable_end
-            self._note_messages(slave, seen)
+        self._note_messages(seen)
         self._compare_reported(slave, seen)
 
-    def _note_messages(self, slave: Slave, seen: _Seen) -> None:
-        store = seen.broker.store
+    def _note_last_copies(self) -> None:
+        """Note what slaves have reported to their master just before they change their role."""
+        for name, seen in self._seen.items():
+            broker = self._world.brokers.get(name)
+            is_closing = broker is seen.broker and not is_ready(broker)
+            if is_closing and seen.broker.store._open:  # noqa: SLF001 - it cannot be read when closed
+                self._note_messages(seen)
+
+    def _note_messages(self, seen: _Seen) -> None:
+        store, slave = seen.broker.store, seen.slave
+        if seen.end == store.readable_end:
+            return
+        seen.end = store.readable_end
         for topic, queue_id in queues_of(store):
             queue = MessageQueue(topic, slave.master, queue_id)
             known = seen.ends.get(queue, 0)

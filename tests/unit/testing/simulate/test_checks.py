@@ -687,6 +687,13 @@ def test_a_promoted_slave_that_was_long_up_since_it_lost_messages_with_the_power
     assert "acknowledged messages are kept" in after_loss_at(20)
 
 
+def test_a_promoted_slave_whose_power_failed_again_after_it_had_lost_messages() -> None:
+    first = [slave_down(6, Down.POWER_LOST), holds(7)]
+    second = [slave_down(30, Down.POWER_LOST), holds(31), promoted(32)]
+    events = [up(0), holds(0), copied("m0"), *sent("m0"), *first, *second]
+    assert violations(events, plan(is_sync=False, replicas=ASYNC_MASTER)) == set()
+
+
 @pytest.mark.parametrize("replicas", [SYNC_MASTER, ASYNC_MASTER])
 def test_a_promoted_slave_has_what_it_had(replicas: ReplicaPlan) -> None:
     events = [up(0), holds(0), copied("m0"), *sent("m0"), down(1)]
