@@ -2,12 +2,14 @@
 
 Apache RocketMQ stores timestamps only, which prove nothing once the clock is set back. So positions
 follow them, in bytes that Apache RocketMQ neither reads nor writes, together with the timestamps
-they belong to: other timestamps mean that another broker has used the store since.
+they belong to: other timestamps mean that another broker has used the store since. A checksum
+follows: a write that fails halfway leaves positions that no checkpoint had.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from pathlib import Path
 
 from msgspec import Struct
@@ -18,6 +20,8 @@ from turbopump.message import PhysicalOffset
 FILE_BYTES = 4096
 _LAYOUT = struct.Struct(">qqq")
 _POSITIONS = struct.Struct(">qqqq")
+_CHECKSUM = struct.Struct(">I")
+_USED_BYTES = _LAYOUT.size + _POSITIONS.size + _CHECKSUM.size
 
 
 class Checkpoint(Struct, frozen=True, rename="camel"):
@@ -66,9 +70,11 @@ def read_checkpoint(files: Files, path: Path) -> Checkpoint:
     if len(data) < _LAYOUT.size:
         return Checkpoint()
     log_ms, queues_ms, index_ms = _LAYOUT.unpack_from(data)
-    if len(data) >= _LAYOUT.size + _POSITIONS.size:
-        *times, log_end, queues_end = _POSITIONS.unpack_from(data, _LAYOUT.size)
-        if times == [log_ms, queues_ms]:
+    if len(data) >= _USED_BYTES:
+        positions = data[_LAYOUT.size : _USED_BYTES - _CHECKSUM.size]
+        *times, log_end, queues_end = _POSITIONS.unpack(positions)
+        is_whole = data[_LAYOUT.size : _USED_BYTES] == _with_checksum(positions)
+        if is_whole and times == [log_ms, queues_ms]:
             return Checkpoint(log_ms, queues_ms, index_ms, log_end, queues_end)
     return Checkpoint(log_ms, queues_ms, index_ms)
 
@@ -81,10 +87,14 @@ def write_checkpoint(files: Files, path: Path, checkpoint: Checkpoint) -> None:
         files.truncate(fd, FILE_BYTES)
         times = (checkpoint.log_ms, checkpoint.queues_ms)
         ends = (checkpoint.log_end, checkpoint.queues_end)
-        data = _LAYOUT.pack(*times, checkpoint.index_ms) + _POSITIONS.pack(*times, *ends)
-        files.write(fd, data, 0)
+        positions = _with_checksum(_POSITIONS.pack(*times, *ends))
+        files.write(fd, _LAYOUT.pack(*times, checkpoint.index_ms) + positions, 0)
         files.sync(fd)
     finally:
         files.close(fd)
     if new:
         files.sync_directory(path.parent)
+
+
+def _with_checksum(positions: bytes) -> bytes:
+    return positions + _CHECKSUM.pack(zlib.crc32(positions))

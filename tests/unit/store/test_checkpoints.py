@@ -9,8 +9,13 @@ import pytest
 from turbopump.errors import DiskFull
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES
+from turbopump.message import PhysicalOffset
 from turbopump.store import Files, FlushMode, Store, write_behind
-from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from turbopump.store.checkpoint import (
+    Checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from unit.store.support import FaultyFiles, ManualClock, record, small_config
 
 
@@ -75,3 +80,19 @@ def test_messages_that_were_refused_leave_no_trace_in_the_checkpoint(
         store._flusher.wait_idle()
     assert read_checkpoint(REAL_FILES, tmp_path / "checkpoint") == Checkpoint()
     store.close()
+
+
+def test_a_write_torn_at_any_byte_leaves_no_position_that_was_never_reached(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "checkpoint"
+    images = []
+    for reached in (0x4249, 0x6C14):
+        end = PhysicalOffset(reached)
+        write_checkpoint(REAL_FILES, path, Checkpoint(1000, 1000, 1000, end, end))
+        images.append(path.read_bytes())
+    old, new = images
+    for torn_at in range(128):
+        path.write_bytes(new[:torn_at] + old[torn_at:])
+        found = read_checkpoint(REAL_FILES, path)
+        assert {found.log_end, found.queues_end} <= {0, 0x4249, 0x6C14}, torn_at
