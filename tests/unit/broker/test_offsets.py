@@ -124,7 +124,7 @@ def test_failures_are_logged_once_and_lose_nothing(caplog: pytest.LogCaptureFixt
 
 
 def test_lowered_offsets_are_saved_before_anything_else() -> None:
-    """New messages get the offsets of lost ones: then nothing shows that a saved one is too high."""
+    """New messages get the offsets of lost ones: then no one sees that a saved one is too high."""
     file = FakeFile()
     offsets = Offsets(file)
     offsets.commit("g", "T", 0, 7)
