@@ -251,6 +251,13 @@ class Table:
             self.file.save(self._encode())
             self._note_saved(changes)
 
+    def try_save_now(self) -> None:
+        """Do the same, but log a failure; `save` tries again."""
+        try:
+            self.save_now()
+        except WriteFailed as error:
+            self._note_failure(error)
+
     async def _save_until_clean(self) -> None:
         while self.is_dirty:
             await self.try_save()

@@ -213,7 +213,7 @@ class Broker:
 
     def _build(self, store_host: Host) -> None:
         self.state = State(self._live, self._clock, self._machine.files, self._writer)
-        missing = self.state.load()
+        missing = self.state.load(self._mastership.record.epoch)
         self.path = MessagePath(
             self.state,
             self.store,

@@ -208,10 +208,13 @@ class Membership:
         queues = [queue for queue in asked.queues if self._topics.has_queue(queue)]
         if not queues or self._groups.find(asked.consumer_group, client) is None:
             return []
+        now_ms = self._clock.monotonic_ms()
+        if (wait_ms := self._locks.withheld_ms(now_ms)) > 0:
+            # Not as if another client held them: the owners go on under the locks that they have.
+            remark = f"this broker grants locks in {wait_ms} ms, when those of the last master end"
+            raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self._locks.expiry_ms = self.config.lock_expiry_ms
-        granted = self._locks.lock(
-            asked.consumer_group, asked.client_id, queues, self._clock.monotonic_ms()
-        )
+        granted = self._locks.lock(asked.consumer_group, asked.client_id, queues, now_ms)
         self._members.save_soon()
         return granted
 

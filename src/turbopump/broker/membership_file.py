@@ -26,7 +26,6 @@ _log = logging.getLogger(__name__)
 TABLE_BYTES_MAX = 16 * 1024 * 1024
 """Most bytes of groups in the file; groups that do not fit are not remembered."""
 
-
 _NO_GROUP = ConsumerGroup(None, None, None, {}, {})
 
 
@@ -56,6 +55,8 @@ class RememberedGroups(Body, frozen=True, kw_only=True):
     """The file (groupMembers.json)."""
 
     groups: dict[str, RememberedGroup]
+    epoch: int = 0
+    """The epoch of the master that granted the locks."""
 
 
 class MembershipFile:
@@ -70,18 +71,24 @@ class MembershipFile:
         self._clock = clock
         self._table = Table("members of groups", file, self._encoded)
         self._left_out = False
+        self._epoch = self._epoch_before = 0
 
-    def load(self, groups_max: int) -> None:
+    def load(self, groups_max: int, epoch: int = 0) -> None:
         """Restore the members of an earlier run as absent members and owners of their locks.
 
-        An unreadable file does not prevent the start: members reconnect anyway.
+        An unreadable file does not prevent the start: members reconnect anyway. Locks granted in
+        another epoch were those of another broker, and are not known.
         """
+        self._epoch = self._epoch_before = epoch
         saved = self._file.load_expendable(
             RememberedGroups, "members of groups are not remembered over this restart"
         )
+        now_ms, epoch_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+        self._epoch_before = 0 if saved is None else saved.epoch
+        if self._epoch_before != epoch:
+            self._locks.withhold(now_ms)
         if saved is None:
             return
-        now_ms, epoch_ms = self._clock.monotonic_ms(), self._clock.now_ms()
         for name, group in list(saved.groups.items())[:groups_max]:
             if group.members and check_group_name(name) is None:
                 self._remember(name, group, now_ms, epoch_ms)
@@ -102,8 +109,9 @@ class MembershipFile:
         ]
         if members:
             self._consumers.remember(name, known, members)
-        for each in group.members:
-            self._locks.remember(name, each.client_id, each.locked_queues, now_ms)
+        if self._epoch_before == self._epoch:
+            for each in group.members:
+                self._locks.remember(name, each.client_id, each.locked_queues, now_ms)
 
     def forget_absent(self) -> list[tuple[str, str]]:
         """Drop members that have not reconnected, with their locks; return group and id of each."""
@@ -139,7 +147,10 @@ class MembershipFile:
         }
 
     def _encoded(self) -> bytes:
-        body, left_out = encoded(self._snapshot(), TABLE_BYTES_MAX)
+        # A restart before all locks of another broker are over has to wait for them too.
+        is_withheld = self._locks.withheld_ms(self._clock.monotonic_ms())
+        epoch = self._epoch_before if is_withheld else self._epoch
+        body, left_out = encoded(self._snapshot(), TABLE_BYTES_MAX, epoch)
         self._note_left_out(left_out)
         return body
 
@@ -186,7 +197,9 @@ def _remembered(group: ConsumerGroup, locks: Mapping[str, list[MessageQueue]]) -
     )
 
 
-def encoded(groups: Mapping[str, RememberedGroup], bytes_max: int) -> tuple[bytes, list[str]]:
+def encoded(
+    groups: Mapping[str, RememberedGroup], bytes_max: int, epoch: int = 0
+) -> tuple[bytes, list[str]]:
     """Return the file's text, and the groups left out: too large, or with text that is no UTF-8."""
     left_bytes, rows, left_out = bytes_max, {}, []
     for name, group in groups.items():
@@ -199,4 +212,4 @@ def encoded(groups: Mapping[str, RememberedGroup], bytes_max: int) -> tuple[byte
             rows[name] = msgspec.Raw(row)
         else:
             left_out.append(name)
-    return msgspec.json.encode({"groups": rows}), left_out
+    return msgspec.json.encode({"groups": rows, "epoch": epoch}), left_out

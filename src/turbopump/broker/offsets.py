@@ -57,6 +57,8 @@ class Offsets:
             "; ".join(texts[:_LISTED_MAX]),
             "; ..." if len(texts) > _LISTED_MAX else "",
         )
+        # Before new messages get these offsets: after another crash, the old ones would look valid.
+        self.saving.try_save_now()
 
     # --- one queue --------------------------------------------------------------------------------
 

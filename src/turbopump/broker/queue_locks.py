@@ -8,6 +8,9 @@ from msgspec import Struct
 
 from turbopump.message import MessageQueue
 
+TRUST_MS = 30_000
+"""How long clients consume under a lock after its last renewal."""
+
 
 class _Lock(Struct, frozen=True):
     client_id: str
@@ -24,6 +27,15 @@ class QueueLocks:
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
         self.changes = 0
         """How often any queue has changed its holder, or become free."""
+        self._withheld_until_ms = 0
+
+    def withhold(self, now_ms: int) -> None:
+        """Have no lock granted while clients may still consume under those of another broker."""
+        self._withheld_until_ms = now_ms + TRUST_MS
+
+    def withheld_ms(self, now_ms: int) -> int:
+        """Return for how long no lock must be granted; 0 if locks may be."""
+        return max(0, self._withheld_until_ms - now_ms)
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int

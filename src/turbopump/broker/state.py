@@ -65,12 +65,14 @@ class State:
         """What writes the files, and what has failed of it."""
         return self._writer.work.watches
 
-    def load(self) -> list[Table]:
-        """Load the tables of an earlier run; return those that are missing."""
+    def load(self, epoch: int = 0) -> list[Table]:
+        """Load the tables of an earlier run; return those that are missing.
+
+        Each promotion of a broker is a new ``epoch``.
+        """
         parts = (self.topics, self.groups, self.offsets)
         missing = [part.saving for part in parts if not part.load()]
         groups = self.live.current.groups
-        if groups.member_reconnect_ms:
-            self.members.load(groups.groups_max)
+        self.members.load(groups.groups_max if groups.member_reconnect_ms else 0, epoch)
         self.consumer_filters.load()
         return missing

@@ -242,6 +242,9 @@ class QueueReader:
             if isinstance(outcome, OffsetIllegal) and not replica.is_master:
                 self.back_to_master(queue)
                 raise NoRoute(f"{queue}: slave {replica.address} has other messages")
+            if outcome.max_offset < asked:
+                # It lags, so there was nothing to compare yet.
+                return last, outcome
         if replica.is_master and not isinstance(outcome, OffsetIllegal):
             self._compared[queue] = source
         last = last_pulled(last, source, asked, outcome)

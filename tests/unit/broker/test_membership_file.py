@@ -74,7 +74,7 @@ def lock(parts: Parts, client_id: str, *queues: MessageQueue) -> list[MessageQue
     return LockedQueues.decode(whole_body(answer)).queues
 
 
-def restarted(before: Parts, tmp_path: Path) -> Parts:
+def restarted(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
     """Return a broker that starts with what another wrote when it stopped."""
     before.members.saving.save_now()
     after = Parts(tmp_path)
@@ -82,7 +82,7 @@ def restarted(before: Parts, tmp_path: Path) -> Parts:
     finished(
         after.topics.update(TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4))
     )
-    after.members.load(groups_max=100)
+    after.members.load(100, epoch)
     return after
 
 
@@ -108,6 +108,44 @@ def leave(parts: Parts, client_id: str, group: str = "g") -> None:
     header = headers.UnregisterClient(client_id=client_id, consumer_group=group)
     answer = parts.ask(RequestCode.UNREGISTER_CLIENT, header, peer=FakePeer())
     assert answer.code == ResponseCode.SUCCESS
+
+
+# --- after a promotion ----------------------------------------------------------------------------
+
+
+def refusal(parts: Parts, client_id: str) -> tuple[int, str]:
+    body = LockQueues(client_id=client_id, consumer_group="g", queues=QUEUES)
+    answer = parts.ask(RequestCode.LOCK_BATCH_MQ, body=body)
+    return answer.code, answer.remark or ""
+
+
+def test_a_promoted_broker_grants_no_lock_while_the_last_master_s_may_be_used(
+    before: Parts, tmp_path: Path
+) -> None:
+    """Listeners run for up to 30 s under a lock that the last master has renewed."""
+    lock(before, "c1", *QUEUES)
+    promoted = restarted(before, tmp_path, epoch=1)
+    for client_id in ("c1", "c2"):
+        code, remark = refusal(promoted, client_id)
+        # An error: for a client that is granted nothing, another one holds the lock.
+        assert code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "in 30000 ms" in remark
+    promoted.clock.advance_ns(29_999 * MS_NS)
+    assert refusal(promoted, "c2")[0] == ResponseCode.SERVICE_NOT_AVAILABLE
+    promoted.clock.advance_ns(MS_NS)
+    assert lock(promoted, "c2", *QUEUES) == QUEUES, "locks of another epoch count no longer"
+
+
+def test_a_promoted_broker_that_restarts_soon_waits_again(before: Parts, tmp_path: Path) -> None:
+    promoted = restarted(before, tmp_path, epoch=1)
+    join(promoted, "c1")
+    again = restarted(promoted, tmp_path, epoch=1)
+    assert refusal(again, "c1")[0] == ResponseCode.SERVICE_NOT_AVAILABLE
+    again.clock.advance_ns(30_000 * MS_NS)
+    assert lock(again, "c1", *QUEUES) == QUEUES
+    later = restarted(again, tmp_path, epoch=1)
+    assert lock(later, "c1", *QUEUES) == QUEUES
+    assert lock(later, "c2", *QUEUES) == [], "remembered as after any restart"
 
 
 # --- after a restart ------------------------------------------------------------------------------
@@ -447,7 +485,7 @@ def test_what_is_left_out_is_said_once(
         join(before, f"c{number}")
         before.members.saving.save_now()
     assert caplog.text.count("will not be remembered over a restart") == 1
-    assert json.loads(before.members_file.saved[-1]) == {"groups": {}}
+    assert json.loads(before.members_file.saved[-1]) == {"groups": {}, "epoch": 0}
 
 
 @virtual_time()

@@ -123,6 +123,27 @@ def test_failures_are_logged_once_and_lose_nothing(caplog: pytest.LogCaptureFixt
     assert ConsumerOffsets.decode(file.saved[-1]).offset_table == {"T@g": {0: 1}}
 
 
+def test_lowered_offsets_are_saved_before_anything_else() -> None:
+    """New messages get the offsets of lost ones: then no one sees that a saved one is too high."""
+    file = FakeFile()
+    offsets = Offsets(file)
+    offsets.commit("g", "T", 0, 7)
+    offsets.saving.save_now()
+    offsets.clamp_to_ends(lambda *_: 3)
+    assert ConsumerOffsets.decode(file.saved[-1]).offset_table == {"T@g": {0: 3}}
+
+
+def test_a_full_disk_does_not_prevent_lowering(caplog: pytest.LogCaptureFixture) -> None:
+    file = FakeFile()
+    offsets = Offsets(file)
+    offsets.commit("g", "T", 0, 7)
+    file.full = True
+    offsets.clamp_to_ends(lambda *_: 3)
+    assert offsets.find("g", "T", 0) == 3
+    assert offsets.saving.is_dirty
+    assert "cannot be saved" in caplog.text
+
+
 def test_commits_during_a_write_are_written_the_next_time() -> None:
     class Slow(FakeFile):
         def save(self, body: bytes) -> None:

@@ -21,10 +21,10 @@ from turbopump.broker.replication.roles import (
     promoted,
 )
 from turbopump.machine.files import read_file
-from turbopump.message import PhysicalOffset
+from turbopump.message import MessageQueue, PhysicalOffset
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire import headers
-from turbopump.wire.bodies import GroupConfig
+from turbopump.wire.bodies import GroupConfig, LockQueues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request
 from turbopump.wire.mastership import (
@@ -263,6 +263,39 @@ async def test_a_promoted_slave_has_the_tables(tmp_path: Path) -> None:
         await asyncio.sleep(30)
         assert promoted_one.path.delays.progress.offset_table == {1: 1}
         assert len(await bodies(replicas, 1)) == 3
+
+
+@virtual_time()
+async def test_a_promoted_slave_grants_locks_when_those_of_the_last_master_are_over(
+    tmp_path: Path,
+) -> None:
+    """A listener of the owner may run for 30 s under a lock that the last master has renewed."""
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        assert await can_send(replicas, 0) == SUCCESS
+        assert await locked(replicas, 0, "owner") == SUCCESS
+        await wait_until(lambda: replicas.broker(1).state.topics.find("T") is not None)
+        await replicas.crash(0)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        assert await locked(replicas, 1, "other") == ResponseCode.SERVICE_NOT_AVAILABLE
+        await asyncio.sleep(20)
+        await replicas.stop(1)
+        await replicas.start(1)
+        assert await locked(replicas, 1, "other") == ResponseCode.SERVICE_NOT_AVAILABLE
+        await asyncio.sleep(30)
+        assert await locked(replicas, 1, "other") == SUCCESS
+        await replicas.stop(1)
+        await replicas.start(1)
+        assert await locked(replicas, 1, "other") == SUCCESS, "its own locks are remembered"
+
+
+async def locked(replicas: PromotableBrokers, number: int, client_id: str) -> int:
+    """Ask for the lock of a queue; return the code of the answer."""
+    queue = MessageQueue("T", NAME, 0)
+    body = LockQueues(client_id=client_id, consumer_group="g", queues=[queue])
+    answer = await replicas.client(number).ask(RequestCode.LOCK_BATCH_MQ, body=body.encode())
+    return answer.code
 
 
 @virtual_time()

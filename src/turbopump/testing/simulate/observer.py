@@ -15,6 +15,7 @@ from turbopump.testing.simulate.events import (
     Reopened,
 )
 from turbopump.testing.simulate.replica_observer import ReplicaObserver
+from turbopump.testing.simulate.roles import is_ready
 from turbopump.testing.simulate.store_contents import (
     Contents,
     contents_of,
@@ -46,11 +47,15 @@ class Observer:
         self.replicas = ReplicaObserver(world)
         self._assigned: dict[str, tuple[MessageQueue, ...]] = {}
         self._terms: dict[str, int] = {}
+        self._loaded: dict[str, tuple[Broker, Offsets]] = {}
+        """By machine: what a broker had loaded when it began to serve, until its start is over."""
 
     def look(self) -> bool:
         """Look at all brokers; called when everything else is done at an instant."""
         self._world.follow_roles()
         self._note_last_commits()
+        if self._world.starting:
+            self._note_loaded()
         for name, broker in self._world.masters.items():
             machine = self._world.roles.masters[name]
             if machine in self._world.doomed:
@@ -80,17 +85,28 @@ class Observer:
             if seen.broker in stopped:
                 self._note_commits(name, seen)
 
+    def _note_loaded(self) -> None:
+        """Note what brokers have loaded, before clients commit anything to them."""
+        for machine, broker in self._world.starting.items():
+            before, _ = self._loaded.get(machine, (None, None))
+            if before is not broker and is_ready(broker):
+                name = self._world.roles.name_of(machine)
+                self._loaded[machine] = broker, _committed(broker, name)
+
     def _note_start(self, name: str, machine: str, broker: Broker) -> None:
         contents, committed = contents_of(broker.store, name), _committed(broker, name)
+        loaded = self._loaded.pop(machine, (None, committed))
+        if loaded[0] is broker:
+            committed = loaded[1]
         ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
-        marks = (broker.store.readable_end, broker.state.offsets.changes)
-        self._seen[name] = _Seen(broker, marks, ends, committed)
+        self._seen[name] = seen = _Seen(broker, (), ends, committed)
         terms = self._world.roles.terms[name]
         promoted = machine if terms != self._terms.get(name, 0) else ""
         self._terms[name] = terms
         self._compare_with_abandoned(machine, contents)
         now_us = self._world.now_us
         self._world.history.add(BrokerUp(now_us, name, contents, committed, promoted))
+        self._note_commits(name, seen)
 
     def _compare_with_abandoned(self, name: str, contents: Contents) -> None:
         """Compare with what was there before a recovery was repeated; it may have grown since."""

@@ -107,6 +107,8 @@ class World(Cluster):
         """Brokers that died in the midst of something, and still have to be cleared away."""
         self.stopped: list[Broker] = []
         """Brokers that have stopped, and were not seen since: they took commits until then."""
+        self.starting: dict[str, Broker] = {}
+        """Brokers whose start is not over: they serve before, while name servers do not answer."""
         self.abandoned: dict[str, Contents] = {}
         """What brokers held that recovered, and crashed before they served."""
         self.roles = Roles(plan, self.brokers)
@@ -166,10 +168,16 @@ class World(Cluster):
         return broker
 
     async def _started(self, name: str, config: BrokerConfig, machine: Machine) -> Broker:
-        if not self.plan.replicas.promotes:
-            return await super()._started(name, config, machine)
-        lives = ReplicatedBroker(config, self._places[name].host, machine)
-        await lives.start()
+        host = self._places[name].host
+        lives = ReplicatedBroker(config, host, machine) if self.plan.replicas.promotes else None
+        broker = Broker(config, host, machine) if lives is None else lives.current
+        self.starting[name] = broker
+        try:
+            await (broker if lives is None else lives).start()
+        finally:
+            del self.starting[name]
+        if lives is None:
+            return broker
         self._lives[name] = lives
         return lives.current
 
