@@ -13,15 +13,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from broker import Server, server
-from measure import print_table
+from measure import panels, print_table
+from servers import Server, server, with_children
 
 COUNTS = (1, 2, 4)
 QUEUES = 8
@@ -30,26 +28,13 @@ Results = dict[tuple[int, int], list[dict[str, Any]]]
 """What each round gave, by the numbers of brokers and of client processes."""
 
 
-def processes_of(running: Server) -> list[int]:
-    """Return the process of a cluster and those that it has started."""
-    pid = running.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *map(int, children)]
-
-
-def turbopump(running: Server, *words: str) -> str:
-    command = [sys.executable, "-m", "turbopump", *words, f"--nameserver={running.nameserver}"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def measured(running: Server, clients: int, options: argparse.Namespace) -> dict[str, Any]:
     """Send for some seconds."""
-    output = turbopump(
-        running,
+    output = running.turbopump(
         *("bench", "produce", "Bench", "--json", f"--processes={clients}"),
         *(f"--seconds={options.seconds}", f"--warm-up={options.seconds / 4}"),
         f"--batch={options.batch}",
-        *(f"--cpu-of={pid}" for pid in processes_of(running)),
+        *(f"--cpu-of={pid}" for pid in with_children(running.process.pid)),
     )
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
@@ -63,7 +48,7 @@ def run(options: argparse.Namespace) -> Results:
             for count in COUNTS
         }
         for running in clusters.values():
-            turbopump(running, "topic", "create", "Bench", f"--queues={QUEUES}")
+            running.turbopump("topic", "create", "Bench", f"--queues={QUEUES}")
         for _ in range(options.rounds):
             for (brokers, clients), found in results.items():
                 found.append(measured(clusters[brokers], clients, options))
@@ -91,12 +76,7 @@ def report(results: Results) -> None:
 
 def write_plot(results: Results, path: Path) -> None:
     """Draw throughput, and processor time for each message, against the brokers."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (rates, costs) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure, ((rates, costs),) = panels(1, 2, (9, 3.2))
     for clients in COUNTS:
         of_clients = [results[brokers, clients] for brokers in COUNTS]
         label = f"{clients} client process{'es' if clients > 1 else ''}"

@@ -24,10 +24,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from broker import Server, server
 from compare_report import Case, Measured, print_report, write_plot
 from peer_servers import PEER_SERVERS, RunningServer, peer_server
 from recover import STATES
+from servers import Server, server
 
 HERE = Path(__file__).parent
 WORKS = ("send", "batch", "batch32", "drain", "orderly", "latency", "recovery")

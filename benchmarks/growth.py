@@ -18,9 +18,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bare_frames import batch_request, flood, send_request
-from broker import TIMEOUT_MS, Server, connected, pull_request, server
-from measure import print_table
+from bare_frames import batch_request, flood, pull_request, send_request
+from measure import panels, print_table
+from servers import TIMEOUT_MS, Server, connected, server
 from turbopump.net.connection import Connection
 from turbopump.net.loop import run
 from turbopump.wire.bodies import (
@@ -262,13 +262,8 @@ def report(name: str, sizes: Sequence[Size]) -> None:
 
 def write_plot(found: dict[str, list[Size]], path: Path) -> None:
     """Draw the cost of a send, and of adding one more thing, against the number of things."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for panel, (title, cost) in zip(panels, COSTS.items(), strict=True):
+    figure, (drawn,) = panels(1, 2, (9, 3.6))
+    for panel, (title, cost) in zip(drawn, COSTS.items(), strict=True):
         for name, sizes in found.items():
             known = points(sizes, cost)
             counts, costs = [count for count, _ in known], [value for _, value in known]
@@ -277,7 +272,7 @@ def write_plot(found: dict[str, list[Size]], path: Path) -> None:
         panel.set_xlabel("things")
         # As high as it is wide, or differences of a few percent would look like growth.
         panel.set_ylim(1, 1e5)
-    panels[0].legend(fontsize="small", ncols=2)
+    drawn[0].legend(fontsize="small", ncols=2)
     figure.savefig(path)
 
 

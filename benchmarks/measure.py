@@ -1,9 +1,10 @@
-"""What the benchmarks share: timing a function in rounds, and tables in Markdown."""
+"""What the benchmarks share: timing a function in rounds, tables and plots."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 ROUNDS = 5
 
@@ -22,6 +23,18 @@ def per_second(action: Callable[[], int], seconds: float = 0.4) -> float:
             done += action()
         best = max(best, done / elapsed)
     return best
+
+
+def panels(rows: int, columns: int, inches: tuple[float, float], **grid: Any) -> tuple[Any, Any]:
+    """Return a figure of Matplotlib for a file, and its panels in rows."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(
+        rows, columns, figsize=inches, squeeze=False, layout="constrained", gridspec_kw=grid
+    )
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
