@@ -1,6 +1,7 @@
 """What an operation costs a broker as topics, queues, groups, held pulls, clients and backlog grow.
 
-    python benchmarks/growth.py [--quick] [--only topics,backlog] [--backlog-gib 4] [--plot FILE]
+    python benchmarks/growth.py [--quick] [--only topics,backlog] [--backlog-gib 10]
+        [--json FILE] [--plot FILE]
 
 For each kind of thing, a broker of its own gets ever more of them. At each size the broker's
 processor time for one send is measured, and for adding one more thing. The slope is that of the
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bare_frames import batch_request, flood, pull_request, send_request
@@ -198,11 +201,12 @@ async def growing() -> AsyncIterator[Growing]:
             running.process.kill()
 
 
-async def measured(add: Add, sizes: Sequence[int], seconds: float) -> list[Size]:
+async def measured(name: str, add: Add, sizes: Sequence[int], seconds: float) -> list[Size]:
     """Add things up to each size, and measure the broker there."""
     found = []
     async with growing() as made:
         for size in sizes:
+            print(f"{name}: {size:,}", file=sys.stderr)
             added = range(made.count, size)
             cpu_s, memory = made.running.cpu_s, made.running.memory_mib
             await add(made, added)
@@ -260,6 +264,25 @@ def report(name: str, sizes: Sequence[Size]) -> None:
     print_table([name, *COSTS, "bytes each"], [*rows, slopes])
 
 
+def summarize(found: dict[str, list[Size]]) -> None:
+    """Print one row for each kind of thing: the costs of a send, and what an idle thing takes."""
+    rows = [
+        [
+            name,
+            f"{sizes[0].count:,} · {sizes[-1].count:,}",
+            f"{sizes[0].send_us:.1f} · {sizes[-1].send_us:.1f}",
+            slope(sizes, COSTS["CPU µs a send"]),
+        ]
+        for name, sizes in found.items()
+    ]
+    print()
+    print_table(["things", "from · to", "CPU µs per send, fewest · most", "slope"], rows)
+    print()
+    # Of the largest number: with few, memory that was free before serves them.
+    bytes_each = [[name, f"{sizes[-1].memory_bytes:,.0f}"] for name, sizes in found.items()]
+    print_table(["one more idle", "bytes"], bytes_each)
+
+
 def write_plot(found: dict[str, list[Size]], path: Path) -> None:
     """Draw the cost of a send, and of adding one more thing, against the number of things."""
     figure, (drawn,) = panels(1, 2, (9, 3.6))
@@ -284,6 +307,7 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of sends at each size")
     parser.add_argument("--only", default=",".join(ADDING).replace(", ", " "))
     parser.add_argument("--backlog-gib", type=int, default=0, help="one more size of the backlog")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--plot", type=Path, help="draw the costs (PNG or SVG; matplotlib)")
     options = parser.parse_args()
     wanted = options.only.split(",")
@@ -295,8 +319,12 @@ async def main() -> None:
             sizes = sizes[:-1]
         if name.startswith("backlog") and options.backlog_gib:
             sizes = (*sizes, options.backlog_gib * 1024)
-        found[name] = await measured(add, sizes, options.seconds)
+        found[name] = await measured(name, add, sizes, options.seconds)
         report(name, found[name])
+    summarize(found)
+    if options.json is not None:
+        value = {name: [asdict(size) for size in sizes] for name, sizes in found.items()}
+        options.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     if options.plot is not None:
         write_plot(found, options.plot)
 

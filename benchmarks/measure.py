@@ -37,9 +37,12 @@ def panels(rows: int, columns: int, inches: tuple[float, float], **grid: Any) ->
     )
 
 
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, all columns but the first aligned to the right."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+    lines.insert(1, "|---|" + "---:|" * (len(columns) - 1))
+    return "\n".join(lines)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table, all columns but the first aligned to the right."""
-    print("| " + " | ".join(columns) + " |")
-    print("|---|" + "---:|" * (len(columns) - 1))
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
+    print(table(columns, rows))

@@ -16,6 +16,9 @@ from pathlib import Path
 from servers import free_port, with_children
 
 START_S = 60.0
+RABBITMQ_DIRECTORY = "/usr/lib/rabbitmq/bin"
+"""The rabbitmq-server here runs as the caller. Debian's in /usr/sbin changes to another user, who
+may not write to our directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +111,8 @@ def _stop_epmd(environment: dict[str, str]) -> None:
 
 
 def _program(name: str) -> str | None:
-    # Debian's rabbitmq-server in /usr/sbin changes to a user that may not write to our directory;
-    # the one in its own directory runs as the caller. Other servers may be where only root looks.
-    return shutil.which(name, path=f"/usr/lib/rabbitmq/bin:{os.environ['PATH']}:/usr/sbin")
+    # Other servers may be where only root looks.
+    return shutil.which(name, path=f"{RABBITMQ_DIRECTORY}:{os.environ['PATH']}:/usr/sbin")
 
 
 def _wait_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

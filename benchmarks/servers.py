@@ -16,6 +16,9 @@ from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork
 
 TIMEOUT_MS = 10_000
+BROKER = "broker-a"
+NAMED_CONFIG = f"brokerName={BROKER}\n"
+"""For a broker that is known by name, as Spark's offsets are."""
 
 
 class Server:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from measure import print_table
-from servers import server
-from spark_process import CONFIG, QUEUES, READY_ROWS, SparkProcess, fill, spark_process
+from servers import NAMED_CONFIG, server
+from spark_process import QUEUES, READY_ROWS, SparkProcess, fill, spark_process
 from spark_queries import QUERIES, Bodies, Result
 from spark_queues import EACH, create_topic, look_results, read_results, send_to_each
 from turbopump.net.loop import run
@@ -37,7 +37,7 @@ Found = dict[str, Any]
 def results(rows: int, parts: Sequence[str], numbers_of_cores: Sequence[int]) -> list[Found]:
     """Measure everything that needs Spark."""
     found: list[Found] = []
-    with tempfile.TemporaryDirectory() as name, server(config=CONFIG) as running:
+    with tempfile.TemporaryDirectory() as name, server(config=NAMED_CONFIG) as running:
         folder = Path(name)
         for bodies in BODIES:
             fill(running.nameserver, folder, rows, bodies)
@@ -79,7 +79,7 @@ def best(spark: SparkProcess, part: str, bodies: Bodies) -> Iterator[Found]:
 
 def measure_queues() -> list[list[str]]:
     """Measure what many queues cost, without Spark."""
-    with server(config=CONFIG) as running:
+    with server(config=NAMED_CONFIG) as running:
         nameserver, pid = running.nameserver, running.process.pid
         run(create_topic(nameserver, "many", MANY_QUEUES))
         run(send_to_each(nameserver, "many", range(MANY_QUEUES), EACH))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from servers import Server
+from servers import BROKER, Server
 from spark_queries import Bodies, LatencyRequest, Request, Result, Setting
 from turbopump.client.outgoing import split_batch
 from turbopump.client.producer import Producer
@@ -26,8 +26,6 @@ from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.partition_reader import PartitionReader
 
 HERE = Path(__file__).parent
-BROKER = "broker-a"
-CONFIG = f"brokerName={BROKER}\n"
 QUEUES = 4
 """What a topic has by default."""
 READY_ROWS = 8192
