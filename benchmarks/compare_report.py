@@ -278,8 +278,9 @@ def _row(measured: Measured, every: Sequence[Measured]) -> list[str]:
 
 
 def to_base(measured: Measured, every: Sequence[Measured]) -> str:
+    """Return the ratio to the most that could be reached; nothing for that itself."""
     base = base_of(every, measured.case)
-    return "" if base is None else f"{measured.ratio_to(base):.2f}"
+    return "" if base in (None, measured) else f"{measured.ratio_to(base):.2f}"
 
 
 def write_plot(every: Sequence[Measured], path: Path) -> None:
