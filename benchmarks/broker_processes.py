@@ -1,6 +1,7 @@
 """What more broker processes give: throughput and processor time with 1, 2 and 4 of them.
 
     python benchmarks/broker_processes.py [--seconds 2] [--rounds 3] [--batch 1] [--plot FILE]
+        [--update-docs]
 
 ``turbopump standalone --brokers N`` runs N brokers behind one name server; 1, 2 and 4 client
 processes send to all of them, 32 sends in flight each. Rounds are interleaved. More processes than
@@ -18,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from measure import panels, print_table
+from measure import panels, table, update_docs
 from servers import Server, server, with_children
 
 COUNTS = (1, 2, 4)
@@ -59,7 +60,7 @@ def medians(found: Sequence[dict[str, Any]], key: str) -> float:
     return statistics.median(float(each[key]) for each in found)
 
 
-def report(results: Results) -> None:
+def report(results: Results) -> str:
     columns = ["brokers, clients", "messages/s", "broker CPU µs", "client CPU µs"]
     rows = [
         [
@@ -70,8 +71,7 @@ def report(results: Results) -> None:
         ]
         for (brokers, clients), found in results.items()
     ]
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}\n")
-    print_table(columns, rows)
+    return table(columns, rows)
 
 
 def write_plot(results: Results, path: Path) -> None:
@@ -100,10 +100,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1, help="messages per send")
+    parser.add_argument(
+        "--update-docs", action="store_true", help="write the table into README.md here"
+    )
     parser.add_argument("--plot", type=Path, help="draw the medians (PNG or SVG; matplotlib)")
     options = parser.parse_args()
     results = run(options)
-    report(results)
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}\n\n{report(results)}")
+    if options.update_docs:
+        update_docs({"broker-processes": report(results)})
     if options.plot is not None:
         write_plot(results, options.plot)
 

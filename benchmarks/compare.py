@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from compare_docs import blocks, update_docs
+from compare_docs import blocks
 from compare_plan import QUEUES, ClientFailed, Plan, Run, Systems
 from compare_report import (
     LEVEL,
@@ -38,6 +38,7 @@ from compare_report import (
     print_report,
     write_plot,
 )
+from measure import update_docs
 from peer_servers import PEER_SERVERS, RunningServer, peer_server
 from servers import NAMED_CONFIG, Server, server
 
@@ -249,8 +250,7 @@ def main() -> None:
         for name, text in blocks(found, value["machine"]).items():
             print(f"\n<!-- {name} -->\n{text}")
     if options.update_docs:
-        for path in update_docs(blocks(found, value["machine"])):
-            print(f"updated {path}", file=sys.stderr)
+        update_docs(blocks(found, value["machine"]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""The tables of a run as the documents have them, between comments that name them."""
+"""The tables of a run as the documents have them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compare_report import (
@@ -25,8 +23,6 @@ from compare_report import (
 )
 from measure import table
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "benchmarks/README.md", "docs/performance.md")
 SENDERS = {
     "Turbopump, asyncio": ASYNCIO,
     "Turbopump, blocking, as many threads": THREADS,
@@ -47,8 +43,6 @@ CONSUMERS = {
 TITLES = {"batch": "batches of 16", "batch32": "batches of 32", "drain": "draining"}
 TITLES |= {"orderly": "draining in order", "source": "Spark source", "sink": "Spark sink"}
 
-_BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
-
 
 def blocks(every: Sequence[Measured], machine: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of each block that this run has figures for."""
@@ -62,21 +56,6 @@ def blocks(every: Sequence[Measured], machine: Mapping[str, Any]) -> dict[str, s
         "targets": table(TARGET_COLUMNS, target_rows(every)) if target_rows(every) else "",
     }
     return {name: text for name, text in found.items() if text}
-
-
-def update_docs(texts: Mapping[str, str], root: Path = ROOT) -> Iterator[Path]:
-    """Replace the blocks of all documents; yield those that have changed."""
-
-    def replaced(block: re.Match[str]) -> str:
-        text = texts.get(block[2])
-        return block[0] if text is None else f"{block[1]}\n{text}\n\n{block[3]}"
-
-    for path in (root / name for name in DOCUMENTS):
-        before = path.read_text(encoding="utf-8")
-        after = _BLOCK.sub(replaced, before)
-        if after != before:
-            path.write_text(after, encoding="utf-8")
-            yield path
 
 
 def _by_level(

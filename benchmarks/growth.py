@@ -1,7 +1,7 @@
 """What an operation costs a broker as topics, queues, groups, held pulls, clients and backlog grow.
 
     python benchmarks/growth.py [--quick] [--only topics,backlog] [--backlog-gib 10]
-        [--json FILE] [--plot FILE]
+        [--json FILE] [--plot FILE] [--update-docs]
 
 For each kind of thing, a broker of its own gets ever more of them. At each size the broker's
 processor time for one send is measured, and for adding one more thing. The slope is that of the
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bare_frames import batch_request, flood, pull_request, send_request
-from measure import panels, print_table
+from measure import panels, print_table, table, update_docs
 from servers import TIMEOUT_MS, Server, connected, server
 from turbopump.net.connection import Connection
 from turbopump.net.loop import run
@@ -187,6 +187,18 @@ ADDING: dict[str, tuple[Add, Sequence[int]]] = {
 }
 
 
+TITLES = {
+    "topics": ("topics", "topic with 4 empty queues"),
+    "queues": ("queues of the topic", "queue with a message"),
+    "groups": ("groups, each with a member", "group with its retry topic and one member"),
+    "members": ("members of one group", "member, with its connection"),
+    "connections": ("connections", "connection"),
+    "held pulls": ("held pulls, half of them on the queue sent to", "held pull"),
+    "backlog, MiB": ("backlog, MiB", "MiB of backlog"),
+}
+"""In tables: what there is more of, and one of it."""
+
+
 @asynccontextmanager
 async def growing() -> AsyncIterator[Growing]:
     """Run a broker with one topic that has been sent to."""
@@ -264,23 +276,24 @@ def report(name: str, sizes: Sequence[Size]) -> None:
     print_table([name, *COSTS, "bytes each"], [*rows, slopes])
 
 
-def summarize(found: dict[str, list[Size]]) -> None:
-    """Print one row for each kind of thing: the costs of a send, and what an idle thing takes."""
-    rows = [
+def tables(found: dict[str, list[Size]]) -> dict[str, str]:
+    """Return the tables of the documents: what sends cost, and what an idle thing takes."""
+    costs = [
         [
-            name,
+            TITLES[name][0],
             f"{sizes[0].count:,} · {sizes[-1].count:,}",
             f"{sizes[0].send_us:.1f} · {sizes[-1].send_us:.1f}",
-            slope(sizes, COSTS["CPU µs a send"]),
+            *(slope(sizes, cost) for cost in COSTS.values()),
         ]
         for name, sizes in found.items()
     ]
-    print()
-    print_table(["things", "from · to", "CPU µs per send, fewest · most", "slope"], rows)
-    print()
+    columns = ["things", "from · to", "CPU µs per send, fewest · most things", "slope"]
     # Of the largest number: with few, memory that was free before serves them.
-    bytes_each = [[name, f"{sizes[-1].memory_bytes:,.0f}"] for name, sizes in found.items()]
-    print_table(["one more idle", "bytes"], bytes_each)
+    idle = [[TITLES[name][1], f"{sizes[-1].memory_bytes:,.0f}"] for name, sizes in found.items()]
+    return {
+        "growth": table([*columns, "slope of adding one"], costs),
+        "idle-memory": table(["one more idle", "bytes"], idle),
+    }
 
 
 def write_plot(found: dict[str, list[Size]], path: Path) -> None:
@@ -308,6 +321,9 @@ async def main() -> None:
     parser.add_argument("--only", default=",".join(ADDING).replace(", ", " "))
     parser.add_argument("--backlog-gib", type=int, default=0, help="one more size of the backlog")
     parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument(
+        "--update-docs", action="store_true", help="write tables into README.md here"
+    )
     parser.add_argument("--plot", type=Path, help="draw the costs (PNG or SVG; matplotlib)")
     options = parser.parse_args()
     wanted = options.only.split(",")
@@ -321,7 +337,10 @@ async def main() -> None:
             sizes = (*sizes, options.backlog_gib * 1024)
         found[name] = await measured(name, add, sizes, options.seconds)
         report(name, found[name])
-    summarize(found)
+    for text in tables(found).values():
+        print(f"\n{text}")
+    if options.update_docs:
+        update_docs(tables(found))
     if options.json is not None:
         value = {name: [asdict(size) for size in sizes] for name, sizes in found.items()}
         options.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

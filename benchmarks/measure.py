@@ -1,12 +1,18 @@
-"""What the benchmarks share: timing a function in rounds, tables and plots."""
+"""What the benchmarks share: timing a function in rounds, tables, plots and documents."""
 
 from __future__ import annotations
 
+import re
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 ROUNDS = 5
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("README.md", "benchmarks/README.md", "docs/performance.md")
+_BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
 
 
 def per_second(action: Callable[[], int], seconds: float = 0.4) -> float:
@@ -46,3 +52,24 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print(table(columns, rows))
+
+
+def update_docs(texts: Mapping[str, str], root: Path = ROOT) -> list[Path]:
+    """Replace named blocks of the documents; return the documents that have changed.
+
+    A block is between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``.
+    """
+
+    def replaced(block: re.Match[str]) -> str:
+        text = texts.get(block[2])
+        return block[0] if text is None else f"{block[1]}\n{text}\n\n{block[3]}"
+
+    changed = []
+    for path in (root / name for name in DOCUMENTS):
+        before = path.read_text(encoding="utf-8")
+        after = _BLOCK.sub(replaced, before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"updated {path.relative_to(root)}", file=sys.stderr)
+            changed.append(path)
+    return changed

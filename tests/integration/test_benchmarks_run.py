@@ -108,6 +108,48 @@ def test_rows_of_spark_are_compared_with_what_its_interface_can_do(report: Any) 
     }
 
 
+def test_a_query_of_spark_is_a_round_like_others(
+    report: Any, benchmark: Callable[[str], Any]
+) -> None:
+    spark, queries = benchmark("compare_spark"), benchmark("spark_queries")
+    asked = []
+
+    class Spark:
+        def measure(self, *request: object) -> Any:
+            asked.append(request)
+            return queries.Result(
+                rows=1000, seconds=0.5, jvm_s=0.004, python_s=0.001, broker_s=0.002
+            )
+
+    bodies = queries.Bodies(128, 128)
+    case = report.Case("source", "turbopump", 2)
+    found = spark.SparkRun(case, Spark(), bodies, "topic").measure()
+    assert asked == [("read", bodies, "topic")]
+    assert found.keys() >= result(0).keys()
+    assert (found["messages_per_second"], found["bytes"]) == (2000, 128_000)
+    costs = (found["client_cpu_us"], found["jvm_cpu_us"], found["watched_cpu_us"])
+    assert costs == (5, 4, 2)
+
+
+def test_the_command_in_documents_names_no_files(
+    benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = benchmark("compare")
+    chosen = ["--rounds", "5", "--seconds", "1", "--only", "send,drain", "--peers", ""]
+    monkeypatch.setattr(sys, "argv", ["run", *chosen, "--json", "/home/me/out.json"])
+    command = compare.command_of(compare.parsed())
+    assert command == "benchmarks/run --rounds 5 --only send,drain --peers ''"
+
+
+def test_growth_has_a_title_for_every_kind_of_thing(benchmark: Callable[[str], Any]) -> None:
+    growth = benchmark("growth")
+    assert growth.TITLES.keys() == growth.ADDING.keys()
+    sizes = [growth.Size(count, 20.0, 2.0 * count, 100) for count in (1, 10, 100)]
+    assert growth.tables({"topics": sizes})["growth"].splitlines()[-1] == (
+        "| topics | 1 · 100 | 20.0 · 20.0 | 0.00 | 1.00 |"
+    )
+
+
 def test_results_are_read_again(report: Any) -> None:
     measured = [sends(report, "bare frames", 100, 90), sends(report, "turbopump asyncio", 95, 80)]
     value = json.loads(json.dumps(report.as_json(measured)))
@@ -117,17 +159,17 @@ def test_results_are_read_again(report: Any) -> None:
 def test_tables_are_written_into_the_documents(
     report: Any, benchmark: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    docs = benchmark("compare_docs")
+    docs, measure = benchmark("compare_docs"), benchmark("measure")
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "docs").mkdir()
     block = "<!-- figures: {} -->\n\nold\n\n<!-- end of figures -->\n"
-    for name in docs.DOCUMENTS:
+    for name in measure.DOCUMENTS:
         (tmp_path / name).write_text("Before.\n")
     readme = tmp_path / "README.md"
     readme.write_text(f"Before.\n{block.format('sends')}Between.\n{block.format('drains')}After.\n")
     measured = [sends(report, "bare frames", 7982), sends(report, "turbopump asyncio", 7680)]
     texts = docs.blocks(measured, {"command": "benchmarks/run --only send"})
-    assert list(docs.update_docs(texts, tmp_path)) == [readme]
+    assert measure.update_docs(texts, tmp_path) == [readme]
     assert readme.read_text() == (
         "Before.\n<!-- figures: sends -->\n\n"
         "| sends per second, waiting for each acknowledgement "
@@ -137,14 +179,15 @@ def test_tables_are_written_into_the_documents(
         "| bare frames, the limit of this broker | 7,982 |  |  |  |\n"
         f"\n<!-- end of figures -->\nBetween.\n{block.format('drains')}After.\n"
     )
-    assert list(docs.update_docs(texts, tmp_path)) == []
+    assert measure.update_docs(texts, tmp_path) == []
 
 
 def test_documents_have_every_table(benchmark: Callable[[str], Any]) -> None:
-    docs = benchmark("compare_docs")
-    text = "".join((BENCHMARKS.parent / name).read_text() for name in docs.DOCUMENTS)
+    documents = benchmark("measure").DOCUMENTS
+    text = "".join((BENCHMARKS.parent / name).read_text() for name in documents)
     named = set(re.findall(r"<!-- figures: ([a-z-]+) -->", text))
-    assert named == {"command", "sends", "drains", "latency", "spark", "results", "targets"}
+    compared = {"command", "sends", "drains", "latency", "spark", "results", "targets"}
+    assert named == compared | {"growth", "idle-memory", "broker-processes"}
     assert text.count("<!-- figures: ") == text.count("<!-- end of figures -->")
 
 
