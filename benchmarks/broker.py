@@ -14,8 +14,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from bare_frames import PROPERTIES, flood, pull_request, send_request
+from broker_process import TIMEOUT_MS, Server, connected, server
 from measure import print_table
-from servers import TIMEOUT_MS, Server, connected, server
 from turbopump.net.connection import Connection
 from turbopump.net.loop import run
 from turbopump.wire.codes import ResponseCode

@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from broker_process import Server, server, with_children
 from measure import panels, table, update_docs
-from servers import Server, server, with_children
 
 COUNTS = (1, 2, 4)
 QUEUES = 8

@@ -17,8 +17,8 @@ from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
+from broker_process import server
 from measure import print_table
-from servers import server
 from turbopump.aio import CodeFilter, Found, Message, Producer, PullConsumer, Sql
 from turbopump.client.outgoing import split_batch
 from turbopump.client.subscriptions import Expression

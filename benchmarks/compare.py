@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from broker_process import NAMED_CONFIG, Server, server
 from compare_docs import blocks
 from compare_plan import QUEUES, ClientFailed, Plan, Run, Systems
 from compare_report import (
@@ -40,7 +41,6 @@ from compare_report import (
 )
 from measure import update_docs
 from peer_servers import PEER_SERVERS, RunningServer, peer_server
-from servers import NAMED_CONFIG, Server, server
 
 WORKS = tuple(LEVEL)
 READY_ROWS_MIN = 32_768

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from broker_process import Server
 from compare_report import Case
 from peer_servers import RunningServer
 from recover import STATES
-from servers import Server
 
 HERE = Path(__file__).parent
 LEVELS = (1, 8, 32, 64, 512)

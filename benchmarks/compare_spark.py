@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from broker_process import Server
 from compare_plan import ClientFailed
 from compare_report import BASES, USUAL_BYTES, Case
-from servers import Server
 from spark_process import SparkFailed, SparkProcess, fill, spark_process
 from spark_queries import Bodies
 

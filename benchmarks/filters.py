@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from bare_frames import BODY, pull_request, send_request
+from broker_process import TIMEOUT_MS, Server, connected, server
 from measure import per_second, print_table
-from servers import TIMEOUT_MS, Server, connected, server
 from turbopump.filters.sql92 import compile_sql
 from turbopump.filters.tags import SQL92, TAG
 from turbopump.net.connection import Connection

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bare_frames import batch_request, flood, pull_request, send_request
+from broker_process import TIMEOUT_MS, Server, connected, server
 from measure import panels, print_table, table, update_docs
-from servers import TIMEOUT_MS, Server, connected, server
 from turbopump.net.connection import Connection
 from turbopump.net.loop import run
 from turbopump.wire.bodies import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from servers import free_port, with_children
+from broker_process import free_port, with_children
 
 START_S = 60.0
 RABBITMQ_DIRECTORY = "/usr/lib/rabbitmq/bin"

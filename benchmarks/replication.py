@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bare_frames import Flood, send_request
+from broker_process import TIMEOUT_MS, Server, connected, free_port, started
 from measure import print_table
-from servers import TIMEOUT_MS, Server, connected, free_port, started
 from turbopump.net.loop import run
 from turbopump.net.sockets import SocketNetwork
 from turbopump.store.store import Store

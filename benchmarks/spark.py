@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from broker_process import NAMED_CONFIG, server
 from measure import print_table
-from servers import NAMED_CONFIG, server
 from spark_process import QUEUES, READY_ROWS, SparkProcess, fill, spark_process
 from spark_queries import QUERIES, Bodies, Result
 from spark_queues import EACH, create_topic, look_results, read_results, send_to_each

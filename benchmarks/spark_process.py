@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from servers import BROKER, Server
+from broker_process import BROKER, Server
 from spark_queries import Bodies, LatencyRequest, Request, Result, Setting
 from turbopump.client.outgoing import split_batch
 from turbopump.client.producer import Producer

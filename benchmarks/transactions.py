@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import cast
 
 from bare_frames import BODY, send_request
+from broker_process import TIMEOUT_MS, Server, connected, server
 from measure import print_table
-from servers import TIMEOUT_MS, Server, connected, server
 from turbopump.broker.broker import Broker
 from turbopump.broker.clients import Member, Peer
 from turbopump.broker.config import BrokerConfig, IdentityConfig, TransactionsConfig
