@@ -43,7 +43,7 @@ from measure import update_docs
 from peer_servers import PEER_SERVERS, RunningServer, peer_server
 
 WORKS = tuple(LEVEL)
-READY_ROWS_MIN = 32_768
+SPARK_ROWS_MIN = 40_000
 """Fewer would not fill the batches that Spark's source of ready rows has."""
 USUAL: dict[str, float] = {
     "rounds": 3,
@@ -195,8 +195,8 @@ def parsed() -> argparse.Namespace:
             setattr(options, name, value)
     if options.rounds < 1 or options.seconds <= 0 or options.backlog < 1000:
         parser.error("--rounds must be at least 1, --seconds more than 0, --backlog at least 1000")
-    if options.spark_rows < READY_ROWS_MIN:
-        parser.error(f"--spark-rows must be at least {READY_ROWS_MIN}, got {options.spark_rows}")
+    if options.spark_rows < SPARK_ROWS_MIN:
+        parser.error(f"--spark-rows must be at least {SPARK_ROWS_MIN}, got {options.spark_rows}")
     return options
 
 

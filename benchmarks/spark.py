@@ -19,7 +19,7 @@ from typing import Any
 
 from broker_process import NAMED_CONFIG, server
 from measure import print_table
-from spark_process import QUEUES, READY_ROWS, SparkProcess, fill, spark_process
+from spark_process import ROWS_MIN, SparkProcess, fill, spark_process
 from spark_queries import QUERIES, Bodies, Result
 from spark_queues import EACH, create_topic, look_results, read_results, send_to_each
 from turbopump.net.loop import run
@@ -135,8 +135,8 @@ def main() -> None:
     parts = tuple(options.only.split(","))
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--only {', '.join(unknown)}: {', '.join(PARTS)} are allowed")
-    if options.rows < READY_ROWS * QUEUES:
-        parser.error(f"--rows {options.rows}: {READY_ROWS * QUEUES} or more are allowed")
+    if options.rows < ROWS_MIN:
+        parser.error(f"--rows must be at least {ROWS_MIN}, got {options.rows}")
     with_spark = tuple(part for part in parts if part != "queues")
     cores = tuple(map(int, options.cores.split(",")))
     found = results(options.rows, with_spark, cores) if with_spark else []

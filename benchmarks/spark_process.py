@@ -29,6 +29,9 @@ HERE = Path(__file__).parent
 QUEUES = 4
 """What a topic has by default."""
 READY_ROWS = 8192
+BATCH = 500
+ROWS_MIN = QUEUES * (READY_ROWS + BATCH)
+"""So that the first queue has enough, whatever queue the last batches are for."""
 
 
 class SparkFailed(Exception):
@@ -109,7 +112,7 @@ async def _store(nameserver: str, rows: int, bodies: Bodies) -> None:
             )
             for number in range(rows)
         )
-        for batch in split_batch(messages, count_max=500):
+        for batch in split_batch(messages, count_max=BATCH):
             await _send(producer, batch)
 
 
