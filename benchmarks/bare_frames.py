@@ -23,8 +23,9 @@ from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, request
 from turbopump.wire.framing import FrameDecoder, encode
-from turbopump.wire.headers import SendMessageV2
+from turbopump.wire.headers import PullMessage, SendMessageV2
 from turbopump.wire.hosts import split_address
+from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 BODY = b"x" * 128
 PROPERTIES = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01TagA"
@@ -46,6 +47,22 @@ def send_request(
         batch=batch,
     )
     return request(320 if batch else 310, header, body)
+
+
+def pull_request(offset: int, queue_id: int = 0, hold_ms: int = 0, tags: str = "*") -> Command:
+    header = PullMessage(
+        consumer_group="benchmark",
+        topic="Bench",
+        queue_id=queue_id,
+        queue_offset=offset,
+        max_msg_nums=32,
+        sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if hold_ms else 0),
+        commit_offset=0,
+        suspend_timeout_millis=hold_ms,
+        subscription=tags,
+        sub_version=0,
+    )
+    return request(11, header)
 
 
 class Flood(asyncio.Protocol):

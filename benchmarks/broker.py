@@ -1,112 +1,29 @@
-"""A broker in a process of its own, and clients in this one: pulls, waiting, latency, delays.
+"""A broker in a process of its own, and clients in this one: pulls, latency, delays.
 
-    python benchmarks/broker.py [--seconds 1] [--only pulls,held,latency,delays]
+    python benchmarks/broker.py [--seconds 1] [--only pulls,latency,delays]
 
 Clients exchange bare frames, so that what is measured is the broker. `benchmarks/run` measures
-sends.
+sends, `benchmarks/growth.py` what waiting pulls cost.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
-from bare_frames import PROPERTIES, flood, send_request
+from bare_frames import PROPERTIES, flood, pull_request, send_request
+from broker_process import TIMEOUT_MS, Server, connected, server
 from measure import print_table
-from turbopump.bench.sample import process_cpu_s
 from turbopump.net.connection import Connection
 from turbopump.net.loop import run
-from turbopump.net.pool import ConnectionPool
-from turbopump.net.sockets import SocketNetwork
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command, request, whole_body
-from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.command import Command, whole_body
+from turbopump.wire.headers import PullMessageAnswer
 from turbopump.wire.record import decode_records
-from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
-TIMEOUT_MS = 10_000
-HELD = 50_000
-HOLDERS = 50
 DUE_PER_SECOND = 10_000
-
-Ask = Callable[[Command], Awaitable[Command]]
-
-
-def pull_request(offset: int, queue_id: int = 0, hold_ms: int = 0, tags: str = "*") -> Command:
-    header = PullMessage(
-        consumer_group="benchmark",
-        topic="Bench",
-        queue_id=queue_id,
-        queue_offset=offset,
-        max_msg_nums=32,
-        sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if hold_ms else 0),
-        commit_offset=0,
-        suspend_timeout_millis=hold_ms,
-        subscription=tags,
-        sub_version=0,
-    )
-    return request(11, header)
-
-
-class Server:
-    """The broker's process."""
-
-    def __init__(self, process: subprocess.Popen[str], address: str, nameserver: str = "") -> None:
-        self.process = process
-        self.address = address
-        self.nameserver = nameserver
-
-    @property
-    def cpu_s(self) -> float:
-        return process_cpu_s(self.process.pid)
-
-    @property
-    def memory_mib(self) -> float:
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(text.partition("VmRSS:")[2].split()[0]) / 1024
-
-
-@contextmanager
-def started(*arguments: str) -> Iterator[Server]:
-    """Run a command that prints where its broker listens, in a process of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "turbopump", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    ready = process.stdout.readline()
-    try:
-        addresses = dict(word.split("=") for word in ready.split()[1:])
-        yield Server(process, addresses["broker"], addresses.get("nameserver", ""))
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-@contextmanager
-def server(*options: str) -> Iterator[Server]:
-    ports = ("--nameserver-port", "0", "--broker-port", "0")
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        started("standalone", "--dir", directory, *ports, *options) as made,
-    ):
-        yield made
-
-
-@asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Connection]:
-    async with ConnectionPool(SocketNetwork()) as pool:
-        yield await pool.connection(address)
 
 
 async def measured(
@@ -139,58 +56,6 @@ async def pulls(seconds: float) -> None:
     print("\nPulling a backlog, 32 messages a pull, one pull at a time\n")
     columns = ["messages", "messages/s", "server CPU µs per message"]
     print_table(columns, [[f"{count:,}", f"{count / elapsed:,.0f}", f"{server_us:.1f}"]])
-
-
-async def held(seconds: float) -> None:
-    """Send with and without tens of thousands of pulls held, in turn."""
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    costs_us: dict[bool, list[float]] = {False: [], True: []}
-
-    async def send(is_held: bool) -> None:
-        rate, server_us, _ = await measured(running, 64, seconds, send_request())
-        rates[is_held].append(rate)
-        costs_us[is_held].append(server_us)
-
-    with server() as running:
-        async with connected(running.address) as connection:
-            await connection.request(send_request(1), TIMEOUT_MS)
-            held_mib = 0.0
-            for _ in range(3):
-                await send(is_held=False)
-                before_mib = running.memory_mib
-                async with AsyncExitStack() as stack:
-                    for _ in range(HOLDERS):
-                        await hold_many(await stack.enter_async_context(connected(running.address)))
-                    held_mib = max(held_mib, running.memory_mib - before_mib)
-                    await send(is_held=True)
-    without, with_held = statistics.median(rates[False]), statistics.median(rates[True])
-    print(f"\n{HELD:,} pulls held, half of them on the same queue, sends with 64 in flight\n")
-    print_table(
-        ["sends/s without", "sends/s with", "ratio", "server CPU µs", "KiB per held pull"],
-        [
-            [
-                f"{without:,.0f}",
-                f"{with_held:,.0f}",
-                f"{with_held / without:.2f}",
-                " → ".join(f"{statistics.median(costs):.1f}" for costs in costs_us.values()),
-                f"{held_mib * 1024 / HELD:.1f}",
-            ]
-        ],
-    )
-
-
-async def hold_many(connection: Connection) -> None:
-    """Leave pulls waiting, half of them on the queue that is sent to, for tags that no message has.
-
-    One-way requests are held just the same, and need no answer here.
-    """
-    answer = await connection.request(pull_request(1 << 40), TIMEOUT_MS)
-    end = PullMessageAnswer.from_ext_fields(answer.ext_fields).max_offset
-    for number in range(HELD // HOLDERS):
-        offset, queue_id = (end, 0) if number % 2 else (1, 1)
-        command = pull_request(offset, queue_id, hold_ms=600_000, tags=f"tag-{number % 100}")
-        await connection.oneway_in_time(command, TIMEOUT_MS)
-    await connection.request(pull_request(0, queue_id=1), TIMEOUT_MS)
 
 
 async def latency(seconds: float) -> None:
@@ -287,7 +152,6 @@ async def stored(connection: Connection, command: Command) -> None:
 
 PARTS: dict[str, Callable[[float], Awaitable[None]]] = {
     "pulls": pulls,
-    "held": held,
     "latency": latency,
     "delays": delays,
 }

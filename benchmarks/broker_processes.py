@@ -1,6 +1,7 @@
 """What more broker processes give: throughput and processor time with 1, 2 and 4 of them.
 
     python benchmarks/broker_processes.py [--seconds 2] [--rounds 3] [--batch 1] [--plot FILE]
+        [--update-docs]
 
 ``turbopump standalone --brokers N`` runs N brokers behind one name server; 1, 2 and 4 client
 processes send to all of them, 32 sends in flight each. Rounds are interleaved. More processes than
@@ -13,15 +14,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from broker import Server, server
-from measure import print_table
+from broker_process import Server, server, with_children
+from measure import panels, table, update_docs
 
 COUNTS = (1, 2, 4)
 QUEUES = 8
@@ -30,26 +29,13 @@ Results = dict[tuple[int, int], list[dict[str, Any]]]
 """What each round gave, by the numbers of brokers and of client processes."""
 
 
-def processes_of(running: Server) -> list[int]:
-    """Return the process of a cluster and those that it has started."""
-    pid = running.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *map(int, children)]
-
-
-def turbopump(running: Server, *words: str) -> str:
-    command = [sys.executable, "-m", "turbopump", *words, f"--nameserver={running.nameserver}"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def measured(running: Server, clients: int, options: argparse.Namespace) -> dict[str, Any]:
     """Send for some seconds."""
-    output = turbopump(
-        running,
+    output = running.turbopump(
         *("bench", "produce", "Bench", "--json", f"--processes={clients}"),
         *(f"--seconds={options.seconds}", f"--warm-up={options.seconds / 4}"),
         f"--batch={options.batch}",
-        *(f"--cpu-of={pid}" for pid in processes_of(running)),
+        *(f"--cpu-of={pid}" for pid in with_children(running.process.pid)),
     )
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
@@ -63,7 +49,7 @@ def run(options: argparse.Namespace) -> Results:
             for count in COUNTS
         }
         for running in clusters.values():
-            turbopump(running, "topic", "create", "Bench", f"--queues={QUEUES}")
+            running.turbopump("topic", "create", "Bench", f"--queues={QUEUES}")
         for _ in range(options.rounds):
             for (brokers, clients), found in results.items():
                 found.append(measured(clusters[brokers], clients, options))
@@ -74,7 +60,7 @@ def medians(found: Sequence[dict[str, Any]], key: str) -> float:
     return statistics.median(float(each[key]) for each in found)
 
 
-def report(results: Results) -> None:
+def report(results: Results) -> str:
     columns = ["brokers, clients", "messages/s", "broker CPU µs", "client CPU µs"]
     rows = [
         [
@@ -85,18 +71,12 @@ def report(results: Results) -> None:
         ]
         for (brokers, clients), found in results.items()
     ]
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}\n")
-    print_table(columns, rows)
+    return table(columns, rows)
 
 
 def write_plot(results: Results, path: Path) -> None:
     """Draw throughput, and processor time for each message, against the brokers."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (rates, costs) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure, ((rates, costs),) = panels(1, 2, (9, 3.2))
     for clients in COUNTS:
         of_clients = [results[brokers, clients] for brokers in COUNTS]
         label = f"{clients} client process{'es' if clients > 1 else ''}"
@@ -120,10 +100,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1, help="messages per send")
+    parser.add_argument(
+        "--update-docs", action="store_true", help="write the table into README.md here"
+    )
     parser.add_argument("--plot", type=Path, help="draw the medians (PNG or SVG; matplotlib)")
     options = parser.parse_args()
     results = run(options)
-    report(results)
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}\n\n{report(results)}")
+    if options.update_docs:
+        update_docs({"broker-processes": report(results)})
     if options.plot is not None:
         write_plot(results, options.plot)
 

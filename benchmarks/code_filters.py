@@ -9,26 +9,26 @@ its end by each kind in turn, 32 messages at a time; half of the messages match.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
+from broker_process import server
 from measure import print_table
 from turbopump.aio import CodeFilter, Found, Message, Producer, PullConsumer, Sql
 from turbopump.client.outgoing import split_batch
 from turbopump.client.subscriptions import Expression
+from turbopump.errors import NoRoute
 from turbopump.message import MessageQueue
 from turbopump.net.loop import run
 from turbopump.wire.record import MessageView
 
 PULLED_AT_A_TIME = 32
+START_S = 30.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,23 +49,6 @@ KINDS: dict[str, Expression] = {
     "code, by tag": CodeFilter(by_tag),
     "code, by JSON body": CodeFilter(by_body),
 }
-
-
-@contextmanager
-def standalone(directory: Path) -> Iterator[tuple[int, str]]:
-    """Run name server, broker and a filter server; give their process id and the address."""
-    config = directory / "broker.conf"
-    config.write_text("filterServerNums=1\n")
-    options = ["--nameserver-port", "0", "--broker-port", "0", "--config", str(config)]
-    command = [sys.executable, "-m", "turbopump", "standalone", "--dir", str(directory), *options]
-    log = (directory / "log").open("w")
-    with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
-        assert process.stdout is not None
-        try:
-            ready = process.stdout.readline().split()
-            yield process.pid, ready[1].removeprefix("nameserver=")
-        finally:
-            process.terminate()
 
 
 def cpu_s(broker: int) -> dict[str, float]:
@@ -119,11 +102,22 @@ async def pull_all(consumer: PullConsumer, queue: MessageQueue, kind: Expression
     return found
 
 
+async def filter_server_ready(consumer: PullConsumer, queue: MessageQueue) -> None:
+    """Wait until the broker's filter server has started."""
+    async with asyncio.timeout(START_S):
+        while True:
+            with suppress(NoRoute):
+                await consumer.pull(queue, 0, tags=CodeFilter(by_tag))
+                return
+            await asyncio.sleep(0.1)
+
+
 async def measure(broker: int, nameserver: str, count: int, rounds: int) -> None:
     queue = await store(nameserver, count)
     took: dict[tuple[str, str], list[float]] = defaultdict(list)
     matched: dict[str, int] = {}
     async with PullConsumer("benchmark", nameserver=nameserver) as consumer:
+        await filter_server_ready(consumer, queue)
         for kind in KINDS.values():
             await pull_all(consumer, queue, kind)
         for _ in range(rounds):
@@ -158,11 +152,9 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        standalone(Path(directory)) as (broker, nameserver),
-    ):
-        run(measure(broker, nameserver, chosen.messages, chosen.rounds))
+    with server(config="filterServerNums=1\n") as running:
+        pid, nameserver = running.process.pid, running.nameserver
+        run(measure(pid, nameserver, chosen.messages, chosen.rounds))
 
 
 if __name__ == "__main__":

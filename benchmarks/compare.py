@@ -1,11 +1,14 @@
 """Our clients against bare frames, and against other systems through their Python clients.
 
-    benchmarks/run [--rounds 3] [--seconds 2] [--only send,batch] [--sizes 128,1024] [--json FILE]
-        [--plot FILE]
+    benchmarks/run [--rounds 3] [--seconds 1] [--quick] [--only send,batch] [--sizes 128,1024]
+        [--json FILE] [--plot FILE] [--update-docs]
+    benchmarks/run --from FILE [--markdown] [--update-docs]
+    benchmarks/run NAME ...
 
 Each figure is of one client process against one broker; topics of ours have 8 queues. Rounds are
 interleaved: each measures every system once, so that other work on the machine disturbs all alike.
-Systems that are not installed are listed as absent.
+Systems that are not installed are listed as absent. With the NAME of another script in benchmarks/,
+such as growth or spark, that one runs.
 """
 
 from __future__ import annotations
@@ -15,224 +18,131 @@ import contextlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from broker import Server, server
-from compare_report import Case, Measured, print_report, write_plot
+from broker_process import NAMED_CONFIG, Server, server
+from compare_docs import blocks
+from compare_plan import QUEUES, ClientFailed, Plan, Run, Systems
+from compare_report import (
+    LEVEL,
+    SPARK_WORKS,
+    Case,
+    Measured,
+    as_json,
+    from_json,
+    print_report,
+    write_plot,
+)
+from measure import update_docs
 from peer_servers import PEER_SERVERS, RunningServer, peer_server
-from recover import STATES
 
-HERE = Path(__file__).parent
-WORKS = ("send", "batch", "batch32", "drain", "orderly", "latency", "recovery")
-LEVELS = (1, 8, 32, 64, 512)
-OUR_LEVELS = (1, 8, 32, 512)
-THREAD_LEVELS = (1, 8, 32)
-BATCH_LEVELS = (1, 8)
-BATCHES = {"batch": 16, "batch32": 32}
-QUEUES = 8
-RATE = 200
-FILL_BATCH = 200
-WARM_DRAIN_MIN = 500_000
-"""Messages of a backlog of which some are drained before it is measured."""
-TIMEOUT_S = 900
-
-
-class ClientFailed(Exception):
-    """A client ended with an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Systems:
-    """What runs for the time of the benchmark."""
-
-    nameserver: str
-    broker: Server
-    peers: dict[str, RunningServer]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A case and the command of its client, which prints one line of JSON."""
-
-    case: Case
-    command: list[str]
-
-    def measure(self) -> dict[str, Any]:
-        done = subprocess.run(
-            self.command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        if done.returncode:
-            raise ClientFailed(f"{self.case.name} failed:\n{done.stderr}")
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-
-
-class Plan:
-    """Builds the commands of all clients."""
-
-    def __init__(self, options: argparse.Namespace, systems: Systems, size: int) -> None:
-        self._options = options
-        self._systems = systems
-        self._size = size
-        self._backlog_topic = f"Drain{size}"
-        timed = [f"--seconds={options.seconds}", f"--warm-up={options.warm_up}"]
-        self._sent = [*timed, f"--size={size}"]
-        self._ours = [f"--cpu-of={systems.broker.process.pid}"]
-
-    def runs(self, works: Sequence[str]) -> Iterator[Run]:
-        makers = {
-            "send": self._sends,
-            "batch": lambda: self._batches("batch"),
-            "batch32": lambda: self._batches("batch32"),
-            "drain": self._drains,
-            "orderly": self._orderly_drains,
-            "latency": self._latencies,
-            "recovery": self._recoveries,
-        }
-        for work in works:
-            yield from makers[work]()
-
-    def _case(self, work: str, system: str, level: int) -> Case:
-        return Case(work, system, level, self._size)
-
-    def fill(self) -> None:
-        """Store the backlog that consumers drain."""
-        batches = [f"--batch={FILL_BATCH}", "--concurrency=8", "--warm-up=0"]
-        amount = [f"--count={self._options.backlog}", f"--size={self._size}"]
-        command = self._turbopump("produce", self._backlog_topic, *batches, *amount)
-        subprocess.run(command, check=True, capture_output=True)
-
-    def _turbopump(self, work: str, topic: str, *options: str) -> list[str]:
-        words = [sys.executable, "-m", "turbopump", "bench", work, topic, *options]
-        return [*words, "--json", f"--nameserver={self._systems.nameserver}", *self._ours]
-
-    def _bare(self, *options: str) -> list[str]:
-        script = [sys.executable, str(HERE / "bare_frames.py")]
-        where = [f"--address={self._systems.broker.address}", f"--queues={QUEUES}"]
-        return [*script, *where, *options, *self._ours]
-
-    def _peer(self, name: str, work: str, running: RunningServer, *options: str) -> list[str]:
-        script = [sys.executable, str(HERE / "peers.py"), name, work]
-        watched = [f"--cpu-of={pid}" for pid in running.pids]
-        return [*script, f"--server={running.address}", *options, *watched]
-
-    def _sends(self) -> Iterator[Run]:
-        for level in LEVELS:
-            options = [f"--concurrency={level}", *self._sent]
-            yield Run(self._case("send", "bare frames", level), self._bare(*options))
-            if level in OUR_LEVELS:
-                command = self._turbopump("produce", "Bench", *options)
-                yield Run(self._case("send", "turbopump asyncio", level), command)
-            if level in THREAD_LEVELS:
-                command = self._turbopump("produce", "Bench", "--mode=threads", *options)
-                yield Run(self._case("send", "turbopump threads", level), command)
-                if find_spec("rocketmq") is not None:
-                    ours = RunningServer(
-                        self._systems.nameserver, (self._systems.broker.process.pid,)
-                    )
-                    command = self._peer("cpp", "produce", ours, *options)
-                    yield Run(self._case("send", "C++ client", level), command)
-            if level in OUR_LEVELS:
-                for name, running in self._systems.peers.items():
-                    command = self._peer(name, "produce", running, *options)
-                    yield Run(self._case("send", name, level), command)
-
-    def _batches(self, work: str) -> Iterator[Run]:
-        for level in BATCH_LEVELS:
-            options = [f"--concurrency={level}", f"--batch={BATCHES[work]}", *self._sent]
-            yield Run(self._case(work, "bare frames", level), self._bare(*options))
-            command = self._turbopump("produce", "Bench", *options)
-            yield Run(self._case(work, "turbopump asyncio", level), command)
-            command = self._turbopump("produce", "Bench", "--mode=threads", *options)
-            yield Run(self._case(work, "turbopump threads", level), command)
-
-    def _drain(self, *options: str) -> list[str]:
-        """Return the command that drains the backlog; a large one after a warm-up."""
-        is_large = self._options.backlog >= WARM_DRAIN_MIN
-        warm_up_s = min(self._options.warm_up, 0.5) if is_large else 0
-        return self._turbopump("consume", self._backlog_topic, f"--warm-up={warm_up_s}", *options)
-
-    def _drains(self) -> Iterator[Run]:
-        for batch in (1, 32):
-            of_batch = f"--batch={batch}"
-            for mode in ("asyncio", "threads"):
-                command = self._drain(f"--mode={mode}", of_batch)
-                yield Run(self._case("drain", f"turbopump {mode}", batch), command)
-            command = self._drain("--processes=2", of_batch)
-            yield Run(self._case("drain", "turbopump asyncio, 2 processes", batch), command)
-        for name, running in self._systems.peers.items():
-            count = [f"--count={self._options.backlog // 10}", f"--size={self._size}"]
-            yield Run(self._case("drain", name, 1), self._peer(name, "consume", running, *count))
-
-    def _orderly_drains(self) -> Iterator[Run]:
-        for batch in (1, 32):
-            for mode in ("asyncio", "threads"):
-                command = self._drain("--orderly", f"--mode={mode}", f"--batch={batch}")
-                yield Run(self._case("orderly", f"turbopump {mode}", batch), command)
-
-    def _recoveries(self) -> Iterator[Run]:
-        mib = self._options.log_mib
-        for state in STATES:
-            script = [sys.executable, str(HERE / "recover.py"), f"--state={state}"]
-            command = [*script, f"--mib={mib}", f"--size={self._size}"]
-            yield Run(self._case("recovery", f"turbopump store, {state}", mib), command)
-
-    def _latencies(self) -> Iterator[Run]:
-        for mode in ("asyncio", "threads"):
-            options = [f"--mode={mode}", f"--rate={RATE}", *self._sent]
-            command = self._turbopump("latency", "Latency", *options)
-            yield Run(self._case("latency", f"turbopump {mode}", RATE), command)
+WORKS = tuple(LEVEL)
+SPARK_ROWS_MIN = 40_000
+"""Fewer would not fill the batches that Spark's source of ready rows has."""
+USUAL: dict[str, float] = {
+    "rounds": 3,
+    "seconds": 1.0,
+    "warm_up": 0.5,
+    "backlog": 500_000,
+    "log_mib": 128,
+    "spark_rows": 600_000,
+}
+QUICK: dict[str, float] = {
+    "rounds": 1,
+    "seconds": 0.3,
+    "warm_up": 0.2,
+    "backlog": 50_000,
+    "log_mib": 32,
+    "spark_rows": 60_000,
+}
 
 
 def absent_systems(wanted: Sequence[str]) -> dict[str, str]:
     """Return what is missing of each system that cannot take part."""
     missing = {name: PEER_SERVERS[name].missing for name in PEER_SERVERS}
-    missing["C++ client"] = "Python package rocketmq" if find_spec("rocketmq") is None else None
+    for name, package in (("C++ client", "rocketmq"), ("Spark", "pyspark")):
+        missing[name] = f"Python package {package}" if find_spec(package) is None else None
     absent = {name: f"not installed: {what}" for name, what in missing.items() if what}
     unwanted = {name: "left out with --peers" for name in PEER_SERVERS if name not in wanted}
     return {**absent, **unwanted}
 
 
+def started_peers(
+    stack: contextlib.ExitStack, directory: Path, absent: dict[str, str]
+) -> dict[str, RunningServer]:
+    """Start the servers of other systems. Adds to ``absent`` those that do not start."""
+    peers = {}
+    for name in [each for each in PEER_SERVERS if each not in absent]:
+        try:
+            peers[name] = stack.enter_context(peer_server(name, directory))
+        except OSError as error:
+            absent[name] = f"cannot be started: {error}"
+    return peers
+
+
+def prepared(
+    options: argparse.Namespace, stack: contextlib.ExitStack, absent: dict[str, str]
+) -> Iterator[Run]:
+    """Start all systems, store the backlog that is read, and yield what is to be measured."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with_peers = {"send", "drain"} & set(options.only)
+    peers = started_peers(stack, directory, absent) if with_peers else {}
+    broker = stack.enter_context(server(config=NAMED_CONFIG))
+    for topic in ("Bench", "Latency", *(f"Drain{size}" for size in options.sizes)):
+        broker.turbopump("topic", "create", topic, f"--queues={QUEUES}")
+    for size in options.sizes:
+        plan = Plan(options, Systems(broker, peers), size)
+        if {"drain", "orderly"} & set(options.only):
+            plan.fill()
+        yield from plan.runs(options.only)
+    works = [each for each in SPARK_WORKS if each in options.only]
+    if works and "Spark" not in absent:
+        yield from spark(options, works, broker, directory, stack)
+
+
+def spark(
+    options: argparse.Namespace,
+    works: Sequence[str],
+    broker: Server,
+    directory: Path,
+    stack: contextlib.ExitStack,
+) -> Sequence[Run]:
+    from compare_spark import spark_runs
+
+    rows = options.spark_rows
+    return stack.enter_context(spark_runs(works, options.sizes, broker, directory, rows))
+
+
 def measure(options: argparse.Namespace, absent: dict[str, str]) -> list[Measured]:
     """Run all rounds; return the results by case. Adds to ``absent`` what cannot be started."""
+    begun_s = time.monotonic()
+
+    def progress(text: str) -> None:
+        print(f"{time.monotonic() - begun_s:4.0f} s  {text}", file=sys.stderr, flush=True)
+
     with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        peers: dict[str, RunningServer] = {}
-        for name in [each for each in PEER_SERVERS if each not in absent]:
-            try:
-                peers[name] = stack.enter_context(peer_server(name, directory))
-            except OSError as error:
-                absent[name] = f"cannot be started: {error}"
-        broker = stack.enter_context(server())
-        sizes = options.sizes
-        for topic in ("Bench", "Latency", *(f"Drain{size}" for size in sizes)):
-            create = [sys.executable, "-m", "turbopump", "topic", "create", topic]
-            where = [f"--queues={QUEUES}", f"--nameserver={broker.nameserver}"]
-            subprocess.run([*create, *where], check=True, capture_output=True)
-        systems = Systems(broker.nameserver, broker, peers)
-        plans = [Plan(options, systems, size) for size in sizes]
-        runs = [run for plan in plans for run in plan.runs(options.only)]
-        if {"drain", "orderly"} & set(options.only):
-            for plan in plans:
-                plan.fill()
+        progress("starting servers, storing the backlog")
+        runs = list(prepared(options, stack, absent))
         results: dict[Case, list[dict[str, Any]]] = {run.case: [] for run in runs}
         for number in range(options.rounds):
             for place, run in enumerate(runs, 1):
-                what = f"round {number + 1}/{options.rounds}, {place}/{len(runs)}: {run.case.name}"
-                print(what, file=sys.stderr)
+                if run.case.name in absent:
+                    continue
+                at = f"round {number + 1}/{options.rounds}, {place}/{len(runs)}"
+                progress(f"{at}: {run.case.name}")
                 try:
                     results[run.case].append(run.measure())
                 except ClientFailed as error:
-                    if run.case.system not in PEER_SERVERS:
+                    if run.case.system not in PEER_SERVERS and run.case.work not in SPARK_WORKS:
                         raise
                     absent[run.case.name] = str(error).strip().splitlines()[-1]
+        progress("stopping servers")
     # Ratios are of each round, so a case that failed in one of them is left out.
     return [Measured(case, rows) for case, rows in results.items() if len(rows) == options.rounds]
 
@@ -258,43 +168,89 @@ def parsed() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before each")
-    parser.add_argument("--sizes", type=body_sizes, default=[128], help="of bodies, in bytes")
-    parser.add_argument("--backlog", type=int, default=1_000_000, help="messages to drain")
-    parser.add_argument("--log-mib", type=int, default=256, help="size of the log to recover")
-    parser.add_argument("--only", type=works, default=list(WORKS), help=f"of {','.join(WORKS)}")
-    parser.add_argument("--peers", default=",".join(PEER_SERVERS), help="empty for none")
-    parser.add_argument("--json", type=Path, help="write all results to this file")
-    parser.add_argument("--plot", type=Path, help="draw the medians (PNG or SVG; matplotlib)")
+    add = parser.add_argument
+
+    def amount(name: str, kind: type, what: str) -> None:
+        key = name.replace("-", "_")
+        add(f"--{name}", type=kind, help=f"{what} (usual {USUAL[key]:g}, quick {QUICK[key]:g})")
+
+    add("--quick", action="store_true", help="a short run that only shows that everything works")
+    amount("rounds", int, "how often each is measured")
+    amount("seconds", float, "of each measurement")
+    amount("warm-up", float, "seconds before each")
+    amount("backlog", int, "messages to drain")
+    amount("log-mib", int, "of the log to recover")
+    amount("spark-rows", int, "that Spark reads; it writes a third of them")
+    add("--sizes", type=body_sizes, default=[128], help="of bodies, in bytes")
+    add("--only", type=works, default=list(WORKS), help=f"of {','.join(WORKS)}")
+    add("--peers", default=",".join(PEER_SERVERS), help="empty for none")
+    add("--json", type=Path, help="write all results to this file")
+    add("--plot", type=Path, help="draw the medians (PNG or SVG; matplotlib)")
+    add("--from", type=Path, dest="from_file", metavar="JSON", help="show results of a run before")
+    add("--markdown", action="store_true", help="print the tables of the documents")
+    add("--update-docs", action="store_true", help="write these tables into the documents")
     options = parser.parse_args()
+    for name, value in (QUICK if options.quick else USUAL).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     if options.rounds < 1 or options.seconds <= 0 or options.backlog < 1000:
         parser.error("--rounds must be at least 1, --seconds more than 0, --backlog at least 1000")
+    if options.spark_rows < SPARK_ROWS_MIN:
+        parser.error(f"--spark-rows must be at least {SPARK_ROWS_MIN}, got {options.spark_rows}")
     return options
 
 
-def main() -> None:
-    options = parsed()
+def command_of(options: argparse.Namespace) -> str:
+    """Return the command that measures the same, without what it does with the results."""
+    words = ["benchmarks/run", *["--quick"] * options.quick]
+    for name, usual in (QUICK if options.quick else USUAL).items():
+        if (value := getattr(options, name)) != usual:
+            words.append(f"--{name.replace('_', '-')} {value:g}")
+    lists = {"sizes": (options.sizes, [128]), "only": (options.only, list(WORKS))}
+    for name, (chosen, usual_list) in lists.items():
+        if chosen != usual_list:
+            words.append(f"--{name} {','.join(map(str, chosen))}")
+    if options.peers != ",".join(PEER_SERVERS):
+        words.append(f"--peers '{options.peers}'")
+    return " ".join(words)
+
+
+def measured_value(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, and return all results as they are written to a file."""
     absent = absent_systems(options.peers.split(","))
+    load = os.getloadavg()[0]
     found = measure(options, absent)
     machine = {
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
+        "load_average": load,
+        "command": command_of(options),
     }
-    targets = print_report(found, absent, machine)
+    return {
+        "machine": machine,
+        "options": {name: str(each) for name, each in vars(options).items()},
+        "absent": absent,
+        **as_json(found),
+    }
+
+
+def main() -> None:
+    options = parsed()
+    if options.from_file is None:
+        value = measured_value(options)
+    else:
+        value = json.loads(options.from_file.read_text(encoding="utf-8"))
     if options.json is not None:
-        value = {
-            "machine": machine,
-            "options": {name: str(each) for name, each in vars(options).items()},
-            "absent": absent,
-            "cases": [each.as_json(found) for each in found],
-            "targets": targets,
-        }
         options.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    found = from_json(value)
+    print_report(found, value["absent"], value["machine"])
     if options.plot is not None:
         write_plot(found, options.plot)
+    if options.markdown:
+        for name, text in blocks(found, value["machine"]).items():
+            print(f"\n<!-- {name} -->\n{text}")
+    if options.update_docs:
+        update_docs(blocks(found, value["machine"]))
 
 
 if __name__ == "__main__":

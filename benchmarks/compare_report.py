@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure import print_table
+from measure import panels, print_table
 
 BARE = "bare frames"
 ASYNCIO, THREADS = "turbopump asyncio", "turbopump threads"
@@ -22,7 +22,13 @@ LEVEL = {
     "orderly": "batch",
     "latency": "per second",
     "recovery": "MiB",
+    "source": "cores",
+    "sink": "cores",
 }
+SPARK_WORKS = ("source", "sink")
+BASES = {"source": "ready rows", "sink": "counting sink"}
+"""What a kind of work is compared with, where that is not bare frames."""
+TARGET_COLUMNS = ("target", "wanted", "found", "result")
 USUAL_BYTES = 128
 """Of bodies; targets are for those."""
 
@@ -67,7 +73,7 @@ class Measured:
         return statistics.median(own / other for own, other in pairs)
 
     def as_json(self, every: Sequence[Measured]) -> dict[str, Any]:
-        rates, base = self.values("messages_per_second"), bare(every, self.case)
+        rates, base = self.values("messages_per_second"), base_of(every, self.case)
         return {
             "work": self.case.work,
             "system": self.case.system,
@@ -76,7 +82,8 @@ class Measured:
             "median": statistics.median(rates),
             "min": min(rates),
             "max": max(rates),
-            "to_bare_frames": None if base is None else round(self.ratio_to(base), 3),
+            "base": None if base is None else base.case.system,
+            "to_base": None if base is None else round(self.ratio_to(base), 3),
             "rounds": list(self.rounds),
         }
 
@@ -112,14 +119,18 @@ def find(
     return next((each for each in every if each.case == case), None)
 
 
-def bare(every: Iterable[Measured], case: Case) -> Measured | None:
-    """Return what bare frames did at the same level, if they do such work."""
-    return find(every, case.work, BARE, case.level, case.size)
+def base_of(every: Iterable[Measured], case: Case) -> Measured | None:
+    """Return the most that could be reached at the same level, if that was measured."""
+    base = BASES.get(case.work, BARE)
+    if case.work in BASES:
+        _, comma, bodies = case.system.partition(", ")
+        base += comma + bodies
+    return find(every, case.work, base, case.level, case.size)
 
 
 def targets(every: Sequence[Measured]) -> list[Target]:
     """Return the targets of all that was measured, with what was found."""
-    return [*_ratios(every), *_costs(every), *_latencies(every)]
+    return [*_ratios(every), *_costs(every), *_latencies(every), *_spark_ratios(every)]
 
 
 def _ratios(every: Sequence[Measured]) -> Iterable[Target]:
@@ -177,88 +188,108 @@ def _latencies(every: Sequence[Measured]) -> Iterable[Target]:
                     yield Target(name, limit, value, is_limit=True)
 
 
-def print_report(
-    every: Sequence[Measured], absent: dict[str, str], machine: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Print targets first, then all figures; return the targets."""
-    known = targets(every)
-    print(f"{machine['cpus']} CPUs, Python {machine['python']}, load {machine['load_average']:.1f}")
-    for name, why in absent.items():
-        print(f"absent: {name} ({why})")
-    print("\nTargets, in this run\n")
-    rows = [
+def _spark_ratios(every: Sequence[Measured]) -> Iterable[Target]:
+    wanted = {"source": 0.6, "sink": 0.5}
+    for measured in every:
+        base = base_of(every, measured.case)
+        if measured.case.work in wanted and base is not None and base is not measured:
+            name = f"{measured.case.name}, relative to {BASES[measured.case.work]}"
+            yield Target(name, wanted[measured.case.work], measured.ratio_to(base))
+
+
+def as_json(every: Sequence[Measured]) -> dict[str, Any]:
+    """Return all cases and targets, as `from_json` reads them."""
+    return {
+        "cases": [each.as_json(every) for each in every],
+        "targets": [each.as_json() for each in targets(every)],
+    }
+
+
+def from_json(value: dict[str, Any]) -> list[Measured]:
+    keys = ("work", "system", "level", "size")
+    return [Measured(Case(*(each[k] for k in keys)), each["rounds"]) for each in value["cases"]]
+
+
+def target_rows(every: Sequence[Measured]) -> list[list[str]]:
+    return [
         [
             each.name,
             f"{'at most' if each.is_limit else 'at least'} {each.wanted:g}",
             f"{each.found:.2f}",
-            "yes" if each.is_met else "no",
+            "met" if each.is_met else "missed",
         ]
-        for each in known
+        for each in targets(every)
     ]
-    print_table(["", "target", "found", "met"], rows)
+
+
+def print_report(
+    every: Sequence[Measured], absent: dict[str, str], machine: dict[str, Any]
+) -> None:
+    """Print targets first, then all figures."""
+    print(f"{machine['cpus']} CPUs, Python {machine['python']}, load {machine['load_average']:.1f}")
+    for name, why in absent.items():
+        print(f"absent: {name} ({why})")
+    print("\nTargets, in this run\n")
+    print_table(TARGET_COLUMNS, target_rows(every))
     for work in dict.fromkeys(each.case.work for each in every):
         print(f"\n{work}: medians, and the spread of all rounds\n")
         print_table(
-            [f"system, {LEVEL[work]}", *(title for title, _ in _CELLS), "to bare frames"],
+            [
+                f"system, {LEVEL[work]}",
+                *(title for title, _ in _CELLS),
+                f"of {BASES.get(work, BARE)}",
+            ],
             [_row(each, every) for each in every if each.case.work == work],
         )
-    return [each.as_json() for each in known]
 
 
-def _rate(measured: Measured) -> str:
-    return _number(measured.median("messages_per_second"), 0)
+def rate(measured: Measured) -> str:
+    return number(measured.median("messages_per_second"), 0)
 
 
 def _mebibytes(measured: Measured) -> str:
     sent = measured.median("bytes")
-    return _number(None if sent is None else sent / 2**20, 1)
+    return number(None if sent is None else sent / 2**20, 1)
 
 
-def _spread(measured: Measured) -> str:
+def spread(measured: Measured) -> str:
     rates = measured.values("messages_per_second")
     return f"{min(rates):,.0f}–{max(rates):,.0f}"
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
 _CELLS: tuple[tuple[str, Callable[[Measured], str]], ...] = (
-    ("messages/s", _rate),
-    ("spread", _spread),
+    ("messages/s", rate),
+    ("spread", spread),
     ("MiB", _mebibytes),
-    ("client CPU µs", lambda each: _number(each.median("client_cpu_us"), 1)),
-    ("server CPU µs", lambda each: _number(each.median("watched_cpu_us"), 1)),
-    ("p50 ms", lambda each: _number(each.median("p50_ms"), 2)),
-    ("p99 ms", lambda each: _number(each.median("p99_ms"), 2)),
+    ("client CPU µs", lambda each: number(each.median("client_cpu_us"), 1)),
+    ("server CPU µs", lambda each: number(each.median("watched_cpu_us"), 1)),
+    ("p50 ms", lambda each: number(each.median("p50_ms"), 2)),
+    ("p99 ms", lambda each: number(each.median("p99_ms"), 2)),
 )
 
 
 def _row(measured: Measured, every: Sequence[Measured]) -> list[str]:
-    base = bare(every, measured.case)
-    ratio = "" if base is None else f"{measured.ratio_to(base):.2f}"
     cells = [cell(measured) for _, cell in _CELLS]
-    return [measured.case.label, *cells, ratio]
+    return [measured.case.label, *cells, to_base(measured, every)]
+
+
+def to_base(measured: Measured, every: Sequence[Measured]) -> str:
+    """Return the ratio to the most that could be reached; nothing for that itself."""
+    base = base_of(every, measured.case)
+    return "" if base in (None, measured) else f"{measured.ratio_to(base):.2f}"
 
 
 def write_plot(every: Sequence[Measured], path: Path) -> None:
     """Draw a panel for each kind of work: medians as bars, the spread of all rounds as lines."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     works = list(dict.fromkeys(each.case.work for each in every))
     sizes = [sum(each.case.work == work for each in every) for work in works]
-    figure, panels = plt.subplots(
-        len(works),
-        1,
-        figsize=(9, 1.2 * len(works) + 0.25 * sum(sizes)),
-        height_ratios=sizes,
-        squeeze=False,
-        layout="constrained",
-    )
-    for work, panel in zip(works, panels[:, 0], strict=True):
+    inches = (9, 1.2 * len(works) + 0.25 * sum(sizes))
+    figure, rows = panels(len(works), 1, inches, height_ratios=sizes)
+    for work, (panel,) in zip(works, rows, strict=True):
         key = "p50_ms" if work == "latency" else "messages_per_second"
         drawn = [each for each in every if each.case.work == work]
         names = [each.case.label for each in drawn]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from bare_frames import BODY, send_request
-from broker import TIMEOUT_MS, Server, connected, pull_request, server
+from bare_frames import BODY, pull_request, send_request
+from broker_process import TIMEOUT_MS, Server, connected, server
 from measure import per_second, print_table
 from turbopump.filters.sql92 import compile_sql
 from turbopump.filters.tags import SQL92, TAG

@@ -1,6 +1,7 @@
 """What an operation costs a broker as topics, queues, groups, held pulls, clients and backlog grow.
 
-    python benchmarks/growth.py [--quick] [--only topics,backlog] [--backlog-gib 4] [--plot FILE]
+    python benchmarks/growth.py [--quick] [--only topics,backlog] [--backlog-gib 10]
+        [--json FILE] [--plot FILE] [--update-docs]
 
 For each kind of thing, a broker of its own gets ever more of them. At each size the broker's
 processor time for one send is measured, and for adding one more thing. The slope is that of the
@@ -12,15 +13,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bare_frames import batch_request, flood, send_request
-from broker import TIMEOUT_MS, Server, connected, pull_request, server
-from measure import print_table
+from bare_frames import batch_request, flood, pull_request, send_request
+from broker_process import TIMEOUT_MS, Server, connected, server
+from measure import panels, print_table, table, update_docs
 from turbopump.net.connection import Connection
 from turbopump.net.loop import run
 from turbopump.wire.bodies import (
@@ -184,6 +187,18 @@ ADDING: dict[str, tuple[Add, Sequence[int]]] = {
 }
 
 
+TITLES = {
+    "topics": ("topics", "topic with 4 empty queues"),
+    "queues": ("queues of the topic", "queue with a message"),
+    "groups": ("groups, each with a member", "group with its retry topic and one member"),
+    "members": ("members of one group", "member, with its connection"),
+    "connections": ("connections", "connection"),
+    "held pulls": ("held pulls, half of them on the queue sent to", "held pull"),
+    "backlog, MiB": ("backlog, MiB", "MiB of backlog"),
+}
+"""In tables: what there is more of, and one of it."""
+
+
 @asynccontextmanager
 async def growing() -> AsyncIterator[Growing]:
     """Run a broker with one topic that has been sent to."""
@@ -198,11 +213,12 @@ async def growing() -> AsyncIterator[Growing]:
             running.process.kill()
 
 
-async def measured(add: Add, sizes: Sequence[int], seconds: float) -> list[Size]:
+async def measured(name: str, add: Add, sizes: Sequence[int], seconds: float) -> list[Size]:
     """Add things up to each size, and measure the broker there."""
     found = []
     async with growing() as made:
         for size in sizes:
+            print(f"{name}: {size:,}", file=sys.stderr)
             added = range(made.count, size)
             cpu_s, memory = made.running.cpu_s, made.running.memory_mib
             await add(made, added)
@@ -260,15 +276,30 @@ def report(name: str, sizes: Sequence[Size]) -> None:
     print_table([name, *COSTS, "bytes each"], [*rows, slopes])
 
 
+def tables(found: dict[str, list[Size]]) -> dict[str, str]:
+    """Return the tables of the documents: what sends cost, and what an idle thing takes."""
+    costs = [
+        [
+            TITLES[name][0],
+            f"{sizes[0].count:,} · {sizes[-1].count:,}",
+            f"{sizes[0].send_us:.1f} · {sizes[-1].send_us:.1f}",
+            *(slope(sizes, cost) for cost in COSTS.values()),
+        ]
+        for name, sizes in found.items()
+    ]
+    columns = ["things", "from · to", "CPU µs per send, fewest · most things", "slope"]
+    # Of the largest number: with few, memory that was free before serves them.
+    idle = [[TITLES[name][1], f"{sizes[-1].memory_bytes:,.0f}"] for name, sizes in found.items()]
+    return {
+        "growth": table([*columns, "slope of adding one"], costs),
+        "idle-memory": table(["one more idle", "bytes"], idle),
+    }
+
+
 def write_plot(found: dict[str, list[Size]], path: Path) -> None:
     """Draw the cost of a send, and of adding one more thing, against the number of things."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for panel, (title, cost) in zip(panels, COSTS.items(), strict=True):
+    figure, (drawn,) = panels(1, 2, (9, 3.6))
+    for panel, (title, cost) in zip(drawn, COSTS.items(), strict=True):
         for name, sizes in found.items():
             known = points(sizes, cost)
             counts, costs = [count for count, _ in known], [value for _, value in known]
@@ -277,7 +308,7 @@ def write_plot(found: dict[str, list[Size]], path: Path) -> None:
         panel.set_xlabel("things")
         # As high as it is wide, or differences of a few percent would look like growth.
         panel.set_ylim(1, 1e5)
-    panels[0].legend(fontsize="small", ncols=2)
+    drawn[0].legend(fontsize="small", ncols=2)
     figure.savefig(path)
 
 
@@ -289,6 +320,10 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of sends at each size")
     parser.add_argument("--only", default=",".join(ADDING).replace(", ", " "))
     parser.add_argument("--backlog-gib", type=int, default=0, help="one more size of the backlog")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument(
+        "--update-docs", action="store_true", help="write tables into README.md here"
+    )
     parser.add_argument("--plot", type=Path, help="draw the costs (PNG or SVG; matplotlib)")
     options = parser.parse_args()
     wanted = options.only.split(",")
@@ -300,8 +335,15 @@ async def main() -> None:
             sizes = sizes[:-1]
         if name.startswith("backlog") and options.backlog_gib:
             sizes = (*sizes, options.backlog_gib * 1024)
-        found[name] = await measured(add, sizes, options.seconds)
+        found[name] = await measured(name, add, sizes, options.seconds)
         report(name, found[name])
+    for text in tables(found).values():
+        print(f"\n{text}")
+    if options.update_docs:
+        update_docs(tables(found))
+    if options.json is not None:
+        value = {name: [asdict(size) for size in sizes] for name, sizes in found.items()}
+        options.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     if options.plot is not None:
         write_plot(found, options.plot)
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from broker_process import free_port, with_children
+
 START_S = 60.0
+RABBITMQ_DIRECTORY = "/usr/lib/rabbitmq/bin"
+"""The rabbitmq-server here runs as the caller. Debian's in /usr/sbin changes to another user, who
+may not write to our directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,10 @@ class PeerServer:
                 return [program]
 
     def environment(self, directory: str, port: int) -> dict[str, str]:
-        """Return RabbitMQ's settings; the others have none."""
+        """Return RabbitMQ's settings, by which it uses no file and no port of another one.
+
+        The other servers ignore them.
+        """
         return {
             **os.environ,
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
@@ -62,6 +70,10 @@ class PeerServer:
             "RABBITMQ_MNESIA_BASE": directory,
             "RABBITMQ_LOG_BASE": directory,
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{directory}/plugins",
+            "RABBITMQ_CONF_ENV_FILE": f"{directory}/env",
+            "RABBITMQ_CONFIG_FILE": f"{directory}/config",
+            "ERL_EPMD_PORT": str(free_port()),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
             "HOME": directory,
         }
 
@@ -78,45 +90,38 @@ def peer_server(name: str, directory: Path) -> Iterator[RunningServer]:
     """Run one of them until the context ends; TimeoutError if it does not listen in time."""
     server, place = PEER_SERVERS[name], directory / name
     place.mkdir()
-    port = _free_port()
+    port = free_port()
+    command, environment = server.command(str(place), port), server.environment(str(place), port)
     with (place / "log").open("wb") as log:
-        process = subprocess.Popen(
-            server.command(str(place), port),
-            env=server.environment(str(place), port),
-            stdout=log,
-            stderr=log,
-        )
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        _wait_listening(name, process, port)
-        yield RunningServer(f"127.0.0.1:{port}", tuple(_family(process.pid)))
+        _wait_listening(process, port, place / "log")
+        yield RunningServer(f"127.0.0.1:{port}", with_children(process.pid))
     finally:
         process.terminate()
         process.wait(30)
+        _stop_epmd(environment)
+
+
+def _stop_epmd(environment: dict[str, str]) -> None:
+    """Stop Erlang's port mapper, which RabbitMQ starts and leaves running."""
+    epmd = shutil.which("epmd")
+    if epmd is not None:
+        subprocess.run([epmd, "-kill"], env=environment, capture_output=True, check=False)
 
 
 def _program(name: str) -> str | None:
-    # Debian puts some servers where only root looks by default.
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/lib/rabbitmq/bin")
+    # Other servers may be where only root looks.
+    return shutil.which(name, path=f"{RABBITMQ_DIRECTORY}:{os.environ['PATH']}:/usr/sbin")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_listening(name: str, process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end_s = time.monotonic() + START_S
     while time.monotonic() < end_s and process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.1)
-    raise TimeoutError(f"{name} does not listen on port {port}; exit code {process.poll()}")
-
-
-def _family(pid: int) -> Iterator[int]:
-    """Yield a process and all its descendants."""
-    yield pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        yield from _family(int(child))
+    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+    why = "".join(said) or f"exit code {process.poll()}"
+    raise TimeoutError(f"it does not listen on port {port}: {why}")

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bare_frames import Flood, send_request
-from broker import TIMEOUT_MS, Server, connected, started
+from broker_process import TIMEOUT_MS, Server, connected, free_port, started
 from measure import print_table
 from turbopump.net.loop import run
 from turbopump.net.sockets import SocketNetwork
@@ -40,12 +40,6 @@ PROPERTIES = b"UNIQ_KEY\x017F00000100002A9F0000000000000000\x02TAGS\x01TagA"
 MIB = 1024 * 1024
 ASKED_MAX = 20_000
 """How often a broker is asked for the end of its log, every 10 ms."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

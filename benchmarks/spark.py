@@ -10,156 +10,77 @@ Python workers: what a row costs each of them is shown, too.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import re
-import subprocess
+import itertools
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
+from broker_process import NAMED_CONFIG, server
 from measure import print_table
-from spark_queries import Bodies, Setting
+from spark_process import ROWS_MIN, SparkProcess, fill, spark_process
+from spark_queries import QUERIES, Bodies, Result
 from spark_queues import EACH, create_topic, look_results, read_results, send_to_each
-from turbopump.client.outgoing import split_batch
-from turbopump.client.producer import Producer
-from turbopump.errors import RemoteError
-from turbopump.message import Message
 from turbopump.net.loop import run
-from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.partition_planner import QueueRange
-from turbopump.spark.reading.partition_reader import PartitionReader
 
-HERE = Path(__file__).parent
 PARTS = ("read", "stream", "write", "latency", "queues")
 BODIES = (Bodies(128, 128), Bodies(1024, 1024), Bodies(64, 192))
-QUEUES = 4
-"""What a topic has by default."""
+ROUNDS = {"read": 3, "stream": 2, "write": 2}
 MANY_QUEUES = 10_000
 MOST_QUEUES = 64_000
-READY_ROWS = 8192
 LATENCY_S = 10.0
-BROKER = "brokerName=broker-a\n"
-
-_READY = re.compile(r"ready nameserver=(\S+) broker=(\S+)\n")
 
 Found = dict[str, Any]
 
 
-@contextmanager
-def server(folder: Path) -> Iterator[tuple[str, int]]:
-    """Run name server and broker; give the name server's address and the process."""
-    config = folder / "broker.conf"
-    config.write_text(BROKER)
-    command = [sys.executable, "-m", "turbopump", "standalone", "--dir", str(folder / "store")]
-    options = ["--nameserver-port", "0", "--broker-port", "0", "--config", str(config)]
-    with subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            ready = _READY.fullmatch(process.stdout.readline())
-            assert ready is not None
-            yield ready[1], process.pid
-        finally:
-            process.terminate()
-
-
-async def fill(nameserver: str, rows: int, bodies: Bodies) -> None:
-    """Store messages with a tag and a key, the same number in each queue."""
-    async with Producer("benchmark", nameserver=nameserver) as producer:
-        longest = b"x" * bodies.most_bytes
-        messages = (
-            Message(
-                bodies.topic,
-                longest[: bodies.size(number)],
-                tags="TagA",
-                keys=f"order-{bodies.key(number)}",
-            )
-            for number in range(rows)
-        )
-        for batch in split_batch(messages, count_max=500):
-            await send(producer, batch)
-
-
-async def send(producer: Producer, batch: list[Message]) -> None:
-    """Send until the broker takes it: what counts is what it has, not how long it took."""
-    while True:
-        try:
-            await producer.send_batch(batch, timeout_ms=30_000)
-        except RemoteError as error:
-            if not error.retriable:
-                raise
-        else:
-            return
-
-
-def save_ready_rows(nameserver: str, folder: Path, topic: str) -> None:
-    """Save some rows of a topic as Spark gets them, for the source of ready rows."""
-    options = SourceOptions.for_batch({"nameserver": nameserver, "topic": topic})
-    first = QueueRange(topic, "broker-a", 0, 0, READY_ROWS)
-    rows = pa.Table.from_batches(PartitionReader.of(options).read((first,)))
-    batch = rows.combine_chunks().to_batches()[0]
-    path = str(folder / f"{topic}.arrow")
-    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
-
-
-def measured(setting: Setting) -> Iterator[Found]:
-    """Run queries in a process of their own, and yield what they print."""
-    # Workers import the modules here; what else the caller has put on the path stays there.
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, str(HERE / "spark_queries.py"), json.dumps(asdict(setting))]
-    log = Path(setting.folder, "queries.log")
-    with (
-        log.open("w+") as noise,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=noise, text=True, env=environment
-        ) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", file=sys.stderr)
-            yield {"cores": setting.cores, **json.loads(line)}
-    if process.returncode:
-        sys.exit(f"{log.read_text()[-5000:]}\nthe queries with {setting.cores} cores failed")
-
-
-def results(rows: int, parts: tuple[str, ...], numbers_of_cores: tuple[int, ...]) -> list[Found]:
-    """Measure everything."""
+def results(rows: int, parts: Sequence[str], numbers_of_cores: Sequence[int]) -> list[Found]:
+    """Measure everything that needs Spark."""
     found: list[Found] = []
-    with tempfile.TemporaryDirectory() as name, server(Path(name)) as (nameserver, pid):
+    with tempfile.TemporaryDirectory() as name, server(config=NAMED_CONFIG) as running:
+        folder = Path(name)
         for bodies in BODIES:
-            run(fill(nameserver, rows, bodies))
-            save_ready_rows(nameserver, Path(name), bodies.topic)
+            fill(running.nameserver, folder, rows, bodies)
         for cores in numbers_of_cores:
-            setting = Setting(
-                cores=cores,
-                nameserver=nameserver,
-                broker_pid=pid,
-                folder=name,
-                bodies=BODIES,
-                rows=rows,
-                written_rows=rows // 3,
-                queues=QUEUES,
-                latency_s=LATENCY_S,
+            with spark_process(running, folder, cores, rows) as spark:
+                for bodies, part in itertools.product(BODIES, QUERIES):
+                    if part in parts:
+                        found += ({"cores": cores, **each} for each in best(spark, part, bodies))
                 # Once is enough: a task at a time reads so few messages.
-                parts=tuple(p for p in parts if p != "latency" or cores == max(numbers_of_cores)),
-            )
-            found += measured(setting)
+                if "latency" in parts and cores == max(numbers_of_cores):
+                    measured = spark.latencies(BODIES[0], LATENCY_S)
+                    found += ({"part": "latency", **each} for each in measured)
     return found
+
+
+def best(spark: SparkProcess, part: str, bodies: Bodies) -> Iterator[Found]:
+    """Run queries in turn, and yield for each its most rows a second and least processor time.
+
+    In turn, because the JVM gets faster the longer it runs; the best, because it is what other work
+    on the machine disturbed least.
+    """
+    measured: dict[str, list[Result]] = {name: [] for name in QUERIES[part]}
+    for _ in range(ROUNDS[part]):
+        for name, rounds in measured.items():
+            print(f"{part}, {bodies.name}, {name}", file=sys.stderr)
+            rounds.append(spark.measure(part, bodies, name))
+    for name, rounds in measured.items():
+        rows = rounds[0].rows
+        yield {
+            "part": part,
+            "query": name,
+            "bodies": bodies.name,
+            "rows_s": rows / min(each.seconds for each in rounds),
+            "jvm_us": min(each.jvm_s for each in rounds) / rows * 1e6,
+            "python_us": min(each.python_s for each in rounds) / rows * 1e6,
+            "broker_us": min(each.broker_s for each in rounds) / rows * 1e6,
+        }
 
 
 def measure_queues() -> list[list[str]]:
     """Measure what many queues cost, without Spark."""
-    with tempfile.TemporaryDirectory() as name, server(Path(name)) as (nameserver, pid):
+    with server(config=NAMED_CONFIG) as running:
+        nameserver, pid = running.nameserver, running.process.pid
         run(create_topic(nameserver, "many", MANY_QUEUES))
         run(send_to_each(nameserver, "many", range(MANY_QUEUES), EACH))
         run(create_topic(nameserver, "most", MOST_QUEUES))
@@ -214,8 +135,8 @@ def main() -> None:
     parts = tuple(options.only.split(","))
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--only {', '.join(unknown)}: {', '.join(PARTS)} are allowed")
-    if options.rows < READY_ROWS * QUEUES:
-        parser.error(f"--rows {options.rows}: {READY_ROWS * QUEUES} or more are allowed")
+    if options.rows < ROWS_MIN:
+        parser.error(f"--rows must be at least {ROWS_MIN}, got {options.rows}")
     with_spark = tuple(part for part in parts if part != "queues")
     cores = tuple(map(int, options.cores.split(",")))
     found = results(options.rows, with_spark, cores) if with_spark else []

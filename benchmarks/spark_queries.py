@@ -1,6 +1,7 @@
-"""The queries of `spark.py`, for one number of cores: a process has one Spark session.
+"""The process that runs queries for `spark_process.py`: one Spark session, one number of cores.
 
-``python benchmarks/spark_queries.py '{...}'`` with a `Setting` in JSON; prints results in JSON.
+``python benchmarks/spark_queries.py '{...}'`` with a `Setting` in JSON. Each line of its input is a
+`Request` in JSON, which it carries out and answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -28,9 +30,6 @@ from spark_api import Converting, Counting, ReadyRows
 from turbopump import Message, Producer
 from turbopump.spark.records.schema import spark_schema
 
-READ_ROUNDS = 3
-STREAM_ROUNDS = 2
-WRITE_ROUNDS = 2
 STEP = 7919
 """From one size of varying bodies to the next: a prime number, so that all come."""
 DIGITS_MAX = 6
@@ -77,35 +76,52 @@ class Bodies:
         return f"id % cast(pow(10, 1 + id % {DIGITS_MAX}) as bigint)"
 
 
+SOURCES = ("ready rows", "topic", "topic, pulls of 32", "Parquet")
+SINKS = ("counting", "converting", "topic", "topic, idempotent", "Parquet")
+QUERIES = {"read": SOURCES, "stream": SOURCES, "write": SINKS}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """What one process measures."""
+    """What one process works with."""
 
     cores: int
     nameserver: str
     broker_pid: int
     folder: str
     """Holds, for each kind of bodies, ``<topic>.arrow`` with ready rows."""
-    bodies: tuple[Bodies, ...]
     rows: int
     written_rows: int
     queues: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A query to be run once, after a run that only warms up if it is the first of its kind."""
+
+    part: str
+    """One of `QUERIES`."""
+    bodies: Bodies
+    query: str
+
+
+@dataclass(frozen=True)
+class LatencyRequest:
+    """Latencies to be measured, with bodies that are ready."""
+
+    bodies: Bodies
     latency_s: float
-    parts: tuple[str, ...]
-    """Of ``read``, ``stream``, ``write``, ``latency``."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How fast one query was, and the processor time of one row in each process, in µs."""
+    """How long one query took, and the processor time meanwhile of each process."""
 
-    part: str
-    query: str
-    bodies: str
-    rows_s: float
-    jvm_us: float
-    python_us: float
-    broker_us: float
+    rows: int
+    seconds: float
+    jvm_s: float
+    python_s: float
+    broker_s: float
 
 
 # --- processor time -------------------------------------------------------------------------------
@@ -158,39 +174,6 @@ def spent_s(before: dict[int, float], after: dict[int, float]) -> float:
     return sum(now - before.get(pid, 0.0) for pid, now in after.items())
 
 
-Figures = tuple[float, float, float, float]
-"""Rows a second, and the processor time of a row in the JVM, in Python and at the broker, in µs."""
-
-
-def best_of(
-    rounds: int, rows: int, meter: Meter, queries: Mapping[str, Callable[[], float]]
-) -> Iterator[tuple[str, Figures]]:
-    """Run queries in turn, and yield for each its most rows a second and least processor time.
-
-    A query returns its seconds. In turn, because the JVM gets faster the longer it runs; the best,
-    because it is what other work on the machine disturbed least.
-    """
-    measured: dict[str, list[Figures]] = {name: [] for name in queries}
-    for _ in range(rounds):
-        for name, query in queries.items():
-            # What the query before has left to the disk would take the next one's processor time.
-            os.sync()
-            before = meter.used()
-            seconds = query()
-            after = meter.used()
-            spent = (
-                spent_s(before.jvm, after.jvm),
-                spent_s(before.python, after.python),
-                spent_s(before.broker, after.broker),
-            )
-            jvm_us, python_us, broker_us = (each / rows * 1e6 for each in spent)
-            measured[name].append((rows / seconds, jvm_us, python_us, broker_us))
-    for name, figures in measured.items():
-        rates, *costs = zip(*figures, strict=True)
-        jvm_us, python_us, broker_us = map(min, costs)
-        yield name, (max(rates), jvm_us, python_us, broker_us)
-
-
 # --- queries --------------------------------------------------------------------------------------
 
 
@@ -202,23 +185,51 @@ class Place:
     options: dict[str, str]
 
 
-@dataclass(frozen=True)
 class Queries:
-    """Runs what a setting asks for in one session."""
+    """Runs queries in one session, and remembers those that have run before."""
 
-    spark: SparkSession
-    setting: Setting
-    meter: Meter
+    def __init__(self, spark: SparkSession, setting: Setting) -> None:
+        self.spark = spark
+        self.setting = setting
+        self._meter = Meter(spark, setting.broker_pid)
+        self._known: dict[Request, Callable[[], float]] = {}
 
-    def run(self) -> Iterator[Result]:
-        parts = {"read": self.read, "stream": self.stream, "write": self.write}
-        for bodies in self.setting.bodies:
-            self.save_parquet(bodies)
-            for name, part in parts.items():
-                if name in self.setting.parts:
-                    yield from part(bodies)
+    def measure(self, request: Request) -> Result:
+        query = self._known.get(request)
+        if query is None:
+            query = self._known[request] = self._query(request)
+            query()
+        # What the query before has left to the disk would take this one's processor time.
+        os.sync()
+        before = self._meter.used()
+        seconds = query()
+        after = self._meter.used()
+        return Result(
+            self.setting.written_rows if request.part == "write" else self.setting.rows,
+            seconds,
+            spent_s(before.jvm, after.jvm),
+            spent_s(before.python, after.python),
+            spent_s(before.broker, after.broker),
+        )
 
-    def sources(self, bodies: Bodies) -> dict[str, Place]:
+    def _query(self, request: Request) -> Callable[[], float]:
+        """Return what runs a query and returns its seconds."""
+        bodies, setting = request.bodies, self.setting
+        if request.part == "write":
+            frame = rows_to_write(self.spark, setting.written_rows, bodies, setting.cores)
+            return partial(written, frame, self._sink(bodies, request.query), setting.folder)
+        source = self._source(bodies, request.query)
+        if request.part == "read":
+            return partial(to_noop, self._load(source))
+        reader = self.spark.readStream.format(source.kind).options(**source.options)
+        # Files must be told their columns; our sources know them.
+        is_file = source.kind == "parquet"
+        return partial(drained, (reader.schema(spark_schema()) if is_file else reader).load())
+
+    def _load(self, source: Place) -> DataFrame:
+        return self.spark.read.format(source.kind).options(**source.options).load()
+
+    def _source(self, bodies: Bodies, name: str) -> Place:
         setting = self.setting
         ready = {
             "path": f"{setting.folder}/{bodies.topic}.arrow",
@@ -230,62 +241,36 @@ class Queries:
             "topic": bodies.topic,
             "startingOffsets": "earliest",
         }
-        return {
-            "ready rows": Place("ready-rows", ready),
-            "topic": Place("rocketmq", topic),
-            # As a broker of the original gives them, whatever it is asked for.
-            "topic, pulls of 32": Place("rocketmq", {**topic, "pullBatchSize": "32"}),
-            "Parquet": Place("parquet", {"path": self.parquet(bodies)}),
-        }
+        match name:
+            case "ready rows":
+                return Place("ready-rows", ready)
+            case "topic":
+                return Place("rocketmq", topic)
+            case "topic, pulls of 32":
+                # As many as an Apache RocketMQ broker returns, whatever it is asked for.
+                return Place("rocketmq", {**topic, "pullBatchSize": "32"})
+            case _:
+                return Place("parquet", {"path": self._parquet(bodies)})
 
-    def parquet(self, bodies: Bodies) -> str:
-        return f"{self.setting.folder}/{bodies.topic}-{self.setting.cores}.parquet"
+    def _parquet(self, bodies: Bodies) -> str:
+        """Return where the rows of a topic are as files, written when they are first needed."""
+        path = Path(self.setting.folder, f"{bodies.topic}-{self.setting.cores}.parquet")
+        if not path.exists():
+            self._load(self._source(bodies, "topic")).write.parquet(str(path))
+        return str(path)
 
-    def save_parquet(self, bodies: Bodies) -> None:
-        """Have the same rows in files; this also wakes everything up."""
-        source = self.sources(bodies)["topic"]
-        rows = self.spark.read.format(source.kind).options(**source.options).load()
-        rows.write.parquet(self.parquet(bodies))
-
-    def read(self, bodies: Bodies) -> Iterator[Result]:
-        queries = {}
-        for name, source in self.sources(bodies).items():
-            frame = self.spark.read.format(source.kind).options(**source.options).load()
-            to_noop(frame)
-            queries[name] = partial(to_noop, frame)
-        for name, figures in best_of(READ_ROUNDS, self.setting.rows, self.meter, queries):
-            yield Result("read", name, bodies.name, *figures)
-
-    def stream(self, bodies: Bodies) -> Iterator[Result]:
-        queries = {}
-        for name, source in self.sources(bodies).items():
-            reader = self.spark.readStream.format(source.kind).options(**source.options)
-            # Files must be told their columns; our sources know them.
-            is_file = source.kind == "parquet"
-            frame = (reader.schema(spark_schema()) if is_file else reader).load()
-            queries[name] = partial(drained, frame)
-        for name, figures in best_of(STREAM_ROUNDS, self.setting.rows, self.meter, queries):
-            yield Result("stream", name, bodies.name, *figures)
-
-    def write(self, bodies: Bodies) -> Iterator[Result]:
-        setting = self.setting
-        frame = rows_to_write(self.spark, setting.written_rows, bodies, setting.cores)
-        name = f"{bodies.topic}-written-{setting.cores}"
-        topic = {"nameserver": setting.nameserver, "topic": name}
-        files = {"path": f"{setting.folder}/{name}"}
-        sinks = {
-            "counting": Place("counting", {}),
-            "converting": Place("converting", {}),
-            "topic": Place("rocketmq", topic),
-            "topic, idempotent": Place("rocketmq", {**topic, "idempotent": "true"}),
-            "Parquet": Place("parquet", files),
-        }
-        queries = {}
-        for name, sink in sinks.items():
-            written(frame, sink, setting.folder)
-            queries[name] = partial(written, frame, sink, setting.folder)
-        for name, figures in best_of(WRITE_ROUNDS, setting.written_rows, self.meter, queries):
-            yield Result("write", name, bodies.name, *figures)
+    def _sink(self, bodies: Bodies, name: str) -> Place:
+        target = f"{bodies.topic}-written-{self.setting.cores}"
+        topic = {"nameserver": self.setting.nameserver, "topic": target}
+        match name:
+            case "topic":
+                return Place("rocketmq", topic)
+            case "topic, idempotent":
+                return Place("rocketmq", {**topic, "idempotent": "true"})
+            case "Parquet":
+                return Place("parquet", {"path": f"{self.setting.folder}/{target}"})
+            case _:
+                return Place(name, {})
 
 
 def to_noop(frame: DataFrame) -> float:
@@ -354,19 +339,20 @@ class Latency:
     p99_ms: float
 
 
-def latencies(spark: SparkSession, setting: Setting) -> Iterator[Latency]:
+def latencies(queries: Queries, wanted: LatencyRequest) -> Iterator[Latency]:
     """Follow a topic that gets 200 messages a second, and ready rows at the same rate."""
+    spark, setting, latency_s = queries.spark, queries.setting, wanted.latency_s
     ready = {
-        "path": f"{setting.folder}/{setting.bodies[0].topic}.arrow",
+        "path": f"{setting.folder}/{wanted.bodies.topic}.arrow",
         "partitions": "1",
         "rate": str(LATENCY_RATE),
     }
     topic = {"nameserver": setting.nameserver, "topic": "latency", "startingOffsets": "latest"}
-    yield latency("ready rows, a batch", batches(spark, "ready-rows", ready, setting.latency_s))
+    yield latency("ready rows, a batch", batches(spark, "ready-rows", ready, latency_s))
     with sending(setting.nameserver, "latency"):
-        found = batches(spark, "rocketmq", topic, setting.latency_s)
+        found = batches(spark, "rocketmq", topic, latency_s)
         yield latency("topic, a batch", found)
-        yield latency("topic, from send to handled", ages(spark, topic, setting.latency_s))
+        yield latency("topic, from send to handled", ages(spark, topic, latency_s))
 
 
 def latency(query: str, found_ms: list[float]) -> Latency:
@@ -443,12 +429,15 @@ def main() -> None:
     )
     for source in (ReadyRows, Counting, Converting):
         spark.dataSource.register(source)
-    queries = Queries(spark, setting, Meter(spark, setting.broker_pid))
-    for result in queries.run():
-        print(json.dumps(asdict(result)), flush=True)
-    if "latency" in setting.parts:
-        for found in latencies(spark, setting):
-            print(json.dumps({"part": "latency", **asdict(found)}), flush=True)
+    queries = Queries(spark, setting)
+    for line in sys.stdin:
+        asked = msgspec.json.decode(line)
+        if "latency_s" in asked:
+            latency = msgspec.convert(asked, LatencyRequest)
+            answer: Any = [asdict(each) for each in latencies(queries, latency)]
+        else:
+            answer = asdict(queries.measure(msgspec.convert(asked, Request)))
+        print(json.dumps(answer), flush=True)
     spark.stop()
 
 

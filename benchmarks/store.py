@@ -1,4 +1,4 @@
-"""The store: appends, reads, tag scans, recovery, many queues; beside what the disk can do raw.
+"""The store: appends, reads, tag scans, many queues; beside what the disk can do raw.
 
 Run: ``python benchmarks/store.py [--directory DIR] [--quick]``. It writes some gigabytes into a new
 directory under DIR (default: where temporary files go) and removes it again. The raw figures are a
@@ -188,39 +188,6 @@ class Bench:
                 rows.append((f"rare tag, {units} units a read", rate))
         print_table(("tag scan", "units/s"), rows)
 
-    def recovery(self) -> None:
-        rows = []
-        for size in (1024, 128):
-            path = self.fresh()
-            total = (1 << 30) // self.scale
-            store = Store.open(path)
-            count = total // record(os.urandom(size), 0).size - 10
-            fill(store, count, size)
-            # Everything is flushed and entered, and only the queues' last units wait in memory.
-            time.sleep(1.1)
-            store.tick()
-            crashed = path.with_name(path.name + "c")
-            subprocess_copy(path, crashed)
-            store.close()
-            lost = path.with_name(path.name + "l")
-            subprocess_copy(crashed, lost)
-            shutil.rmtree(lost / "consumequeue")
-            shutil.rmtree(lost / "index")
-            for name, root in (
-                ("after a clean stop", path),
-                ("after a crash", crashed),
-                ("after a crash, without queues and index", lost),
-            ):
-                started, started_cpu = time.perf_counter(), time.process_time()
-                with Store.open(root) as again:
-                    seconds = time.perf_counter() - started
-                    cpu_s = time.process_time() - started_cpu
-                    assert again.recovered.crashed == (root != path)
-                what = f"{total >> 20} MiB of {size} B messages, {name}"
-                rows.append((what, f"{seconds:.2f}", f"{cpu_s:.2f}", f"{cpu_s / count * 1e6:.2f}"))
-                shutil.rmtree(root)
-        print_table(("recovery", "seconds", "CPU s", "CPU µs a message"), rows)
-
     def many_queues(self) -> None:
         queues = 10_000 // self.scale
         path = self.fresh()
@@ -334,11 +301,6 @@ def scan_through(store: Store, wanted: Filter, limits: ReadLimits) -> None:
         offset = store.read("orders", 0, offset, 32, wanted, limits).next_offset
 
 
-def subprocess_copy(source: Path, target: Path) -> None:
-    """Copy a running store, holes included, as a kill would leave it."""
-    os.spawnlp(os.P_WAIT, "cp", "cp", "-r", "--sparse=always", str(source), str(target))
-
-
 IDLE = """
 import gc, sys, tracemalloc
 from turbopump.store import Store
@@ -370,14 +332,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    parser.add_argument(
-        "--only", choices=("appends", "reads", "tag_scan", "recovery", "many_queues")
-    )
+    parser.add_argument("--only", choices=("appends", "reads", "tag_scan", "many_queues"))
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(dir=options.directory))
     try:
         bench = Bench(root, options.quick)
-        parts = ("many_queues", "appends", "reads", "tag_scan", "recovery")
+        parts = ("many_queues", "appends", "reads", "tag_scan")
         for part in (options.only,) if options.only else parts:
             getattr(bench, part)()
             print()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import cast
 
 from bare_frames import BODY, send_request
-from broker import TIMEOUT_MS, Server, connected, server
+from broker_process import TIMEOUT_MS, Server, connected, server
 from measure import print_table
 from turbopump.broker.broker import Broker
 from turbopump.broker.clients import Member, Peer

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,15 @@ MACHINE = {"cpus": 2, "python": "3.11", "load_average": 0.5}
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of the benchmarks."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return import_module("compare_report")
+    return import_module
+
+
+@pytest.fixture
+def report(benchmark: Callable[[str], Any]) -> Any:
+    return benchmark("compare_report")
 
 
 def result(rate: float, **others: float) -> dict[str, Any]:
@@ -36,7 +44,7 @@ def test_ratios_are_of_each_round(report: Any) -> None:
     assert ours.ratio_to(bare) == 0.9
     value = ours.as_json([bare, ours])
     assert (value["median"], value["min"], value["max"]) == (95, 80, 900)
-    assert value["to_bare_frames"] == 0.9
+    assert (value["base"], value["to_base"]) == ("bare frames", 0.9)
 
 
 def test_targets_are_met_from_both_sides(report: Any) -> None:
@@ -67,7 +75,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 def test_unknown_work_is_refused() -> None:
     done = run("--only", "sending")
     assert done.returncode == 2
-    known = "send,batch,batch32,drain,orderly,latency,recovery"
+    known = "send,batch,batch32,drain,orderly,latency,recovery,source,sink"
     assert f"expected some of {known}, got 'sending'" in done.stderr
 
 
@@ -77,9 +85,141 @@ def test_sizes_are_compared_with_the_same_size(report: Any) -> None:
         for size, rate in ((128, 100), (1024, 50))
     ]
     ours = report.Measured(report.Case("send", "turbopump asyncio", 1, 1024), [result(40)])
-    assert ours.as_json([*bare, ours])["to_bare_frames"] == 0.8
+    assert ours.as_json([*bare, ours])["to_base"] == 0.8
     assert ours.case.name == "send, turbopump asyncio, 1024 B, 1 in flight"
     assert report.targets([*bare, ours]) == []
+
+
+def test_rows_of_spark_are_compared_with_what_its_interface_can_do(report: Any) -> None:
+    rates = {
+        "ready rows": 100,
+        "turbopump": 70,
+        "ready rows, 64 to 192 B": 200,
+        "turbopump, 64 to 192 B": 100,
+    }
+    measured = [
+        report.Measured(report.Case("source", system, 2), [result(rate)])
+        for system, rate in rates.items()
+    ]
+    found = {each.name: (each.found, each.is_met) for each in report.targets(measured)}
+    assert found == {
+        "source, turbopump, 2 cores, relative to ready rows": (0.7, True),
+        "source, turbopump, 64 to 192 B, 2 cores, relative to ready rows": (0.5, False),
+    }
+
+
+def test_a_query_of_spark_is_a_round_like_others(
+    report: Any, benchmark: Callable[[str], Any]
+) -> None:
+    spark, queries = benchmark("compare_spark"), benchmark("spark_queries")
+    asked = []
+
+    class Spark:
+        def measure(self, *request: object) -> Any:
+            asked.append(request)
+            return queries.Result(
+                rows=1000, seconds=0.5, jvm_s=0.004, python_s=0.001, broker_s=0.002
+            )
+
+    bodies = queries.Bodies(128, 128)
+    case = report.Case("source", "turbopump", 2)
+    found = spark.SparkRun(case, Spark(), bodies, "topic").measure()
+    assert asked == [("read", bodies, "topic")]
+    assert found.keys() >= result(0).keys()
+    assert (found["messages_per_second"], found["bytes"]) == (2000, 128_000)
+    costs = (found["client_cpu_us"], found["jvm_cpu_us"], found["watched_cpu_us"])
+    assert costs == (5, 4, 2)
+
+
+def test_the_command_in_documents_names_no_files(
+    benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = benchmark("compare")
+    chosen = ["--rounds", "5", "--seconds", "1", "--only", "send,drain", "--peers", ""]
+    monkeypatch.setattr(sys, "argv", ["run", *chosen, "--json", "/home/me/out.json"])
+    command = compare.command_of(compare.parsed())
+    assert command == "benchmarks/run --rounds 5 --only send,drain --peers ''"
+
+
+def test_growth_has_a_title_for_every_kind_of_thing(benchmark: Callable[[str], Any]) -> None:
+    growth = benchmark("growth")
+    assert growth.TITLES.keys() == growth.ADDING.keys()
+    sizes = [growth.Size(count, 20.0, 2.0 * count, 100) for count in (1, 10, 100)]
+    assert growth.tables({"topics": sizes})["growth"].splitlines()[-1] == (
+        "| topics | 1 · 100 | 20.0 · 20.0 | 0.00 | 1.00 |"
+    )
+
+
+def test_results_are_read_again(report: Any) -> None:
+    measured = [sends(report, "bare frames", 100, 90), sends(report, "turbopump asyncio", 95, 80)]
+    value = json.loads(json.dumps(report.as_json(measured)))
+    assert report.from_json(value) == measured
+
+
+def test_tables_are_written_into_the_documents(
+    report: Any, benchmark: Callable[[str], Any], tmp_path: Path
+) -> None:
+    docs, measure = benchmark("compare_docs"), benchmark("measure")
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "docs").mkdir()
+    block = "<!-- figures: {} -->\n\nold\n\n<!-- end of figures -->\n"
+    for name in measure.DOCUMENTS:
+        (tmp_path / name).write_text("Before.\n")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"Before.\n{block.format('sends')}Between.\n{block.format('drains')}After.\n")
+    measured = [sends(report, "bare frames", 7982), sends(report, "turbopump asyncio", 7680)]
+    texts = docs.blocks(measured, {"command": "benchmarks/run --only send"})
+    assert measure.update_docs(texts, tmp_path) == [readme]
+    assert readme.read_text() == (
+        "Before.\n<!-- figures: sends -->\n\n"
+        "| sends per second, waiting for each acknowledgement "
+        "| 1 in flight | 8 in flight | 32 in flight | 512 in flight |\n"
+        "|---|---:|---:|---:|---:|\n"
+        "| Turbopump, asyncio | 7,680 |  |  |  |\n"
+        "| bare frames, the limit of this broker | 7,982 |  |  |  |\n"
+        f"\n<!-- end of figures -->\nBetween.\n{block.format('drains')}After.\n"
+    )
+    assert measure.update_docs(texts, tmp_path) == []
+
+
+def test_documents_have_every_table(benchmark: Callable[[str], Any]) -> None:
+    documents = benchmark("measure").DOCUMENTS
+    text = "".join((BENCHMARKS.parent / name).read_text() for name in documents)
+    named = set(re.findall(r"<!-- figures: ([a-z-]+) -->", text))
+    compared = {"command", "sends", "drains", "latency", "spark", "results", "targets"}
+    assert named == compared | {"growth", "idle-memory", "broker-processes"}
+    assert text.count("<!-- figures: ") == text.count("<!-- end of figures -->")
+
+
+def test_rabbitmq_runs_as_the_caller_with_files_and_ports_of_its_own(
+    benchmark: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = benchmark("peer_servers")
+    # Debian's wrapper on the PATH changes the user, who may not write to our directory.
+    for place in ("wrapper", "own"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "rabbitmq-server").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "wrapper"))
+    monkeypatch.setattr(servers, "RABBITMQ_DIRECTORY", str(tmp_path / "own"))
+    rabbitmq = servers.PEER_SERVERS["rabbitmq"]
+    assert rabbitmq.command("/data", 5000) == [str(tmp_path / "own" / "rabbitmq-server")]
+    settings = rabbitmq.environment("/data", 5000)
+    assert {settings[f"RABBITMQ_{name}_BASE"] for name in ("MNESIA", "LOG")} == {"/data"}
+    ports = {"RABBITMQ_NODE_PORT", "RABBITMQ_DIST_PORT", "ERL_EPMD_PORT"}
+    assert len({settings[name] for name in ports}) == len(ports)
+    assert settings["ERL_EPMD_PORT"] != "4369"
+
+
+def test_other_benchmarks_are_run_by_name() -> None:
+    done = subprocess.run(
+        [str(BENCHMARKS / "run"), "growth", "--help"], capture_output=True, text=True, check=False
+    )
+    assert "--backlog-gib" in done.stdout, done.stderr
+    done = subprocess.run(
+        [str(BENCHMARKS / "run"), "nothing"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "no benchmark is called nothing" in done.stderr
 
 
 @pytest.mark.slow
