@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -177,13 +178,14 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 def test_modules_that_are_named_exist(path: Path) -> None:
     """A page names modules by the end of their path; a rename has to be followed here."""
-    sources = [
-        str(file.relative_to(ROOT))
-        for folder in ("src", "tests", "benchmarks", "examples")
-        for file in (ROOT / folder).rglob("*.py")
-    ]
     named = set(re.findall(r"\b([a-z_0-9/]+\.py)\b", path.read_text(encoding="utf-8")))
-    assert not {name for name in named if not any(f"/{s}".endswith(f"/{name}") for s in sources)}
+    assert not {name for name in named if not any(s.endswith(f"/{name}") for s in sources())}
+
+
+@cache
+def sources() -> list[str]:
+    folders = ("src", "tests", "benchmarks", "examples")
+    return [str(file) for folder in folders for file in (ROOT / folder).rglob("*.py")]
 
 
 @pytest.mark.slow
