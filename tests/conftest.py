@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Generator
 
@@ -15,6 +16,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("untimed", settings(), deadline=None)
 settings.register_profile("quick", settings(), deadline=None, max_examples=20)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector pass over the modules and tests: they stay until the end.
+
+    Some tests, and each simulation, collect all garbage; this would take longer than the rest.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

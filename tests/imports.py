@@ -1,4 +1,4 @@
-"""Which modules a source file imports, found without running it."""
+"""What a source file imports and calls, found without running it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> set[str]:
     """Return the full names of what a file imports, wherever in it: modules, and names in them."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -36,9 +41,20 @@ def imported(path: Path) -> set[str]:
 
 @cache
 def calls(path: Path) -> list[tuple[str, int]]:
-    """Return what is called in a file, as it is written, and in which line."""
+    """Return what is called in a file, as `written` has it, and in which line."""
     return [
-        (ast.unparse(node.func), node.lineno)
-        for node in ast.walk(ast.parse(path.read_text()))
+        (written(node.func), node.lineno)
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Call)
     ]
+
+
+def written(called: ast.expr) -> str:
+    """Return the names and dots of what is called; anything else in it is ``...``."""
+    match called:
+        case ast.Name(name):
+            return name
+        case ast.Attribute(owner, name):
+            return f"{written(owner)}.{name}"
+        case _:
+            return "..."

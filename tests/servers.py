@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-STOP_S = 10.0
+STOP_S = 60.0
 """Long enough for a machine that is busy with something else."""
 
 LOG = "log"

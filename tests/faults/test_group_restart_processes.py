@@ -40,7 +40,6 @@ pytestmark = pytest.mark.slow
 MEMBER = Path(__file__).parent.parent / "restart_member.py"
 MEMBERS = 3
 QUEUES = 4
-RESTARTS = 20
 BAD_PER_RESTART = 3
 SETTLE_NS = 1_000_000_000
 WAIT_S = 240.0
@@ -265,8 +264,9 @@ def check_dead_letters(calls: Sequence[Call], letters: list[str], load: Load, un
     assert len(letters) - len(failed) <= unknown
 
 
-def test_twenty_restarts_under_load(
-    tmp_path: Path, record_property: Callable[[str, object], None]
+@pytest.mark.parametrize("restarts", [6, pytest.param(20, marks=pytest.mark.long)])
+def test_restarts_under_load(
+    tmp_path: Path, restarts: int, record_property: Callable[[str, object], None]
 ) -> None:
     chosen = random.Random(1)
     records = Records([tmp_path / f"member-{number}" for number in range(MEMBERS)])
@@ -279,7 +279,7 @@ def test_twenty_restarts_under_load(
             load = load_ends.enter_context(Load(server.nameserver).running())
             wait_for(lambda: is_settled(records), "each queue has one owner")
             settled_ns = time.monotonic_ns()
-        for number in range(RESTARTS):
+        for number in range(restarts):
             with standalone(tmp_path / "server", SETTINGS, server.ports) as server:
                 load.bad_wanted += BAD_PER_RESTART
                 # Not to wait for something: restarts are to come in the middle of whatever is done.
@@ -298,4 +298,4 @@ def test_twenty_restarts_under_load(
     check_owners(calls)
     check_redeliveries(calls, stops_ns)
     check_dead_letters(calls, letters, load, unknown)
-    assert len(set(letters)) == RESTARTS * BAD_PER_RESTART
+    assert len(set(letters)) == restarts * BAD_PER_RESTART

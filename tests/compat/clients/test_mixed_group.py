@@ -86,8 +86,12 @@ def test_members_share_the_queues_and_take_over(
                 break
 
 
+@pytest.mark.long
 def test_a_killed_server_moves_no_queue(tmp_path: Path, cpp_of: Callable[[str], Peers]) -> None:
-    """The C++ client's heartbeat comes up to 30 s after the restart, long after ours."""
+    """The C++ client's heartbeat comes up to 30 s after the restart, long after ours.
+
+    In virtual time, `faults/test_group_restart.py` has the same with members that behave so.
+    """
     topic, group, ours = "Kept", "kept", Ours()
     with ExitStack() as stack:
         with standalone(tmp_path / "server") as first:

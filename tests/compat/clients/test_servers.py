@@ -16,8 +16,9 @@ pytestmark = pytest.mark.slow
 def test_server_without_any_setting(tmp_path: Path, cpp_of: Callable[[str], Peers]) -> None:
     with standalone(tmp_path / "server") as server, cpp_of(server.nameserver) as cpp:
         peer = cpp.start()
-        peer.call("push", group="plain", topic="Plain", expression="a")
+        # First: the client looks for a topic that is not there only every 30 s.
         sent = peer.send("Plain", "hello", tags="a")
+        peer.call("push", group="plain", topic="Plain", expression="a")
         peer.send("Plain", "not for us", tags="b")
         peer.send("Plain", "later", tags="a", delay_level=1)
         hello, later = cpp.inbox.wait_for("plain", 2)

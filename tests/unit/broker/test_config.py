@@ -195,10 +195,11 @@ def test_each_key_changes_its_field_and_nothing_else(key: str) -> None:
     # The disk ratios limit each other.
     related = {"diskMaxUsedSpaceRatio": "60"} if key.startswith("diskSpace") else {}
     config = parse({**related, key: OTHER_VALUES[key]})
+    defaults = as_properties(BrokerConfig())
     changed = {
         name: value
         for name, value in as_properties(config).items()
-        if value != as_properties(BrokerConfig())[name] and name not in related
+        if value != defaults[name] and name not in related
     }
     assert changed == {key: OTHER_VALUES[key]}
 

@@ -291,6 +291,7 @@ async def test_an_immune_half_message_is_not_used_up_by_waiting(tmp_path: Path) 
         assert (await bodies(client), producer.asked) == ([b"x"], [])
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_a_day_without_a_producer_costs_no_check(tmp_path: Path) -> None:
     network = MemoryNetwork()
@@ -370,6 +371,7 @@ async def test_an_end_for_an_old_copy_just_after_a_restart(tmp_path: Path) -> No
         assert (await bodies(client), producer.asked) == ([b"x"], [])
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_thousands_open_at_once(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, client, producer):

@@ -101,6 +101,7 @@ def test_every_queue_is_owned_exactly_once(
     assert sorted(queue for share in shares for queue in share) == sorted(queues)
 
 
+@pytest.mark.slow
 @given(queues=queues_of_topic, members=members_of_group, data=st.data())
 def test_a_member_that_leaves_moves_only_its_own_queues_on_the_ring(
     queues: list[MessageQueue], members: list[str], data: st.DataObject

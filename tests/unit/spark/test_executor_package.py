@@ -21,24 +21,24 @@ from turbopump.spark import executor_package
 VERSION = ".".join(map(str, sys.version_info[:2]))
 
 
-@pytest.fixture
-def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive without the large packages, which take a while to compress."""
-    monkeypatch.setattr(executor_package, "_FOR_SPARK", ())
+    folder = tmp_path_factory.mktemp("package")
     keep = executor_package._required
 
     def small(of: Distribution) -> tuple[Distribution, ...]:
         return tuple(each for each in keep(of) if each.name in ("msgspec", "typer"))
 
-    monkeypatch.setattr(executor_package, "_required", small)
-    written = executor_package.write_package(tmp_path / "all.tar.gz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor_package, "_FOR_SPARK", ())
+        patch.setattr(executor_package, "_required", small)
+        written = executor_package.write_package(folder / "all.tar.gz")
     assert [each.split()[0] for each in written.distributions] == ["turbopump", "msgspec", "typer"]
-    assert [each.name for each in tmp_path.iterdir()] == ["all.tar.gz"], (
-        "nothing unfinished is left"
-    )
+    assert [each.name for each in folder.iterdir()] == ["all.tar.gz"], "nothing unfinished is left"
     with tarfile.open(written.path) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    return tmp_path / "unpacked"
+        archive.extractall(folder / "unpacked", filter="data")
+    return folder / "unpacked"
 
 
 def run(

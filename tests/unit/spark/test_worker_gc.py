@@ -12,10 +12,12 @@ from turbopump.spark.worker_gc import Lasting
 
 @pytest.fixture(autouse=True)
 def nothing_set_aside() -> Iterator[None]:
-    # Python 3.12 starts with some.
+    was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     yield
     gc.unfreeze()
+    if was_frozen:
+        gc.freeze()
 
 
 def test_the_second_call_sets_aside_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,23 +147,22 @@ def test_topic_length_of_two_bytes_in_records_of_release_5() -> None:
     assert (view.topic, view.body) == ("TopicA", b"hello")
 
 
-@pytest.mark.parametrize("length", range(len(GOLDEN)))
-def test_cut_records(length: int) -> None:
-    with pytest.raises(RecordError):
-        decode_record(GOLDEN[:length])
+def test_cut_records() -> None:
+    for length in range(len(GOLDEN)):
+        with pytest.raises(RecordError):
+            decode_record(GOLDEN[:length])
 
 
-@pytest.mark.parametrize("at", range(len(GOLDEN)))
-@pytest.mark.parametrize("bit", [0, 7])
-def test_flipped_bits_are_noticed_or_harmless(at: int, bit: int) -> None:
-    damaged = bytearray(GOLDEN)
-    damaged[at] ^= 1 << bit
-    try:
-        view = decode_record(bytes(damaged), check_crc=True)
-    except RecordError:
-        return
-    assert view.size == len(GOLDEN)
-    assert view.stored_body == b"hello"
+@pytest.mark.parametrize("bit", range(8))
+def test_flipped_bits_are_noticed_or_harmless(bit: int) -> None:
+    for at in range(len(GOLDEN)):
+        damaged = bytearray(GOLDEN)
+        damaged[at] ^= 1 << bit
+        try:
+            view = decode_record(bytes(damaged), check_crc=True)
+        except RecordError:
+            continue
+        assert (view.size, view.stored_body) == (len(GOLDEN), b"hello"), f"byte {at}"
 
 
 def test_damage_is_described_with_its_position() -> None:
