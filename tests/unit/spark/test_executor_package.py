@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from archives import extract
 from turbopump.cli.app import app
 from turbopump.errors import MissingPackage
 from turbopump.spark import executor_package
@@ -36,8 +36,7 @@ def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert [each.name for each in tmp_path.iterdir()] == ["all.tar.gz"], (
         "nothing unfinished is left"
     )
-    with tarfile.open(written.path) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+    extract(written.path, tmp_path / "unpacked")
     return tmp_path / "unpacked"
 
 
