@@ -6,8 +6,8 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TextIO
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -18,6 +18,9 @@ from turbopump.cli.formats import (
     format_time,
     format_value,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Row = Mapping[str, Any]
 
@@ -51,6 +54,20 @@ class Column:
     @property
     def is_right(self) -> bool:
         return self.kind in _RIGHT
+
+
+def row_of(value: DataclassInstance, *computed: str) -> dict[str, Any]:
+    """Return the fields of a value, including those of a queue or node in it, and properties."""
+    from turbopump.message import MessageQueue
+
+    row: dict[str, Any] = {}
+    for name in (*(field.name for field in fields(value)), *computed):
+        found = getattr(value, name)
+        if isinstance(found, MessageQueue):
+            row |= {"topic": found.topic, "broker": found.broker, "queue_id": found.queue_id}
+        else:
+            row |= row_of(found) if is_dataclass(found) else {name: found}
+    return row
 
 
 class Output:
