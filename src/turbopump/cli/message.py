@@ -335,7 +335,7 @@ def _body(text: str | None, file: Path | None) -> bytes:
     if file is not None:
         return file.read_bytes()
     if text is not None and text != STDIN:
-        # What is not UTF-8 on the command line is a body nevertheless.
+        # Bytes on the command line that are not UTF-8 are still a valid body.
         return os.fsencode(text)
     if text is None and sys.stdin.isatty():
         raise InvalidArgument("no body; pass it as text, with --file, or pass - to read stdin")

@@ -51,5 +51,5 @@ def nameserver(
 
 
 def _store_path(config: Path | None) -> dict[str, str]:
-    """Let changes made from afar go into the file that the settings came from, if they can."""
+    """Write changes by requests to the file that the settings came from, unless it is TOML."""
     return {} if config is None or is_toml(config) else {"configStorePath": str(config)}

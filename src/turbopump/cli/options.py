@@ -1,4 +1,4 @@
-"""Options that several commands have, and the settings that they and a file make together."""
+"""Options that several commands share, and settings from options and a file."""
 
 from __future__ import annotations
 
