@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +13,6 @@ from turbopump.errors import ServerFailed
 from turbopump.machine import Machine
 from turbopump.net.network import Network
 from turbopump.supervisor import Supervisor
-
-_log = logging.getLogger(__name__)
 
 
 class ReplicatedBroker:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from threading import get_ident
-from types import TracebackType
 from typing import Any, Self
 
 from turbopump.client import calls
@@ -146,12 +145,7 @@ class Session:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def require_own_process(self) -> None:

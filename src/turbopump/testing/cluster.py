@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from turbopump.broker.broker import Broker
@@ -162,12 +161,7 @@ class Cluster:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
