@@ -66,7 +66,8 @@ def row_of(value: DataclassInstance, *computed: str) -> dict[str, Any]:
         if isinstance(found, MessageQueue):
             row |= {"topic": found.topic, "broker": found.broker, "queue_id": found.queue_id}
         else:
-            row |= row_of(found) if is_dataclass(found) else {name: found}
+            is_node = is_dataclass(found) and not isinstance(found, type)
+            row |= row_of(found) if is_node else {name: found}
     return row
 
 
