@@ -29,13 +29,7 @@ if TYPE_CHECKING:
         run,
     )
     from turbopump.client.blocking_transactions import Transaction, TransactionProducer
-    from turbopump.client.calls import (
-        Found,
-        NothingMatched,
-        NothingNew,
-        OffsetIllegal,
-        SendStatus,
-    )
+    from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, SendStatus
     from turbopump.client.config import ClientConfig
     from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
     from turbopump.client.handlers import consumer

@@ -13,12 +13,7 @@ from turbopump.client.calls import require_success
 from turbopump.client.route_cache import NameServers
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
-from turbopump.errors import (
-    NetworkError,
-    NoNameServer,
-    NotThere,
-    RemoteError,
-)
+from turbopump.errors import NetworkError, NoNameServer, NotThere, RemoteError
 from turbopump.wire.bodies import ClusterInfo, TopicList, TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body

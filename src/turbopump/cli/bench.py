@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import (
-    TopicArgument,
-    require_range,
-)
+from turbopump.cli.administration import TopicArgument, require_range
 from turbopump.cli.command import Console, command
 from turbopump.cli.options import option
 from turbopump.cli.output import Column, Output

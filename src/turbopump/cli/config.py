@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turbopump.cli.administration import (
-    ClusterOption,
-)
+from turbopump.cli.administration import ClusterOption
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import parse_pairs
 from turbopump.cli.options import option

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import (
-    GroupArgument,
-    TopicArgument,
-    complete_topic,
-    local_now,
-)
+from turbopump.cli.administration import GroupArgument, TopicArgument, complete_topic, local_now
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_number, parse_queues, parse_time
 from turbopump.cli.options import option

@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import (
-    ClusterOption,
-    DryRunOption,
-    TopicArgument,
-)
+from turbopump.cli.administration import ClusterOption, DryRunOption, TopicArgument
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_number
 from turbopump.cli.options import option

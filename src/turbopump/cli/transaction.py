@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import (
-    FAILED,
-    require_range,
-)
+from turbopump.cli.administration import FAILED, require_range
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_body, format_number
 from turbopump.cli.options import option

@@ -24,12 +24,7 @@ from turbopump.client.queue_reader import QueueReader, require_offset
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
-from turbopump.client.subscriptions import (
-    EVERYTHING,
-    Expression,
-    check_subscription,
-    subscription,
-)
+from turbopump.client.subscriptions import EVERYTHING, Expression, check_subscription, subscription
 from turbopump.errors import InvalidArgument, NetworkError, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least

@@ -46,12 +46,7 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.record import MessageView
-from turbopump.wire.sysflag import (
-    PULL_CLASS_FILTER,
-    PULL_LITE,
-    PULL_SUBSCRIPTION,
-    PULL_SUSPEND,
-)
+from turbopump.wire.sysflag import PULL_CLASS_FILTER, PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 _STALLED_MS = 1000
 """How long a held pull waits while no replica has its offset."""
