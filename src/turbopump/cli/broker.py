@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turbopump.cli.administration import reported
 from turbopump.cli.command import Console, command
 from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
@@ -57,11 +58,11 @@ def broker(
         return
     from turbopump.broker.config_keys import as_properties, parse
     from turbopump.broker.replicated import ReplicatedBroker
-    from turbopump.cli.life_cycle import ready_line, reported_errors, serve
+    from turbopump.cli.life_cycle import ready_line, serve
     from turbopump.net.sockets import SocketNetwork
     from turbopump.settings import render_properties
 
-    with reported_errors():
+    with reported():
         chosen = parse(
             {
                 **given(namesrvAddr=os.environ.get(NAMESERVER_VARIABLE) or None),

@@ -171,7 +171,7 @@ def redrive(
             if console.as_json:
                 console.line(_redriven_row(done))
     if not console.as_json:
-        _tell_outcomes(group, outcomes)
+        _print_outcomes(group, outcomes)
     _fail_if_left(group, outcomes, missing)
 
 
@@ -260,7 +260,7 @@ def _destination(text: str) -> Destination | str:
     return Destination(text) if text in {each.value for each in Destination} else text
 
 
-def _tell_outcomes(group: str, outcomes: Counter[Outcome]) -> None:
+def _print_outcomes(group: str, outcomes: Counter[Outcome]) -> None:
     if not outcomes:
         typer.echo(f"Group {group} has no matching dead letters.")
     for outcome, count in sorted(outcomes.items(), key=lambda each: each[0].value):

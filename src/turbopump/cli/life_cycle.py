@@ -16,16 +16,12 @@ from typing import TypeVar
 import typer
 
 from turbopump.cli.logs import LogSettings, configure_logging
-from turbopump.errors import InvalidArgument, TurbopumpError
 from turbopump.net.loop import run
 from turbopump.settings import data_directory
 
 S = TypeVar("S")
 
 _log = logging.getLogger(__name__)
-
-FAILED = 1
-BAD_INPUT = 2
 
 _GARBAGE_THRESHOLDS = (20_000, 20, 50)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -61,22 +57,6 @@ def serve(
 def ready_line(**addresses: str) -> str:
     """Return the line that says where to connect; other programs parse it."""
     return " ".join(["ready", *(f"{name}={address}" for name, address in addresses.items())])
-
-
-@contextmanager
-def reported_errors() -> Iterator[None]:
-    """Turn errors that users can fix into a line on stderr and an exit code."""
-    try:
-        yield
-    except InvalidArgument as error:
-        _fail(error, BAD_INPUT)
-    except (TurbopumpError, OSError) as error:
-        _fail(error, FAILED)
-
-
-def _fail(error: Exception, code: int) -> None:
-    typer.echo(f"turbopump: {error}", err=True)
-    raise typer.Exit(code) from error
 
 
 async def _serve(

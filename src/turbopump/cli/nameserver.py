@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from turbopump.cli.administration import reported
 from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
     ConfigOption,
@@ -30,12 +31,12 @@ def nameserver(
     print_config: PrintConfigOption = False,
 ) -> None:
     """Run a name server, which routes clients to brokers."""
-    from turbopump.cli.life_cycle import ready_line, reported_errors, serve
+    from turbopump.cli.life_cycle import ready_line, serve
     from turbopump.nameserver import NameServer, NameServerConfig
     from turbopump.net.sockets import SocketNetwork
     from turbopump.settings import configured, described, render_properties
 
-    with reported_errors():
+    with reported():
         settings = {
             **_store_path(config),
             **settings_of("nameserver", file_settings(config)),

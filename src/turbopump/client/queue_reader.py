@@ -22,10 +22,10 @@ from turbopump.client.continuity import (
     LastPulled,
     Place,
     Source,
-    begun,
     caught_up,
     continued,
     last_pulled,
+    last_pulled_at_start,
     offset_to_commit,
 )
 from turbopump.client.names import with_namespace, without_namespace
@@ -249,12 +249,12 @@ class QueueReader:
         replica = await self._session.replica_of(self.wire_queue(queue))
         return self._session.source(replica.address)
 
-    async def begun(
+    async def last_pulled_at_start(
         self, queue: MessageQueue, wanted: Subscription, start: QueueOffset
     ) -> LastPulled:
         """Return what to compare if the connection is lost before the first response to a pull."""
         replica = await self._session.replica_of(self.wire_queue(queue))
-        return await begun(self._place(queue, replica, wanted), start)
+        return await last_pulled_at_start(self._place(queue, replica, wanted), start)
 
     def _place(self, queue: MessageQueue, replica: Replica, wanted: Subscription) -> Place:
         """Return the queue and replica to compare with earlier pulls."""
