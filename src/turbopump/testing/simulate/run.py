@@ -40,7 +40,7 @@ from turbopump.testing.simulate.observer import Observer
 from turbopump.testing.simulate.plan import GroupKind, Plan, Send, SendMode, planned
 from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.store_contents import open_transactions
-from turbopump.testing.simulate.tellers import resume_given_up
+from turbopump.testing.simulate.transacting_producers import resume_given_up
 from turbopump.testing.simulate.world import World
 from turbopump.testing.stack_dump import where
 from turbopump.testing.waiting import until
