@@ -130,7 +130,7 @@ def highest_offset_committed(
 
 @bug(Consumption, "lose", "one call per orderly queue", near=31)
 async def lock_dropped_early(right: Function, self: Consumption, owned: Any) -> bool:
-    """A consumer that loses a queue returns its lock at once, but the queue only later."""
+    """A consumer that loses a queue returns its lock immediately, but the queue only later."""
     if self._locks is not None and not owned.is_leaving:
         owned.is_leaving = True
         await self._locks.unlock([owned.queue])
@@ -264,13 +264,13 @@ async def failed_dead_letter_committed(
     near=18,
 )
 async def other_messages_not_noticed(right: Function, *_: Any) -> bool:
-    """A consumer that reconnects takes it for granted that the broker has the same messages."""
+    """A consumer that reconnects assumes that the broker has the same messages."""
     return True
 
 
 @bug(supervisor.Watch, "failed", "nothing unexpected: the failure of", near=24)
 def failure_not_reported(right: Function, self: supervisor.Watch, *_: Any, **__: Any) -> int:
-    """Background work that fails is started again, but nobody is told."""
+    """Background work that fails is restarted, but the failure is not reported."""
     return supervisor.BACKOFF_FIRST_MS
 
 
@@ -294,7 +294,7 @@ def slave_reports_before_the_flush(right: Function, self: MasterConnection) -> N
 def divergence_not_noticed(
     right: Function, self: Copying, position: PhysicalOffset, data: memoryview
 ) -> int:
-    """A slave takes it for granted that what it has is the same as what its master has."""
+    """A slave assumes that its log equals that of its master."""
     return max(0, min(len(data), self._end - position))
 
 

@@ -4,10 +4,10 @@ The clients here block, as most programs want it; `turbopump.aio` has the same n
 with an event loop.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from turbopump.errors import TurbopumpError
+from turbopump.lazy_names import lazy_names
 from turbopump.message import Message, MessageQueue
 from turbopump.version import __version__
 
@@ -29,13 +29,7 @@ if TYPE_CHECKING:
         run,
     )
     from turbopump.client.blocking_transactions import Transaction, TransactionProducer
-    from turbopump.client.calls import (
-        Found,
-        NothingMatched,
-        NothingNew,
-        OffsetIllegal,
-        SendStatus,
-    )
+    from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, SendStatus
     from turbopump.client.config import ClientConfig
     from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
     from turbopump.client.handlers import consumer
@@ -53,55 +47,27 @@ if TYPE_CHECKING:
 else:
     # Not before it is used: servers and tools start faster without the clients.
     _HOMES = {
-        "ClientConfig": "turbopump.client.config",
-        "CodeFilter": "turbopump.filters.code",
-        "ConsistentHash": "turbopump.client.allocation",
-        "ConsumeContext": "turbopump.client.delivery.results",
-        "ConsumeResult": "turbopump.client.delivery.results",
-        "FetchLimits": "turbopump.client.pull_config",
-        "FixedQueues": "turbopump.client.allocation",
-        "FlowLimits": "turbopump.client.push_config",
-        "Found": "turbopump.client.calls",
-        "Listening": "turbopump.client.push_config",
-        "LitePullConfig": "turbopump.client.pull_config",
-        "LitePullConsumer": "turbopump.client.blocking",
-        "MachineRoom": "turbopump.client.allocation",
-        "MessageRules": "turbopump.client.outgoing",
-        "NearbyRoom": "turbopump.client.allocation",
-        "MessageView": "turbopump.wire.record",
-        "NothingMatched": "turbopump.client.calls",
-        "NothingNew": "turbopump.client.calls",
-        "OffsetIllegal": "turbopump.client.calls",
-        "Producer": "turbopump.client.blocking",
-        "ProducerConfig": "turbopump.client.producer_config",
-        "PullConfig": "turbopump.client.pull_config",
-        "PullConsumer": "turbopump.client.blocking",
-        "PullTimes": "turbopump.client.pull_config",
-        "Reply": "turbopump.client.replies",
-        "Pulling": "turbopump.client.push_config",
-        "PushConsumer": "turbopump.client.blocking",
-        "Retries": "turbopump.client.push_config",
-        "SendReceipt": "turbopump.client.send_hooks",
-        "SendStatus": "turbopump.client.calls",
-        "Sql": "turbopump.filters.sql92",
-        "Transaction": "turbopump.client.blocking_transactions",
-        "TransactionProducer": "turbopump.client.blocking_transactions",
-        "TransactionState": "turbopump.client.transaction_ends",
-        "Worker": "turbopump.client.blocking",
-        "average": "turbopump.client.allocation",
-        "average_by_circle": "turbopump.client.allocation",
-        "by_chance": "turbopump.client.selectors",
-        "by_hash": "turbopump.client.selectors",
-        "consumer": "turbopump.client.handlers",
-        "run": "turbopump.client.blocking",
-        "split_batch": "turbopump.client.outgoing",
+        "client.allocation": "ConsistentHash FixedQueues MachineRoom NearbyRoom average "
+        "average_by_circle",
+        "client.blocking": "LitePullConsumer Producer PullConsumer PushConsumer Worker run",
+        "client.blocking_transactions": "Transaction TransactionProducer",
+        "client.calls": "Found NothingMatched NothingNew OffsetIllegal SendStatus",
+        "client.config": "ClientConfig",
+        "client.delivery.results": "ConsumeContext ConsumeResult",
+        "client.handlers": "consumer",
+        "client.outgoing": "MessageRules split_batch",
+        "client.producer_config": "ProducerConfig",
+        "client.pull_config": "FetchLimits LitePullConfig PullConfig PullTimes",
+        "client.push_config": "FlowLimits Listening Pulling Retries",
+        "client.replies": "Reply",
+        "client.selectors": "by_chance by_hash",
+        "client.send_hooks": "SendReceipt",
+        "client.transaction_ends": "TransactionState",
+        "filters.code": "CodeFilter",
+        "filters.sql92": "Sql",
+        "wire.record": "MessageView",
     }
-
-    def __getattr__(name):
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(home), name)
+    __getattr__ = lazy_names(__name__, _HOMES)
 
     def __dir__():
         return sorted(__all__)

@@ -16,13 +16,7 @@ from turbopump.client.allocation import (
     average,
     average_by_circle,
 )
-from turbopump.client.calls import (
-    Found,
-    NothingMatched,
-    NothingNew,
-    OffsetIllegal,
-    SendStatus,
-)
+from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, SendStatus
 from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.handlers import consumer

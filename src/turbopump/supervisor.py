@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_MOMENTS_PER_S = 20
-"""What is due between two of them is done together: an idle process wakes once, not six times."""
+_TICKS_PER_S = 20
+"""Timers due in the same tick fire together: an idle process wakes once, not six times."""
 
 BACKOFF_FIRST_MS = 1000
 BACKOFF_MAX_MS = 60_000
@@ -246,30 +246,28 @@ class Supervisor:
     def _set_timer(self, repeated: _Repeated, pause_ms: int) -> None:
         loop = asyncio.get_running_loop()
         # Never early; rounded before, since seconds as floats may lie slightly before the deadline.
-        self._set_at(
-            math.ceil(round((loop.time() + pause_ms / 1000) * _MOMENTS_PER_S, 6)), repeated
-        )
+        self._set_at(math.ceil(round((loop.time() + pause_ms / 1000) * _TICKS_PER_S, 6)), repeated)
 
-    def _set_at(self, moment: int, repeated: _Repeated) -> None:
+    def _set_at(self, tick: int, repeated: _Repeated) -> None:
         if repeated not in self._repeated:
             return
-        together = self._due.get(moment)
+        together = self._due.get(tick)
         if together is None:
-            together = self._due[moment] = []
+            together = self._due[tick] = []
             loop = asyncio.get_running_loop()
             act = Repeated(self._act_all)
-            self._timers[moment] = loop.call_at(moment / _MOMENTS_PER_S, act, moment)
+            self._timers[tick] = loop.call_at(tick / _TICKS_PER_S, act, tick)
         together.append(repeated)
 
-    def _act_all(self, moment: int) -> None:
-        del self._timers[moment]
-        together = self._due.pop(moment)
-        moment = _caught_up(moment)
+    def _act_all(self, tick: int) -> None:
+        del self._timers[tick]
+        together = self._due.pop(tick)
+        tick = _caught_up(tick)
         for repeated in together:
             pending = repeated.act()
             if pending is None:
-                pause = repeated.pause_ms() * _MOMENTS_PER_S / 1000
-                self._set_at(moment + math.ceil(pause), repeated)
+                pause = repeated.pause_ms() * _TICKS_PER_S / 1000
+                self._set_at(tick + math.ceil(pause), repeated)
             else:
                 self._tasks[task := asyncio.ensure_future(pending)] = None
                 task.add_done_callback(functools.partial(self._finished, repeated))
@@ -313,7 +311,7 @@ class _Repeated:
             self._failed(error)
 
     def pause_ms(self) -> int:
-        """Return the next pause: as long as the last one, if that is all that can be found out."""
+        """Return the next pause; the last one if the interval cannot be read."""
         try:
             self._last_ms = _interval_ms(self._interval)
         except Exception:  # noqa: BLE001 - neither this action may end by it, nor those after it
@@ -333,10 +331,10 @@ class _Repeated:
             self._backoff_ms = self._watch.failed(error)
 
 
-def _caught_up(moment: int) -> int:
-    """Return from when to count on: a machine that was asleep need not make up for it."""
-    now = math.floor(asyncio.get_running_loop().time() * _MOMENTS_PER_S)
-    return now if now > moment + _MOMENTS_PER_S else moment
+def _caught_up(tick: int) -> int:
+    """Return the tick to continue from: do not make up for the time a machine was suspended."""
+    now = math.floor(asyncio.get_running_loop().time() * _TICKS_PER_S)
+    return now if now > tick + _TICKS_PER_S else tick
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

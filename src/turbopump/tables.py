@@ -202,7 +202,7 @@ class Table:
     def save_soon(self) -> None:
         """Have what changed written within about 100 ms, and again until that works.
 
-        Those who wait for a change are notified.
+        Wakes the waiters for a change.
         """
         self.wake_waiters()
         if not self.is_dirty or not (self._saver is None or self._saver.done()):
@@ -223,13 +223,13 @@ class Table:
         return await set_within(self._news, timeout_ms)
 
     def wake_waiters(self) -> None:
-        """Wake up all who wait for a change."""
+        """Wake all waiters for a change."""
         self._news.set()
 
     async def save(self) -> None:
         """Return when the table as it is now is on disk; raises WriteFailed.
 
-        All who ask while a write is under way share the next one.
+        Callers during a write share the next one.
         """
         if not self.is_dirty:
             return

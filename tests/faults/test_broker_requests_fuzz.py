@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from msgspec.structs import fields
 
 from broker_parts import FakePeer, Parts, finished
+from header_catalogue import REQUEST_HEADERS
 from turbopump.errors import TurbopumpError
 from turbopump.net.connection import Connection
 from turbopump.wire.bodies import TopicConfig
-from turbopump.wire.catalogue import REQUEST_BODIES, REQUEST_HEADERS
+from turbopump.wire.catalogue import REQUEST_BODIES
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command
 

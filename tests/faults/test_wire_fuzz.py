@@ -7,9 +7,10 @@ import tracemalloc
 
 import pytest
 
+from header_catalogue import REQUEST_HEADERS
 from turbopump.errors import TurbopumpError
 from turbopump.wire import framing
-from turbopump.wire.catalogue import REQUEST_BODIES, REQUEST_HEADERS, RESPONSE_BODIES
+from turbopump.wire.catalogue import REQUEST_BODIES, RESPONSE_BODIES
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.dissect import Dissector
 from turbopump.wire.framing import FrameDecoder

@@ -27,13 +27,7 @@ from turbopump.admin.messages import Consumed, Span
 from turbopump.admin.offsets import Plan, QueueChange
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
 from turbopump.admin.servers import BrokerNode
-from turbopump.admin.topics import (
-    QueueLimits,
-    TopicInfo,
-    TopicKind,
-    TopicRouting,
-    TopicStatus,
-)
+from turbopump.admin.topics import QueueLimits, TopicInfo, TopicKind, TopicRouting, TopicStatus
 from turbopump.admin.transactions import PendingState, PendingTransaction
 
 __all__ = [

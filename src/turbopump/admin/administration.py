@@ -28,8 +28,8 @@ class Admin(LifeCycle):
             await admin.topics.create("orders", queues=8)
             print((await admin.groups.progress("billing")).lag)
 
-    It joins no group, and changes no committed offset unless asked to. ``session`` is for those
-    who share one by hand or run in virtual time.
+    It joins no group, and changes no committed offset unless asked to. Pass ``session`` to
+    share one, or to run in virtual time.
     """
 
     def __init__(

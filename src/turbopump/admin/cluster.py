@@ -52,10 +52,10 @@ class BrokerStatus:
 
     boot_ms: int | None = None
     role: str | None = None
-    """ASYNC_MASTER, SYNC_MASTER or SLAVE; None of brokers that do not tell, as Apache's."""
+    """ASYNC_MASTER, SYNC_MASTER or SLAVE; None if the broker does not report it, as Apache's."""
 
     epoch: int | None = None
-    """How often a slave of its name was promoted, as far as it knows."""
+    """How many promotions of its broker name it knows of."""
 
     link: str | None = None
     """Of a slave, the state of the connection to its master; of a master, how many slaves it has
@@ -63,10 +63,10 @@ class BrokerStatus:
 
     log_end: int | None = None
     lag_bytes: int | None = None
-    """Of a slave, how much of its master's log it has not."""
+    """Of a slave, how many bytes it is behind its master's log."""
 
     lag_ms: int | None = None
-    """Of a slave, for how long it has not had all of its master's log."""
+    """Of a slave, for how long it has been behind its master's log."""
 
     runtime_info: Mapping[str, str] | None = None
     """The broker's runtime info, under its own names."""
@@ -85,7 +85,7 @@ class Promoted:
     epoch: int
     log_end: int
     missing_bytes: int | None
-    """What the old master had and this one has not; None when the old one did not answer."""
+    """Bytes that only the old master has; None if it did not answer."""
 
     old_master: str | None
 
@@ -230,7 +230,7 @@ def broker_status(node: BrokerNode, info: Mapping[str, str]) -> BrokerStatus:
 
 
 def with_lags(found: Sequence[BrokerStatus]) -> list[BrokerStatus]:
-    """Return the same, with the bytes that each slave has not, as far as its master tells."""
+    """Add the lag of each slave in bytes, if its master reports the end of its log."""
     ends = {status.node.broker: status.log_end for status in found if status.node.is_master}
     return [_with_lag(status, ends.get(status.node.broker)) for status in found]
 

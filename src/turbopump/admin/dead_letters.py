@@ -1,10 +1,9 @@
-"""Dead letters: looking at what a group gave up on, and sending it on its way again.
+"""Dead letters: list the messages that a group failed to consume, and redrive them.
 
-A letter stays where it is until it is too old: brokers delete nothing by itself. So that it is not
-sent twice, its copy has the id of the letter it was made of as a property, and as a key of its own;
-before a letter is sent, its copies are looked for by that key. The copy is the record: there is
-nothing else that could be lost, or written without the copy being there. The message id would not
-do: all tries of a message have the same, and brokers find only the newest of many.
+A letter stays in its queue until retention deletes it. To send none twice, a copy carries the id of
+its letter as a property and as a key, and copies are looked up by that key before a letter is sent.
+The copy is the only record, so no record can be lost or exist without its copy. The message id
+would not do: all retries of a message share it, and brokers find only the newest of many.
 """
 
 from __future__ import annotations

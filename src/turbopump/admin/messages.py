@@ -199,7 +199,7 @@ class Messages:
         begin_ms: int = 0,
         end_ms: int = _FAR_MS,
     ) -> tuple[MessageView, ...]:
-        """The same, for those who know whom to ask."""
+        """Like `by_unique_key`, but ask only these brokers."""
         header = _query(topic, unique_key, 64, begin_ms, end_ms, is_unique=True)
         found = await self._found(nodes, header)
         return tuple(each for each in found if each.unique_key == unique_key)
@@ -232,9 +232,9 @@ class Messages:
         begin_ms: int = 0,
         end_ms: int = _FAR_MS,
     ) -> tuple[MessageView, ...]:
-        """The same, up to ``end_ms``, for those who have many to find and know whom to ask.
+        """Like `by_key`, but ask only these brokers, and up to ``end_ms`` inclusive.
 
-        Each broker gives up to ``count_max``.
+        Each broker returns up to ``count_max``.
         """
         header = _query(topic, key, count_max, begin_ms, end_ms, is_unique=False)
         found = await self._found(nodes, header)
@@ -339,7 +339,7 @@ class Messages:
 
 
 def _is_whole(message: MessageView) -> bool:
-    """Whether a message has the body that was sent; reports one that has not."""
+    """Whether the body matches its checksum; logs an error if not."""
     is_whole = body_crc(message.stored_body) == message.body_crc
     if not is_whole:
         _log.error(

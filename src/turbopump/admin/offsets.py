@@ -231,9 +231,9 @@ class Offsets:
     ) -> None:
         if await self._is_running(node, plan.group):
             if await self._is_ours(node):
-                await self._tell_members(node, plan, targets)
+                await self._notify_members(node, plan, targets)
             else:
-                await self._tell_by_time(node, plan, targets)
+                await self._notify_by_time(node, plan, targets)
             return
         await self._commit(node, plan, targets)
 
@@ -251,7 +251,7 @@ class Offsets:
                 is_oneway=False,
             )
 
-    async def _tell_members(
+    async def _notify_members(
         self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
     ) -> None:
         """Have one of our brokers notify the members of a group of their new offsets.
@@ -269,7 +269,7 @@ class Offsets:
         answer = await self._servers.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
         return "turbopumpVersion" in KeyValues.decode(whole_body(answer)).table
 
-    async def _tell_by_time(
+    async def _notify_by_time(
         self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
     ) -> None:
         """Reset a running group as every broker can: all queues of a topic, to a time."""

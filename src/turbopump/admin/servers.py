@@ -13,12 +13,7 @@ from turbopump.client.calls import require_success
 from turbopump.client.route_cache import NameServers
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
-from turbopump.errors import (
-    NetworkError,
-    NoNameServer,
-    NotThere,
-    RemoteError,
-)
+from turbopump.errors import NetworkError, NoNameServer, NotThere, RemoteError
 from turbopump.wire.bodies import ClusterInfo, TopicList, TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
@@ -51,7 +46,7 @@ class BrokerNode:
 
 
 class Servers:
-    """Asks name servers and brokers; failures name who was asked."""
+    """Asks name servers and brokers; errors name the address asked."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -78,7 +73,7 @@ class Servers:
     async def ask_every_nameserver(
         self, code: RequestCode, header: Header | None = None, body: bytes = b""
     ) -> dict[str, Command]:
-        """Ask each name server, as none tells the others; raises what the first failure was."""
+        """Ask every name server, since they do not share state; raises the first failure."""
         answers = await gathered(
             self._from_nameserver(address, request(code, header, body))
             for address in self.nameservers

@@ -17,12 +17,12 @@ from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_MS = 30_000
-"""How often new queues are looked for: as often as clients ask for routes."""
+DISCOVERY_INTERVAL_MS = 30_000
+"""How often to look for new queues: as often as clients ask for routes."""
 
 _AWAY_PAUSE_MS = 1000
 _WAITING_MAX = 1000
-"""Messages that were read and not asked for yet."""
+"""Messages read ahead of the caller."""
 
 
 class TopicTail:
@@ -47,7 +47,7 @@ class TopicTail:
         """Give what comes: from these offsets on, and of queues that are found later, too."""
         for queue, begin in begins.items():
             self._start(queue, begin)
-        self._tasks.add(self._work.start(self._look_for_queues()))
+        self._tasks.add(self._work.start(self._discover_queues()))
         try:
             while True:
                 yield await self._next()
@@ -62,7 +62,7 @@ class TopicTail:
                 done, _ = await asyncio.wait(
                     {taking, *self._tasks},
                     return_when=asyncio.FIRST_COMPLETED,
-                    timeout=LOOK_INTERVAL_MS / 1000,
+                    timeout=DISCOVERY_INTERVAL_MS / 1000,
                 )
                 for failed in done & self._tasks:
                     failed.result()
@@ -101,14 +101,14 @@ class TopicTail:
             return
         self._start(limits.queue, begin)
 
-    async def _look_for_queues(self) -> None:
+    async def _discover_queues(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_INTERVAL_MS / 1000)
+            await asyncio.sleep(DISCOVERY_INTERVAL_MS / 1000)
             try:
                 limits = await self._topics.queues_to_read(self._topic)
             except TurbopumpError as error:
                 # The readers of the queues report a broker that is away.
-                _log.debug("%s: queues cannot be looked for now: %s", self._topic, error)
+                _log.debug("%s: queue discovery failed: %s", self._topic, error)
                 continue
             for each in limits:
                 if each.queue not in self._queues:

@@ -19,7 +19,7 @@ from turbopump.wire.record import MessageView
 
 _IDLE_S = 2.0
 """A backlog shared by several processes counts as consumed after this time without a message."""
-_LOOK_S = 0.02
+_POLL_INTERVAL_S = 0.02
 _JOIN_S = 60.0
 Messages = Sequence[MessageView]
 
@@ -94,7 +94,7 @@ async def assigned(consumer: PushConsumer, topic: str, least: int, most: int) ->
     while not least <= sum(queue.topic == topic for queue in consumer.assignment()) <= most:
         if time.monotonic() > end_s:
             raise TurbopumpError(f"got no queues of topic {topic} within {_JOIN_S:.0f} s")
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)
 
 
 async def _wait(counter: _Counter, seconds: float | None) -> None:
@@ -104,7 +104,7 @@ async def _wait(counter: _Counter, seconds: float | None) -> None:
         now_s = time.monotonic()
         if now_s - counter.last_s > _IDLE_S or (end_s is not None and now_s >= end_s):
             return
-        pause_s = _LOOK_S if end_s is None else min(_LOOK_S, end_s - now_s)
+        pause_s = _POLL_INTERVAL_S if end_s is None else min(_POLL_INTERVAL_S, end_s - now_s)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await counter.finished.wait()

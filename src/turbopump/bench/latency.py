@@ -24,7 +24,7 @@ _STAMP = struct.Struct(">8sd")
 """Run id, since others may send to the topic too, and send time."""
 SIZE_BYTES_MIN = _STAMP.size
 _ARRIVE_S = 10.0
-_LOOK_S = 0.02
+_POLL_INTERVAL_S = 0.02
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -103,4 +103,4 @@ async def _send(producer: Producer, work: Latency, arrivals: _Arrivals, seconds:
         if time.monotonic() > end_s:
             got = len(arrivals.latencies_s)
             raise TurbopumpError(f"{got} of {sent} messages arrived within {_ARRIVE_S:.0f} s")
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)

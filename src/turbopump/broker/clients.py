@@ -191,7 +191,7 @@ class Consumers(_Joined):
             self.changes += 1
         # A changed subscription moves no queue, so members are not notified.
         if is_new or group.subscriptions.keys() != old.keys():
-            self._tell(name, group)
+            self._notify(name, group)
         for topic, subscription in group.subscriptions.items():
             if topic in old and _differs(old[topic], subscription):
                 for listener in self._expression_listeners:
@@ -293,12 +293,12 @@ class Consumers(_Joined):
         self.changes += 1
         group = self._groups[name]
         if group.members:
-            self._tell(name, group)
+            self._notify(name, group)
         else:
             del self._groups[name]
-            self._tell(name, None)
+            self._notify(name, None)
 
-    def _tell(self, name: str, group: ConsumerGroup | None) -> None:
+    def _notify(self, name: str, group: ConsumerGroup | None) -> None:
         for listener in self._listeners:
             listener(name, group)
 

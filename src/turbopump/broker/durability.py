@@ -298,7 +298,7 @@ class Durability:
         if flush is None:
             flush = self._by_flush[durable] = _Flush()
             loop = asyncio.get_running_loop()
-            durable.add_done_callback(lambda done: _tell(loop, self._done, done))
+            durable.add_done_callback(lambda done: _notify(loop, self._done, done))
         return flush
 
     def _done(self, durable: Future[None]) -> None:
@@ -325,7 +325,7 @@ def _not_stored(error: BaseException) -> RemoteError:
     return RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, f"not stored: {error}")
 
 
-def _tell(
+def _notify(
     loop: asyncio.AbstractEventLoop, done: Callable[[Future[None]], None], flush: Future[None]
 ) -> None:
     # A flush may end after the broker and its loop: then no sender waits.

@@ -328,9 +328,9 @@ class Pulls:
             return
         self._stats.missed()
         if self.status_of(pull, outcome) is Status.MOVED:
-            self._tell_offset_moved(pull, outcome.next_offset)
+            self._report_offset_moved(pull, outcome.next_offset)
 
-    def _tell_offset_moved(self, pull: Pull, offset: int) -> None:
+    def _report_offset_moved(self, pull: Pull, offset: int) -> None:
         """Store an event for operators: a group pulled at an offset without messages."""
         queue = MessageQueue(pull.topic, self._config.current.identity.broker_name, pull.queue_id)
         event = {

@@ -6,7 +6,7 @@ import asyncio
 
 from turbopump.clock import Clock
 
-_LOOK_MS = 50
+_MEASURE_MS = 50
 _BACKLOG_MS = 10
 """After a long loop iteration, waiting requests are read within this time."""
 
@@ -38,9 +38,9 @@ class QueueingDelay:
         """Milliseconds that requests now being served have waited behind others."""
         self._asked = True
         if self._timer is None:
-            self._look_later()
+            self._measure_later()
             return 0
-        return max(self._last_ms, self._work_ms - _LOOK_MS)
+        return max(self._last_ms, self._work_ms - _MEASURE_MS)
 
     def note_served(self) -> None:
         """Count the work since the last call or timer; call it after each chunk of requests."""
@@ -54,20 +54,20 @@ class QueueingDelay:
             self._timer.cancel()
             self._timer = None
 
-    def _look_later(self) -> None:
+    def _measure_later(self) -> None:
         self._asked = False
         self._counted_ms, self._work_ms = self._clock.monotonic_ms(), 0
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_LOOK_MS / 1000, self._look)
+        self._timer = loop.call_later(_MEASURE_MS / 1000, self._measure)
 
-    def _look(self) -> None:
-        self._last_ms = max(self._work_ms - _LOOK_MS, 0)
+    def _measure(self) -> None:
+        self._last_ms = max(self._work_ms - _MEASURE_MS, 0)
         self._timer = None
         if self._last_ms > 0:
             loop = asyncio.get_running_loop()
             loop.call_later(_BACKLOG_MS / 1000, self._forget)
         if self._asked or self._last_ms > 0:
-            self._look_later()
+            self._measure_later()
 
     def _forget(self) -> None:
         self._last_ms = 0

@@ -114,9 +114,9 @@ class Registration:
 
     async def announce(self, topic: TopicConfig) -> None:
         """Register one changed topic and wait, up to a limit, until every name server has it."""
-        told = [link.announce_soon(topic) for link in self._links]
-        if told:
-            await asyncio.wait(told, timeout=ANNOUNCE_WAIT_MS / 1000)
+        announced = [link.announce_soon(topic) for link in self._links]
+        if announced:
+            await asyncio.wait(announced, timeout=ANNOUNCE_WAIT_MS / 1000)
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """Register one changed topic soon, without waiting; a listener for `Topics.listen`."""
@@ -259,10 +259,10 @@ class _NameServerLink:
     def announce_soon(self, topic: TopicConfig) -> asyncio.Future[None]:
         """Register a changed topic soon; the future completes after the attempt."""
         self._changed[topic.topic_name] = None
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(told)
+        announced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(announced)
         self._news.set()
-        return told
+        return announced
 
     def announce_all_soon(self) -> None:
         self._announced = None
@@ -291,9 +291,9 @@ class _NameServerLink:
         except (NetworkError, WireError) as error:
             failure = str(error)
         finally:
-            for told in waiting:
-                if not told.done():
-                    told.set_result(None)
+            for announced in waiting:
+                if not announced.done():
+                    announced.set_result(None)
             self.tried.set()
         self._note(failure)
 
@@ -334,11 +334,11 @@ class _NameServerLink:
         A part is enough only for a name server that knows the rest: it would take the version of
         the part for that of the whole, and skip the whole when it comes.
         """
-        told = self._announced
+        announced = self._announced
         knows_rest = (
-            told is not None
-            and told.connection is connection
-            and told.version.counter + len(changed) == self._registration.version.counter
+            announced is not None
+            and announced.connection is connection
+            and announced.version.counter + len(changed) == self._registration.version.counter
         )
         return changed if changed and knows_rest else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +13,6 @@ from turbopump.errors import ServerFailed
 from turbopump.machine import Machine
 from turbopump.net.network import Network
 from turbopump.supervisor import Supervisor
-
-_log = logging.getLogger(__name__)
 
 
 class ReplicatedBroker:
@@ -44,10 +41,10 @@ class ReplicatedBroker:
         self._config_path = config_path
         self._lives = Supervisor()
         self._is_closing = False
-        self.current = self._made(config)
+        self.current = self._new_broker(config)
         """The broker that runs, or ran last."""
 
-    def _made(self, config: BrokerConfig) -> Broker:
+    def _new_broker(self, config: BrokerConfig) -> Broker:
         return Broker(
             config,
             self._network,
@@ -97,7 +94,7 @@ class ReplicatedBroker:
         try:
             await before.replica.roles.wait_followed()
             await before.close()
-            self.current = self._made(self._next_config(before))
+            self.current = self._new_broker(self._next_config(before))
             self.current.take_over(before)
             await self.current.start()
         except Exception as error:  # noqa: BLE001 - whatever it was, the process must end by it

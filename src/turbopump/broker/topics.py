@@ -204,7 +204,7 @@ class Topics:
         topic = replace(topic, order=known.order if known is not None else False)
         _require_names([topic])
         await self._change(topic.topic_name, topic)
-        self._tell([topic])
+        self._notify([topic])
 
     async def delete(self, name: str) -> bool:
         """Delete a topic; return whether it was known. On WriteFailed nothing has changed."""
@@ -235,7 +235,7 @@ class Topics:
         }
         self._table = self._boot | valid
         self._note_change(copied.data_version)
-        self._tell([topic for name, topic in valid.items() if before.get(name) != topic])
+        self._notify([topic for name, topic in valid.items() if before.get(name) != topic])
         return [name for name in before if name not in self._table]
 
     def renew_version(self) -> None:
@@ -278,7 +278,7 @@ class Topics:
             raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, wrong)
         _require_names(topics)
         self._put({topic.topic_name: topic for topic in topics})
-        self._tell(topics)
+        self._notify(topics)
 
     def _check_room(self, topics: list[TopicConfig]) -> str | None:
         """Return why new topics cannot be added, or None; the broker's own always can be."""
@@ -289,7 +289,7 @@ class Topics:
         name = wanted[0][:200]
         return f"cannot create topic[{name}]: {count} topics exist and topicsMax is {most}"
 
-    def _tell(self, topics: list[TopicConfig]) -> None:
+    def _notify(self, topics: list[TopicConfig]) -> None:
         for topic in topics:
             for listener in self._listeners:
                 listener(topic)

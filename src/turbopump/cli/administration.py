@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from turbopump.cli.formats import printable
-from turbopump.cli.options import NAMESERVER_VARIABLE
+from turbopump.cli.options import NAMESERVER_VARIABLE, option
 from turbopump.errors import (
     AlreadyThere,
     ConnectFailed,
@@ -43,14 +43,10 @@ NameServerOption: TypeAlias = Annotated[
         help="Addresses of the name servers.",
     ),
 ]
-JsonOption: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead of tables.")
-]
-YesOption: TypeAlias = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
-]
+JsonOption: TypeAlias = Annotated[bool, option("Print JSON instead of tables.", "--json")]
+YesOption: TypeAlias = Annotated[bool, option("Do not ask for confirmation.", "--yes", "-y")]
 DryRunOption: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be done without doing it.")
+    bool, option("Show what would be done without doing it.", "--dry-run")
 ]
 
 
@@ -72,9 +68,7 @@ TopicArgument: TypeAlias = Annotated[
 GroupArgument: TypeAlias = Annotated[
     str, typer.Argument(help="Name of the consumer group.", autocompletion=complete_group)
 ]
-ClusterOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="Only in this cluster.", show_default=False)
-]
+ClusterOption: TypeAlias = Annotated[str | None, option("Only in this cluster.")]
 
 
 @contextmanager
@@ -116,6 +110,13 @@ def confirm(question: str, *, is_sure: bool, as_json: bool) -> None:
             "what it would do"
         )
     typer.confirm(question, abort=True)
+
+
+def require_range(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Raise InvalidArgument unless a number is in a range."""
+    if value < least or (most is not None and value > most):
+        expected = f"at least {least}" if most is None else f"{least}–{most}"
+        raise InvalidArgument(f"{name} must be {expected}, got {value}")
 
 
 def is_interactive() -> bool:

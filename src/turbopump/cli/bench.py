@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import (
-    NAMESERVER,
-    JsonOption,
-    NameServerOption,
-    TopicArgument,
-    administration,
-)
+from turbopump.cli.administration import TopicArgument, require_range
+from turbopump.cli.command import Console, command
+from turbopump.cli.options import option
 from turbopump.cli.output import Column, Output
 from turbopump.errors import InvalidArgument, NotThere
 
@@ -41,13 +37,8 @@ ModeOption = Annotated[
     Mode, typer.Option(help="asyncio: `turbopump.aio`, in tasks; threads: plain functions.")
 ]
 SizeOption = Annotated[int, typer.Option(metavar="BYTES", help="Size of each body.")]
-SecondsOption = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="How long to measure.", show_default=False),
-]
-CountOption = Annotated[
-    int | None, typer.Option(metavar="N", help="Measure N messages.", show_default=False)
-]
+SecondsOption = Annotated[float | None, option("How long to measure.", metavar="SECONDS")]
+CountOption = Annotated[int | None, option("Measure N messages.", metavar="N")]
 WarmUpOption = Annotated[
     float, typer.Option(metavar="SECONDS", help="How long to run before measuring.")
 ]
@@ -56,10 +47,8 @@ ProcessesOption = Annotated[
 ]
 CpuOfOption = Annotated[
     list[int] | None,
-    typer.Option(
-        metavar="PID",
-        help="Also measure the CPU time of this process, as a broker's; can be repeated.",
-        show_default=False,
+    option(
+        "Also measure the CPU time of this process, as a broker's; can be repeated.", metavar="PID"
     ),
 ]
 
@@ -76,8 +65,9 @@ COLUMNS = (
 )
 
 
-@app.command()
+@command(app)
 def produce(
+    console: Console,
     topic: TopicArgument,
     mode: ModeOption = Mode.ASYNCIO,
     concurrency: Annotated[
@@ -90,35 +80,33 @@ def produce(
     warm_up: WarmUpOption = 1.0,
     processes: ProcessesOption = 1,
     cpu_of: CpuOfOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Send messages as fast as brokers acknowledge them."""
-    with administration(nameserver) as admin:
-        from turbopump.bench.produce import Produce
+    from turbopump.bench.produce import Produce
 
-        _require("concurrency", concurrency, 1, 10_000)
-        _require("batch", batch, 1, 10_000)
-        _require("size", size, 0)
-        seconds, count = _extent(seconds, count, warm_up)
-        admin.topics.route(topic)
-        work = Produce(
-            nameserver=nameserver,
-            topic=topic,
-            asynchronous=mode is Mode.ASYNCIO,
-            concurrency=concurrency,
-            batch=batch,
-            size_bytes=size,
-            seconds=seconds,
-            count=None if count is None else -(-count // processes),
-            warm_up_s=warm_up,
-        )
-        used = {"mode": str(mode), "concurrency": concurrency, "batch": batch, "size_bytes": size}
-        _measure("produce", topic, work, processes, cpu_of, used, as_json=json)
+    require_range("concurrency", concurrency, 1, 10_000)
+    require_range("batch", batch, 1, 10_000)
+    require_range("size", size, 0)
+    seconds, count = _extent(seconds, count, warm_up)
+    console.admin.topics.route(topic)
+    work = Produce(
+        nameserver=console.nameserver,
+        topic=topic,
+        asynchronous=mode is Mode.ASYNCIO,
+        concurrency=concurrency,
+        batch=batch,
+        size_bytes=size,
+        seconds=seconds,
+        count=None if count is None else -(-count // processes),
+        warm_up_s=warm_up,
+    )
+    used = {"mode": str(mode), "concurrency": concurrency, "batch": batch, "size_bytes": size}
+    _measure("produce", topic, work, processes, cpu_of, used, console)
 
 
-@app.command()
+@command(app)
 def consume(
+    console: Console,
     topic: TopicArgument,
     mode: ModeOption = Mode.ASYNCIO,
     concurrency: Annotated[
@@ -126,55 +114,53 @@ def consume(
     ] = 20,
     batch: Annotated[int, typer.Option(help="Most messages per listener call.")] = 1,
     orderly: Annotated[
-        bool, typer.Option("--orderly", help="One listener call at a time for each queue.")
+        bool, option("One listener call at a time for each queue.", "--orderly")
     ] = False,
     seconds: SecondsOption = None,
     count: CountOption = None,
     warm_up: WarmUpOption = 1.0,
     processes: ProcessesOption = 1,
     cpu_of: CpuOfOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Consume the messages that a topic has, as a new group with a listener that only counts."""
-    with administration(nameserver) as admin:
-        from turbopump.bench.consume import Consume
+    from turbopump.bench.consume import Consume
 
-        _require("concurrency", concurrency, 1, 1000)
-        _require("batch", batch, 1, 1024)
-        _extent(seconds, count, warm_up)
-        queues, stored = _queues_and_messages(admin, topic)
-        if processes > queues:
-            raise InvalidArgument(
-                f"--processes must be 1–{queues}, got {processes}: {topic} has {queues} queues"
-            )
-        if not stored:
-            raise InvalidArgument(
-                f"topic {topic} has no messages; send some with `turbopump bench produce {topic}`"
-            )
-        wanted = min(stored, count or stored)
-        with _temporary_group(admin) as group:
-            work = Consume(
-                nameserver=nameserver,
-                topic=topic,
-                group=group,
-                queues=(queues // processes, -(-queues // processes)),
-                asynchronous=mode is Mode.ASYNCIO,
-                concurrency=concurrency,
-                batch=batch,
-                orderly=orderly,
-                seconds=seconds,
-                # Which process gets how many is not known; each ends when nothing arrives.
-                count=wanted if processes == 1 else None,
-                warm_up_s=warm_up,
-            )
-            used = {"mode": str(mode), "concurrency": concurrency, "batch": batch}
-            used |= {"orderly": orderly, "size_bytes": None}
-            _measure("consume", topic, work, processes, cpu_of, used, as_json=json)
+    require_range("concurrency", concurrency, 1, 1000)
+    require_range("batch", batch, 1, 1024)
+    _extent(seconds, count, warm_up)
+    queues, stored = _queues_and_messages(console.admin, topic)
+    if processes > queues:
+        raise InvalidArgument(
+            f"--processes must be 1–{queues}, got {processes}: {topic} has {queues} queues"
+        )
+    if not stored:
+        raise InvalidArgument(
+            f"topic {topic} has no messages; send some with `turbopump bench produce {topic}`"
+        )
+    wanted = min(stored, count or stored)
+    with _temporary_group(console.admin) as group:
+        work = Consume(
+            nameserver=console.nameserver,
+            topic=topic,
+            group=group,
+            queues=(queues // processes, -(-queues // processes)),
+            asynchronous=mode is Mode.ASYNCIO,
+            concurrency=concurrency,
+            batch=batch,
+            orderly=orderly,
+            seconds=seconds,
+            # Which process gets how many is not known; each ends when nothing arrives.
+            count=wanted if processes == 1 else None,
+            warm_up_s=warm_up,
+        )
+        used = {"mode": str(mode), "concurrency": concurrency, "batch": batch}
+        used |= {"orderly": orderly, "size_bytes": None}
+        _measure("consume", topic, work, processes, cpu_of, used, console)
 
 
-@app.command()
+@command(app)
 def latency(
+    console: Console,
     topic: TopicArgument,
     mode: ModeOption = Mode.ASYNCIO,
     rate: Annotated[float, typer.Option(help="Messages sent per second.")] = 200.0,
@@ -182,32 +168,29 @@ def latency(
     seconds: SecondsOption = None,
     warm_up: WarmUpOption = 1.0,
     cpu_of: CpuOfOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Measure the time from a send to the listener, at a steady rate."""
-    with administration(nameserver) as admin:
-        from turbopump.bench.latency import SIZE_BYTES_MIN, Latency
+    from turbopump.bench.latency import SIZE_BYTES_MIN, Latency
 
-        _require("size", size, SIZE_BYTES_MIN)
-        if not 0 < rate <= 10_000:
-            raise InvalidArgument(f"rate must be more than 0 and at most 10000, got {rate}")
-        seconds, _ = _extent(seconds, None, warm_up)
-        queues, _ = _queues_and_messages(admin, topic)
-        with _temporary_group(admin) as group:
-            work = Latency(
-                nameserver=nameserver,
-                topic=topic,
-                group=group,
-                queues=queues,
-                asynchronous=mode is Mode.ASYNCIO,
-                rate=rate,
-                size_bytes=size,
-                seconds=seconds or _SECONDS,
-                warm_up_s=warm_up,
-            )
-            used = {"mode": str(mode), "rate": rate, "size_bytes": size}
-            _measure("latency", topic, work, 1, cpu_of, used, as_json=json)
+    require_range("size", size, SIZE_BYTES_MIN)
+    if not 0 < rate <= 10_000:
+        raise InvalidArgument(f"rate must be more than 0 and at most 10000, got {rate}")
+    seconds, _ = _extent(seconds, None, warm_up)
+    queues, _ = _queues_and_messages(console.admin, topic)
+    with _temporary_group(console.admin) as group:
+        work = Latency(
+            nameserver=console.nameserver,
+            topic=topic,
+            group=group,
+            queues=queues,
+            asynchronous=mode is Mode.ASYNCIO,
+            rate=rate,
+            size_bytes=size,
+            seconds=seconds or _SECONDS,
+            warm_up_s=warm_up,
+        )
+        used = {"mode": str(mode), "rate": rate, "size_bytes": size}
+        _measure("latency", topic, work, 1, cpu_of, used, console)
 
 
 def _measure(
@@ -217,8 +200,7 @@ def _measure(
     processes: int,
     cpu_of: list[int] | None,
     used: dict[str, Any],
-    *,
-    as_json: bool,
+    output: Output,
 ) -> None:
     from turbopump.bench.processes import measured
     from turbopump.bench.sample import WatchedProcesses, summary
@@ -229,19 +211,13 @@ def _measure(
     sent = found["bytes"]
     shown = {**found, "mib_per_second": sent and sent / found["seconds"] / 2**20}
     columns = [each for each in COLUMNS if shown[each.key] is not None]
-    Output(as_json=as_json).one(value, [shown], columns, _described(name, topic, processes, used))
+    output.one(value, [shown], columns, _described(name, topic, processes, used))
 
 
 def _described(name: str, topic: str, processes: int, used: dict[str, Any]) -> str:
     settings = [f"{key} {value}" for key, value in used.items() if value not in (None, False)]
     clients = "1 client process" if processes == 1 else f"{processes} client processes"
     return f"{name} {topic}: {clients}, {', '.join(settings)}."
-
-
-def _require(name: str, value: int, least: int, most: int | None = None) -> None:
-    if value < least or (most is not None and value > most):
-        expected = f"at least {least}" if most is None else f"{least}–{most}"
-        raise InvalidArgument(f"{name} must be {expected}, got {value}")
 
 
 def _extent(
@@ -252,8 +228,8 @@ def _extent(
         raise InvalidArgument("specify --seconds or --count, not both")
     if seconds is not None and not 0 < seconds <= 86_400:
         raise InvalidArgument(f"seconds must be more than 0 and at most 86400, got {seconds}")
-    if count is not None and count < 1:
-        raise InvalidArgument(f"count must be at least 1, got {count}")
+    if count is not None:
+        require_range("count", count, 1)
     if not 0 <= warm_up <= 3600:
         raise InvalidArgument(f"warm-up must be 0–3600 seconds, got {warm_up}")
     return (_SECONDS if seconds is None and count is None else seconds), count

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turbopump.cli.administration import (
-    NAMESERVER,
-    DryRunOption,
-    JsonOption,
-    NameServerOption,
-    YesOption,
-    administration,
-    confirm,
-)
+from turbopump.cli.administration import reported
+from turbopump.cli.command import Console, command
 from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
     NAMESERVER_VARIABLE,
@@ -29,8 +22,10 @@ from turbopump.cli.options import (
     PrintConfigOption,
     file_settings,
     given,
+    option,
     settings_of,
 )
+from turbopump.cli.output import row_of
 
 if TYPE_CHECKING:
     from turbopump.admin import Promoted
@@ -63,11 +58,11 @@ def broker(
         return
     from turbopump.broker.config_keys import as_properties, parse
     from turbopump.broker.replicated import ReplicatedBroker
-    from turbopump.cli.life_cycle import ready_line, reported_errors, serve
+    from turbopump.cli.life_cycle import ready_line, serve
     from turbopump.net.sockets import SocketNetwork
     from turbopump.settings import render_properties
 
-    with reported_errors():
+    with reported():
         chosen = parse(
             {
                 **given(namesrvAddr=os.environ.get(NAMESERVER_VARIABLE) or None),
@@ -89,48 +84,29 @@ def broker(
         )
 
 
-@app.command()
+@command(app, confirms=True)
 def promote(
+    console: Console,
     broker: Annotated[str, typer.Argument(help="Name of the broker.")],
     broker_id: Annotated[
         int | None,
-        typer.Option(
-            "--id",
-            min=1,
-            help="Id of the slave; without it, the one that has most of the log.",
-            show_default=False,
-        ),
+        option("Id of the slave; without it, the one that has most of the log.", "--id", min=1),
     ] = None,
     is_sync: Annotated[
-        bool, typer.Option("--sync", help="Make it SYNC_MASTER, which waits for a slave.")
+        bool, option("Make it SYNC_MASTER, which waits for a slave.", "--sync")
     ] = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Make a slave the master, in place of the one it has followed."""
-    from turbopump.cli.output import Output
-
-    with administration(nameserver) as admin:
-        node = admin.clusters.promotable(broker, broker_id)
-        output = Output(as_json=json)
-        found = {"broker": broker, "broker_id": node.broker_id, "address": node.address}
-        slave = f"slave {node.broker_id} of {broker} at {node.address}"
-        if dry_run:
-            output.done({**found, "dry_run": True}, f"Would promote {slave}.")
-            return
-        confirm(f"Promote {slave}?", is_sure=yes, as_json=json)
-        done = admin.clusters.promote(node, "SYNC_MASTER" if is_sync else "ASYNC_MASTER")
-        details = {
-            "epoch": done.epoch,
-            "log_end": done.log_end,
-            "missing_bytes": done.missing_bytes,
-            "old_master": done.old_master,
-            "dry_run": False,
-        }
-        text = f"Promoted {slave}: master with epoch {done.epoch}, log end {done.log_end}."
-        output.done({**found, **details}, f"{text}\n{_old_master_text(done)}")
+    node = console.admin.clusters.promotable(broker, broker_id)
+    found = {"broker": broker, "broker_id": node.broker_id, "address": node.address}
+    slave = f"slave {node.broker_id} of {broker} at {node.address}"
+    if console.is_dry_run:
+        console.done({**found, "dry_run": True}, f"Would promote {slave}.")
+        return
+    console.confirm(f"Promote {slave}?")
+    done = console.admin.clusters.promote(node, "SYNC_MASTER" if is_sync else "ASYNC_MASTER")
+    text = f"Promoted {slave}: master with epoch {done.epoch}, log end {done.log_end}."
+    console.done({**row_of(done), "dry_run": False}, f"{text}\n{_old_master_text(done)}")
 
 
 def _old_master_text(done: Promoted) -> str:

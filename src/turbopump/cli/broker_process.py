@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 import typer
 
-from turbopump.cli.life_cycle import ready_line, reported_errors, serve
+from turbopump.cli.administration import reported
+from turbopump.cli.life_cycle import ready_line, serve
 from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.errors import ServerFailed
 from turbopump.machine.child_process import wait_or_kill
@@ -111,7 +112,7 @@ def main() -> None:
     from turbopump.net.sockets import SocketNetwork
 
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=BrokerJob)
-    with reported_errors():
+    with reported():
         config = parse(job.settings)
         serve(
             ReplicatedBroker(config, SocketNetwork(), config_path=job.config_path),

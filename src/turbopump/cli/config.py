@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turbopump.cli.administration import (
-    NAMESERVER,
-    ClusterOption,
-    DryRunOption,
-    JsonOption,
-    NameServerOption,
-    YesOption,
-    administration,
-    confirm,
-)
+from turbopump.cli.administration import ClusterOption
+from turbopump.cli.command import Console, command
 from turbopump.cli.formats import parse_pairs
-from turbopump.cli.output import Column, Output
+from turbopump.cli.options import option
+from turbopump.cli.output import Column, Output, row_of
 
 if TYPE_CHECKING:
     from turbopump.admin import SettingChange
@@ -47,126 +40,95 @@ _CHANGES = (
 _KEY_VALUES = (Column("key", "KEY"), Column("value", "VALUE"))
 
 
-@app.command()
+@command(app)
 def broker(
+    console: Console,
     name: Annotated[str, typer.Argument(help="Name of the broker.")],
     key: KeysArgument = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Show the settings of a broker."""
-    with administration(nameserver) as admin:
-        found = {name: admin.configuration.broker(name)}
-    _print_settings(found, key or (), Output(as_json=json))
+    found = {name: console.admin.configuration.broker(name)}
+    _print_settings(found, key or (), console)
 
 
-@app.command()
-def nameservers(
-    key: KeysArgument = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
-) -> None:
+@command(app)
+def nameservers(console: Console, key: KeysArgument = None) -> None:
     """Show the settings of the name servers."""
-    with administration(nameserver) as admin:
-        found = admin.configuration.name_servers()
-    _print_settings(found, key or (), Output(as_json=json))
+    found = console.admin.configuration.name_servers()
+    _print_settings(found, key or (), console)
 
 
-@app.command()
+@command(app, confirms=True)
 def update_broker(
+    console: Console,
     settings: SettingsArgument,
-    broker: Annotated[
-        str | None, typer.Option(help="Only this broker.", show_default=False)
-    ] = None,
+    broker: Annotated[str | None, option("Only this broker.")] = None,
     cluster: ClusterOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Change settings of brokers while they run: of all, of a cluster, or of one."""
-    with administration(nameserver) as admin:
-        wanted = parse_pairs(settings, "setting")
-        output = Output(as_json=json)
-        changes = admin.configuration.change_brokers(
-            wanted, broker=broker, cluster=cluster, dry_run=True
-        )
-        if _is_confirmed(changes, output, dry_run=dry_run, yes=yes):
-            done = admin.configuration.change_brokers(wanted, broker=broker, cluster=cluster)
-            _tell_changed(done, output, is_shown=not yes and done == changes)
+    wanted = parse_pairs(settings, "setting")
+    changes = console.admin.configuration.change_brokers(
+        wanted, broker=broker, cluster=cluster, dry_run=True
+    )
+    if _is_confirmed(changes, console):
+        done = console.admin.configuration.change_brokers(wanted, broker=broker, cluster=cluster)
+        _print_changed(done, console, is_shown=not console.is_sure and done == changes)
 
 
-@app.command()
-def update_nameservers(
-    settings: SettingsArgument,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
-) -> None:
+@command(app, confirms=True)
+def update_nameservers(console: Console, settings: SettingsArgument) -> None:
     """Change settings of all name servers while they run."""
-    with administration(nameserver) as admin:
-        wanted = parse_pairs(settings, "setting")
-        output = Output(as_json=json)
-        changes = admin.configuration.change_name_servers(wanted, dry_run=True)
-        if _is_confirmed(changes, output, dry_run=dry_run, yes=yes):
-            done = admin.configuration.change_name_servers(wanted)
-            _tell_changed(done, output, is_shown=not yes and done == changes)
+    wanted = parse_pairs(settings, "setting")
+    changes = console.admin.configuration.change_name_servers(wanted, dry_run=True)
+    if _is_confirmed(changes, console):
+        done = console.admin.configuration.change_name_servers(wanted)
+        _print_changed(done, console, is_shown=not console.is_sure and done == changes)
 
 
-@app.command()
+@command(app)
 def kv(
+    console: Console,
     namespace: NamespaceArgument,
     key: Annotated[str | None, typer.Argument(help="Only this key.")] = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Show key-values that name servers keep."""
-    with administration(nameserver) as admin:
-        if key is None:
-            found = admin.configuration.key_values(namespace)
-        else:
-            found = {key: admin.configuration.key_value(namespace, key)}
+    if key is None:
+        found = console.admin.configuration.key_values(namespace)
+    else:
+        found = {key: console.admin.configuration.key_value(namespace, key)}
     rows = [{"key": name, "value": value} for name, value in sorted(found.items())]
     nothing = f"Namespace {namespace} has no key-values."
-    Output(as_json=json).rows(rows, _KEY_VALUES, nothing=nothing)
+    console.rows(rows, _KEY_VALUES, nothing=nothing)
 
 
-@app.command()
+@command(app)
 def put_kv(
+    console: Console,
     namespace: NamespaceArgument,
     key: Annotated[str, typer.Argument(help="The key.")],
     value: Annotated[str, typer.Argument(help="Its new value.")],
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Write a key-value to all name servers."""
-    with administration(nameserver) as admin:
-        admin.configuration.put_key_value(namespace, key, value)
+    console.admin.configuration.put_key_value(namespace, key, value)
     row = {"namespace": namespace, "key": key, "value": value}
-    Output(as_json=json).done(row, f"Set {namespace} {key} to {value}.")
+    console.done(row, f"Set {namespace} {key} to {value}.")
 
 
-@app.command()
+@command(app, confirms=True)
 def delete_kv(
+    console: Console,
     namespace: NamespaceArgument,
     key: Annotated[str, typer.Argument(help="The key.")],
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Delete a key-value from all name servers."""
-    with administration(nameserver) as admin:
-        output = Output(as_json=json)
-        value = admin.configuration.key_value(namespace, key)
-        row = {"namespace": namespace, "key": key, "value": value, "dry_run": dry_run}
-        if dry_run:
-            output.done(row, f"Would delete {namespace} {key}, currently {value}.")
-            return
-        confirm(f"Delete {namespace} {key}, currently {value}?", is_sure=yes, as_json=json)
-        admin.configuration.delete_key_value(namespace, key)
-    output.done(row, f"Deleted {namespace} {key}.")
+    value = console.admin.configuration.key_value(namespace, key)
+    row = {"namespace": namespace, "key": key, "value": value, "dry_run": console.is_dry_run}
+    if console.is_dry_run:
+        console.done(row, f"Would delete {namespace} {key}, currently {value}.")
+        return
+    console.confirm(f"Delete {namespace} {key}, currently {value}?")
+    console.admin.configuration.delete_key_value(namespace, key)
+    console.done(row, f"Deleted {namespace} {key}.")
 
 
 # --- inside ---------------------------------------------------------------------------------------
@@ -174,13 +136,11 @@ def delete_kv(
 
 def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], output: Output) -> None:
     from turbopump.admin.servers import not_found
-    from turbopump.cli.administration import reported
 
     known = {key for settings in found.values() for key in settings}
-    with reported():
-        for key in keys:
-            if key not in known:
-                raise not_found("setting", key, known)
+    for key in keys:
+        if key not in known:
+            raise not_found("setting", key, known)
     rows = [
         {"server": server, "key": key, "value": settings[key]}
         for server, settings in found.items()
@@ -190,25 +150,23 @@ def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], outpu
     output.rows(rows, _SETTINGS, nothing="No settings.")
 
 
-def _is_confirmed(
-    changes: Sequence[SettingChange], output: Output, *, dry_run: bool, yes: bool
-) -> bool:
+def _is_confirmed(changes: Sequence[SettingChange], console: Console) -> bool:
     """Show what would change and ask; False when there is nothing (more) to do."""
-    if dry_run or not changes:
+    if console.is_dry_run or not changes:
         nothing = (
             "Nothing would change."
-            if dry_run
+            if console.is_dry_run
             else "Nothing changed: the settings already have these values."
         )
-        _print_changes(changes, output, is_done=False, nothing=nothing)
+        _print_changes(changes, console, is_done=False, nothing=nothing)
         return False
-    if not yes and not output.as_json:
-        _print_changes(changes, output, is_done=False)
-    confirm(f"Change {len(changes)} settings?", is_sure=yes, as_json=output.as_json)
+    if not console.is_sure and not console.as_json:
+        _print_changes(changes, console, is_done=False)
+    console.confirm(f"Change {len(changes)} settings?")
     return True
 
 
-def _tell_changed(changes: Sequence[SettingChange], output: Output, *, is_shown: bool) -> None:
+def _print_changed(changes: Sequence[SettingChange], output: Output, *, is_shown: bool) -> None:
     """Print what servers report after a change."""
     if output.as_json or not is_shown:
         nothing = "Nothing changed: the servers already had these values."
@@ -232,15 +190,5 @@ def _lasting(changes: Sequence[SettingChange]) -> str:
 def _print_changes(
     changes: Sequence[SettingChange], output: Output, *, is_done: bool, nothing: str = ""
 ) -> None:
-    rows = [
-        {
-            "server": each.server,
-            "key": each.key,
-            "old": each.old,
-            "new": each.new,
-            "is_stored": each.is_stored,
-            "is_done": is_done,
-        }
-        for each in changes
-    ]
+    rows = [{**row_of(each), "is_done": is_done} for each in changes]
     output.rows(rows, _CHANGES, nothing=nothing)

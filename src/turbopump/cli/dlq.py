@@ -17,19 +17,15 @@ import typer
 
 from turbopump.cli.administration import (
     FAILED,
-    NAMESERVER,
-    DryRunOption,
     GroupArgument,
-    JsonOption,
-    NameServerOption,
-    YesOption,
-    administration,
     complete_group,
-    confirm,
     local_now,
+    require_range,
 )
+from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_body, format_number, parse_time
-from turbopump.cli.output import Column, Output, json_line, progress_bar
+from turbopump.cli.options import option
+from turbopump.cli.output import Column, json_line, progress_bar
 from turbopump.errors import InvalidArgument
 from turbopump.wire.names import DEAD_LETTER_PREFIX, retry_topic
 
@@ -42,24 +38,16 @@ app = typer.Typer()
 TagsOption = Annotated[
     str, typer.Option(metavar="EXPRESSION", help="Only with these tags, as 'created || paid'.")
 ]
-KeyOption = Annotated[str | None, typer.Option(help="Only with this key.", show_default=False)]
-OriginOption = Annotated[
-    str | None,
-    typer.Option(help="Only letters originally sent to this topic.", show_default=False),
-]
+KeyOption = Annotated[str | None, option("Only with this key.")]
+OriginOption = Annotated[str | None, option("Only letters originally sent to this topic.")]
 IdOption = Annotated[
-    list[str] | None,
-    typer.Option("--id", help="Only this letter or message; can be repeated.", show_default=False),
+    list[str] | None, option("Only this letter or message; can be repeated.", "--id")
 ]
 SinceOption = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Only letters dead-lettered since then.", show_default=False),
+    str | None, option("Only letters dead-lettered since then.", metavar="TIME")
 ]
 UntilOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME", help="Only letters dead-lettered before then.", show_default=False
-    ),
+    str | None, option("Only letters dead-lettered before then.", metavar="TIME")
 ]
 
 _LETTERS = (
@@ -72,8 +60,9 @@ _LETTERS = (
 )
 
 
-@app.command("list")
+@command(app, "list")
 def list_letters(
+    console: Console,
     group: Annotated[
         str | None,
         typer.Argument(
@@ -87,45 +76,38 @@ def list_letters(
     since: SinceOption = None,
     until: UntilOption = None,
     limit: Annotated[int, typer.Option(help="Show at most N.")] = 100,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """List the dead letters of a group, or the groups that have any."""
-    output = Output(as_json=json)
-    with administration(nameserver) as admin:
-        if limit < 1:
-            raise InvalidArgument(f"limit must be at least 1, got {limit}")
-        if group is None:
-            _list_groups(admin, output)
-            return
-        _require(admin, group)
-        span = _span(admin, group, since, until)
-        wanted = _filter(tags, key, origin, ())
-        with (
-            progress_bar("Reading", span.messages) as advance,
-            closing(
-                admin.dead_letters.list(group, wanted=wanted, span=span, on_read=advance)
-            ) as letters,
-        ):
-            rows = [_row(each) if json else _shown(each) for each in islice(letters, limit)]
-    output.rows(rows, _LETTERS, nothing=f"Group {group} has no matching dead letters.")
+    require_range("limit", limit, 1)
+    if group is None:
+        _list_groups(console)
+        return
+    _require(console.admin, group)
+    span = _span(console.admin, group, since, until)
+    wanted = _filter(tags, key, origin, ())
+    with (
+        progress_bar("Reading", span.messages) as advance,
+        closing(
+            console.admin.dead_letters.list(group, wanted=wanted, span=span, on_read=advance)
+        ) as letters,
+    ):
+        rows = [_row(each) if console.as_json else _shown(each) for each in islice(letters, limit)]
+    console.rows(rows, _LETTERS, nothing=f"Group {group} has no matching dead letters.")
 
 
-@app.command()
+@command(app)
 def show(
+    console: Console,
     group: GroupArgument,
     letter_id: Annotated[str, typer.Argument(help="Letter id, or message id.")],
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Show a dead letter, and whether it was redriven to its origin or the retry topic."""
     from turbopump.cli.message_rows import FIELDS, shown_row
 
-    with administration(nameserver) as admin:
-        _require(admin, group)
-        letter = admin.dead_letters.show(group, letter_id)
-        places = [*filter(None, [letter.origin_topic]), retry_topic(group)]
-        is_redriven = admin.dead_letters.is_redriven(letter, places)
+    _require(console.admin, group)
+    letter = console.admin.dead_letters.show(group, letter_id)
+    places = [*filter(None, [letter.origin_topic]), retry_topic(group)]
+    is_redriven = console.admin.dead_letters.is_redriven(letter, places)
     own = {**_row(letter), "is_redriven": is_redriven}
     columns = (
         Column("letter_id", "letter id"),
@@ -136,11 +118,12 @@ def show(
         *FIELDS[1:2],
         *FIELDS[3:],
     )
-    Output(as_json=json).fields(own if json else {**shown_row(letter.message), **own}, columns)
+    console.fields(own if console.as_json else {**shown_row(letter.message), **own}, columns)
 
 
-@app.command()
+@command(app, confirms=True)
 def redrive(
+    console: Console,
     group: GroupArgument,
     to: Annotated[
         str,
@@ -155,66 +138,54 @@ def redrive(
     letter: IdOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also letters that were redriven before.")
-    ] = False,
+    again: Annotated[bool, option("Also letters that were redriven before.", "--again")] = False,
     create_topic: Annotated[
-        bool, typer.Option("--create-topic", help="Let the broker re-create a deleted origin.")
+        bool, option("Let the broker re-create a deleted origin.", "--create-topic")
     ] = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Send dead letters again, each once, no matter how often the command runs.
 
     `origin` redelivers to all groups of the topic, `retry` only to this group. Exits with 1 if
     letters could not be sent, or no letter has a given id.
     """
-    output = Output(as_json=json)
-    with administration(nameserver) as admin:
-        _require(admin, group)
-        span = _span(admin, group, since, until)
-        question = f"Redrive up to {format_number(span.messages)} dead letters of {group} to {to}?"
-        if not dry_run:
-            confirm(question, is_sure=yes, as_json=json)
-        outcomes: Counter[Outcome] = Counter()
-        missing = set(letter or ())
-        with progress_bar("Redriving", span.messages) as advance:
-            for done in admin.dead_letters.redrive(
-                group,
-                to=_destination(to),
-                wanted=_filter(tags, key, origin, letter or ()),
-                span=span,
-                again=again,
-                create_topic=create_topic,
-                dry_run=dry_run,
-                on_read=advance,
-            ):
-                outcomes[done.outcome] += 1
-                missing -= {done.letter.letter_id, done.letter.message.message_id}
-                if json:
-                    output.line(_redriven_row(done))
-    if not json:
-        _tell_outcomes(group, outcomes)
+    _require(console.admin, group)
+    span = _span(console.admin, group, since, until)
+    question = f"Redrive up to {format_number(span.messages)} dead letters of {group} to {to}?"
+    if not console.is_dry_run:
+        console.confirm(question)
+    outcomes: Counter[Outcome] = Counter()
+    missing = set(letter or ())
+    with progress_bar("Redriving", span.messages) as advance:
+        for done in console.admin.dead_letters.redrive(
+            group,
+            to=_destination(to),
+            wanted=_filter(tags, key, origin, letter or ()),
+            span=span,
+            again=again,
+            create_topic=create_topic,
+            dry_run=console.is_dry_run,
+            on_read=advance,
+        ):
+            outcomes[done.outcome] += 1
+            missing -= {done.letter.letter_id, done.letter.message.message_id}
+            if console.as_json:
+                console.line(_redriven_row(done))
+    if not console.as_json:
+        _print_outcomes(group, outcomes)
     _fail_if_left(group, outcomes, missing)
 
 
-@app.command()
+@command(app)
 def export(
+    console: Console,
     group: GroupArgument,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="A file; without it, stdout.", show_default=False),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    output: Annotated[Path | None, option("A file; without it, stdout.", "--output", "-o")] = None,
+    force: Annotated[bool, option("Overwrite an existing file.", "--force")] = False,
     tags: TagsOption = "*",
     key: KeyOption = None,
     origin: OriginOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Write dead letters as JSON lines, as `dlq list --json` does, all of them.
 
@@ -223,35 +194,32 @@ def export(
     # A file is in UTF-8, whatever stdout is in.
     written = json_line if output is None else partial(json_text.dumps, ensure_ascii=False)
     count = 0
-    with administration(nameserver) as admin:
-        _require(admin, group)
-        span = _span(admin, group, since, until)
-        wanted = _filter(tags, key, origin, ())
-        with (
-            _writing(output, force=force) as file,
-            progress_bar("Writing", span.messages) as advance,
-            closing(
-                admin.dead_letters.list(group, wanted=wanted, span=span, on_read=advance)
-            ) as letters,
-        ):
-            for letter in letters:
-                file.write(written(_row(letter)) + "\n")
-                count += 1
+    _require(console.admin, group)
+    span = _span(console.admin, group, since, until)
+    wanted = _filter(tags, key, origin, ())
+    with (
+        _writing(output, force=force) as file,
+        progress_bar("Writing", span.messages) as advance,
+        closing(
+            console.admin.dead_letters.list(group, wanted=wanted, span=span, on_read=advance)
+        ) as letters,
+    ):
+        for letter in letters:
+            file.write(written(_row(letter)) + "\n")
+            count += 1
     if output is not None:
         value = {"group": group, "file": str(output), "letters": count}
-        Output(as_json=json).done(
-            value, f"Exported {format_number(count)} dead letters to {output}."
-        )
+        console.done(value, f"Exported {format_number(count)} dead letters to {output}.")
 
 
 # --- inside ---------------------------------------------------------------------------------------
 
 
-def _list_groups(admin: Admin, output: Output) -> None:
+def _list_groups(console: Console) -> None:
     rows = []
-    for topic in admin.topics.names():
+    for topic in console.admin.topics.names():
         if topic.startswith(DEAD_LETTER_PREFIX):
-            status = admin.topics.status(topic)
+            status = console.admin.topics.status(topic)
             last_ms = max((each.last_stored_ms or 0 for each in status.queues), default=0)
             row = {"group": topic.removeprefix(DEAD_LETTER_PREFIX), "letters": status.messages}
             rows.append({**row, "last_ms": last_ms or None})
@@ -260,7 +228,7 @@ def _list_groups(admin: Admin, output: Output) -> None:
         Column("letters", "LETTERS", "number"),
         Column("last_ms", "LAST", "time"),
     )
-    output.rows(rows, columns, nothing="No group has dead letters.")
+    console.rows(rows, columns, nothing="No group has dead letters.")
 
 
 def _require(admin: Admin, group: str) -> None:
@@ -292,7 +260,7 @@ def _destination(text: str) -> Destination | str:
     return Destination(text) if text in {each.value for each in Destination} else text
 
 
-def _tell_outcomes(group: str, outcomes: Counter[Outcome]) -> None:
+def _print_outcomes(group: str, outcomes: Counter[Outcome]) -> None:
     if not outcomes:
         typer.echo(f"Group {group} has no matching dead letters.")
     for outcome, count in sorted(outcomes.items(), key=lambda each: each[0].value):

@@ -21,15 +21,15 @@ _EPOCH_MS_DIGITS = 12
 def parse_time(text: str, now: datetime) -> datetime:
     """Parse a time: ISO, local unless it has a zone; ``15m`` ago; or milliseconds since 1970."""
     try:
-        moment = _parse_time(text.strip(), now)
-        # Some that can be written have no such number.
-        moment.timestamp()
+        found = _parse_time(text.strip(), now)
+        # Some valid dates have no timestamp.
+        found.timestamp()
     except (ValueError, OverflowError, OSError):
         raise InvalidArgument(
             "time must be now, 2026-03-01T12:00:00, 15m (ago; s, m, h, d) or milliseconds "
             f"since 1970, in the years 1 to 9999, got {text!r}"
         ) from None
-    return moment
+    return found
 
 
 def _parse_time(words: str, now: datetime) -> datetime:
@@ -79,15 +79,15 @@ def format_time(epoch_ms: int | None) -> str:
     if epoch_ms is None:
         return "-"
     try:
-        moment = datetime.fromtimestamp(epoch_ms / 1000).astimezone()
+        at = datetime.fromtimestamp(epoch_ms / 1000).astimezone()
     except (ValueError, OverflowError, OSError):
-        # Clients write what they like: a number that is no moment is shown as it is.
+        # Clients may send any number; show one that is not a time as it is.
         return str(epoch_ms)
-    return moment.replace(tzinfo=None).isoformat(timespec="seconds")
+    return at.replace(tzinfo=None).isoformat(timespec="seconds")
 
 
 def format_duration(duration_ms: int | None) -> str:
-    """Write a duration by its two largest units."""
+    """Format a duration with its two largest units."""
     if duration_ms is None:
         return "-"
     if duration_ms < _UNITS_MS["s"]:
@@ -102,7 +102,7 @@ def format_duration(duration_ms: int | None) -> str:
 
 
 def format_number(number: float | None) -> str:
-    """Write a number; one with a fraction has one digit of it."""
+    """Format a number, floats with one decimal."""
     if number is None:
         return "-"
     return str(number) if isinstance(number, int) else f"{number:.1f}"
@@ -113,7 +113,7 @@ def format_percent(part: float | None) -> str:
 
 
 def format_value(value: object) -> str:
-    """Write anything else: lists by commas, what is missing as a dash."""
+    """Format any other value: lists with commas, None as a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -129,7 +129,7 @@ def printable(text: str) -> str:
 
 
 def format_body(body: bytes, chars_max: int = 0) -> str:
-    """Write a body on one line, as text if it is some; 0 leaves none of it out."""
+    """Format a body on one line, as text if it is UTF-8; 0 for no limit."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -7,26 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turbopump.cli.administration import (
-    NAMESERVER,
     ClusterOption,
-    DryRunOption,
     GroupArgument,
-    JsonOption,
-    NameServerOption,
-    YesOption,
-    administration,
     complete_group,
     complete_topic,
-    confirm,
 )
+from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_duration, format_number
-from turbopump.cli.output import Column, Output, progress_bar
+from turbopump.cli.options import option
+from turbopump.cli.output import Column, Output, progress_bar, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from turbopump.admin import Connection, Difference, GroupSettings, HeldQueue, Progress
-    from turbopump.admin.blocking import Admin
+    from turbopump.admin import Difference, Progress
 
 app = typer.Typer()
 
@@ -41,21 +35,19 @@ _SETTINGS = (
 )
 
 
-@app.command("list")
+@command(app, "list")
 def list_groups(
-    all_kinds: Annotated[bool, typer.Option("--all", help="Include system groups.")] = False,
+    console: Console,
+    all_kinds: Annotated[bool, option("Include system groups.", "--all")] = False,
     cluster: ClusterOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """List consumer groups."""
     from turbopump.broker.groups import BOOT_GROUPS
 
-    with administration(nameserver) as admin:
-        found = admin.groups.list(cluster)
+    found = console.admin.groups.list(cluster)
     rows = [
         {
-            **_settings_row(each.settings),
+            **row_of(each.settings),
             "members": each.members,
             "is_consistent": each.is_consistent,
             "brokers": list(each.brokers),
@@ -70,132 +62,101 @@ def list_groups(
         *_SETTINGS[1:3],
         Column("brokers", "BROKERS"),
     )
-    Output(as_json=json).rows(
-        rows, columns, nothing="No groups; the first consumer of a group creates it."
-    )
+    console.rows(rows, columns, nothing="No groups; the first consumer of a group creates it.")
 
 
-@app.command()
+@command(app)
 def create(
+    console: Console,
     group: Annotated[str, typer.Argument(help="Name of the consumer group.")],
     retries: Annotated[int, typer.Option(help="How often a failed message is redelivered.")] = 16,
     retry_queues: Annotated[
         int, typer.Option(help="Queues for retries on each broker; 0 drops what fails.")
     ] = 1,
     cluster: ClusterOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Create a consumer group; needed if brokers do not create groups automatically."""
     from turbopump.admin import GroupSettings
 
     settings = GroupSettings(group, retries, retry_queues)
-    with administration(nameserver) as admin:
-        brokers = admin.groups.create(settings, cluster)
-    value = {**_settings_row(settings), "brokers": list(brokers)}
-    Output(as_json=json).done(value, f"Created group {group} on {', '.join(brokers)}.")
+    brokers = console.admin.groups.create(settings, cluster)
+    value = {**row_of(settings), "brokers": list(brokers)}
+    console.done(value, f"Created group {group} on {', '.join(brokers)}.")
 
 
-@app.command()
+@command(app)
 def update(
+    console: Console,
     group: GroupArgument,
-    retries: Annotated[
-        int | None,
-        typer.Option(help="How often a failed message is redelivered.", show_default=False),
-    ] = None,
+    retries: Annotated[int | None, option("How often a failed message is redelivered.")] = None,
     retry_queues: Annotated[
-        int | None,
-        typer.Option(
-            help="Queues for retries on each broker; 0 drops what fails.", show_default=False
-        ),
+        int | None, option("Queues for retries on each broker; 0 drops what fails.")
     ] = None,
     consume: Annotated[
-        bool | None,
-        typer.Option(
-            "--consume/--no-consume", help="Whether the group gets messages.", show_default=False
-        ),
+        bool | None, option("Whether the group gets messages.", "--consume/--no-consume")
     ] = None,
     broadcast: Annotated[
         bool | None,
-        typer.Option(
-            "--broadcast/--no-broadcast",
-            help="Whether its members may each get everything.",
-            show_default=False,
-        ),
+        option("Whether its members may each get everything.", "--broadcast/--no-broadcast"),
     ] = None,
     broker_id: Annotated[
-        int | None,
-        typer.Option(
-            help="Replica to read from, 0 for the master; needs slaveReadEnable.",
-            show_default=False,
-        ),
+        int | None, option("Replica to read from, 0 for the master; needs slaveReadEnable.")
     ] = None,
     slow_broker_id: Annotated[
-        int | None,
-        typer.Option(
-            help="Replica to read from while far behind; needs slaveReadEnable.",
-            show_default=False,
-        ),
+        int | None, option("Replica to read from while far behind; needs slaveReadEnable.")
     ] = None,
     cluster: ClusterOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Change the given settings of a consumer group."""
-    with administration(nameserver) as admin:
-        changes = admin.groups.update(
-            group,
-            retries_max=retries,
-            retry_queues=retry_queues,
-            can_consume=consume,
-            can_broadcast=broadcast,
-            broker_id=broker_id,
-            slow_broker_id=slow_broker_id,
-            cluster=cluster,
-        )
-    before = [{"broker": each.broker, **_settings_row(each.before)} for each in changes]
-    after = [{"broker": each.broker, **_settings_row(each.after)} for each in changes]
+    changes = console.admin.groups.update(
+        group,
+        retries_max=retries,
+        retry_queues=retry_queues,
+        can_consume=consume,
+        can_broadcast=broadcast,
+        broker_id=broker_id,
+        slow_broker_id=slow_broker_id,
+        cluster=cluster,
+    )
+    before = [{"broker": each.broker, **row_of(each.before)} for each in changes]
+    after = [{"broker": each.broker, **row_of(each.after)} for each in changes]
     value = {"before": before, "after": after}
     columns = (Column("broker", "BROKER"), *_SETTINGS)
     is_changed = before != after
     done = f"Changed group {group}." if is_changed else f"Group {group} is already like this."
-    Output(as_json=json).one(value, after, columns, done)
+    console.one(value, after, columns, done)
 
 
-@app.command()
+@command(app, confirms=True)
 def delete(
+    console: Console,
     group: GroupArgument,
     dead_letters: Annotated[
-        bool, typer.Option("--dead-letters", help="Delete its dead letters, too.")
+        bool, option("Delete its dead letters, too.", "--dead-letters")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even while it has members.")] = False,
+    force: Annotated[bool, option("Even while it has members.", "--force")] = False,
     cluster: ClusterOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Delete a consumer group, its progress and its retry topic."""
-    with administration(nameserver) as admin:
-        output = Output(as_json=json)
-        lag = admin.groups.progress(group).lag
-        if not force:
-            admin.groups.require_stopped(group)
-        what = f"group {group}, which is {format_number(lag)} messages behind"
-        value: dict[str, Any] = {"group": group, "lag": lag, "dry_run": dry_run}
-        if dry_run:
-            output.done({**value, "topics": []}, f"Would delete {what}.")
-            return
-        confirm(f"Delete {what}?", is_sure=yes, as_json=json)
-        topics = admin.groups.delete(
-            group, cluster=cluster, with_dead_letters=dead_letters, force=force
-        )
+    lag = console.admin.groups.progress(group).lag
+    if not force:
+        console.admin.groups.require_stopped(group)
+    what = f"group {group}, which is {format_number(lag)} messages behind"
+    value: dict[str, Any] = {"group": group, "lag": lag, "dry_run": console.is_dry_run}
+    if console.is_dry_run:
+        console.done({**value, "topics": []}, f"Would delete {what}.")
+        return
+    console.confirm(f"Delete {what}?")
+    topics = console.admin.groups.delete(
+        group, cluster=cluster, with_dead_letters=dead_letters, force=force
+    )
     also = f" with {', '.join(topics)}" if topics else ""
-    output.done({**value, "topics": list(topics)}, f"Deleted group {group}{also}.")
+    console.done({**value, "topics": list(topics)}, f"Deleted group {group}{also}.")
 
 
-@app.command()
+@command(app)
 def progress(
+    console: Console,
     group: Annotated[
         str | None,
         typer.Argument(
@@ -203,39 +164,20 @@ def progress(
         ),
     ] = None,
     topic: Annotated[
-        str | None,
-        typer.Option(help="Only in this topic.", autocompletion=complete_topic, show_default=False),
+        str | None, option("Only in this topic.", autocompletion=complete_topic)
     ] = None,
-    members: Annotated[
-        bool, typer.Option("--members", help="Show which member owns each queue.")
-    ] = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
+    members: Annotated[bool, option("Show which member owns each queue.", "--members")] = False,
 ) -> None:
     """Show the lag of a group by queue, including its retry topic."""
-    with administration(nameserver) as admin:
-        if group is None:
-            _progress_of_all(admin, topic, Output(as_json=json))
-            return
-        found = admin.groups.progress(group, topic, with_owners=members)
-    _print_progress(found, Output(as_json=json), with_members=members)
+    if group is None:
+        _progress_of_all(console, topic)
+        return
+    found = console.admin.groups.progress(group, topic, with_owners=members)
+    _print_progress(found, console, with_members=members)
 
 
 def _print_progress(found: Progress, output: Output, *, with_members: bool) -> None:
-    rows = [
-        {
-            "topic": each.queue.topic,
-            "broker": each.queue.broker,
-            "queue_id": each.queue.queue_id,
-            "committed": each.committed,
-            "max_offset": each.max_offset,
-            "lag": each.lag,
-            "delay_ms": each.delay_ms,
-            "last_consumed_ms": each.last_consumed_ms,
-            "client_id": each.client_id,
-        }
-        for each in found.queues
-    ]
+    rows = [row_of(each, "lag") for each in found.queues]
     columns = (
         Column("topic", "TOPIC"),
         Column("broker", "BROKER"),
@@ -257,14 +199,14 @@ def _print_progress(found: Progress, output: Output, *, with_members: bool) -> N
     output.one(value, rows, columns, summary)
 
 
-def _progress_of_all(admin: Admin, topic: str | None, output: Output) -> None:
+def _progress_of_all(console: Console, topic: str | None) -> None:
     from turbopump.broker.groups import BOOT_GROUPS
 
-    names = [each.settings.group for each in admin.groups.list()]
+    names = [each.settings.group for each in console.admin.groups.list()]
     rows = []
     with progress_bar("Asking", len(names)) as advance:
         for name in names:
-            found = admin.groups.progress(name, topic)
+            found = console.admin.groups.progress(name, topic)
             advance()
             if found.queues or name not in BOOT_GROUPS:
                 rows.append(_progress_row(found))
@@ -275,7 +217,7 @@ def _progress_of_all(admin: Admin, topic: str | None, output: Output) -> None:
         Column("delay_ms", "DELAY", "duration"),
         Column("consumed_per_s", "PER S", "number"),
     )
-    output.rows(rows, columns, nothing="No groups; the first consumer of a group creates it.")
+    console.rows(rows, columns, nothing="No groups; the first consumer of a group creates it.")
 
 
 def _progress_row(found: Progress) -> dict[str, Any]:
@@ -288,16 +230,13 @@ def _progress_row(found: Progress) -> dict[str, Any]:
     }
 
 
-@app.command()
-def members(
-    group: GroupArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
-) -> None:
+@command(app)
+def members(console: Console, group: GroupArgument) -> None:
     """Show the members of a group, their addresses and their queues."""
-    with administration(nameserver) as admin:
-        found = admin.groups.members(group)
+    found = console.admin.groups.members(group)
     rows = [
         {
-            **_connection_row(each.connection),
+            **row_of(each.connection),
             "queues": None if each.queues is None else [str(queue) for queue in each.queues],
         }
         for each in found.members
@@ -309,22 +248,14 @@ def members(
         "message_model": found.message_model,
         "consume_from": found.consume_from,
         "subscriptions": dict(found.subscriptions),
-        "differences": [
-            {
-                "topic": each.topic,
-                "kind": each.kind,
-                "expression": each.expression,
-                "client_ids": list(each.client_ids),
-            }
-            for each in found.differences
-        ],
+        "differences": [row_of(each) for each in found.differences],
         "members": rows,
     }
     wants = ", ".join(f"{topic} ({tags})" for topic, tags in found.subscriptions.items())
     model = (found.message_model or "").lower()
     summary = f"{len(rows)} members, {model}, of {wants}." if rows else "The group has no members."
     lines = [summary, *_difference_lines(found.differences)]
-    Output(as_json=json).one(value, rows, columns, "\n".join(lines))
+    console.one(value, rows, columns, "\n".join(lines))
 
 
 def _difference_lines(differences: Sequence[Difference]) -> list[str]:
@@ -337,22 +268,20 @@ def _difference_lines(differences: Sequence[Difference]) -> list[str]:
     return lines
 
 
-@app.command()
+@command(app)
 def inspect(
+    console: Console,
     group: GroupArgument,
     client_id: Annotated[
         str | None, typer.Argument(help="Which member; needed when there are several.")
     ] = None,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Include the stack of each of its threads.")
+        bool, option("Include the stack of each of its threads.", "--stacks")
     ] = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Show the state of a member: cached messages per queue, rates and settings."""
-    with administration(nameserver) as admin:
-        found = admin.groups.inspect(group, client_id, with_stacks=stacks)
-    rows = [_held_row(each) for each in found.queues]
+    found = console.admin.groups.inspect(group, client_id, with_stacks=stacks)
+    rows = [row_of(each) for each in found.queues]
     columns = (
         Column("topic", "TOPIC"),
         Column("broker", "BROKER"),
@@ -376,34 +305,17 @@ def inspect(
         for topic, rate in found.consumed_per_s.items()
     ]
     lines += [f"{key}={text}" for key, text in sorted(found.settings.items())]
-    Output(as_json=json).one(value, rows, columns, "\n".join([*lines, found.stacks or ""]).strip())
+    console.one(value, rows, columns, "\n".join([*lines, found.stacks or ""]).strip())
 
 
-@app.command()
+@command(app)
 def producers(
-    group: Annotated[str, typer.Argument(help="Name of the producer group.")],
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
+    console: Console, group: Annotated[str, typer.Argument(help="Name of the producer group.")]
 ) -> None:
     """Show the members of a producer group."""
-    with administration(nameserver) as admin:
-        rows = [_connection_row(each) for each in admin.groups.producers(group)]
+    rows = [row_of(each) for each in console.admin.groups.producers(group)]
     nothing = f"No producer of group {group} is connected."
-    Output(as_json=json).rows(rows, _CONNECTION, nothing=nothing)
-
-
-def _held_row(held: HeldQueue) -> dict[str, Any]:
-    return {
-        "topic": held.queue.topic,
-        "broker": held.queue.broker,
-        "queue_id": held.queue.queue_id,
-        "committed": held.committed,
-        "held": held.held,
-        "held_mib": held.held_mib,
-        "is_locked": held.is_locked,
-        "last_pulled_ms": held.last_pulled_ms,
-        "last_consumed_ms": held.last_consumed_ms,
-    }
+    console.rows(rows, _CONNECTION, nothing=nothing)
 
 
 _CONNECTION = (
@@ -412,24 +324,3 @@ _CONNECTION = (
     Column("language", "LANGUAGE"),
     Column("version", "VERSION"),
 )
-
-
-def _connection_row(connection: Connection) -> dict[str, Any]:
-    return {
-        "client_id": connection.client_id,
-        "address": connection.address,
-        "language": connection.language,
-        "version": connection.version,
-    }
-
-
-def _settings_row(settings: GroupSettings) -> dict[str, Any]:
-    return {
-        "group": settings.group,
-        "retries_max": settings.retries_max,
-        "retry_queues": settings.retry_queues,
-        "can_consume": settings.can_consume,
-        "can_broadcast": settings.can_broadcast,
-        "broker_id": settings.broker_id,
-        "slow_broker_id": settings.slow_broker_id,
-    }

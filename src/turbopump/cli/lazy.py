@@ -1,7 +1,7 @@
-"""Groups of commands that are imported when one of theirs is wanted.
+"""Groups of commands that are imported on first use.
 
-``turbopump --help`` shows a group by its help text alone, so that it stays quick however much the
-commands of a group need.
+``turbopump --help`` shows only the help text of a group, so it stays fast whatever the commands of
+a group import.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add_lazily(app: typer.Typer, name: str, module: str, summary: str) -> None:
 
     ::
 
-        add_lazily(app, "topic", "turbopump.cli.topic", "Make, change, delete and list topics.")
+        add_lazily(app, "topic", "turbopump.cli.topic", "Create, change, delete and list topics.")
     """
     kind = type(f"{name.title()}Group", (LazyGroup,), {"module": module})
     app.add_typer(typer.Typer(cls=kind, help=summary, no_args_is_help=True), name=name)

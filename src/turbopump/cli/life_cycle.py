@@ -16,16 +16,12 @@ from typing import TypeVar
 import typer
 
 from turbopump.cli.logs import LogSettings, configure_logging
-from turbopump.errors import InvalidArgument, TurbopumpError
 from turbopump.net.loop import run
 from turbopump.settings import data_directory
 
 S = TypeVar("S")
 
 _log = logging.getLogger(__name__)
-
-FAILED = 1
-BAD_INPUT = 2
 
 _GARBAGE_THRESHOLDS = (20_000, 20, 50)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -59,24 +55,8 @@ def serve(
 
 
 def ready_line(**addresses: str) -> str:
-    """Return the line that tells other programs where to connect; they rely on its form."""
+    """Return the line that says where to connect; other programs parse it."""
     return " ".join(["ready", *(f"{name}={address}" for name, address in addresses.items())])
-
-
-@contextmanager
-def reported_errors() -> Iterator[None]:
-    """Turn errors that users can fix into a line on stderr and an exit code."""
-    try:
-        yield
-    except InvalidArgument as error:
-        _fail(error, BAD_INPUT)
-    except (TurbopumpError, OSError) as error:
-        _fail(error, FAILED)
-
-
-def _fail(error: Exception, code: int) -> None:
-    typer.echo(f"turbopump: {error}", err=True)
-    raise typer.Exit(code) from error
 
 
 async def _serve(
@@ -93,10 +73,10 @@ async def _serve(
 
 
 def _collect_garbage_rarely() -> None:
-    """Leave out what lives as long as the process, and look less often at what comes and goes.
+    """Exempt objects that live as long as the process, and collect the others less often.
 
-    Requests make no cycles, so nearly all that a collection looks at is alive; the defaults cost a
-    broker a tenth of its time.
+    Requests create no cycles, so collections find almost nothing; the defaults cost a broker a
+    tenth of its time.
     """
     gc.collect()
     gc.freeze()
@@ -104,15 +84,15 @@ def _collect_garbage_rarely() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Have large pieces of memory used again and not given back each time; tell if that is done.
+    """Let malloc reuse large blocks instead of returning them to the system; whether it can.
 
-    Frames and batches of some hundred KiB come and go. Of memory that is new from the system each
-    page is cleared when it is first touched, which takes several times as long as copying into it.
+    Frames and batches of some hundred KiB come and go. The kernel clears each page of new memory
+    on first use, which takes several times as long as copying into it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, TypeError, AttributeError):
-        # Not the GNU C library, which alone has the habit.
+        # Not the GNU C library, the only one that needs it.
         return False
     mmap, trim = (_MMAP_THRESHOLD, _KEPT_PIECE_BYTES_MAX), (_TRIM_THRESHOLD, _KEPT_BYTES_MAX)
     return all(mallopt(*each) == 1 for each in (mmap, trim))

@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turbopump.cli.administration import (
-    NAMESERVER,
-    DryRunOption,
-    JsonOption,
-    NameServerOption,
     TopicArgument,
-    YesOption,
-    administration,
     complete_group,
     complete_topic,
-    confirm,
     local_now,
+    require_range,
 )
+from turbopump.cli.command import Console, command
 from turbopump.cli.formats import parse_pairs, parse_queues, parse_time
-from turbopump.cli.output import Output, progress_bar
+from turbopump.cli.options import option
+from turbopump.cli.output import progress_bar
 from turbopump.errors import InvalidArgument, NotThere
 
 if TYPE_CHECKING:
@@ -43,71 +39,50 @@ STDIN = "-"
 TagsOption = Annotated[
     str, typer.Option(metavar="EXPRESSION", help="Only with these tags, as 'created || paid'.")
 ]
-TopicOption = Annotated[
-    str | None,
-    typer.Option(help="The topic it is in.", autocompletion=complete_topic, show_default=False),
-]
+TopicOption = Annotated[str | None, option("The topic it is in.", autocompletion=complete_topic)]
 
 
-@app.command()
+@command(app)
 def send(
+    console: Console,
     topic: TopicArgument,
     body: Annotated[
         str | None, typer.Argument(help="The body as text; - reads it from stdin.")
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="Take the body from a file.", show_default=False)
-    ] = None,
-    tag: Annotated[
-        str | None, typer.Option(help="The tag to filter by.", show_default=False)
-    ] = None,
-    key: Annotated[
-        list[str] | None,
-        typer.Option(help="A key to find it by; can be repeated.", show_default=False),
-    ] = None,
+    file: Annotated[Path | None, option("Take the body from a file.")] = None,
+    tag: Annotated[str | None, option("The tag to filter by.")] = None,
+    key: Annotated[list[str] | None, option("A key to find it by; can be repeated.")] = None,
     property_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--property",
-            metavar="NAME=VALUE",
-            help="A property of your own; can be repeated.",
-            show_default=False,
-        ),
+        option("A property of your own; can be repeated.", "--property", metavar="NAME=VALUE"),
     ] = None,
     delay_level: Annotated[
         int, typer.Option(help="Which of the brokers' delays to deliver after; 0 for no delay.")
     ] = 0,
-    queue: Annotated[
-        str | None,
-        typer.Option(metavar="[BROKER:]ID", help="To this queue.", show_default=False),
-    ] = None,
+    queue: Annotated[str | None, option("To this queue.", metavar="[BROKER:]ID")] = None,
     sharding_key: Annotated[
-        str | None,
-        typer.Option(help="To the queue of this key, as by_hash chooses.", show_default=False),
+        str | None, option("To the queue of this key, as by_hash chooses.")
     ] = None,
     create_topic: Annotated[
-        bool, typer.Option("--create-topic", help="Let the broker create a missing topic.")
+        bool, option("Let the broker create a missing topic.", "--create-topic")
     ] = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Send a message; its body comes from the command line, a file or stdin."""
-    with administration(nameserver) as admin:
-        from turbopump.message import Message
+    from turbopump.message import Message
 
-        message = Message(
-            topic,
-            _body(body, file),
-            tags=tag,
-            keys=key or (),
-            properties=parse_pairs(property_ or (), "property"),
-            delay_level=delay_level,
-        )
-        delay = _delay(admin, topic, delay_level, may_be_missing=create_topic)
-        to = None if queue is None else _one_queue(admin, topic, queue)
-        receipt = admin.messages.send(
-            message, queue=to, sharding_key=sharding_key, create_topic=create_topic
-        )
+    message = Message(
+        topic,
+        _body(body, file),
+        tags=tag,
+        keys=key or (),
+        properties=parse_pairs(property_ or (), "property"),
+        delay_level=delay_level,
+    )
+    delay = _delay(console.admin, topic, delay_level, may_be_missing=create_topic)
+    to = None if queue is None else _one_queue(console.admin, topic, queue)
+    receipt = console.admin.messages.send(
+        message, queue=to, sharding_key=sharding_key, create_topic=create_topic
+    )
     value = {
         "topic": topic,
         "message_id": receipt.message_id,
@@ -122,109 +97,87 @@ def send(
         text = f"Stored {receipt.message_id}, to be delivered to {receipt.queue} after {delay}."
     else:
         text = f"Stored {receipt.message_id} in {receipt.queue} at offset {receipt.queue_offset}."
-    Output(as_json=json).done(value, text)
+    console.done(value, text)
 
 
-@app.command()
+@command(app)
 def tail(
+    console: Console,
     topic: TopicArgument,
     tags: TagsOption = "*",
     sql: Annotated[
         str | None,
-        typer.Option(
-            metavar="EXPRESSION",
-            help="Only messages whose properties match, as 'amount > 100'.",
-            show_default=False,
-        ),
+        option("Only messages whose properties match, as 'amount > 100'.", metavar="EXPRESSION"),
     ] = None,
     start: Annotated[
-        str,
-        typer.Option("--from", metavar="now|earliest|TIME", help="Where to start."),
+        str, typer.Option("--from", metavar="now|earliest|TIME", help="Where to start.")
     ] = "now",
-    last: Annotated[
-        int | None,
-        typer.Option(help="Start with the last N messages.", show_default=False),
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option(help="Stop after N messages.", show_default=False)
-    ] = None,
+    last: Annotated[int | None, option("Start with the last N messages.")] = None,
+    count: Annotated[int | None, option("Stop after N messages.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for new messages.")
     ] = True,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Print messages of a topic as they arrive; commits nothing. Ctrl-C stops."""
     from turbopump.cli.message_rows import message_line, message_row
 
-    output = Output(as_json=json)
-    with administration(nameserver) as admin, suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         begin = _start(start, last)
-        if count is not None and count < 1:
-            raise InvalidArgument(f"count must be at least 1, got {count}")
+        if count is not None:
+            require_range("count", count, 1)
         wanted = _wanted(tags, sql)
-        with closing(admin.messages.tail(topic, tags=wanted, start=begin, follow=follow)) as coming:
+        with closing(
+            console.admin.messages.tail(topic, tags=wanted, start=begin, follow=follow)
+        ) as coming:
             for message in islice(coming, count):
-                if json:
-                    output.line(message_row(message))
+                if console.as_json:
+                    console.line(message_row(message))
                 else:
                     typer.echo(message_line(message))
                 sys.stdout.flush()
 
 
-@app.command()
+@command(app)
 def show(
+    console: Console,
     message_id: Annotated[str, typer.Argument(help="Message id, or offset id.")],
     topic: TopicOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Show a message, and its retries."""
     from turbopump.cli.message_rows import FIELDS, message_row, shown_row
 
-    with administration(nameserver) as admin:
-        found = admin.messages.find(message_id, topic)
-    output = Output(as_json=json)
+    found = console.admin.messages.find(message_id, topic)
     for place, message in enumerate(found):
-        if place and not json:
+        if place and not console.as_json:
             typer.echo()
-        output.fields(message_row(message) if json else shown_row(message), FIELDS)
+        console.fields(message_row(message) if console.as_json else shown_row(message), FIELDS)
 
 
-@app.command()
+@command(app, confirms=True)
 def consume(
+    console: Console,
     message_id: Annotated[str, typer.Argument(help="Message id, or offset id.")],
     group: Annotated[
-        str,
-        typer.Option(help="The group whose member gets it.", autocompletion=complete_group),
+        str, typer.Option(help="The group whose member gets it.", autocompletion=complete_group)
     ],
-    client: Annotated[
-        str | None,
-        typer.Option(help="Which member; needed when there are several.", show_default=False),
-    ] = None,
+    client: Annotated[str | None, option("Which member; needed when there are several.")] = None,
     topic: TopicOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Give a message to a member of a group now, and print the result of its listener."""
-    with administration(nameserver) as admin:
-        message = admin.messages.find(message_id, topic)[0]
-        client_id = admin.groups.inspect(group, client).client_id
-        value: dict[str, Any] = {"message_id": message.message_id, "client_id": client_id}
-        output = Output(as_json=json)
-        if dry_run:
-            unknown = {"result": None, "spent_ms": None, "remark": None}
-            output.done(
-                {**value, **unknown, "dry_run": True}, f"Would give {message_id} to {client_id}."
-            )
-            return
-        confirm(f"Let {client_id} consume {message_id}?", is_sure=yes, as_json=json)
-        done = admin.messages.consume(message, group, client_id)
+    message = console.admin.messages.find(message_id, topic)[0]
+    client_id = console.admin.groups.inspect(group, client).client_id
+    value: dict[str, Any] = {"message_id": message.message_id, "client_id": client_id}
+    if console.is_dry_run:
+        unknown = {"result": None, "spent_ms": None, "remark": None}
+        console.done(
+            {**value, **unknown, "dry_run": True}, f"Would give {message_id} to {client_id}."
+        )
+        return
+    console.confirm(f"Let {client_id} consume {message_id}?")
+    done = console.admin.messages.consume(message, group, client_id)
     value |= {"result": done.result, "spent_ms": done.spent_ms, "remark": done.remark}
     remark = f": {done.remark}" if done.remark else ""
-    output.done(
+    console.done(
         {**value, "dry_run": False},
         f"{client_id} took {done.spent_ms} ms, result {done.result}{remark}",
     )
@@ -232,33 +185,20 @@ def consume(
         raise typer.Exit(1)
 
 
-@app.command()
+@command(app)
 def query(
+    console: Console,
     topic: TopicArgument,
-    key: Annotated[str | None, typer.Option(help="With this key.", show_default=False)] = None,
-    unique_key: Annotated[
-        str | None,
-        typer.Option(help="With this id, given by its producer.", show_default=False),
-    ] = None,
+    key: Annotated[str | None, option("With this key.")] = None,
+    unique_key: Annotated[str | None, option("With this id, given by its producer.")] = None,
     queue: Annotated[
-        str | None,
-        typer.Option(metavar="BROKER:ID", help="In this queue, with --offset.", show_default=False),
+        str | None, option("In this queue, with --offset.", metavar="BROKER:ID")
     ] = None,
-    offset: Annotated[
-        int | None, typer.Option(help="At this offset, with --queue.", show_default=False)
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Stored at this time or later.", show_default=False),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Stored before this time.", show_default=False),
-    ] = None,
+    offset: Annotated[int | None, option("At this offset, with --queue.")] = None,
+    since: Annotated[str | None, option("Stored at this time or later.", metavar="TIME")] = None,
+    until: Annotated[str | None, option("Stored before this time.", metavar="TIME")] = None,
     tags: TagsOption = "*",
     limit: Annotated[int, typer.Option(help="Show at most N.")] = 64,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Find messages by key, id, position in a queue, or time.
 
@@ -266,21 +206,19 @@ def query(
     """
     from turbopump.cli.message_rows import COLUMNS, message_row, shown_row
 
-    with administration(nameserver) as admin:
-        _require_one_way(key, unique_key, queue, offset, since, until)
-        if limit < 1:
-            raise InvalidArgument(f"limit must be at least 1, got {limit}")
-        if unique_key is not None:
-            found: Sequence[MessageView] = admin.messages.by_unique_key(topic, unique_key)
-        elif key is not None:
-            found = _by_key(admin, topic, key, since, until, limit)
-        elif queue is not None and offset is not None:
-            found = [admin.messages.at(_one_queue(admin, topic, queue), offset)]
-        else:
-            found = list(_by_time(admin, topic, since, until, tags, limit))
-    row = message_row if json else shown_row
+    _require_one_way(key, unique_key, queue, offset, since, until)
+    require_range("limit", limit, 1)
+    if unique_key is not None:
+        found: Sequence[MessageView] = console.admin.messages.by_unique_key(topic, unique_key)
+    elif key is not None:
+        found = _by_key(console.admin, topic, key, since, until, limit)
+    elif queue is not None and offset is not None:
+        found = [console.admin.messages.at(_one_queue(console.admin, topic, queue), offset)]
+    else:
+        found = list(_by_time(console.admin, topic, since, until, tags, limit))
+    row = message_row if console.as_json else shown_row
     nothing = f"No such message in topic {topic}."
-    Output(as_json=json).rows(map(row, found[:limit]), COLUMNS, nothing=nothing)
+    console.rows(map(row, found[:limit]), COLUMNS, nothing=nothing)
 
 
 def _require_one_way(
@@ -397,7 +335,7 @@ def _body(text: str | None, file: Path | None) -> bytes:
     if file is not None:
         return file.read_bytes()
     if text is not None and text != STDIN:
-        # What is not UTF-8 on the command line is a body nevertheless.
+        # Bytes on the command line that are not UTF-8 are still a valid body.
         return os.fsencode(text)
     if text is None and sys.stdin.isatty():
         raise InvalidArgument("no body; pass it as text, with --file, or pass - to read stdin")

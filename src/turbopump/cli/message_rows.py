@@ -79,9 +79,9 @@ def shown_row(message: MessageView) -> dict[str, Any]:
 
 
 def message_line(message: MessageView) -> str:
-    """Return a message on one line, for those who watch."""
+    """Return a message on one line, as `message tail` prints it."""
     tags = f" [{printable(message.tags)}]" if message.tags else ""
     keys = f" {printable(','.join(message.keys))}" if message.keys else ""
     place = f"{message.queue_id}:{message.queue_offset}"
-    moment = format_time(message.store_timestamp_ms)
-    return f"{moment}  {place}{tags}{keys}  {format_body(message.body)}"
+    stored_at = format_time(message.store_timestamp_ms)
+    return f"{stored_at}  {place}{tags}{keys}  {format_body(message.body)}"

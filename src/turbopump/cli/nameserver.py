@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from turbopump.cli.administration import reported
 from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
     ConfigOption,
@@ -30,12 +31,12 @@ def nameserver(
     print_config: PrintConfigOption = False,
 ) -> None:
     """Run a name server, which routes clients to brokers."""
-    from turbopump.cli.life_cycle import ready_line, reported_errors, serve
+    from turbopump.cli.life_cycle import ready_line, serve
     from turbopump.nameserver import NameServer, NameServerConfig
     from turbopump.net.sockets import SocketNetwork
     from turbopump.settings import configured, described, render_properties
 
-    with reported_errors():
+    with reported():
         settings = {
             **_store_path(config),
             **settings_of("nameserver", file_settings(config)),
@@ -51,5 +52,5 @@ def nameserver(
 
 
 def _store_path(config: Path | None) -> dict[str, str]:
-    """Let changes made from afar go into the file that the settings came from, if they can."""
+    """Write changes by requests to the file that the settings came from, unless it is TOML."""
     return {} if config is None or is_toml(config) else {"configStorePath": str(config)}

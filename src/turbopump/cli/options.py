@@ -1,9 +1,9 @@
-"""Options that several commands have, and the settings that they and a file make together."""
+"""Options that several commands share, and settings from options and a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -25,6 +25,11 @@ def _parse_port(text: str) -> int:
     if not text.isdecimal() or int(text) > _PORT_MAX:
         raise typer.BadParameter(f"must be 0–{_PORT_MAX}, got {text!r}")
     return int(text)
+
+
+def option(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002 - typer's name
+    """Declare an option without a default to show: a flag, or one that may be left out."""
+    return typer.Option(*names, help=help, show_default=False, **settings)
 
 
 HostOption: TypeAlias = Annotated[
@@ -50,23 +55,18 @@ LogFormatOption: TypeAlias = Annotated[
 ]
 AdvertiseOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST",
-        envvar="TURBOPUMP_ADVERTISE",
-        help="Host that clients connect to, if it differs.",
-        show_default=False,
+    option(
+        "Host that clients connect to, if it differs.", metavar="HOST", envvar="TURBOPUMP_ADVERTISE"
     ),
 ]
 DirOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="Data directory.", show_default="~/.turbopump"),
+    Path | None, typer.Option(help="Data directory.", show_default="~/.turbopump")
 ]
 ConfigOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="Configuration file: TOML, or key=value lines.", show_default=False),
+    Path | None, option("Configuration file: TOML, or key=value lines.")
 ]
 PrintConfigOption: TypeAlias = Annotated[
-    bool, typer.Option("--print-config", help="Print the resulting settings and exit.")
+    bool, option("Print the resulting settings and exit.", "--print-config")
 ]
 
 

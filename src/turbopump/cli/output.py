@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for machines, and how far something has come."""
+"""What commands print: tables for people, JSON for programs, and progress bars."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TextIO
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -18,6 +18,9 @@ from turbopump.cli.formats import (
     format_time,
     format_value,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Row = Mapping[str, Any]
 
@@ -34,7 +37,7 @@ _FOLDED = frozenset({"text", "id"})
 _ID_WIDTH_MIN = 16
 """Half of a message id."""
 _TEXT_WIDTH_MIN = 8
-"""Less than that of a longer text in a column is no longer to be read."""
+"""Narrower columns of text are unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,21 @@ class Column:
     @property
     def is_right(self) -> bool:
         return self.kind in _RIGHT
+
+
+def row_of(value: DataclassInstance, *computed: str) -> dict[str, Any]:
+    """Return the fields of a value, including those of a queue or node in it, and properties."""
+    from turbopump.message import MessageQueue
+
+    row: dict[str, Any] = {}
+    for name in (*(field.name for field in fields(value)), *computed):
+        found = getattr(value, name)
+        if isinstance(found, MessageQueue):
+            row |= {"topic": found.topic, "broker": found.broker, "queue_id": found.queue_id}
+        else:
+            is_node = is_dataclass(found) and not isinstance(found, type)
+            row |= row_of(found) if is_node else {name: found}
+    return row
 
 
 class Output:
@@ -100,13 +118,13 @@ class Output:
 
 
 def json_line(value: Row) -> str:
-    """Write a JSON object; in ASCII where not all else can be printed."""
+    """Write a JSON object; in ASCII unless the output is UTF-8."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     return json.dumps(value, ensure_ascii=not encoding.startswith("utf"))
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether people look at what is printed, and not a program or a file."""
+    """Whether a stream is a terminal."""
     return stream.isatty()
 
 
@@ -119,7 +137,7 @@ def _print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def plain_table(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]:
-    """Give the lines of a table for files and pipes: nothing is cut or wrapped."""
+    """Yield the lines of a table for files and pipes, without cutting or wrapping."""
     cells = [[column.title for column in columns]]
     cells += [[column.text(row) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -157,7 +175,7 @@ def _print_rich_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
     console = Console(highlight=False)
     if width_needed(rows, columns) > console.width:
-        # A table would leave columns out; a line for each value takes more room, but has it.
+        # Too narrow for a table: print one line for each value.
         for place, row in enumerate(rows):
             if place:
                 typer.echo()
@@ -168,7 +186,7 @@ def _print_rich_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         table.add_column(
             column.title,
             justify="right" if column.is_right else "left",
-            # Numbers and times are of no use in pieces; names and ids may take several lines.
+            # Do not wrap numbers and times; names and ids may take several lines.
             no_wrap=column.kind not in _FOLDED,
             overflow="fold",
             min_width=_ID_WIDTH_MIN if column.kind == "id" else len(column.title),
@@ -180,7 +198,7 @@ def _print_rich_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 @contextmanager
 def progress_bar(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show how far something long has come, on a terminal only; call the function at each step."""
+    """Show progress on a terminal; call the function at each step."""
     if not is_terminal(sys.stderr):
         yield lambda: None
         return

@@ -26,6 +26,7 @@ from turbopump.cli.administration import (
     reported,
 )
 from turbopump.cli.formats import parse_pairs, parse_time
+from turbopump.cli.options import option
 from turbopump.cli.spark_runs import ConfOption, MasterOption, print_report, spark_run
 from turbopump.errors import InvalidArgument
 
@@ -44,38 +45,19 @@ _ANY = "*"
 
 WhereOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="SQL",
-        help="Only messages that match, as \"tags = 'paid' AND size < 1000\".",
-        show_default=False,
-    ),
+    option("Only messages that match, as \"tags = 'paid' AND size < 1000\".", metavar="SQL"),
 ]
-SinceOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Only what was stored since.", show_default=False)
-]
-UntilOption = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Only what was stored before.", show_default=False),
-]
-RateOption = Annotated[
-    float | None,
-    typer.Option(metavar="N", help="At most N messages per second.", show_default=False),
-]
+SinceOption = Annotated[str | None, option("Only what was stored since.", metavar="TIME")]
+UntilOption = Annotated[str | None, option("Only what was stored before.", metavar="TIME")]
+RateOption = Annotated[float | None, option("At most N messages per second.", metavar="N")]
 SourceOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="An option of the source; can be repeated.",
-        show_default=False,
-    ),
+    option("An option of the source; can be repeated.", "--option", metavar="NAME=VALUE"),
 ]
 WindowOption = Annotated[
     str, typer.Option(metavar="DURATION", help="Length of a window, as '30 seconds'.")
 ]
-PlotOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw a PNG picture too.", show_default=False)
-]
+PlotOption = Annotated[Path | None, option("Draw a PNG picture too.", metavar="FILE")]
 
 
 @app.command()
@@ -88,36 +70,25 @@ def archive(
         str, typer.Option(metavar="COLUMNS", help="Folders: columns of the source, date, hour.")
     ] = "topic,date",
     begin: Annotated[
-        str,
-        typer.Option("--from", metavar="POSITION", help="Where the first run begins."),
+        str, typer.Option("--from", metavar="POSITION", help="Where the first run begins.")
     ] = "earliest",
     group: Annotated[
         str | None,
-        typer.Option(
-            help="Commit progress to brokers under this name.",
-            show_default=False,
-            autocompletion=complete_group,
-        ),
+        option("Commit progress to brokers under this name.", autocompletion=complete_group),
     ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Messages in a batch at most.", show_default=False),
-    ] = None,
+    batch: Annotated[int | None, option("Messages in a batch at most.", metavar="N")] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Where progress is kept.", show_default="DIR/_checkpoint"),
     ] = None,
     every: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "Run forever with a batch every N seconds; otherwise stop when all is archived.",
             metavar="SECONDS",
-            help="Run forever with a batch every N seconds; otherwise stop when all is archived.",
-            show_default=False,
         ),
     ] = None,
-    compact: Annotated[
-        bool, typer.Option("--compact", help="Merge small files afterwards.")
-    ] = False,
+    compact: Annotated[bool, option("Merge small files afterwards.", "--compact")] = False,
     format: Annotated[  # noqa: A002 - the name of the option
         str, typer.Option(metavar="FORMAT", help="parquet, or delta for a Delta table.")
     ] = "parquet",
@@ -196,11 +167,7 @@ def replay(
     rate: RateOption = None,
     speed: Annotated[
         float | None,
-        typer.Option(
-            metavar="FACTOR",
-            help="Keep the original spacing: 1 as it was, 10 ten times as fast.",
-            show_default=False,
-        ),
+        option("Keep the original spacing: 1 as it was, 10 ten times as fast.", metavar="FACTOR"),
     ] = None,
     where: WhereOption = None,
     since: SinceOption = None,
@@ -250,9 +217,7 @@ def redrive(
             help="To the topic it came from, the group's retries, or a topic.",
         ),
     ] = "origin",
-    again: Annotated[
-        bool, typer.Option("--again", help="Also letters that were redriven before.")
-    ] = False,
+    again: Annotated[bool, option("Also letters that were redriven before.", "--again")] = False,
     rate: RateOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -298,10 +263,7 @@ def lag(
     every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between samples.")] = 1.0,
     window: WindowOption = "10 seconds",
     history: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Keep samples there, and include earlier ones.", show_default=False
-        ),
+        str | None, option("Keep samples there, and include earlier ones.", metavar="DIR")
     ] = None,
     plot: PlotOption = None,
     master: MasterOption = _MASTER,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from turbopump.cli.formats import parse_pairs
+from turbopump.cli.options import option
 from turbopump.cli.output import Column, Output
 from turbopump.errors import InvalidArgument, MissingPackage, SparkError
 
@@ -30,13 +31,7 @@ MasterOption: TypeAlias = Annotated[
     str, typer.Option(metavar="MASTER", help="Where Spark runs: local[N], spark://HOST:PORT, yarn.")
 ]
 ConfOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="NAME=VALUE",
-        help="A setting of Spark; can be repeated.",
-        show_default=False,
-    ),
+    list[str] | None, option("A setting of Spark; can be repeated.", "--conf", metavar="NAME=VALUE")
 ]
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turbopump.cli.administration import reported
 from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
     AdvertiseOption,
@@ -67,10 +68,10 @@ def standalone(
 ) -> None:
     """Run a name server and a broker in one process, or several brokers in processes."""
     from turbopump.broker.config_keys import as_properties, parse
-    from turbopump.cli.life_cycle import reported_errors, serve
+    from turbopump.cli.life_cycle import serve
     from turbopump.nameserver import NameServerConfig
 
-    with reported_errors():
+    with reported():
         from_file = file_settings(config)
         nameserver = configured(
             NameServerConfig,

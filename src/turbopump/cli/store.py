@@ -20,8 +20,7 @@ app = typer.Typer()
 app.callback()(lambda: None)
 
 StoreArgument: TypeAlias = Annotated[
-    Path,
-    typer.Argument(metavar="DIR", help="The store's directory, which has commitlog in it."),
+    Path, typer.Argument(metavar="DIR", help="The store's directory, which has commitlog in it.")
 ]
 
 _LOST_TOPICS = (Column("topic", "TOPIC"), Column("messages", "LOST MESSAGES", "number"))

@@ -6,19 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import (
-    NAMESERVER,
-    ClusterOption,
-    DryRunOption,
-    JsonOption,
-    NameServerOption,
-    TopicArgument,
-    YesOption,
-    administration,
-    confirm,
-)
+from turbopump.cli.administration import ClusterOption, DryRunOption, TopicArgument
+from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_number
-from turbopump.cli.output import Column, Output
+from turbopump.cli.options import option
+from turbopump.cli.output import Column, row_of
 
 if TYPE_CHECKING:
     from turbopump.admin import TopicInfo
@@ -27,17 +19,12 @@ app = typer.Typer()
 
 NewTopicArgument = Annotated[str, typer.Argument(help="Name of the topic.")]
 BrokerOption = Annotated[
-    list[str] | None,
-    typer.Option("--broker", help="Only on this broker; can be repeated.", show_default=False),
+    list[str] | None, option("Only on this broker; can be repeated.", "--broker")
 ]
 PermissionOption = Annotated[
-    str | None,
-    typer.Option(help="What clients may do: r, w or rw.", metavar="r|w|rw", show_default=False),
+    str | None, option("What clients may do: r, w or rw.", metavar="r|w|rw")
 ]
-ReadQueuesOption = Annotated[
-    int | None,
-    typer.Option(help="Queues that consumers read, if it differs.", show_default=False),
-]
+ReadQueuesOption = Annotated[int | None, option("Queues that consumers read, if it differs.")]
 
 _ON_BROKERS = (
     Column("broker", "BROKER"),
@@ -48,18 +35,16 @@ _ON_BROKERS = (
 )
 
 
-@app.command("list")
+@command(app, "list")
 def list_topics(
+    console: Console,
     all_kinds: Annotated[
-        bool, typer.Option("--all", help="Retry, dead-letter and system topics as well.")
+        bool, option("Retry, dead-letter and system topics as well.", "--all")
     ] = False,
     cluster: ClusterOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """List topics."""
-    with administration(nameserver) as admin:
-        found = admin.topics.list(cluster)
+    found = console.admin.topics.list(cluster)
     rows = [
         {
             "topic": topic.name,
@@ -79,76 +64,66 @@ def list_topics(
         Column("brokers", "BROKERS"),
     )
     nothing = "No topics; create one with `turbopump topic create NAME`."
-    Output(as_json=json).rows(rows, columns, nothing=nothing)
+    console.rows(rows, columns, nothing=nothing)
 
 
-@app.command()
+@command(app)
 def create(
+    console: Console,
     topic: NewTopicArgument,
     queues: Annotated[int, typer.Option(help="Queues on each broker.")] = 8,
     read_queues: ReadQueuesOption = None,
     permission: PermissionOption = None,
     ordered: Annotated[
-        bool,
-        typer.Option("--ordered", help="Keep the list of queues fixed while brokers come and go."),
+        bool, option("Keep the list of queues fixed while brokers come and go.", "--ordered")
     ] = False,
     cluster: ClusterOption = None,
     broker: BrokerOption = None,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Create a topic, by default on all brokers."""
-    with administration(nameserver) as admin:
-        made = admin.topics.create(
-            topic,
-            queues=queues,
-            read_queues=read_queues,
-            permission=permission or "rw",
-            is_ordered=ordered,
-            cluster=cluster,
-            brokers=broker or (),
-        )
+    made = console.admin.topics.create(
+        topic,
+        queues=queues,
+        read_queues=read_queues,
+        permission=permission or "rw",
+        is_ordered=ordered,
+        cluster=cluster,
+        brokers=broker or (),
+    )
     _warn_of_unread(made)
     rows = _broker_rows(made)
-    Output(as_json=json).one(
-        {"topic": topic, "brokers": rows}, rows, _ON_BROKERS, f"Created topic {topic}."
-    )
+    console.one({"topic": topic, "brokers": rows}, rows, _ON_BROKERS, f"Created topic {topic}.")
 
 
-@app.command()
+@command(app)
 def update(
+    console: Console,
     topic: TopicArgument,
-    queues: Annotated[
-        int | None, typer.Option(help="Queues on each broker.", show_default=False)
-    ] = None,
+    queues: Annotated[int | None, option("Queues on each broker.")] = None,
     read_queues: ReadQueuesOption = None,
     permission: PermissionOption = None,
     ordered: Annotated[
-        bool | None,
-        typer.Option("--ordered/--not-ordered", help="Keep the queues fixed.", show_default=False),
+        bool | None, option("Keep the queues fixed.", "--ordered/--not-ordered")
     ] = None,
     cluster: ClusterOption = None,
     broker: BrokerOption = None,
     dry_run: DryRunOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Change the given settings of a topic.
 
     With fewer queues, consumers keep reading the queues that producers no longer use; once they
     are drained, close them with `--read-queues`.
     """
-    with administration(nameserver) as admin:
-        before, after = admin.topics.update(
-            topic,
-            queues=queues,
-            read_queues=read_queues,
-            permission=permission,
-            is_ordered=ordered,
-            cluster=cluster,
-            brokers=broker or (),
-            dry_run=dry_run,
-        )
+    before, after = console.admin.topics.update(
+        topic,
+        queues=queues,
+        read_queues=read_queues,
+        permission=permission,
+        is_ordered=ordered,
+        cluster=cluster,
+        brokers=broker or (),
+        dry_run=dry_run,
+    )
     _warn_of_unread(after)
     value = {
         "topic": topic,
@@ -160,44 +135,32 @@ def update(
         done = f"Topic {topic} is already like this."
     else:
         done = f"Would change topic {topic} to this." if dry_run else f"Changed topic {topic}."
-    Output(as_json=json).one(value, _broker_rows(after), _ON_BROKERS, done)
+    console.one(value, _broker_rows(after), _ON_BROKERS, done)
 
 
-@app.command()
-def delete(
-    topic: TopicArgument,
-    cluster: ClusterOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
-) -> None:
+@command(app, confirms=True)
+def delete(console: Console, topic: TopicArgument, cluster: ClusterOption = None) -> None:
     """Delete a topic with all its messages."""
-    with administration(nameserver) as admin:
-        status = admin.topics.status(topic)
-        groups = admin.topics.groups(topic)
-        output = Output(as_json=json)
-        loss = f"topic {topic} with {format_number(status.messages)} messages"
-        readers = f", consumed by {', '.join(groups)}" if groups else ""
-        value = {"topic": topic, "messages": status.messages, "groups": list(groups)}
-        if dry_run:
-            brokers = sorted({each.queue.broker for each in status.queues})
-            value |= {"brokers": brokers, "dry_run": True}
-            output.done(value, f"Would delete {loss}{readers}.")
-            return
-        confirm(f"Delete {loss}{readers}?", is_sure=yes, as_json=json)
-        gone = admin.topics.delete(topic, cluster)
+    status = console.admin.topics.status(topic)
+    groups = console.admin.topics.groups(topic)
+    loss = f"topic {topic} with {format_number(status.messages)} messages"
+    readers = f", consumed by {', '.join(groups)}" if groups else ""
+    value = {"topic": topic, "messages": status.messages, "groups": list(groups)}
+    if console.is_dry_run:
+        brokers = sorted({each.queue.broker for each in status.queues})
+        value |= {"brokers": brokers, "dry_run": True}
+        console.done(value, f"Would delete {loss}{readers}.")
+        return
+    console.confirm(f"Delete {loss}{readers}?")
+    gone = console.admin.topics.delete(topic, cluster)
     value |= {"brokers": list(gone), "dry_run": False}
-    output.done(value, f"Deleted topic {topic}.")
+    console.done(value, f"Deleted topic {topic}.")
 
 
-@app.command()
-def route(
-    topic: TopicArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
-) -> None:
+@command(app)
+def route(console: Console, topic: TopicArgument) -> None:
     """Show the brokers and queues of a topic."""
-    with administration(nameserver) as admin:
-        found = admin.topics.route(topic)
+    found = console.admin.topics.route(topic)
     rows = [
         {
             "cluster": each.cluster,
@@ -221,27 +184,14 @@ def route(
     order = f" Ordered: {found.order}." if found.order else ""
     value = {"topic": topic, "order": found.order, "brokers": rows}
     summary = f"{sum(each.write_queues for each in found.on_brokers)} queues to write.{order}"
-    Output(as_json=json).one(value, rows, columns, summary)
+    console.one(value, rows, columns, summary)
 
 
-@app.command()
-def status(
-    topic: TopicArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
-) -> None:
+@command(app)
+def status(console: Console, topic: TopicArgument) -> None:
     """Show the offsets of each queue, and when its last message was stored."""
-    with administration(nameserver) as admin:
-        found = admin.topics.status(topic)
-    rows = [
-        {
-            "broker": each.queue.broker,
-            "queue_id": each.queue.queue_id,
-            "min_offset": each.min_offset,
-            "max_offset": each.max_offset,
-            "messages": each.messages,
-            "last_stored_ms": each.last_stored_ms,
-        }
-        for each in found.queues
-    ]
+    found = console.admin.topics.status(topic)
+    rows = [row_of(each, "messages") for each in found.queues]
     columns = (
         Column("broker", "BROKER"),
         Column("queue_id", "QUEUE", "number"),
@@ -252,19 +202,14 @@ def status(
     )
     value = {"topic": topic, "messages": found.messages, "queues": rows}
     summary = f"{format_number(found.messages)} messages in {len(rows)} queues."
-    Output(as_json=json).one(value, rows, columns, summary)
+    console.one(value, rows, columns, summary)
 
 
-@app.command()
-def groups(
-    topic: TopicArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
-) -> None:
+@command(app)
+def groups(console: Console, topic: TopicArgument) -> None:
     """List the groups that consume a topic, or once did."""
-    with administration(nameserver) as admin:
-        rows = [{"group": group} for group in admin.topics.groups(topic)]
-    Output(as_json=json).rows(
-        rows, [Column("group", "GROUP")], nothing=f"No group consumes topic {topic}."
-    )
+    rows = [{"group": group} for group in console.admin.topics.groups(topic)]
+    console.rows(rows, [Column("group", "GROUP")], nothing=f"No group consumes topic {topic}.")
 
 
 def _warn_of_unread(topic: TopicInfo) -> None:
@@ -281,14 +226,4 @@ def _warn_of_unread(topic: TopicInfo) -> None:
 
 
 def _broker_rows(topic: TopicInfo) -> list[dict[str, Any]]:
-    return [
-        {
-            "cluster": each.cluster,
-            "broker": each.broker,
-            "write_queues": each.write_queues,
-            "read_queues": each.read_queues,
-            "permission": each.permission,
-            "is_ordered": each.is_ordered,
-        }
-        for each in topic.on_brokers
-    ]
+    return [row_of(each) for each in topic.on_brokers]

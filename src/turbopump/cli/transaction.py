@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import (
-    FAILED,
-    NAMESERVER,
-    DryRunOption,
-    JsonOption,
-    NameServerOption,
-    YesOption,
-    administration,
-    confirm,
-)
+from turbopump.cli.administration import FAILED, require_range
+from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_body, format_number
-from turbopump.cli.output import Column, Output
+from turbopump.cli.options import option
+from turbopump.cli.output import Column
 from turbopump.errors import InvalidArgument, RemoteError
 
 if TYPE_CHECKING:
@@ -28,13 +21,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-GroupOption = Annotated[
-    str | None, typer.Option(help="Only of this producer group.", show_default=False)
-]
-BrokerOption = Annotated[str | None, typer.Option(help="Only on this broker.", show_default=False)]
-GivenUpOption = Annotated[
-    bool, typer.Option("--given-up", help="Only those that are no longer checked.")
-]
+GroupOption = Annotated[str | None, option("Only of this producer group.")]
+BrokerOption = Annotated[str | None, option("Only on this broker.")]
+GivenUpOption = Annotated[bool, option("Only those that are no longer checked.", "--given-up")]
 
 _TRANSACTIONS = (
     Column("state", "STATE"),
@@ -47,82 +36,72 @@ _TRANSACTIONS = (
 )
 
 
-@app.command("list")
+@command(app, "list")
 def list_transactions(
+    console: Console,
     group: GroupOption = None,
     broker: BrokerOption = None,
     given_up: GivenUpOption = False,
     limit: Annotated[int, typer.Option(help="Show at most this many.")] = 100,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """List transactions that have been neither committed nor rolled back."""
-    with administration(nameserver) as admin:
-        if limit < 1:
-            raise InvalidArgument(f"limit must be at least 1, got {limit}")
-        with closing(admin.transactions.list(group=group, broker=broker)) as found:
-            wanted = (each for each in found if not given_up or _is_given_up(each))
-            rows = [_row(each) if json else _shown(each) for each in islice(wanted, limit)]
+    require_range("limit", limit, 1)
+    with closing(console.admin.transactions.list(group=group, broker=broker)) as found:
+        wanted = (each for each in found if not given_up or _is_given_up(each))
+        rows = [_row(each) if console.as_json else _shown(each) for each in islice(wanted, limit)]
     nothing = "No abandoned transactions." if given_up else "No open transactions."
-    Output(as_json=json).rows(rows, _TRANSACTIONS, nothing=nothing)
+    console.rows(rows, _TRANSACTIONS, nothing=nothing)
 
 
-@app.command()
+@command(app)
 def show(
+    console: Console,
     message_id: Annotated[
         str, typer.Argument(help="Message id, or offset id of the half message.")
     ],
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Show everything about a transaction that has not ended."""
     from turbopump.cli.message_rows import FIELDS, shown_row
 
-    with administration(nameserver) as admin:
-        pending = admin.transactions.find(message_id)
+    pending = console.admin.transactions.find(message_id)
     own = _row(pending)
     columns = (
         *(Column(each.key, each.title.lower(), each.kind) for each in _TRANSACTIONS[:5]),
         Column("broker", "broker"),
         *FIELDS[1:],
     )
-    Output(as_json=json).fields(own if json else {**shown_row(pending.message), **own}, columns)
+    console.fields(own if console.as_json else {**shown_row(pending.message), **own}, columns)
 
 
-@app.command()
+@command(app, confirms=True)
 def resume(
+    console: Console,
     message_ids: Annotated[
         list[str] | None,
         typer.Argument(help="Message ids, or offset ids of half messages.", show_default=False),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All abandoned transactions.")] = False,
+    every: Annotated[bool, option("All abandoned transactions.", "--all")] = False,
     group: GroupOption = None,
     broker: BrokerOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    nameserver: NameServerOption = NAMESERVER,
-    json: JsonOption = False,
 ) -> None:
     """Resume the checks of transactions, as often as for new ones.
 
     Fix the producers first: checks resume with the next round.
     """
-    output = Output(as_json=json)
-    with administration(nameserver) as admin:
-        if every == bool(message_ids):
-            raise InvalidArgument("specify either message ids or --all")
-        wanted = set(message_ids or ())
-        chosen = _chosen(admin, wanted, group, broker)
-        if not dry_run and every:
-            text = f"Resume the checks of {format_number(len(chosen))} transactions?"
-            confirm(text, is_sure=yes, as_json=json)
-        failed = 0
-        for pending in chosen:
-            outcome = "would be resumed" if dry_run else _resumed(admin, pending)
-            failed += outcome not in {"resumed", "would be resumed"}
-            value = {**_row(pending), "outcome": outcome}
-            output.done(value, f"{pending.message.message_id}: {outcome}")
-    if every and not chosen and not json:
+    if every == bool(message_ids):
+        raise InvalidArgument("specify either message ids or --all")
+    wanted = set(message_ids or ())
+    chosen = _chosen(console.admin, wanted, group, broker)
+    if not console.is_dry_run and every:
+        text = f"Resume the checks of {format_number(len(chosen))} transactions?"
+        console.confirm(text)
+    failed = 0
+    for pending in chosen:
+        outcome = "would be resumed" if console.is_dry_run else _resumed(console.admin, pending)
+        failed += outcome not in {"resumed", "would be resumed"}
+        value = {**_row(pending), "outcome": outcome}
+        console.done(value, f"{pending.message.message_id}: {outcome}")
+    if every and not chosen and not console.as_json:
         typer.echo("No abandoned transactions.")
     _fail_if_left(failed, wanted - {each for pending in chosen for each in pending.ids})
 

@@ -19,12 +19,7 @@ from msgspec.structs import replace
 from turbopump.errors import DamagedMessage, RecordError, RemoteError
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.wire import headers
-from turbopump.wire.bodies import (
-    CheckClientConfig,
-    ConsumerIds,
-    Subscription,
-    TopicRoute,
-)
+from turbopump.wire.bodies import CheckClientConfig, ConsumerIds, Subscription, TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Buffer, Command, Payload, request, whole_body
 from turbopump.wire.hashing import INT_MAX, body_crc

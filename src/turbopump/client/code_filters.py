@@ -17,7 +17,7 @@ from turbopump.wire.command import Command
 if TYPE_CHECKING:
     from turbopump.client.session import Session
 
-_LOOK_AGAIN_MS = 200
+_POLL_INTERVAL_MS = 200
 _UPLOAD_TIMEOUT_MS = 20_000
 """Loading a filter starts a process, and may have to queue behind others."""
 
@@ -107,7 +107,7 @@ class CodeFilters:
         while not (servers := self._servers(topic, broker)):
             if clock.monotonic_ms() >= end_ms:
                 raise _no_server(broker)
-            await asyncio.sleep(_LOOK_AGAIN_MS / 1000)
+            await asyncio.sleep(_POLL_INTERVAL_MS / 1000)
             await self._session.refresh_route(topic)
         return servers
 

@@ -169,7 +169,7 @@ async def offset_to_commit(
     return compared, None
 
 
-async def begun(place: Place, start: QueueOffset) -> LastPulled:
+async def last_pulled_at_start(place: Place, start: QueueOffset) -> LastPulled:
     """Return what to compare if the connection is lost before the first response to a pull."""
     last = LastPulled(place.caller.source(place.replica.address), None, start, start)
     return last if start == 0 else await caught_up(place, last)

@@ -96,7 +96,7 @@ class Fetcher:
             offset = await self._reader.start_offset(queue, self._start_from)
             source = await self._reader.source(queue)
             wanted = self._subscription_of(queue.topic)
-            last = await self._reader.begun(queue, wanted, offset)
+            last = await self._reader.last_pulled_at_start(queue, wanted, offset)
             if offset > 0 and last.source != source:
                 # The broker may have lost messages before the offset in between.
                 raise ConnectionLost(f"{source.address} was reconnected in the meantime")

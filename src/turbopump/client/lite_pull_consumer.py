@@ -9,7 +9,6 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import TracebackType
 
 from turbopump.client.allocation import Strategy, allocated, average
 from turbopump.client.arguments import check_callable, check_subscriptions, checked
@@ -25,12 +24,7 @@ from turbopump.client.queue_reader import QueueReader, require_offset
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
-from turbopump.client.subscriptions import (
-    EVERYTHING,
-    Expression,
-    check_subscription,
-    subscription,
-)
+from turbopump.client.subscriptions import EVERYTHING, Expression, check_subscription, subscription
 from turbopump.errors import InvalidArgument, NetworkError, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
@@ -109,14 +103,9 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         """Commit delivered messages, if commits are automatic, and leave the group."""
         await self._close(is_finished=True)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object = None, *_: object) -> None:
         # After an error, the latest messages do not count as processed.
-        await self._close(is_finished=error is None)
+        await self._close(is_finished=kind is None)
 
     # --- queue assignment -------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import Message, MessageQueue
-from turbopump.net.in_order import InOrder
+from turbopump.net.fifo_waiters import FifoWaiters
 from turbopump.net.limits import require_at_least
 from turbopump.net.request_protocol import Request
 from turbopump.net.thread_request import ThreadRequest
@@ -157,7 +157,7 @@ class MessageSender:
         self._scopes = tuple(hook for hook in hooks if isinstance(hook, SendScope))
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
         self._choice = QueueChoice(session.random, self._faults)
-        self._lookups: dict[str, InOrder] = {}
+        self._lookups: dict[str, FifoWaiters] = {}
         """The sends waiting for the route of a topic."""
         self.ids = unique_ids(session)
 
@@ -407,7 +407,7 @@ class MessageSender:
 
     async def _find_route(self, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
         left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
-        waiting = self._lookups.setdefault(topic, InOrder())
+        waiting = self._lookups.setdefault(topic, FifoWaiters())
         try:
             async with asyncio.timeout(left_ms / 1000):
                 found = await waiting.after(

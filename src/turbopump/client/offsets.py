@@ -200,7 +200,7 @@ class RemoteOffsets:
                     return
 
     async def _offset_at(self, replica: Replica, queue: MessageQueue) -> QueueOffset | None:
-        """Return what to commit to a replica, None for nothing at the moment."""
+        """Return what to commit to a replica, None if there is nothing to commit."""
         # Not earlier: while others were committed, this queue may have gone back, or was lost.
         position = self.positions.of(queue)
         if position is None or self.offset_to_commit is None:

@@ -15,10 +15,10 @@ from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIlle
 from turbopump.client.continuity import (
     Place,
     Source,
-    begun,
     caught_up,
     continued,
     last_pulled,
+    last_pulled_at_start,
     offset_to_commit,
 )
 from turbopump.client.offsets import Positions
@@ -142,7 +142,9 @@ class Puller:
         """Note where pulling starts, on the replica that reported the offset."""
         self._replica = replica
         everything = subscription(self._owned.queue.topic, EVERYTHING, 0)
-        self._owned.last_pulled = await begun(self._place(everything), self._owned.next_offset)
+        self._owned.last_pulled = await last_pulled_at_start(
+            self._place(everything), self._owned.next_offset
+        )
 
     async def offset_to_commit(self, replica: Replica, position: QueueOffset) -> QueueOffset | None:
         """Return what to commit to a replica, or None while that is unknown."""

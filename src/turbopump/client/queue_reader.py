@@ -22,10 +22,10 @@ from turbopump.client.continuity import (
     LastPulled,
     Place,
     Source,
-    begun,
     caught_up,
     continued,
     last_pulled,
+    last_pulled_at_start,
     offset_to_commit,
 )
 from turbopump.client.names import with_namespace, without_namespace
@@ -46,12 +46,7 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.record import MessageView
-from turbopump.wire.sysflag import (
-    PULL_CLASS_FILTER,
-    PULL_LITE,
-    PULL_SUBSCRIPTION,
-    PULL_SUSPEND,
-)
+from turbopump.wire.sysflag import PULL_CLASS_FILTER, PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 _STALLED_MS = 1000
 """How long a held pull waits while no replica has its offset."""
@@ -257,12 +252,12 @@ class QueueReader:
         replica = await self._session.replica_of(self.wire_queue(queue))
         return self._session.source(replica.address)
 
-    async def begun(
+    async def last_pulled_at_start(
         self, queue: MessageQueue, wanted: Subscription, start: QueueOffset
     ) -> LastPulled:
         """Return what to compare if the connection is lost before the first response to a pull."""
         replica = await self._session.replica_of(self.wire_queue(queue))
-        return await begun(self._place(queue, replica, wanted), start)
+        return await last_pulled_at_start(self._place(queue, replica, wanted), start)
 
     def _place(self, queue: MessageQueue, replica: Replica, wanted: Subscription) -> Place:
         """Return the queue and replica to compare with earlier pulls."""

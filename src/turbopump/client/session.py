@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from threading import get_ident
-from types import TracebackType
 from typing import Any, Self
 
 from turbopump.client import calls
@@ -102,7 +101,7 @@ class Session:
         self._thread = 0
         """The loop's thread."""
         self._heartbeat_wanted = asyncio.Event()
-        self._told: frozenset[str] = frozenset()
+        self._announced_to: frozenset[str] = frozenset()
         self._beat_sent: tuple[Heartbeat, bytes] | None = None
         """The last heartbeat, as a value and encoded."""
 
@@ -146,12 +145,7 @@ class Session:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def require_own_process(self) -> None:
@@ -192,10 +186,10 @@ class Session:
 
     async def heartbeat(self) -> None:
         """Send a heartbeat to all known brokers; failures are logged."""
-        self._told = frozenset(self._heartbeat_addresses())
+        self._announced_to = frozenset(self._heartbeat_addresses())
         beats = [
             _logged(self.heartbeat_to(address), f"no heartbeat to {address}")
-            for address in sorted(self._told)
+            for address in sorted(self._announced_to)
         ]
         if len(beats) == 1:
             await beats[0]
@@ -402,7 +396,7 @@ class Session:
         return await calls.route(self, nameserver, topic, self.config.request_timeout_ms)
 
     def _route_changed(self, route: Route) -> None:
-        if not self._told.issuperset(self._heartbeat_addresses()):
+        if not self._announced_to.issuperset(self._heartbeat_addresses()):
             self._heartbeat_wanted.set()
         for consumer in tuple(self.members.consumers.values()):
             if route.topic in consumer.topics():

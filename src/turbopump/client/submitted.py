@@ -48,9 +48,9 @@ class Submitted:
         if on_sent is None:
             return
         if isinstance(error, Exception):
-            _tell(on_sent, None, error)
+            _call_back(on_sent, None, error)
         elif error is None:
-            _tell(on_sent, done.result(), None)
+            _call_back(on_sent, done.result(), None)
 
     def _note_cancelled(self) -> None:
         self._cancelled += 1
@@ -77,7 +77,7 @@ class Submitted:
             )
 
 
-def _tell(on_sent: OnSent, receipt: SendReceipt | None, error: Exception | None) -> None:
+def _call_back(on_sent: OnSent, receipt: SendReceipt | None, error: Exception | None) -> None:
     try:
         on_sent(receipt, error)
     except BaseException:  # noqa: BLE001 - the user's code must not end the loop

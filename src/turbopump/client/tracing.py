@@ -112,8 +112,8 @@ class SendTracing:
     ) -> None:
         """Record a failed attempt; another one may follow."""
         if isinstance(outcome, Exception):
-            told = {_ERROR: _name_of(outcome), _PARTITION: _partition(queue)}
-            trace.get_current_span().add_event("try failed", told)
+            attributes = {_ERROR: _name_of(outcome), _PARTITION: _partition(queue)}
+            trace.get_current_span().add_event("try failed", attributes)
 
     def transaction_ended(self, end: TransactionEnd) -> None:
         """Create a span for a decision; that of a check belongs to the half message's trace."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
@@ -23,8 +21,6 @@ from turbopump.wire.body_limits import BODY_BYTES_MAX
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
 from turbopump.wire.headers import RegisterFilterClass, RegisterFilterServer
-
-_log = logging.getLogger(__name__)
 
 REGISTER_INTERVAL_MS = 10_000
 REGISTER_TIMEOUT_MS = 3000
@@ -83,12 +79,7 @@ class FilterServer:
             self._running = starting.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._running.aclose()
 
     @property

@@ -22,7 +22,7 @@ class CodeLimits(Struct, frozen=True, kw_only=True):
 
 
 class FilterServerConfig(Struct, frozen=True, kw_only=True):
-    """Where a filter server listens, what it tells clients, and which broker it belongs to."""
+    """Where a filter server listens, the address clients get, and the broker it belongs to."""
 
     broker: str
     """Where it reaches the broker, as host:port."""

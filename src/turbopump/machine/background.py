@@ -34,7 +34,7 @@ class Worker(Protocol):
 
 
 class Background(Protocol):
-    """Makes workers, and locks between them and those who submit jobs."""
+    """Creates workers, and locks between them and the callers that submit jobs."""
 
     def worker(self, name: str) -> Worker:
         """Return a new worker; its name is that of its thread, for people."""

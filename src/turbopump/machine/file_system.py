@@ -11,16 +11,16 @@ from pathlib import Path
 _REPORTS_LOSS_SINCE = (5, 8)
 _UNWRITTEN_MAX_KB = 64 * 1024
 _UNWRITTEN_PER_FILE_KB = 32
-"""What is written, by whomever, in about the time in which a file is forced to disk by itself."""
+"""How much any process writes in about the time that flushing one file takes."""
 
 _MEMORY = Path("/proc/meminfo")
 
 
 def sync_file_system(fd: int, instead_of: int) -> bool:
-    """Do so for the file system of an open file; False where that would not do.
+    """Flush the file system of an open file; return False if that is unsafe or too slow.
 
-    Because it would not tell of losses, or might take longer for the sake of others than so many
-    files each by itself. (It cannot be stopped half-way.)
+    Unsafe if the kernel does not report lost data. Too slow if other processes have written so much
+    that flushing ``instead_of`` files one by one is faster; it cannot be interrupted.
     """
     call = _syncfs()
     unwritten_max_kb = max(_UNWRITTEN_MAX_KB, instead_of * _UNWRITTEN_PER_FILE_KB)

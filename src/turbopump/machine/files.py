@@ -39,7 +39,7 @@ _FIRST_BYTE_LOCK = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 
 
 class Space(NamedTuple):
-    """The space of a file system, as ``df`` tells a user without privileges."""
+    """The space of a file system, as ``df`` reports to a user without privileges."""
 
     total_bytes: int
     free_bytes: int
@@ -212,7 +212,7 @@ class Files:
 
     @_with_context("open directory")
     def open_directory(self, path: Path) -> int:
-        """Open a directory, as whatever is to be told about its file system."""
+        """Open a directory, for calls that concern its file system."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def device(self, path: Path) -> int | None:
@@ -226,9 +226,9 @@ class Files:
     def sync_file_system(self, fd: int, instead_of: int) -> bool:
         """Return when all data and names on a directory's file system are on disk.
 
-        False where that does not exist, would not tell of lost data (before Linux 5.8), or might
-        take longer than so many files by themselves, as others have written much. The directory
-        has to be open since before the data was written: it is told of any loss since.
+        False if the call is missing, does not report lost data (before Linux 5.8), or may take
+        longer than flushing ``instead_of`` files, because other processes have written much. Open
+        the directory before writing the data: only losses after that are reported.
         """
         return sync_file_system(fd, instead_of)
 
@@ -239,7 +239,7 @@ class Files:
 
     @_with_context("look up the space on")
     def used_ratio(self, path: Path) -> float:
-        """Return how much of the disk is in use, as ``df`` tells a user without privileges."""
+        """Return how much of the disk is in use, as ``df`` reports to a user without privileges."""
         usage = shutil.disk_usage(path)
         return usage.used / (usage.used + usage.free)
 

@@ -1,6 +1,6 @@
 """Small text files that are replaced as a whole.
 
-Either the old or the new text is there at any moment, also after a power loss, and the one before
+Either the old or the new text exists at any time, even after a power loss, and the previous one
 stays as ``.bak``.
 """
 
@@ -23,7 +23,7 @@ def save_text(files: Files, path: Path, text: str) -> None:
         files.remove(fresh)
         raise
     if files.exists(path):
-        # A link, not a rename: at no moment may the file itself be missing.
+        # A link, not a rename: the file must never be missing.
         spare = _beside(path, ".bak.tmp")
         files.remove(spare)
         files.link(path, spare)

@@ -11,7 +11,7 @@ from turbopump.settings import data_directory, keyed
 
 PORT = 9876
 LOCKED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
-"""Not to be changed from afar: who could, would choose the files that a name server writes."""
+"""Not changeable by requests: a client could choose the files that the name server writes."""
 
 _PORT_MAX = 0xFFFF
 
@@ -37,8 +37,8 @@ class NameServerConfig:
     """The file of key-values; the Java name server reads and writes the same."""
 
     config_store_path: Path | None = None
-    """The file of ``key=value`` lines that changes made from afar are written to; None keeps them
-    in memory only."""
+    """The file of ``key=value`` lines that changes by requests are written to; None keeps them in
+    memory only."""
 
     connections_max: int = 10_000
     """Open connections; further ones are closed immediately."""

@@ -1,4 +1,4 @@
-"""The settings of a running name server, and changing them from afar."""
+"""The settings of a running name server, and changes to them by requests."""
 
 from __future__ import annotations
 

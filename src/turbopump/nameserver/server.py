@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from turbopump.machine import Machine
@@ -78,12 +77,7 @@ class NameServer:
             self._running = starting.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._running.aclose()
 
     @property

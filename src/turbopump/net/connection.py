@@ -21,8 +21,8 @@ from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
 from turbopump.net.thread_request import UNHEARD, Outcome, ThreadRequest
-from turbopump.net.turn import Turn
-from turbopump.net.unread import hang_up_check, unread_chunks
+from turbopump.net.turn_budget import TurnBudget
+from turbopump.net.unread_data import hang_up_check, unread_chunks
 from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
 from turbopump.wire.framing import encode_parts, frame_length, too_long
 
@@ -375,7 +375,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(self._limits.write_pause_bytes)
-        turn = Turn(self._loop, self._inbox.adjust)
+        turn = TurnBudget(self._loop, self._inbox.adjust)
         has_hung_up = hang_up_check(transport) if self._accepted else None
         self._outbox = Outbox(
             self._transport, self._limits, self._loop, turn.note_written, has_hung_up

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from turbopump.errors import WireError
 from turbopump.net.outbox import Outbox
 from turbopump.net.receive_budget import ReceiveBudget
-from turbopump.net.turn import LARGE_CHUNK_BYTES, Turn
+from turbopump.net.turn_budget import LARGE_CHUNK_BYTES, TurnBudget
 from turbopump.wire.command import FLAG_RESPONSE, Command
 from turbopump.wire.framing import FrameDecoder
 
@@ -42,7 +42,7 @@ class Inbox:
     _loop: asyncio.AbstractEventLoop
     _transport: asyncio.Transport
     _outbox: Outbox
-    turn: Turn
+    turn: TurnBudget
 
     def __init__(
         self, decoder: FrameDecoder, reader: Reader, budget: ReceiveBudget | None = None
@@ -60,7 +60,7 @@ class Inbox:
         self.is_finishing = False
         """Whether the peer has closed and frames that it sent before are left."""
 
-    def open(self, transport: asyncio.Transport, outbox: Outbox, turn: Turn) -> None:
+    def open(self, transport: asyncio.Transport, outbox: Outbox, turn: TurnBudget) -> None:
         """Attach it to a transport."""
         self._loop = asyncio.get_running_loop()
         self._transport = transport

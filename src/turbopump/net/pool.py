@@ -16,8 +16,8 @@ from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import ConnectFailed
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
+from turbopump.net.fifo_waiters import FifoWaiters
 from turbopump.net.hooks import Hook
-from turbopump.net.in_order import InOrder
 from turbopump.net.network import Network
 from turbopump.net.pool_config import Backoff, PoolConfig
 from turbopump.net.request_protocol import Request
@@ -41,7 +41,7 @@ class _Peer:
     connection: Connection | None = None
     number: int = 0
     dial: asyncio.Task[Connection | None] | None = None
-    waiting: InOrder = field(default_factory=InOrder)
+    waiting: FifoWaiters = field(default_factory=FifoWaiters)
 
     @property
     def ready(self) -> Connection | None:

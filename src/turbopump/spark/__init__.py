@@ -4,9 +4,9 @@ Spark is imported only on use, so that code on executors starts quickly and a mi
 reported only where it is needed.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from turbopump.lazy_names import lazy_names
 from turbopump.spark.worker_exit import end_quietly
 
 if TYPE_CHECKING:
@@ -21,26 +21,17 @@ if TYPE_CHECKING:
     from turbopump.spark.writing.deduplication import without_duplicates
 else:
     _HOMES = {
-        "ConsumerReport": "turbopump.spark.consuming.progress",
-        "ConsumerRun": "turbopump.spark.consumer",
-        "GiveUp": "turbopump.spark.consuming.outcomes",
-        "LagListener": "turbopump.spark.lag_listeners",
-        "PrometheusListener": "turbopump.spark.lag_listeners",
-        "RetryLater": "turbopump.spark.consuming.outcomes",
-        "SourceLag": "turbopump.spark.query_lag",
-        "SparkConsumer": "turbopump.spark.consumer",
-        "counted_stream": "turbopump.spark.stream_counts",
-        "lag": "turbopump.spark.query_lag",
-        "register": "turbopump.spark.source",
-        "session": "turbopump.spark.session_builder",
-        "without_duplicates": "turbopump.spark.writing.deduplication",
+        "spark.consumer": "ConsumerRun SparkConsumer",
+        "spark.consuming.outcomes": "GiveUp RetryLater",
+        "spark.consuming.progress": "ConsumerReport",
+        "spark.lag_listeners": "LagListener PrometheusListener",
+        "spark.query_lag": "SourceLag lag",
+        "spark.session_builder": "session",
+        "spark.source": "register",
+        "spark.stream_counts": "counted_stream",
+        "spark.writing.deduplication": "without_duplicates",
     }
-
-    def __getattr__(name):
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(home), name)
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 # Every worker that reads, writes or handles messages imports this package.

@@ -86,7 +86,9 @@ def session(
     """
     from turbopump.spark.source import register
 
-    spark = SparkSession.getActiveSession() or _made(app_name, master, remote, settings or {})
+    spark = SparkSession.getActiveSession() or _new_session(
+        app_name, master, remote, settings or {}
+    )
     register(spark)
     return spark
 
@@ -167,7 +169,9 @@ def _require_remote(remote: str) -> None:
     _require_connect()
 
 
-def _made(app_name: str, master: str, remote: str | None, own: Mapping[str, str]) -> SparkSession:
+def _new_session(
+    app_name: str, master: str, remote: str | None, own: Mapping[str, str]
+) -> SparkSession:
     if remote is None:
         require_master(master)
         require_reachable(master, os.environ)

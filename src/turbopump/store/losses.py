@@ -35,7 +35,7 @@ from turbopump.store.survey import expected_size, numbered_files, queue_director
 from turbopump.wire.bodies import ConsumerOffsets
 from turbopump.wire.record import RecordEntry
 
-_TOPICS_TOLD = 5
+_TOPICS_NAMED_MAX = 5
 _FILES_TOLD = 3
 _COPIED_AT_ONCE = 1024 * 1024
 _POSITION_MAX = 1 << 60
@@ -310,9 +310,13 @@ def _told_topics(topics: dict[str, int]) -> str:
     if not topics:
         return "an unknown number of messages"
     most = sorted(topics.items(), key=lambda each: -each[1])
-    told = ", ".join(f"{topic} {count:,}" for topic, count in most[:_TOPICS_TOLD])
-    more = f" and {len(most) - _TOPICS_TOLD:,} more topics" if len(most) > _TOPICS_TOLD else ""
-    return f"about {sum(topics.values()):,} messages ({told}{more})"
+    named = ", ".join(f"{topic} {count:,}" for topic, count in most[:_TOPICS_NAMED_MAX])
+    more = (
+        f" and {len(most) - _TOPICS_NAMED_MAX:,} more topics"
+        if len(most) > _TOPICS_NAMED_MAX
+        else ""
+    )
+    return f"about {sum(topics.values()):,} messages ({named}{more})"
 
 
 def _without_zeros(topics: Counter[str]) -> dict[str, int]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from turbopump.errors import InvalidArgument, StoreClosed, WriteRefused
@@ -232,12 +231,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Writing

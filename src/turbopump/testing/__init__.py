@@ -4,8 +4,9 @@ The fixtures of `turbopump.testing.pytest_plugin` are available in every pytest 
 docs/guide/testing.md.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from turbopump.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from turbopump.testing.clock import VirtualClock
@@ -26,33 +27,18 @@ if TYPE_CHECKING:
     from turbopump.testing.sync_cluster import running_cluster
 else:
     # Not before it is used: the pytest plugin is loaded in every pytest run of every user.
-    _MODULES = {
-        "Cluster": "turbopump.testing.cluster",
-        "Deadlock": "turbopump.testing.loop",
-        "Disk": "turbopump.testing.disk",
-        "InjectedFailure": "turbopump.testing.listeners",
-        "LinkQuality": "turbopump.testing.memory_net",
-        "MemoryHost": "turbopump.testing.memory_net",
-        "MemoryNetwork": "turbopump.testing.memory_net",
-        "RunningServer": "turbopump.testing.server",
-        "VirtualClock": "turbopump.testing.clock",
-        "VirtualTimeLoop": "turbopump.testing.loop",
-        "broker_config": "turbopump.testing.cluster",
-        "failing": "turbopump.testing.listeners",
-        "run_virtual": "turbopump.testing.loop",
-        "running_cluster": "turbopump.testing.sync_cluster",
-        "running_server": "turbopump.testing.server",
-        "virtual_loop": "turbopump.testing.loop",
-        "virtual_machine": "turbopump.testing.machine",
-        "virtual_time": "turbopump.testing.loop",
-        "wait_until": "turbopump.testing.loop",
+    _HOMES = {
+        "testing.clock": "VirtualClock",
+        "testing.cluster": "Cluster broker_config",
+        "testing.disk": "Disk",
+        "testing.listeners": "InjectedFailure failing",
+        "testing.loop": "Deadlock VirtualTimeLoop run_virtual virtual_loop virtual_time wait_until",
+        "testing.machine": "virtual_machine",
+        "testing.memory_net": "LinkQuality MemoryHost MemoryNetwork",
+        "testing.server": "RunningServer running_server",
+        "testing.sync_cluster": "running_cluster",
     }
-
-    def __getattr__(name):
-        module = _MODULES.get(name)
-        if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(module), name)
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 __all__ = [

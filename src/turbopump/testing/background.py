@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, TypeVar
 
 from turbopump.testing.loop import VirtualTimeLoop
@@ -230,10 +229,5 @@ class VirtualLock:
             self._background.hurry(self._holder)
         self._holder = self._background.current
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._holder = None

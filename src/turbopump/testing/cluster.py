@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from turbopump.broker.broker import Broker
@@ -29,7 +28,7 @@ from turbopump.testing.activity import activity_marks
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.cluster_registry import register_cluster
 from turbopump.testing.disk import Disk
-from turbopump.testing.idle_time import BusyTimeClock, IdleTime
+from turbopump.testing.idle_skipping import BusyTimeClock, IdleSkipping
 from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
 from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
 from turbopump.testing.waiting import TimeLimit, quiet, total_seconds, until
@@ -136,7 +135,7 @@ class Cluster:
         self.network = MemoryNetwork(self._quality)
         self._loop = loop = virtual_loop()
         self._waking_clock = BusyTimeClock(loop.clock)
-        self._stack.enter_context(loop.skipping(IdleTime(self._waking_clock, self._marks)))
+        self._stack.enter_context(loop.skipping(IdleSkipping(self._waking_clock, self._marks)))
         entry = register_cluster(loop)
         for number in range(self._nameserver_count):
             path = self.directory / f"ns{number}" / "kvConfig.json"
@@ -162,12 +161,7 @@ class Cluster:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 
 from turbopump.machine.threads import DaemonThreads
 from turbopump.testing.clock import VirtualClock
-from turbopump.testing.idle_time import IdleTime, Timer, kind_of_timer
+from turbopump.testing.idle_skipping import IdleSkipping, Timer, kind_of_timer
 from turbopump.testing.stack_dump import tasks_text, threads_lines
 
 P = ParamSpec("P")
@@ -34,7 +34,7 @@ Ts = TypeVarTuple("Ts")
 
 _GRACE_S = 2.0
 _THREADS_MAX = 32
-_LOOK_AGAIN_S = (0.00002, 0.001)
+_POLL_PAUSES_S = (0.00002, 0.001)
 """How long the loop waits, in real time, before it checks again whether others are busy.
 
 First the shortest, then twice as long each time up to the longest: most are done immediately.
@@ -87,7 +87,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """How many timers have been set since the start."""
         # With numbers, so that equal times keep their order and no timer need be compared.
         self._timers: list[Timer] = []
-        self._idle: list[IdleTime] = []
+        self._idle: list[IdleSkipping] = []
         self._cancelled_count = 0
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self.is_told = False
@@ -98,7 +98,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._others: dict[Question, None] = {}
         self._watchers: dict[Question, float] = {}
         """With the pauses that they accept."""
-        self._look_from_s = math.inf
+        self._poll_from_s = math.inf
         self._end_real_s = math.inf
         # Daemons: a listener that never returns must not keep pytest from ending.
         self._threads: Executor = DaemonThreads(_THREADS_MAX, "asyncio")
@@ -213,7 +213,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         # Checked last: others that are no longer busy have notified the loop by then.
         if self.is_told or self.is_waited_for:
             return False
-        if self.clock.elapsed_s >= self._look_from_s and self.look_around():
+        if self.clock.elapsed_s >= self._poll_from_s and self.look_around():
             return True
         if len(self._idle) == 1 and (skip_ms := self._idle[0].skip_ms(self.time(), self._timers)):
             heapq.heapify(self._timers)
@@ -264,7 +264,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         one call per pause says so, but may be called earlier.
         """
         self._watchers[look] = pause_s
-        self._look_from_s = 0
+        self._poll_from_s = 0
         try:
             yield
         finally:
@@ -273,14 +273,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def look_around(self) -> bool:
         """Call all watchers; return whether one of them has woken a task."""
         pause_s = min(self._watchers.values(), default=math.inf)
-        self._look_from_s = self.clock.elapsed_s + pause_s
+        self._poll_from_s = self.clock.elapsed_s + pause_s
         has_woken = False
         for look in tuple(self._watchers):
             has_woken = look() or has_woken
         return has_woken
 
     @contextmanager
-    def skipping(self, idle: IdleTime) -> Iterator[None]:
+    def skipping(self, idle: IdleSkipping) -> Iterator[None]:
         """Skip time in which nothing happens; not while there are others that skip it."""
         self._idle.append(idle)
         try:
@@ -408,7 +408,7 @@ class _JumpingSelector(selectors.BaseSelector):
     def _wait_for_others(self) -> None:
         """Wait briefly, and longer if the last iteration has waited too."""
         # Not in the real selector, which waits for a millisecond at least.
-        turn, (first_s, longest_s) = self._loop.turns, _LOOK_AGAIN_S
+        turn, (first_s, longest_s) = self._loop.turns, _POLL_PAUSES_S
         is_again = turn == self._waited_turn + 1
         self._waited_s = min(2 * self._waited_s, longest_s) if is_again else first_s
         self._waited_turn = turn

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from turbopump.testing.idle_time import InFlight
+from turbopump.testing.idle_skipping import InFlight
 
 WINDOW_BYTES = 64 * 1024
 HIGH_WATER_BYTES = 64 * 1024

@@ -28,7 +28,7 @@ T = TypeVar("T")
 TIMEOUT_S = 30.0
 """Real time, and the machine may be busy."""
 
-_LOOK_EVERY_S = 0.01
+_POLL_INTERVAL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class RunningServer:
                 lines = self._ask(cluster_state.summary)
                 text = f"not so within {timeout_s:g} s: {described(fact)}"
                 raise AssertionError("\n  ".join([text, *lines]))
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     # --- what goes wrong --------------------------------------------------------------------------
 

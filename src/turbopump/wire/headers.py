@@ -1,7 +1,4 @@
-"""The fields of every request and answer, each declared once.
-
-`catalogue` maps codes to these classes.
-"""
+"""The fields of every request and answer, each declared once."""
 
 from __future__ import annotations
 
@@ -429,42 +426,6 @@ class ConfigVersion(Header, frozen=True, kw_only=True):
     """The version of a configuration, as JSON text."""
 
     version: str
-
-
-class UpdateAcl(Header, frozen=True, kw_only=True):
-    """An account to be created or changed (50)."""
-
-    access_key: str
-    secret_key: str | None = None
-    white_remote_address: str | None = None
-    admin: bool | None = None
-    default_topic_perm: str | None = None
-    default_group_perm: str | None = None
-    topic_perms: str | None = None
-    group_perms: str | None = None
-
-
-class DeleteAcl(Header, frozen=True, kw_only=True):
-    """An account to be removed (51)."""
-
-    access_key: str
-
-
-class AclInfo(Header, frozen=True, kw_only=True):
-    """A broker's versions of its access control files (52)."""
-
-    version: str
-    all_acl_file_version: str | None = None
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-
-
-class UpdateGlobalWhiteAddresses(Header, frozen=True, kw_only=True):
-    """Addresses that need no account (53)."""
-
-    global_white_addrs: str
-    acl_file_full_path: str | None = None
 
 
 class RegisterFilterServer(Header, frozen=True, kw_only=True):

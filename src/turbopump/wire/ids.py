@@ -162,8 +162,8 @@ def _id_bytes(text: str, what: str, tail_bytes: int) -> tuple[bytes, int]:
     return raw, ip_bytes
 
 
-def _month_start_ms(moment_ms: int) -> int:
+def _month_start_ms(at_ms: int) -> int:
     # The protocol counts from the local month, in the machine's time zone.
-    moment = datetime.datetime.fromtimestamp(moment_ms / 1000).astimezone()
-    start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+    local = datetime.datetime.fromtimestamp(at_ms / 1000).astimezone()
+    start = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
     return int(start.timestamp()) * 1000

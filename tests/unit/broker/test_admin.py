@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from broker_parts import IDENTITY, Parts, finished
+from header_catalogue import REQUEST_HEADERS
 from turbopump.broker.config import Role
 from turbopump.message import MessageQueue
 from turbopump.wire import bodies, headers
@@ -23,7 +24,6 @@ from turbopump.wire.bodies import (
     TopicConfig,
     TopicStats,
 )
-from turbopump.wire.catalogue import REQUEST_HEADERS
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 

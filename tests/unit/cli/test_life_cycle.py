@@ -15,7 +15,8 @@ from brokers import SMALL_STORE
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig
 from turbopump.cli import life_cycle
-from turbopump.cli.life_cycle import keep_freed_memory, reported_errors, serve
+from turbopump.cli.administration import reported
+from turbopump.cli.life_cycle import keep_freed_memory, serve
 from turbopump.cli.logs import (
     TEXT_LINES,
     JsonLines,
@@ -48,7 +49,7 @@ def test_a_broker_that_fails_for_good_ends_its_process_with_an_error(
     monkeypatch.setattr("turbopump.supervisor.FATAL_FAILURES", 1)
     identity = IdentityConfig(bind_host="127.0.0.1", port=0)
     config = BrokerConfig(directory=tmp_path, identity=identity, store=SMALL_STORE)
-    with pytest.raises(typer.Exit) as ended, reported_errors():
+    with pytest.raises(typer.Exit) as ended, reported():
         serve(Broker(config, SocketNetwork()), ready)
     assert ended.value.exit_code == 1
     printed = capsys.readouterr()

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from archives import extract
 from turbopump.cli.app import app
 from turbopump.errors import MissingPackage
 from turbopump.spark import executor_package
@@ -36,8 +36,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         written = executor_package.write_package(folder / "all.tar.gz")
     assert [each.split()[0] for each in written.distributions] == ["turbopump", "msgspec", "typer"]
     assert [each.name for each in folder.iterdir()] == ["all.tar.gz"], "nothing unfinished is left"
-    with tarfile.open(written.path) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+    extract(written.path, folder / "unpacked")
     return folder / "unpacked"
 
 

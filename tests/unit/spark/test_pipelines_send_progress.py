@@ -16,7 +16,7 @@ def test_looking_goes_on_after_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("turbopump.supervisor.BACKOFF_FIRST_MS", 1)
-    monkeypatch.setattr(send_progress, "_LOOK_S", 0.001)
+    monkeypatch.setattr(send_progress, "_POLL_INTERVAL_S", 0.001)
     counts: list[int | Exception] = [LookupError("one"), 10, LookupError("two"), 12, 15]
     shown: list[Step] = []
     is_shown = threading.Event()

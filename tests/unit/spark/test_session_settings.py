@@ -41,7 +41,7 @@ def test_executors_elsewhere_must_reach_the_driver(master: str) -> None:
 
 def test_remote_that_is_none() -> None:
     with pytest.raises(InvalidArgument, match="remote must be sc://HOST:PORT"):
-        session_builder._made("x", "local", "spark://x", {})
+        session_builder._new_session("x", "local", "spark://x", {})
 
 
 @pytest.mark.parametrize("name", ["grpc", "grpc_status", "google", "google.rpc", "zstandard"])
@@ -52,7 +52,7 @@ def test_missing_packages_of_connect_are_told(
     hide(name, monkeypatch)
     told = rf"Connect clients need {name}.*: pip install 'pyspark\[connect\]'"
     with pytest.raises(MissingPackage, match=told):
-        session_builder._made("x", "local", remote, {})
+        session_builder._new_session("x", "local", remote, {})
 
 
 def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_masters_that_spark_knows(master: str) -> None:
 def test_masters_that_spark_would_refuse(master: str) -> None:
     told = re.escape(f"or yarn, got {master!r}")
     with pytest.raises(InvalidArgument, match=told):
-        session_builder._made("x", master, None, {})
+        session_builder._new_session("x", master, None, {})
 
 
 def started_java() -> None:
@@ -141,7 +141,7 @@ def test_a_master_that_does_not_answer_is_an_error_before_java_starts(
     with pytest.raises(
         SparkError, match=rf"no Spark master answers at {master}: .*{port}: .*refused"
     ):
-        session_builder._made("x", master, None, {})
+        session_builder._new_session("x", master, None, {})
 
 
 def test_one_master_that_answers_is_enough() -> None:
@@ -160,12 +160,12 @@ def test_yarn_needs_the_settings_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
         require_reachable("yarn", {name: "/etc/hadoop"})
     with pytest.raises(InvalidArgument, match="yarn needs HADOOP_CONF_DIR or YARN_CONF_DIR"):
-        session_builder._made("x", "yarn", None, {})
+        session_builder._new_session("x", "yarn", None, {})
 
 
 def test_a_server_of_connect_is_no_master() -> None:
     with pytest.raises(InvalidArgument, match=r'session\(remote="sc://h:15002"\)'):
-        session_builder._made("x", "sc://h:15002", None, {})
+        session_builder._new_session("x", "sc://h:15002", None, {})
 
 
 def test_missing_pyspark_says_how_to_install_it() -> None:

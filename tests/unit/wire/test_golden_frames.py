@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
+from header_catalogue import REQUEST_HEADERS, RESPONSE_HEADERS
 from turbopump.wire import framing, lenient_json
 from turbopump.wire.batch import decode_batch, encode_batch
 from turbopump.wire.bodies import BrokerRegistration, QueueOffsetRows
-from turbopump.wire.catalogue import (
-    REQUEST_BODIES,
-    REQUEST_HEADERS,
-    RESPONSE_BODIES,
-    RESPONSE_HEADERS,
-    BodyKind,
-)
+from turbopump.wire.catalogue import REQUEST_BODIES, RESPONSE_BODIES, BodyKind
 from turbopump.wire.codes import Language, RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize
 from turbopump.wire.record import decode_records

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from header_catalogue import REQUEST_HEADERS, RESPONSE_HEADERS
 from turbopump.errors import HeaderError
-from turbopump.wire.catalogue import REQUEST_HEADERS, RESPONSE_HEADERS
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.headers import (
     PullMessage,

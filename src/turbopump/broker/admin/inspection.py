@@ -103,7 +103,7 @@ class InspectionRequests:
     def _units(self, header: headers.ConsumeQueuePart, count: int) -> list[QueueUnit]:
         found: list[QueueUnit] = []
 
-        def look(units: Units) -> NDArray[np.bool_]:
+        def collect(units: Units) -> NDArray[np.bool_]:
             found.extend(
                 QueueUnit(physic_offset=position, physic_size=size, tags_code=code)
                 for position, size, code in units[:count].tolist()
@@ -112,7 +112,7 @@ class InspectionRequests:
             return np.zeros(len(units), np.bool_)
 
         offset = QueueOffset(header.index)
-        self._store.read(header.topic, header.queue_id, offset, count, Filter(units=look))
+        self._store.read(header.topic, header.queue_id, offset, count, Filter(units=collect))
         return found
 
     def _filter_text(self, header: headers.ConsumeQueuePart) -> str | None:

@@ -35,7 +35,7 @@ from turbopump.errors import (
 from turbopump.machine.timers import Repeated
 from turbopump.message import PhysicalOffset
 from turbopump.net.network import Network
-from turbopump.net.turn import LARGE_CHUNK_BYTES, Turn
+from turbopump.net.turn_budget import LARGE_CHUNK_BYTES, TurnBudget
 from turbopump.store.store import Store
 from turbopump.wire.hosts import split_address
 
@@ -280,7 +280,7 @@ class MasterConnection(asyncio.Protocol):
         self._clock = follower.clock
         self.copying = copying
         self._transfers = TransferDecoder()
-        self._turn = Turn(loop, self._adjust_reading)
+        self._turn = TurnBudget(loop, self._adjust_reading)
         self._loop = loop
         self._flush: Future[None] | None = None
         self._reported = PhysicalOffset(-1)

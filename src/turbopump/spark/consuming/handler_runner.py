@@ -232,7 +232,7 @@ class HandlerRunner:
             isinstance(outcome, GiveUp) or times[row] >= self._plan.attempts_max
             for row, outcome in failed
         )
-        self._tell(piece, rows, answered.error)
+        self._log_failures(piece, rows, answered.error)
         return Counts(len(piece) - len(rows), len(rows) - dead, dead, error_text(answered.error))
 
     # --- in order ---------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class HandlerRunner:
             counts = counts.plus(Counts(len(step.done), 0, len(buried), error))
             if step.rest == len(piece):
                 break
-            self._tell(piece, [step.rest], answered.error)
+            self._log_failures(piece, [step.rest], answered.error)
             failed = [
                 row - step.rest
                 for row in range(step.rest, len(piece))
@@ -309,7 +309,9 @@ class HandlerRunner:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code
             return HandlerResult([_RETRY_LATER] * count, error)
 
-    def _tell(self, piece: RowSlice, rows: Sequence[int], error: BaseException | None) -> None:
+    def _log_failures(
+        self, piece: RowSlice, rows: Sequence[int], error: BaseException | None
+    ) -> None:
         """Log failures once per call: a thousand of them usually have the same cause."""
         message = piece.delivered(rows[:1])[0].message
         _log.warning(

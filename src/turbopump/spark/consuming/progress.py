@@ -24,7 +24,7 @@ from turbopump.spark.consuming.handler_runner import Counts
 from turbopump.spark.observed_metrics import observed
 
 _END_TIMEOUT_S = 10.0
-_LOOK_S = 0.25
+_POLL_INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +232,6 @@ class PollingWatcher:
 
 def _pauses(timeout_s: float | None) -> Iterator[float]:
     if timeout_s is None:
-        return repeat(_LOOK_S)
-    whole, rest = divmod(timeout_s, _LOOK_S)
-    return iter([*repeat(_LOOK_S, int(whole)), *([rest] if rest else [])])
+        return repeat(_POLL_INTERVAL_S)
+    whole, rest = divmod(timeout_s, _POLL_INTERVAL_S)
+    return iter([*repeat(_POLL_INTERVAL_S, int(whole)), *([rest] if rest else [])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -27,8 +26,6 @@ from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.record_finder import find_records
 from turbopump.spark.records.record_run import RecordRun
 from turbopump.spark.records.schema import spark_schema
-
-_log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 16 * 1024 * 1024
 """Small batches are merged up to this size."""

@@ -9,8 +9,9 @@
     print(report.rows, report.batches)
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from turbopump.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from turbopump.spark.pipelines.archive_reader import read_archive
@@ -25,29 +26,17 @@ if TYPE_CHECKING:
 else:
     # Modules have other names than the functions: importing one would replace the function.
     _HOMES = {
-        "ArchiveReport": "archive_writer",
-        "CompactionReport": "compaction",
-        "LagReport": "group_lag",
-        "Pace": "pacing",
-        "RedriveReport": "dead_letter_redrive",
-        "ReplayReport": "archive_replay",
-        "TraceReport": "trace_analysis",
-        "archive": "archive_writer",
-        "compact": "compaction",
-        "lag": "group_lag",
-        "read_archive": "archive_reader",
-        "redrive": "dead_letter_redrive",
-        "replay": "archive_replay",
-        "save_lag_plot": "plots",
-        "save_trace_plot": "plots",
-        "trace": "trace_analysis",
+        "spark.pipelines.archive_reader": "read_archive",
+        "spark.pipelines.archive_replay": "ReplayReport replay",
+        "spark.pipelines.archive_writer": "ArchiveReport archive",
+        "spark.pipelines.compaction": "CompactionReport compact",
+        "spark.pipelines.dead_letter_redrive": "RedriveReport redrive",
+        "spark.pipelines.group_lag": "LagReport lag",
+        "spark.pipelines.pacing": "Pace",
+        "spark.pipelines.plots": "save_lag_plot save_trace_plot",
+        "spark.pipelines.trace_analysis": "TraceReport trace",
     }
-
-    def __getattr__(name):
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{home}"), name)
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 __all__ = [

@@ -46,7 +46,7 @@ PARTITION_BY = ("topic", "date")
 
 _TOPIC_OPTIONS = ("topic", "topics", "topicpattern", "assign")
 _QUERY_ID = "sql.streaming.queryId"
-_LOOK_S = 1
+_POLL_INTERVAL_S = 1
 _SECONDS_PER_HOUR = 3600
 _HOURS_PER_DAY = 24
 _SECONDS_PER_DAY = _SECONDS_PER_HOUR * _HOURS_PER_DAY
@@ -260,7 +260,7 @@ def _checked(partition_by: Sequence[str], columns: Sequence[str]) -> tuple[str, 
 def _run(query: StreamingQuery, writer: _Writer, watch: Watch, stop: threading.Event) -> None:
     """Wait until the query ends or is to stop, reporting progress."""
     try:
-        while not query.awaitTermination(_LOOK_S):
+        while not query.awaitTermination(_POLL_INTERVAL_S):
             watch(_step(query, writer))
             # Between batches: one that is cut short is written again by the next run.
             if stop.is_set() and not writer.is_writing:

@@ -15,7 +15,7 @@ from turbopump.errors import TurbopumpError
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.shared_session import shared_session
 
-_LOOK_S = 1.0
+_POLL_INTERVAL_S = 1.0
 
 
 class SendProgress:
@@ -36,7 +36,7 @@ class SendProgress:
         self._before: int | None = None
         self._thread = threading.Thread(
             target=supervisor.keep_in_thread,
-            args=(supervisor.Watch(f"progress of {what}"), self._look, self._done),
+            args=(supervisor.Watch(f"progress of {what}"), self._poll, self._done),
             name="stored-since",
             daemon=True,
         )
@@ -58,10 +58,10 @@ class SendProgress:
         if error is None:
             self._watch(Step(self._what, self._total, self._total))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._before is None:
             self._before = self._stored()
-        while not self._done.wait(_LOOK_S):
+        while not self._done.wait(_POLL_INTERVAL_S):
             grown = max(0, self._stored() - self._before)
             self._watch(Step(self._what, min(grown, self._total), self._total))
 

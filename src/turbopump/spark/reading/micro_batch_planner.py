@@ -74,7 +74,7 @@ class _QueueSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _LastSnapshot:
     """The inputs of a look; the next look has the same result while these are the same objects."""
 
     start: Offsets
@@ -117,7 +117,7 @@ class MicroBatchPlanner:
         """The end of each queue as far as it is known, for lag metrics."""
         self._reported: frozenset[str] = frozenset()
         """Unreadable queues that have been logged."""
-        self._last_look: _Look | None = None
+        self._last_snapshot: _LastSnapshot | None = None
         self._last_chosen: tuple[Offsets, list[MessageQueue]] = {}, []
         self._all_committed: Offsets | None = None
         self._backlog = LastResult(backlog)
@@ -169,12 +169,12 @@ class MicroBatchPlanner:
         if not (start or has_begun or self._has_begun):
             self._has_begun = True
             return await self._marked({}, await self._beginning())
-        seen = await self._look(start, is_first=not self._has_begun)
+        seen = await self._snapshot(start, is_first=not self._has_begun)
         self._has_begun = True
         end = await self._end(seen, is_limited=is_limited)
         if (end is start or end == start) and self._frozen is None:
             if await self._wait(seen):
-                seen = await self._look(start)
+                seen = await self._snapshot(start)
             end = await self._end(seen, is_limited=is_limited)
         if end is not start and end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
@@ -241,14 +241,14 @@ class MicroBatchPlanner:
 
     # --- state of queues --------------------------------------------------------------------------
 
-    async def _look(self, start: Offsets, *, is_first: bool = False) -> _QueueSnapshot:
+    async def _snapshot(self, start: Offsets, *, is_first: bool = False) -> _QueueSnapshot:
         known = await self._cluster.known_queues(start)
-        last = self._last_look
+        last = self._last_snapshot
         if last is not None and last.start is start and last.known is known:
             unreadable = await self._cluster.unreadable(last.read, ())
             if not unreadable and await self._limits(last.read) is last.limits:
                 return last.seen
-        self._last_look = None
+        self._last_snapshot = None
         new = await self._new_queues(start, known)
         read = self._chosen(start)
         limits = found = await self._limits(read)
@@ -286,7 +286,7 @@ class MicroBatchPlanner:
         anew = self._left & (new.keys() | again.keys())
         seen = _QueueSnapshot(reached, new, target, closed=frozenset(unreadable), anew=anew)
         if not (unreadable or new or unchecked or anew or doubtful or self._frozen):
-            self._last_look = _Look(start, known, read, found, seen)
+            self._last_snapshot = _LastSnapshot(start, known, read, found, seen)
         return seen
 
     def _chosen(self, start: Offsets) -> list[MessageQueue]:

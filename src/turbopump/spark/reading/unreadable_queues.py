@@ -130,7 +130,7 @@ class QueueChecks:
         if not any(why is Unreadable.DELETED for _, why in self._found.values()):
             return named
         deleted = [queue for queue in named if self._last(queue) is Unreadable.DELETED]
-        await gather_by_key((queue for queue in deleted if not self._is_fresh(queue)), self._look)
+        await gather_by_key((queue for queue in deleted if not self._is_fresh(queue)), self._probe)
         return tuple(queue for queue in named if self._last(queue) is not Unreadable.DELETED)
 
     async def find_unreadable(
@@ -145,7 +145,7 @@ class QueueChecks:
         asked = [
             queue for queue in named if self._last(queue) is not None or not self._is_fresh(queue)
         ]
-        await gather_by_key(asked, self._look)
+        await gather_by_key(asked, self._probe)
         found = {queue: self._last(queue) for queue in named}
         return {queue: why for queue, why in found.items() if why is not None}
 
@@ -158,7 +158,7 @@ class QueueChecks:
         age_ms = self._session.clock.monotonic_ms() - self._found[queue][0]
         return age_ms < self._session.config.route_interval_ms
 
-    async def _look(self, queue: MessageQueue) -> None:
+    async def _probe(self, queue: MessageQueue) -> None:
         """Check a queue; the last result stays valid while no master responds."""
         try:
             why = await ask_master(self._session, self._reader, queue)

@@ -115,7 +115,7 @@ def repeated(texts: tuple[str, ...], times: int) -> Column:
     """Return repeated texts; the last result is reused."""
     count = times * len(texts)
     if count > SHARED_MAX:
-        return _made(texts, times)
+        return _repeated_texts(texts, times)
     return _shared(texts, power_of_two(times)).slice(0, count)
 
 
@@ -124,12 +124,12 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _made(texts: tuple[str, ...], times: int) -> Column:
+def _repeated_texts(texts: tuple[str, ...], times: int) -> Column:
     one: Column = pa.array(texts, pa.string())
     return one.take(np.arange(times * len(texts)) % len(texts))
 
 
-_shared = lru_cache(maxsize=32)(_made)
+_shared = lru_cache(maxsize=32)(_repeated_texts)
 
 
 def maps(count: int, firsts: pa.Buffer, names: Column, values: Column) -> Column:

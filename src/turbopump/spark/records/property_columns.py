@@ -239,12 +239,12 @@ def _joined(run: RecordRun) -> tuple[npt.NDArray[np.uint8], Int64s]:
     # The byte before a text belongs to its length: room for the separator.
     stored = run.binary(FieldSpans(run.properties.start - 1, run.properties.length + 1))
     joined, offsets = _separated(stored)
-    return (joined, offsets) if _is_utf8(joined) else _separated(_mended(stored))
+    return (joined, offsets) if _is_utf8(joined) else _separated(_repaired(stored))
 
 
-def _mended(stored: Column) -> Column:
-    mended = [text[1:].decode("utf-8", "replace").encode() for text in cells(stored)]
-    return pa.array([b"\0" + text for text in mended], pa.binary())
+def _repaired(stored: Column) -> Column:
+    repaired = [text[1:].decode("utf-8", "replace").encode() for text in cells(stored)]
+    return pa.array([b"\0" + text for text in repaired], pa.binary())
 
 
 def _separated(column: Column) -> tuple[npt.NDArray[np.uint8], Int64s]:

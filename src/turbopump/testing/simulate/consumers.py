@@ -153,8 +153,8 @@ class Member:
     async def _poll(self, consumer: LitePullConsumer) -> None:
         try:
             await self._poll_all(consumer)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody expects it
-            text = f"{self.name} polls in vain: {error!r}"
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is unexpected
+            text = f"{self.name} fails to poll: {error!r}"
             self._world.history.add(Unexpected(self._world.now_us, text))
 
     async def _poll_all(self, consumer: LitePullConsumer) -> None:

@@ -1,4 +1,4 @@
-"""Errors that nobody handles: in tasks, in callbacks, and in the log."""
+"""Unhandled errors: in tasks, in callbacks, and in the log."""
 
 from __future__ import annotations
 

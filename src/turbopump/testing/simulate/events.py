@@ -402,7 +402,7 @@ class StaleWrite(Event):
 
     machine: str
     must_know: str
-    """Why it must know that it is not the master; empty if it may not have been told."""
+    """Why it must know that it is not the master; empty if it may not have been notified."""
 
     @property
     def who(self) -> str:
@@ -524,7 +524,7 @@ class Ended(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unexpected(Event):
-    """An error that nobody handled, or work left over: always a violation."""
+    """An unhandled error, or work left over: always a violation."""
 
     what: str
 

@@ -50,8 +50,8 @@ class Faults:
         self._restarting: set[str] = set()
         self._disturbed_disks: Counter[str] = Counter()
         self._happening: list[asyncio.Task[None]] = []
-        for teller in load.tellers.values():
-            teller.crash_broker = self._crash_soon
+        for producer in load.transacting.values():
+            producer.crash_broker = self._crash_soon
 
     async def run(self) -> None:
         """Let all faults happen, and return when none is under way."""
@@ -62,8 +62,8 @@ class Faults:
             # More may begin meanwhile.
             begun, self._happening = self._happening, []
             await asyncio.gather(*begun)
-        for teller in self._load.tellers.values():
-            teller.crash_broker = None
+        for producer in self._load.transacting.values():
+            producer.crash_broker = None
         self._world.heal()
         for name in self._world.plan.machines:
             self._world.calm_disk(name)

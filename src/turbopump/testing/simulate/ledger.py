@@ -50,7 +50,7 @@ _SKEW_US = 60 * US_PER_S
 """By less than this the clocks of brokers may differ for consumers to find what replaces a loss."""
 
 _STALE_SIGHT_US = US_PER_S
-"""A replaced master has written a message at most so long before or after it was stored."""
+"""How far apart writing by a replaced master and storing a message may be."""
 
 _OWN_OF_BROKERS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
 

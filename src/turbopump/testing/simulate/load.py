@@ -8,10 +8,10 @@ from turbopump.testing.simulate.consumers import Member
 from turbopump.testing.simulate.observer import Observer
 from turbopump.testing.simulate.plan import Group, GroupKind
 from turbopump.testing.simulate.producers import Sender
-from turbopump.testing.simulate.tellers import Database, Teller
+from turbopump.testing.simulate.transacting_producers import Database, TransactingProducer
 from turbopump.testing.simulate.world import World
 
-_LOOK_EVERY_S = 1.0
+_POLL_INTERVAL_S = 1.0
 
 
 class Load:
@@ -21,9 +21,9 @@ class Load:
         plan = world.plan
         self.senders = {name: Sender(world, name, sends) for name, sends in plan.producers.items()}
         database = Database(world)
-        self.tellers = {
-            name: Teller(world, name, deeds, database)
-            for name, deeds in plan.transactions.tellers.items()
+        self.transacting = {
+            name: TransactingProducer(world, name, deeds, database)
+            for name, deeds in plan.transactions.transacting.items()
         }
         self._world = world
         self._observer = observer
@@ -57,8 +57,8 @@ class Load:
         await self._producers[name].crash()
 
     @property
-    def _producers(self) -> dict[str, Sender | Teller]:
-        return {**self.senders, **self.tellers}
+    def _producers(self) -> dict[str, Sender | TransactingProducer]:
+        return {**self.senders, **self.transacting}
 
     # --- members ----------------------------------------------------------------------------------
 
@@ -110,4 +110,4 @@ class Load:
             for group, members in self._members.items():
                 for member in members:
                     self._observer.note_assignments(group, member.name, member.assignment())
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)

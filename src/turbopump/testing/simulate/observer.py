@@ -79,7 +79,7 @@ class Observer:
             self._world.history.add(Assigned(self._world.now_us, group, member, queues))
 
     def _note_last_commits(self) -> None:
-        """Note what brokers were told after they had begun to stop, which they have saved too."""
+        """Record commits that brokers accepted while stopping, which they have saved too."""
         stopped, self._world.stopped = self._world.stopped, []
         for name, seen in self._seen.items():
             if seen.broker in stopped:

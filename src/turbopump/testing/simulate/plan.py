@@ -20,7 +20,7 @@ DELAYS_S = (1, 2, 3, 4, 5, 6, 8, 10)
 """The broker's delay levels, from level 1 on: short, so that retries end within the run."""
 
 CONSUME_TIMEOUT_S = 60
-"""After so long, a message that its listener still has is sent back; the shortest setting."""
+"""After this time, a message still in its listener is sent back; the shortest setting."""
 
 
 class GroupKind(Enum):

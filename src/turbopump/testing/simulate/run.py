@@ -40,7 +40,7 @@ from turbopump.testing.simulate.observer import Observer
 from turbopump.testing.simulate.plan import GroupKind, Plan, Send, SendMode, planned
 from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.store_contents import open_transactions
-from turbopump.testing.simulate.tellers import resume_given_up
+from turbopump.testing.simulate.transacting_producers import resume_given_up
 from turbopump.testing.simulate.world import World
 from turbopump.testing.stack_dump import where
 from turbopump.testing.waiting import until
@@ -49,7 +49,7 @@ REAL_LIMIT_S = 120.0
 _DRAIN_S = 600.0
 """Longer than all timeouts and retries of a run together."""
 _SETTLE_S = 60.0
-"""After so long without faults, every client and server has noticed that they are over."""
+"""After this time without faults, every client and server has recovered."""
 
 _RESUME_EVERY_S = 20.0
 """Longer than all checks of a transaction that is given up after two."""
@@ -254,7 +254,7 @@ class _Run:
             self._unexpected(f"no settled roles {_DRAIN_S:g} s after the faults: {roles}")
 
     async def _end_transactions(self, world: World) -> None:
-        """Wait until all transactions have ended; `Calm` tells of those that have not."""
+        """Wait until all transactions have ended; `Calm` reports those that have not."""
         deadline_s = self._loop.time() + _DRAIN_S
         while any(True for _ in _transactions_left(world)) or self._transactions.invisible():
             if self._loop.time() > deadline_s:
@@ -272,7 +272,7 @@ class _Run:
         await asyncio.sleep(_RECONNECTED_S)
 
     async def _drain(self, world: World) -> None:
-        """Wait until every group has consumed everything; `Calm` tells what it has not."""
+        """Wait until every group has consumed everything; `Calm` reports what is missing."""
         try:
             await until(lambda: self._is_drained(world), _DRAIN_S, pause_s=1)
         except AssertionError:
@@ -320,7 +320,7 @@ class _Run:
         return not self._ledger.running and idle_s > _IDLE_S
 
     async def _probe(self, load: Load, part: int) -> None:
-        """Send a few more messages, which must be delivered at once."""
+        """Send a few more messages, which must be delivered immediately."""
         sender = next(iter(load.senders.values()))
         for number, mode in enumerate(
             (SendMode.PLAIN, SendMode.ORDERED, SendMode.PLAIN, SendMode.ORDERED)

@@ -65,20 +65,20 @@ class Deed:
 class TransactionPlan:
     """The transactions of a run, and what they change."""
 
-    tellers: Mapping[str, tuple[Deed, ...]] = field(default_factory=dict)
+    transacting: Mapping[str, tuple[Deed, ...]] = field(default_factory=dict)
     """By producer; all are of one group, and answer for each other."""
     settings: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(deed.key for deeds in self.tellers.values() for deed in deeds)
+        return tuple(deed.key for deeds in self.transacting.values() for deed in deeds)
 
     def described(self) -> list[str]:
         """Describe the transactions for people; nothing if there are none."""
         return [
             f"{name}: " + ", ".join(f"{deed.key} {deed.ending.value}" for deed in deeds)
-            for name, deeds in self.tellers.items()
+            for name, deeds in self.transacting.items()
         ]
 
 
@@ -89,7 +89,7 @@ def planned_transactions(
     chance = Random(f"transactions of {seed}")  # noqa: S311 - the same in every run
     if chance.random() >= _TRANSACTIONS_SHARE:
         return TransactionPlan()
-    tellers = {
+    transacting = {
         f"teller-{number}": _deeds(chance, f"t{number}", load_s, is_calm=is_calm)
         for number in range(chance.choice((1, 2)))
     }
@@ -102,8 +102,10 @@ def planned_transactions(
         "messageIndexEnable": "true",
     }
     if is_calm:
-        return TransactionPlan(tellers, settings)
-    return TransactionPlan(tellers, settings, _faults(chance, tuple(tellers), brokers, load_s))
+        return TransactionPlan(transacting, settings)
+    return TransactionPlan(
+        transacting, settings, _faults(chance, tuple(transacting), brokers, load_s)
+    )
 
 
 def _deeds(chance: Random, prefix: str, load_s: float, *, is_calm: bool) -> tuple[Deed, ...]:
@@ -123,16 +125,16 @@ def _deeds(chance: Random, prefix: str, load_s: float, *, is_calm: bool) -> tupl
 
 
 def _faults(
-    chance: Random, tellers: tuple[str, ...], brokers: tuple[str, ...], load_s: float
+    chance: Random, transacting: tuple[str, ...], brokers: tuple[str, ...], load_s: float
 ) -> tuple[Fault, ...]:
     found = []
     for _ in range(chance.choice((0, 1, 2, 3))):
-        teller, broker = chance.choice(tellers), chance.choice(brokers)
+        producer, broker = chance.choice(transacting), chance.choice(brokers)
         if chance.random() < 0.4:
             found.append(planned_fault(chance, chance.choice(_CRASHES), broker, "", load_s))
             continue
         kind = chance.choice(_TELLER_FAULTS)
-        ends = [teller, broker if kind in (FaultKind.PARTITION, FaultKind.LOSE) else ""]
+        ends = [producer, broker if kind in (FaultKind.PARTITION, FaultKind.LOSE) else ""]
         if ends[1] and chance.random() < 0.5:
             ends.reverse()
         found.append(planned_fault(chance, kind, ends[0], ends[1], load_s))

@@ -383,7 +383,7 @@ class World(Cluster):
         try:
             self.abandoned[name] = self._opened(name)
         except (OSError, TurbopumpError):
-            # A disk that fails; the start itself tells of it.
+            # A disk that fails; the start itself reports it.
             self.disk(name).close_all()
 
     def _opened(self, name: str) -> Contents:
@@ -421,7 +421,7 @@ class World(Cluster):
         self._nameserver_disk(number).on_operation = None
 
     async def kill_nameserver(self, number: int, how: Down = Down.KILLED) -> None:
-        """End a name server at once; it knows no routes when it starts again."""
+        """Kill a name server; it starts again without routes."""
         server, disk = self.nameservers[number], self._nameserver_disk(number)
         self.down_nameservers.add(number)
         self.history.add(FaultBegan(self.now_us, _DOWN_NAMESERVER, f"ns{number}", how.value))

@@ -107,9 +107,11 @@ def test_seeds_choose_everything_there_is() -> None:
     assert 50 < len(replicated) < 100
     assert {plan.replicas.is_sync_master for plan in replicated} == {True, False}
     assert all(plan.settings["brokerRole"] for plan in replicated)
-    with_tellers = [plan.transactions for plan in plans if plan.transactions.tellers]
-    assert 70 < len(with_tellers) < 130
-    deeds = [deed for each in with_tellers for deeds in each.tellers.values() for deed in deeds]
+    with_transacting = [plan.transactions for plan in plans if plan.transactions.transacting]
+    assert 70 < len(with_transacting) < 130
+    deeds = [
+        deed for each in with_transacting for deeds in each.transacting.values() for deed in deeds
+    ]
     assert {deed.ending for deed in deeds} == set(Ending)
 
 

@@ -20,9 +20,9 @@ from turbopump.testing.simulate.ledger import Attempts, Ledger, Place
 from turbopump.testing.simulate.plan import CONSUME_TIMEOUT_S, Group
 
 SAVED_US = 6 * US_PER_S
-"""A broker saves offsets every 5 s, and takes a moment for it."""
+"""A broker saves offsets every 5 s, and needs a little time for it."""
 SETTLED_US = 70 * US_PER_S
-"""After so long without a fault or a new member, each queue has one owner."""
+"""After this time without a fault or a new member, each queue has one owner."""
 
 
 class CommitsBehindConsumption:

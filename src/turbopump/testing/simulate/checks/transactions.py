@@ -61,7 +61,7 @@ class TransactionsEnd:
         return len(self._commits) - self.committed
 
     def invisible(self) -> list[str]:
-        """Return the keys of committed messages that nobody can read."""
+        """Return the keys of committed messages that no consumer can read."""
         ledger = self._ledger
         readable = {key for topic in ledger.plan.queues for key in ledger.keys_in(topic)}
         committed = (key for key, commits in self._commits.items() if commits)
@@ -104,7 +104,7 @@ class TransactionsEnd:
         for key in self.invisible():
             yield f"{key} was committed, and is not visible"
         ledger = self._ledger
-        # Also those that were stored when a broker crashed: nobody saw how they became readable.
+        # Also those that were stored when a broker crashed: no observer saw them become readable.
         copies = Counter(key for topic in ledger.plan.queues for key in ledger.keys_in(topic))
         for key in self._commits:
             if copies[key] > self._tries[key]:

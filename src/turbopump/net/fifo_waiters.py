@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class InOrder:
+class FifoWaiters:
     """Lets waiters continue in the order in which they came.
 
     What they wait for is available before the first of them runs again; without this, a caller that

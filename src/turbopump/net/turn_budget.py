@@ -11,7 +11,7 @@ WRITTEN_BYTES_MAX = 4 * 1024 * 1024
 """Takes a few milliseconds; in comparison, a change of turns is free."""
 
 
-class Turn:
+class TurnBudget:
     """Counts what a peer sends in one turn of the loop, and what is written to it.
 
     While a peer sends faster than it is served, uvloop keeps reading. While it reads answers as

@@ -19,7 +19,7 @@ from turbopump.testing.clock import VirtualClock
 QUIET_S = 150.0
 """Longer than it takes brokers and name servers to miss a peer, which is 120 s and a check."""
 
-_LOOK_EVERY_S = 5.0
+_POLL_INTERVAL_S = 5.0
 _BUSY_S = 0.5
 """Activity no longer than this only repeats earlier activity."""
 _STEP_MS = 60_000
@@ -80,7 +80,7 @@ class BusyTimeClock:
         return self._clock.monotonic_ms()
 
 
-class IdleTime:
+class IdleSkipping:
     """Decides how much time can be skipped; the owner of ``marks`` runs by ``clock``."""
 
     def __init__(self, clock: BusyTimeClock, marks: Marks) -> None:
@@ -88,7 +88,7 @@ class IdleTime:
         self._marks = marks
         self._seen: object = None
         self._quiet_from_s = 0.0
-        self._look_from_s = 0.0
+        self._poll_from_s = 0.0
         self._busy_from_s = math.inf
 
     def note_event(self, now_s: float) -> None:
@@ -100,7 +100,7 @@ class IdleTime:
 
         Timers that only repeat are postponed by it.
         """
-        if now_s < self._look_from_s:
+        if now_s < self._poll_from_s:
             return 0
         marks = self._marks()
         if marks is not None:
@@ -113,7 +113,7 @@ class IdleTime:
             self._seen = marks
             self._quiet_from_s = now_s
         if now_s - self._quiet_from_s < QUIET_S:
-            self._look_from_s = now_s + _LOOK_EVERY_S
+            self._poll_from_s = now_s + _POLL_INTERVAL_S
             return 0
         hour_ms = _HOUR_MS - self._clock.now_ms() % _HOUR_MS
         skip_ms = min(_free_ms(now_s, timers), _STEP_MS, hour_ms)

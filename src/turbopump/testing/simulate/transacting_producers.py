@@ -40,13 +40,13 @@ class Database:
         self._world = world
         self._states: dict[str, TransactionState] = {}
 
-    def decide(self, teller: str, key: str, state: TransactionState) -> bool:
+    def decide(self, producer: str, key: str, state: TransactionState) -> bool:
         """End a local transaction; False if it has ended already."""
         if key in self._states:
             return False
         self._states[key] = state
         commits = state is TransactionState.COMMIT
-        self._world.history.add(TransactionDecided(self._world.now_us, teller, key, commits))
+        self._world.history.add(TransactionDecided(self._world.now_us, producer, key, commits))
         return True
 
     async def check(self, message: MessageView) -> TransactionState:
@@ -54,7 +54,7 @@ class Database:
         return self._states.get(key_of(message.body) or "", TransactionState.UNKNOWN)
 
 
-class Teller:
+class TransactingProducer:
     """One producer with transactions, across the processes that it has one after the other."""
 
     def __init__(self, world: World, name: str, deeds: Sequence[Deed], database: Database) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Handler, Router
-from turbopump.net.turn import WRITTEN_BYTES_MAX
+from turbopump.net.turn_budget import WRITTEN_BYTES_MAX
 from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command

@@ -1,0 +1,22 @@
+"""Names of a package that are imported on first use, so that importing the package stays fast."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package; ``homes`` has names by module of `turbopump`.
+
+    ::
+
+        __getattr__ = lazy_names(__name__, {"client.calls": "Found NothingNew"})
+    """
+    modules = {name: module for module, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"turbopump.{modules[name]}"), name)
+
+    return find
