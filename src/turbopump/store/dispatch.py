@@ -139,16 +139,19 @@ class Dispatcher:
         self._waiting.clear()
 
     def advance(self, confirmed: PhysicalOffset) -> None:
-        """Enter pending messages that begin before a position, and notify the listener."""
+        """Enter pending messages that end before a position, and notify the listener.
+
+        A slave may have flushed only the first part of a message.
+        """
         waiting = self._waiting
-        if not waiting or waiting[0].physical_offset >= confirmed:
+        if not waiting or waiting[0].physical_offset + waiting[0].size > confirmed:
             return
-        if waiting[-1].physical_offset < confirmed:
+        if waiting[-1].physical_offset + waiting[-1].size <= confirmed:
             due = list(waiting)
             waiting.clear()
         else:
             due = []
-            while waiting[0].physical_offset < confirmed:
+            while waiting[0].physical_offset + waiting[0].size <= confirmed:
                 due.append(waiting.popleft())
         self.enter_all(due)
 
