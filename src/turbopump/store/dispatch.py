@@ -139,12 +139,12 @@ class Dispatcher:
         self._waiting.clear()
 
     def advance(self, confirmed: PhysicalOffset) -> None:
-        """Enter pending messages up to a position, and notify the listener.
+        """Enter pending messages that end before a position, and notify the listener.
 
-        On a slave, the position may be in the middle of a message: flushes follow transfers.
+        A slave may have flushed only the first part of a message.
         """
         waiting = self._waiting
-        if not waiting or waiting[0].physical_offset >= confirmed:
+        if not waiting or waiting[0].physical_offset + waiting[0].size > confirmed:
             return
         if waiting[-1].physical_offset + waiting[-1].size <= confirmed:
             due = list(waiting)

@@ -25,8 +25,6 @@ class _Job:
     def __init__(self, call: Callable[[], Any]) -> None:
         self.future: Future[Any] = Future()
         self._call = call
-        self._go = threading.Semaphore(0)
-        self._back = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self.timer: asyncio.TimerHandle | None = None
         """What ends its wait; None if it does not wait, or waits without a time limit."""
@@ -51,9 +49,14 @@ class _Job:
     def resume(self) -> None:
         """Run on its own thread until it waits or ends."""
         if self._thread is None:
+            # Each is acquired by one side and released by the other.
+            self._go, self._back = threading.Lock(), threading.Lock()
+            self._go.acquire()
+            self._back.acquire()
             self._thread = threading.Thread(target=self._main, name="virtual-job", daemon=True)
             self._thread.start()
-        self._go.release()
+        else:
+            self._go.release()
         self._back.acquire()
 
     def wait(self) -> None:
@@ -62,7 +65,6 @@ class _Job:
         self._go.acquire()
 
     def _main(self) -> None:
-        self._go.acquire()
         self.run()
         self._back.release()
 

@@ -98,7 +98,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._others: dict[Question, None] = {}
         self._watchers: dict[Question, float] = {}
         """With the pauses that they accept."""
-        self._poll_from_s = math.inf
+        self._looks: tuple[Question, ...] = ()
+        self._look_pause_s = self._poll_from_s = math.inf
         self._end_real_s = math.inf
         # Daemons: a listener that never returns must not keep pytest from ending.
         self._threads: Executor = DaemonThreads(_THREADS_MAX, "asyncio")
@@ -182,10 +183,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """
         self.turns += 1
         ready, timers, selector = self._ready, self._timers, self._jumping
+        is_needed = not selector.is_alone or self.turns % _TURNS_PER_ROUND == 0
         if ready or self._stopping:
-            if self.is_told or selector.is_needed:
+            if self.is_told or is_needed:
                 self._process_events(selector.select(0))
-        elif selector.is_needed or not self._jump():
+        elif is_needed or not self._jump():
             self._process_events(selector.select(self._timeout_s()))
         if timers:
             # A timer less than a clock tick away is due, or time might not reach it.
@@ -193,7 +195,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             while timers and timers[0][0] < end_s:
                 timer = heapq.heappop(timers)[2]
                 ready.append(timer)
-                if type(timer) is asyncio.TimerHandle:
+                if self._idle and type(timer) is asyncio.TimerHandle:
                     for each in self._idle:
                         each.note_event(end_s)
         # What they make ready is called in the next iteration.
@@ -264,18 +266,23 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         one call per pause says so, but may be called earlier.
         """
         self._watchers[look] = pause_s
-        self._poll_from_s = 0
+        self._note_watchers()
         try:
             yield
         finally:
             del self._watchers[look]
+            self._note_watchers()
+
+    def _note_watchers(self) -> None:
+        self._looks = tuple(self._watchers)
+        self._look_pause_s = min(self._watchers.values(), default=math.inf)
+        self._poll_from_s = 0
 
     def look_around(self) -> bool:
         """Call all watchers; return whether one of them has woken a task."""
-        pause_s = min(self._watchers.values(), default=math.inf)
-        self._poll_from_s = self.clock.elapsed_s + pause_s
+        self._poll_from_s = self.clock.elapsed_s + self._look_pause_s
         has_woken = False
-        for look in tuple(self._watchers):
+        for look in self._looks:
             has_woken = look() or has_woken
         return has_woken
 
@@ -368,7 +375,8 @@ class _JumpingSelector(selectors.BaseSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
         self._real = selectors.DefaultSelector()
-        self._is_alone = True
+        self.is_alone = True
+        """Whether only the loop's own file is registered."""
         self._waited_s, self._waited_turn = 0.0, -1
 
     @property
@@ -378,7 +386,7 @@ class _JumpingSelector(selectors.BaseSelector):
         A system call costs more than a loop iteration, so it is skipped when it is certain that
         nothing is ready.
         """
-        return not self._is_alone or self._loop.turns % _TURNS_PER_ROUND == 0
+        return not self.is_alone or self._loop.turns % _TURNS_PER_ROUND == 0
 
     def select(self, timeout: float | None = None) -> _Events:
         loop = self._loop
@@ -440,12 +448,12 @@ class _JumpingSelector(selectors.BaseSelector):
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = self._real.register(fileobj, events, data)
-        self._is_alone = len(self._real.get_map()) <= _OWN_FILES
+        self.is_alone = len(self._real.get_map()) <= _OWN_FILES
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
         key = self._real.unregister(fileobj)
-        self._is_alone = len(self._real.get_map()) <= _OWN_FILES
+        self.is_alone = len(self._real.get_map()) <= _OWN_FILES
         return key
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:

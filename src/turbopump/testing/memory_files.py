@@ -211,7 +211,7 @@ class MemoryDirectory:
 
 def names_in(path: Path) -> tuple[str, ...]:
     """Return the names from the root to a path; a relative path begins at the root."""
-    return tuple(part for part in path.parts if part != path.anchor)
+    return path.parts[1:] if path.anchor else path.parts
 
 
 def _lost(sectors: list[int], random: Random | None) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from turbopump.errors import DiskFull, InvalidArgument, WriteFailed
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import FlushMode, Store
+from turbopump.testing import virtual_loop, virtual_time, wait_until
+from turbopump.testing.disk import Disk
+from turbopump.testing.machine import virtual_machine
 from unit.store.support import FaultyFiles, ManualClock, bodies, record, small_config
 
 
@@ -38,6 +42,27 @@ def test_a_slave_copies_the_log_byte_for_byte(tmp_path: Path) -> None:
             slave.append_raw(slave.written_end, b"x" * 5000)
     for path in (tmp_path / "a" / "commitlog").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / "commitlog" / path.name).read_bytes()
+
+
+@virtual_time()
+async def test_a_message_is_not_read_before_all_of_it_is_on_disk(tmp_path: Path) -> None:
+    """A flush may end between two pieces of a message: power lost then takes the rest of it."""
+    config, disk = small_config(FlushMode.SYNC), Disk(virtual_loop())
+    with Store.open(tmp_path, config) as master:
+        stored(master, b"x" * 300)
+        whole = bytes(master.raw(PhysicalOffset(0), 1 << 20) or b"")
+    with Store.open(Path("/slave"), config, machine=virtual_machine(disk)) as slave:
+        disk.sync_ms = 10
+        first = slave.append_raw(PhysicalOffset(0), whole[:100])
+        await asyncio.sleep(0.001)
+        rest = slave.append_raw(PhysicalOffset(100), whole[100:])
+        await wait_until(first.done)
+        slave.dispatch()
+        assert not rest.done()
+        assert slave.readable_end == 100
+        assert slave.queue_range("Topic", 0) == (0, 0)
+        await wait_until(rest.done)
+        assert bodies(slave) == [b"x" * 300]
 
 
 def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:

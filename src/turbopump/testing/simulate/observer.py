@@ -33,7 +33,9 @@ class _Seen:
     """What is known of a broker that runs."""
 
     broker: Broker
-    marks: tuple[object, ...] = ()
+    end: int = -1
+    changes: int = -1
+    """Of the log and of the committed offsets, as they were last seen."""
     ends: dict[MessageQueue, int] = field(default_factory=dict)
     committed: Offsets = field(default_factory=dict)
 
@@ -52,24 +54,27 @@ class Observer:
 
     def look(self) -> bool:
         """Look at all brokers; called when everything else is done at an instant."""
-        self._world.follow_roles()
-        self._note_last_commits()
-        if self._world.starting:
+        world = self._world
+        world.follow_roles()
+        if world.stopped:
+            self._note_last_commits()
+        if world.starting:
             self._note_loaded()
-        for name, broker in self._world.masters.items():
-            machine = self._world.roles.masters[name]
-            if machine in self._world.doomed:
+        masters, doomed = world.roles.masters, world.doomed
+        for name, broker in world.masters_seen.items():
+            if masters[name] in doomed:
                 continue
             seen = self._seen.get(name)
             if seen is None or seen.broker is not broker:
-                self._note_start(name, machine, broker)
+                self._note_start(name, masters[name], broker)
                 continue
-            marks = (broker.store.readable_end, broker.state.offsets.changes)
-            if marks != seen.marks:
-                seen.marks = marks
+            end, changes = broker.store.readable_end, broker.state.offsets.changes
+            if end != seen.end or changes != seen.changes:
+                seen.end, seen.changes = end, changes
                 self._note_messages(name, seen)
                 self._note_commits(name, seen)
-        self.replicas.look()
+        if world.has_slaves:
+            self.replicas.look()
         return False
 
     def note_assignments(self, group: str, member: str, queues: tuple[MessageQueue, ...]) -> None:
@@ -99,7 +104,7 @@ class Observer:
         if loaded[0] is broker:
             committed = loaded[1]
         ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
-        self._seen[name] = seen = _Seen(broker, (), ends, committed)
+        self._seen[name] = seen = _Seen(broker, ends=ends, committed=committed)
         terms = self._world.roles.terms[name]
         promoted = machine if terms != self._terms.get(name, 0) else ""
         self._terms[name] = terms
@@ -133,6 +138,8 @@ class Observer:
 
     def _note_commits(self, name: str, seen: _Seen) -> None:
         now = _committed(seen.broker, name)
+        if now == seen.committed:
+            return
         for place, offset in now.items():
             before = seen.committed.get(place)
             if before != offset:

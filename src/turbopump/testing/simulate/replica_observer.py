@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from turbopump.broker.broker import Broker
 from turbopump.broker.replication.copying import first_difference
+from turbopump.broker.replication.roles import RoleRecord
+from turbopump.broker.replication.slave import MasterConnection
 from turbopump.message import MessageQueue, PhysicalOffset
 from turbopump.net.network import address_text
 from turbopump.store.store import Store
@@ -29,6 +31,7 @@ class _Seen:
     end: PhysicalOffset
     ends: dict[MessageQueue, int] = field(default_factory=dict)
     master: Broker | None = None
+    link: MasterConnection | None = None
     address: str = ""
     """The slave's end of the connection whose reports were compared last."""
     compared: PhysicalOffset = field(default=PhysicalOffset(0))
@@ -40,8 +43,9 @@ class _Stale:
 
     broker: Broker
     end: PhysicalOffset
-    started_us: int
     is_suspended: bool
+    record: RoleRecord
+    started_us: int
     was_told: bool
     """Whether it has written down that it was replaced."""
 
@@ -56,7 +60,7 @@ class ReplicaObserver:
 
     def look(self) -> None:
         """Look at all slaves that run."""
-        for slave in self._world.slaves:
+        for slave in self._world.slaves_seen:
             broker = self._world.brokers.get(slave.name)
             if broker is None or slave.name in self._world.doomed:
                 continue
@@ -106,21 +110,18 @@ class ReplicaObserver:
 
     def _compare_reported(self, slave: Slave, seen: _Seen) -> None:
         """Compare what the slave has reported over its connection, and was not compared yet."""
-        master, address = self._world.masters.get(slave.master), _link_address(seen.broker)
+        master, link = self._world.masters_seen.get(slave.master), _link(seen.broker)
         machine = self._world.roles.masters[slave.master]
-        if master is None or machine in self._world.doomed or not address:
+        if master is None or machine in self._world.doomed or link is None:
             return
-        if seen.master is not master or seen.address != address:
-            seen.master, seen.address, seen.compared = master, address, PhysicalOffset(0)
-        reported = [
-            known.acknowledged
-            for known in master.replication.status.slaves
-            if known.address == address
-        ]
-        if not reported or reported[0] <= seen.compared:
+        if seen.master is not master or seen.link is not link:
+            seen.master, seen.link, seen.compared = master, link, PhysicalOffset(0)
+            seen.address = address_text(link._transport.get_extra_info("sockname"))  # noqa: SLF001 - to know whose reports a master has
+        reported = _reported(master, seen.address)
+        if reported <= seen.compared:
             return
-        difference = _difference(master.store, seen.broker.store, seen.compared, reported[0])
-        seen.compared = reported[0]
+        difference = _difference(master.store, seen.broker.store, seen.compared, reported)
+        seen.compared = reported
         if difference:
             self._world.history.add(LogsCompared(self._world.now_us, slave.name, difference))
 
@@ -137,18 +138,19 @@ class ReplicaObserver:
 
     def _look_for_stale_writes(self) -> None:
         """Note what is written by machines that take themselves for masters and are not."""
-        now_us = self._world.now_us
-        for name, machine, broker in self._world.roles.all_masters():
-            before = self._stale.get(machine)
-            is_new = before is None or before.broker is not broker
+        for name, machine, broker in self._world.roles.masters_then:
+            before, end = self._stale.get(machine), broker.store.written_end
+            mastership = broker._mastership  # noqa: SLF001 - also while it accepts writes
+            record, is_suspended = mastership.record, broker.path.writer.suspension is not None
+            now_us = started_us = self._world.now_us
+            if before is not None and before.broker is broker:
+                if (before.end, before.is_suspended, before.record) == (end, is_suspended, record):
+                    continue
+                started_us = before.started_us
             seen = self._stale[machine] = _Stale(
-                broker,
-                broker.store.written_end,
-                now_us if before is None or is_new else before.started_us,
-                broker.path.writer.suspension is not None,
-                broker._mastership.was_replaced,  # noqa: SLF001 - also while it accepts writes
+                broker, end, is_suspended, record, started_us, mastership.was_replaced
             )
-            if before is None or is_new or machine in self._world.doomed:
+            if before is None or before.broker is not broker or machine in self._world.doomed:
                 continue
             is_other = machine != self._world.roles.masters[name]
             if seen.end > before.end and (is_other or before.was_told):
@@ -172,17 +174,25 @@ def _must_know(before: _Stale, seen: _Stale, promoted_us: int) -> str:
 
 
 def _cut_bytes(slave: Broker) -> int:
-    link = slave.replication.status.master
-    return 0 if link is None else link.cut_bytes
-
-
-def _link_address(slave: Broker) -> str:
-    """Return the slave's end of its connection; empty if there is none, or logs are compared."""
     follower = slave.replication.follower
-    connection = None if follower is None else follower._connection  # noqa: SLF001 - to know whose reports a master has, also after a restart of the slave
-    if connection is None or connection.copying.is_comparing or connection.ended.done():
-        return ""
-    return address_text(connection._transport.get_extra_info("sockname"))  # noqa: SLF001 - as above
+    return 0 if follower is None else follower._cut_bytes  # noqa: SLF001 - without a whole status at every look
+
+
+def _link(slave: Broker) -> MasterConnection | None:
+    """Return the slave's connection; None if there is none, or logs are compared."""
+    follower = slave.replication.follower
+    link = None if follower is None else follower._connection  # noqa: SLF001 - to know whose reports a master has, also after a restart of the slave
+    if link is None or link.copying.is_comparing or link.ended.done():
+        return None
+    return link
+
+
+def _reported(master: Broker, address: str) -> PhysicalOffset:
+    """Return how far a slave has reported to have its master's log."""
+    for slave in master.replication.slaves._connected:  # noqa: SLF001 - without a whole status at every look
+        if slave.has_reported and slave.address == address:
+            return slave.acknowledged
+    return PhysicalOffset(0)
 
 
 def _difference(master: Store, slave: Store, start: PhysicalOffset, end: PhysicalOffset) -> str:

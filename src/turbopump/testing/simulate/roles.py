@@ -30,6 +30,11 @@ class Roles:
         self._epochs: Counter[str] = Counter()
         self._replaced: set[str] = set()
         """Broker names whose master has become a slave, and which have no other yet."""
+        self._marks: list[object] = []
+        # As they were at the last change that `update` has seen.
+        self.serving_then: dict[str, Broker] = {}
+        self.slaves_then: list[Slave] = []
+        self.masters_then: list[tuple[str, str, Broker]] = []
 
     def name_of(self, machine: str) -> str:
         """Return the broker name of a machine."""
@@ -76,6 +81,15 @@ class Roles:
 
     def update(self, now_us: int) -> None:
         """Take notice of who has become master since the last call."""
+        marks = [_mark(self._brokers.get(each)) for of in self._machines.values() for each in of]
+        if marks == self._marks:
+            return
+        self._marks = marks
+        self._follow(now_us)
+        self.serving_then, self.slaves_then = self.serving(), self.slaves()
+        self.masters_then = self.all_masters()
+
+    def _follow(self, now_us: int) -> None:
         for name, machines in self._machines.items():
             before = self._brokers.get(self.masters[name])
             if before is not None and is_ready(before) and before.config.identity.is_slave:
@@ -98,3 +112,11 @@ class Roles:
 
     def _epoch(self, machine: str) -> int:
         return self._brokers[machine].replica.roles.epoch
+
+
+def _mark(broker: Broker | None) -> object:
+    """Return what changes with the role of a machine."""
+    if broker is None or not is_ready(broker):
+        return None
+    is_suspended = broker.path.writer.suspension is not None
+    return broker, broker.config.identity, is_suspended, broker.replica.roles.epoch

@@ -67,15 +67,11 @@ class MachineClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._wall_offset_ms = 0
+        self.monotonic_ms = clock.monotonic_ms
+        self.uptime_ms = clock.uptime_ms
 
     def now_ms(self) -> int:
         return self._clock.now_ms() + self._wall_offset_ms
-
-    def monotonic_ms(self) -> int:
-        return self._clock.monotonic_ms()
-
-    def uptime_ms(self) -> int:
-        return self._clock.uptime_ms()
 
     def jump_wall(self, by_ms: int) -> None:
         """Set the wall clock forward or, with a negative number, back."""
@@ -156,6 +152,21 @@ class World(Cluster):
         return {name: made for name, made in self.brokers.items() if name not in self._slaves}
 
     @property
+    def has_slaves(self) -> bool:
+        """Whether any machine is planned to follow another."""
+        return bool(self._slaves)
+
+    @property
+    def masters_seen(self) -> Mapping[str, Broker]:
+        """The same, as the last call of `follow_roles` has found them."""
+        return self.roles.serving_then if self.plan.replicas.promotes else self.masters
+
+    @property
+    def slaves_seen(self) -> Sequence[Slave]:
+        """The slaves, as the last call of `follow_roles` has found them."""
+        return self.roles.slaves_then if self.plan.replicas.promotes else self.slaves
+
+    @property
     def slaves(self) -> Sequence[Slave]:
         """The slaves: as planned, or as it is after promotions."""
         plan = self.plan.replicas
@@ -187,6 +198,8 @@ class World(Cluster):
 
     def follow_roles(self) -> None:
         """Take notice of brokers that have started again in another role."""
+        if not self.plan.replicas.promotes:
+            return
         for name, lives in self._lives.items():
             current = lives.current
             if self.brokers.get(name) not in (None, current) and is_ready(current):

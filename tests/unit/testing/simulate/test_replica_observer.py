@@ -8,6 +8,7 @@ import pytest
 
 from promotable import promotable_brokers
 from turbopump.broker.broker import Broker
+from turbopump.broker.replication.roles import RoleRecord
 from turbopump.message import PhysicalOffset
 from turbopump.testing import virtual_time
 from turbopump.testing.simulate.replica_observer import _must_know, _Stale
@@ -18,7 +19,7 @@ PROMOTED_US = 100
 def seen(
     broker: Broker, end: int, *, started_us: int = 0, suspended: bool = False, told: bool = False
 ) -> _Stale:
-    return _Stale(broker, PhysicalOffset(end), started_us, suspended, told)
+    return _Stale(broker, PhysicalOffset(end), suspended, RoleRecord(), started_us, told)
 
 
 @pytest.mark.parametrize(
