@@ -222,7 +222,8 @@ class KeptBroadcasting(Kept):
 
 class KeptRole(Kept):
     async def begin(self) -> None:
-        self.table = Mastership(BrokerConfig(), self.file, _nobody_answers, Random(1))
+        clock = VirtualClock()
+        self.table = Mastership(BrokerConfig(), self.file, _nobody_answers, Random(1), clock)
         self.table.load()
 
     async def change(self, number: int) -> None:

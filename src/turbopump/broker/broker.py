@@ -113,7 +113,9 @@ class Broker:
         )
         role_path = config.directory / "config" / "brokerRole.json"
         role_file = TableFile(role_path, machine.files, self._writer)
-        self._mastership = Mastership(config, role_file, self._pool.request, machine.random)
+        self._mastership = Mastership(
+            config, role_file, self._pool.request, machine.random, self._clock
+        )
         self._work = Supervisor(self._fatal)
         self.failure: ServerFailed | None = None
         """Why it can no longer keep its guarantees; leaving its context raises this error."""

@@ -17,6 +17,7 @@ from msgspec import Struct
 from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.groups import Groups
 from turbopump.broker.offsets import Offsets
+from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
@@ -67,12 +68,10 @@ class CopiedTables:
         delays_for_java: Callable[[], bytes],
         store: LogEnd,
         clock: Clock,
-        epoch: Callable[[], int] = lambda: 0,
-        on_slave: Callable[[], None] = lambda: None,
+        mastership: Mastership,
     ) -> None:
         self._store = store
-        self._epoch = epoch
-        self._on_slave = on_slave
+        self._mastership = mastership
         self._is_closed = False
         # Change counters restart with the process, and so do versions made of them.
         since = str(clock.now_ms())
@@ -119,7 +118,7 @@ class CopiedTables:
         if asked.known_version is None:
             body = (table.encoded_for_java or table.encoded)()
             return request.answer(ResponseCode.SUCCESS, table.java_header, body=body)
-        self._on_slave()
+        self._mastership.note_slave(asked.slave_id)
         wait_ms = min(asked.wait_millis or 0, HOLD_MAX_MS)
         is_known = asked.known_version == table.version()
         if is_known and wait_ms > 0 and table.changing is not None and not self._is_closed:
@@ -137,7 +136,10 @@ class CopiedTables:
     def _versioned(self, table: ServedTable, request: Command, known: str) -> Command:
         version = table.version()
         header = headers.TableCopyAnswer(
-            table_version=version, log_end=self._store.written_end, broker_epoch=self._epoch()
+            table_version=version,
+            log_end=self._store.written_end,
+            broker_epoch=self._mastership.record.epoch,
+            slave_ids=self._mastership.slave_ids,
         )
         body = b"" if version == known else table.encoded()
         return request.answer(ResponseCode.SUCCESS, header, body=body)

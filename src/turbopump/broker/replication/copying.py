@@ -111,11 +111,14 @@ class Copying:
         self._expected: PhysicalOffset | None = None if self._is_empty else self.request
         self._heartbeats = 0
         self._has_begun = False
+        self._both_are_empty = False
 
     @property
     def is_comparing(self) -> bool:
         """Whether the slave's log is not yet known to agree with the master's."""
-        return self._expected is None or self._expected < self._end
+        if self._expected is None:
+            return not self._both_are_empty
+        return self._expected < self._end
 
     def take(self, transfer: Transfer) -> Step:
         """Compare or copy what the master sent; raises FrameError for invalid data."""
@@ -142,6 +145,7 @@ class Copying:
         """Begin a log wherever the master does."""
         if not data:
             self._heartbeats += 1
+            self._both_are_empty = position == self._end
             stuck = position == self.request == EVERYTHING and self._heartbeats > 1
             return AskForLastFile() if stuck else Idle.IDLE
         start: bytes | memoryview = data
