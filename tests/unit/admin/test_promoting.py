@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.errors import AdministrationError, NotThere, RemoteError
 from turbopump.testing import virtual_machine, virtual_time, wait_until
+from turbopump.wire.bodies import BrokerData
 from turbopump.wire.codes import ResponseCode
 
 
@@ -37,8 +37,12 @@ async def until_copied(replicas: PromotableBrokers, number: int) -> None:
 
 
 async def until_registered(replicas: PromotableBrokers, ids: set[int]) -> None:
-    while set(await replicas.addresses()) != ids:
-        await asyncio.sleep(0.1)
+    routes = replicas.nameservers[0]._routes
+    none = BrokerData(cluster="", broker_name=NAME, broker_addrs={})
+    await wait_until(
+        lambda: routes.cluster_info().broker_addr_table.get(NAME, none).broker_addrs.keys() == ids,
+        60,
+    )
 
 
 async def statuses(admin: Admin) -> dict[str, BrokerStatus]:
