@@ -62,8 +62,17 @@ def metadata(
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def check_settings(config: Config) -> None:
-    """Refuse values outside the limits of a dataclass; usually its ``__post_init__``.
+class CheckedSettings:
+    """A base of dataclasses that refuses values outside the limits of their fields."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def check_settings(config: Any) -> None:
+    """Raise InvalidArgument for a value outside the limits of its field.
 
     The error names the key, the value and what is expected.
     """

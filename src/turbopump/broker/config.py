@@ -14,6 +14,7 @@ from turbopump.filters.server_config import MEMORY_BYTES_MIN, CodeLimits
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
 from turbopump.settings import (
     PORT_MAX,
+    CheckedSettings,
     check_settings,
     data_directory,
     metadata,
@@ -198,7 +199,7 @@ class TopicsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsConfig:
+class GroupsConfig(CheckedSettings):
     """Consumer groups and their members."""
 
     auto_create: bool = setting("autoCreateSubscriptionGroup", True, live=True)
@@ -215,11 +216,9 @@ class GroupsConfig:
     """How long after a start the members from before it count as members and lock owners without a
     heartbeat; 0 forgets them."""
 
-    __post_init__ = check_settings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiltersConfig:
+class FiltersConfig(CheckedSettings):
     """Which subscription filters the broker evaluates besides tags."""
 
     sql_enabled: bool = setting("enablePropertyFilter", True, live=True)
@@ -240,8 +239,6 @@ class FiltersConfig:
     code_time_ms_max: int = setting("filterCodeTimePerMessage", 5000, 1)
     """Time of a code filter for one message."""
 
-    __post_init__ = check_settings
-
     @property
     def code_limits(self) -> CodeLimits:
         return CodeLimits(
@@ -253,7 +250,7 @@ class FiltersConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionsConfig:
+class TransactionsConfig(CheckedSettings):
     """Handling of transactional messages."""
 
     rejected: bool = setting("rejectTransactionMessage", False, live=True)
@@ -266,11 +263,9 @@ class TransactionsConfig:
     """After this many checks without a decision, a half message goes to
     TRANS_CHECK_MAX_TIME_TOPIC."""
 
-    __post_init__ = check_settings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LongPollingConfig:
+class LongPollingConfig(CheckedSettings):
     """How pulls wait for messages."""
 
     enabled: bool = setting("longPollingEnable", True, live=True)
@@ -282,11 +277,9 @@ class LongPollingConfig:
     held_max: int = setting("pullThreadPoolQueueCapacity", 100_000, 1)
     """Most waiting pulls; more are answered immediately."""
 
-    __post_init__ = check_settings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlaveReadsConfig:
+class SlaveReadsConfig(CheckedSettings):
     """When consumers pull from a slave instead of the master."""
 
     enabled: bool = setting("slaveReadEnable", False, live=True)
@@ -296,11 +289,9 @@ class SlaveReadsConfig:
     """Whether a slave corrects offsets outside its queues; otherwise it sends such consumers back
     to the master."""
 
-    __post_init__ = check_settings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverloadConfig:
+class OverloadConfig(CheckedSettings):
     """When the broker refuses requests as busy, instead of letting all of them wait."""
 
     fast_failure: bool = setting("brokerFastFailureEnable", True, live=True)
@@ -320,22 +311,18 @@ class OverloadConfig:
     """Bytes received on all connections and not served, such as unfinished frames; above it, the
     connection is closed whose unfinished frame began first."""
 
-    __post_init__ = check_settings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkConfig:
+class NetworkConfig(CheckedSettings):
     """How the broker waits for requests."""
 
     poll_us: int = setting("busyPollMicros", 100, 0, POLL_US_MAX)
     """How long to poll for the next request before sleeping, while requests arrive in quick
     succession; 0 to disable."""
 
-    __post_init__ = check_settings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsConfig:
+class LimitsConfig(CheckedSettings):
     """Size limits."""
 
     message_bytes_max: int = setting("maxMessageSize", 4 * 1024 * 1024, 1, _ANSWER_BYTES_MAX)
@@ -349,19 +336,15 @@ class LimitsConfig:
     )
     """Most bytes returned by such a pull."""
 
-    __post_init__ = check_settings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalsConfig:
+class IntervalsConfig(CheckedSettings):
     """How often state is saved."""
 
     offsets_ms: int = setting("flushConsumerOffsetInterval", 5000, 1, live=True)
     """Committed offsets of consumer groups."""
     delays_ms: int = setting("flushDelayOffsetInterval", 10_000, 1, live=True)
     """Progress of the delay service."""
-
-    __post_init__ = check_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

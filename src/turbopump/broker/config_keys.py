@@ -156,7 +156,7 @@ def _declared(config: type[Any], prefix: str = "") -> Iterator[Setting]:
     types = get_type_hints(config)
     for each in fields(config):
         path, kind = prefix + each.name, types[each.name]
-        if is_dataclass(kind):
+        if isinstance(kind, type) and is_dataclass(kind):
             yield from _declared(kind, f"{path}.")
         elif "key" in each.metadata:
             yield Setting(each.metadata["key"], path, _KINDS[kind], each.metadata["live"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
-from turbopump.settings import PORT_MAX, check_settings, data_directory, setting
+from turbopump.settings import PORT_MAX, CheckedSettings, data_directory, setting
 
 PORT = 9876
 LOCKED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
@@ -18,7 +18,7 @@ def _default_kv_path() -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameServerConfig:
+class NameServerConfig(CheckedSettings):
     """Settings of a name server; in files and requests by their keys in camelCase."""
 
     host: str = setting("bindAddress", "127.0.0.1")
@@ -50,5 +50,3 @@ class NameServerConfig:
     topics_max: int = setting("topicsMax", 500_000, 1)
     """Topics, each counted once for every broker name that has it; a registration that would
     bring more is refused."""
-
-    __post_init__ = check_settings

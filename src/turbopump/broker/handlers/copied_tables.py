@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 from zlib import crc32
 
 import msgspec
@@ -21,9 +20,9 @@ from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
-from turbopump.message import PhysicalOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Outcome
+from turbopump.store.store import Store
 from turbopump.tables import Table
 from turbopump.wire import headers
 from turbopump.wire.bodies import DataVersion
@@ -32,13 +31,6 @@ from turbopump.wire.command import Command
 from turbopump.wire.schema import Header
 
 HOLD_MAX_MS = 30_000
-
-
-class LogEnd(Protocol):
-    """Store operations used here."""
-
-    @property
-    def written_end(self) -> PhysicalOffset: ...
 
 
 class ServedTable(Struct, frozen=True, kw_only=True):
@@ -66,7 +58,7 @@ class CopiedTables:
         consumer_filters: ConsumerFilters,
         delays: Callable[[], bytes],
         delays_for_java: Callable[[], bytes],
-        store: LogEnd,
+        store: Store,
         clock: Clock,
         mastership: Mastership,
     ) -> None:

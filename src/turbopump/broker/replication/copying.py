@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -17,27 +17,12 @@ from turbopump.broker.replication.frames import Transfer
 from turbopump.broker.replication.master import EVERYTHING
 from turbopump.errors import FrameError
 from turbopump.message import PhysicalOffset
+from turbopump.store.store import Store
 
 COMPARED_BYTES = 64 * 1024
 """How much of the end of the log is compared; more each time that nothing matches."""
 
 _GROWTH = 16
-
-
-class CopiedLog(Protocol):
-    """Store operations used here."""
-
-    @property
-    def min_offset(self) -> PhysicalOffset: ...
-
-    @property
-    def written_end(self) -> PhysicalOffset: ...
-
-    def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None: ...
-
-    def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> Future[None]: ...
-
-    def last_message(self) -> PhysicalOffset: ...
 
 
 class Copied(Struct, frozen=True):
@@ -85,7 +70,7 @@ class Copying:
 
     def __init__(
         self,
-        log: CopiedLog,
+        log: Store,
         compared_bytes: int = COMPARED_BYTES,
         end_max: PhysicalOffset | None = None,
         *,
