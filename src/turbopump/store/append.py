@@ -88,20 +88,6 @@ class Appender:
             record.topic, record.properties,
         )  # fmt: skip
 
-    def check(self, records: Sequence[Record]) -> None:
-        """Refuse messages that could never be written."""
-        for record in records:
-            self._queues.check_name(record.topic, record.queue_id)
-            if record.size > self._size_limit:
-                raise InvalidArgument(
-                    f"a message must be at most {self._size_limit} bytes, got {record.size}"
-                )
-        total = sum(record.size for record in records)
-        if not 0 < total <= self._config.group_bytes_max:
-            raise InvalidArgument(
-                f"a batch must be 1 to {self._config.group_bytes_max} bytes, got {total}"
-            )
-
     def undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
         """Undo a `write` that raised; ``torn`` if bytes may remain after the end."""
         for entry in self._entries:

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from turbopump.broker.admin.resets import RESETTABLE_SINCE
 from turbopump.broker.clients import Consumers, Member
-from turbopump.broker.handlers.common import answer_with
-from turbopump.broker.handlers.peers import commands_to
+from turbopump.broker.handlers.common import answer_with, commands_to
 from turbopump.errors import BodyError, InvalidArgument, NetworkError, RemoteError, RequestTimeout
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection

@@ -6,8 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from turbopump.broker.clients import Consumers, Member
-from turbopump.broker.handlers.common import answer_with, body_of
-from turbopump.broker.handlers.peers import commands_to
+from turbopump.broker.handlers.common import answer_with, body_of, commands_to
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, RemoteError
