@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -34,6 +35,8 @@ from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.progress import Progress
 from turbopump.broker.queue_locks import QueueLocks
+from turbopump.broker.replication.mastership import Mastership
+from turbopump.broker.replication.roles import RoleRecord
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
@@ -45,6 +48,7 @@ from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Router, failure
 from turbopump.store.damage import DamageLog
 from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Filter, NoMatch, ReadOutcome
+from turbopump.store.store import Store
 from turbopump.tables import TableFile, TableWriter
 from turbopump.testing import VirtualClock
 from turbopump.testing.background import VirtualBackground
@@ -237,18 +241,21 @@ class Parts:
         self.info = RuntimeInfo(
             config=self.config,
             stats=self.stats,
-            store=self.store,
+            store=cast(Store, self.store),
             delay_progress=lambda: self.delays,
             clock=self.clock,
         )
         self.router = Router(self._handlers(identity))
 
     def _handlers(self, identity: IdentityConfig) -> dict[int, Handler]:
-        name = identity.broker_name
+        name, store = identity.broker_name, cast(Store, self.store)
+        mastership = SimpleNamespace(
+            record=RoleRecord(), slave_ids="", note_slave=lambda slave_id: None
+        )
         parts = (
             self.clients,
             OffsetRequests(
-                Progress(self.offsets, self.topics, self.groups, self.consumers, self.store),
+                Progress(self.offsets, self.topics, self.groups, self.consumers, store),
                 self.offsets,
             ),
             TopicRequests(
@@ -257,7 +264,7 @@ class Parts:
                 offsets=self.offsets,
                 consumers=self.consumers,
                 stats=self.stats,
-                store=self.store,
+                store=store,
                 announce=self._announce,
             ),
             GroupRequests(
@@ -277,7 +284,7 @@ class Parts:
                 offsets=self.offsets,
                 consumers=self.consumers,
                 stats=self.stats,
-                store=self.store,
+                store=store,
                 clock=self.clock,
             ),
             ResetRequests(
@@ -285,14 +292,14 @@ class Parts:
                 topics=self.topics,
                 offsets=self.offsets,
                 consumers=self.consumers,
-                store=self.store,
+                store=store,
             ),
-            RelayRequests(broker_name=name, consumers=self.consumers, store=self.store),
+            RelayRequests(broker_name=name, consumers=self.consumers, store=store),
             SettingRequests(self.live, self.info),
             InspectionRequests(
                 stats=self.stats,
                 consumers=self.consumers,
-                store=self.store,
+                store=store,
             ),
             CopiedTables(
                 topics=self.topics,
@@ -301,8 +308,9 @@ class Parts:
                 consumer_filters=self.consumer_filters,
                 delays=lambda: self.delays.encode(),
                 delays_for_java=lambda: self.delays.encode(bare_keys=True),
-                store=self.store,
+                store=store,
                 clock=self.clock,
+                mastership=cast(Mastership, mastership),
             ),
             FilterServers(FiltersConfig(servers=1), identity, self.clock, lambda addresses: None),
             access_control,

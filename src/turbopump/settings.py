@@ -1,7 +1,7 @@
 """Settings as people write them, in TOML or ``key=value`` lines, and the dataclasses made of them.
 
 A configuration is a frozen dataclass that checks itself. Its keys are its field names in camelCase
-unless `keyed` gives another; on the way in and out all values are texts.
+unless `setting` gives another; on the way in and out all values are texts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ T = TypeVar("T")
 Settings = Mapping[str, str]
 
 _KEY = "key"
+PORT_MAX = 0xFFFF
+_TEXT_CHARS_MAX = 255
+"""Of names, addresses and the like: some are sent with every answer."""
 _TEXTS_OF_BOOL = {"true": True, "false": False}
 
 
@@ -37,10 +40,78 @@ def data_directory() -> Path:
     return Path.home() / ".turbopump"
 
 
-def keyed(key: str, default: T) -> T:
-    """Declare a dataclass field whose key is not its name in camelCase."""
-    declared: T = field(default=default, metadata={_KEY: key})
+def setting(
+    key: str, default: T, least: int = 0, most: int | None = None, *, live: bool = False
+) -> T:
+    """Declare a dataclass field by its key and what `check_settings` accepts.
+
+    Limits are those of a number, or of the length of a text. A ``live`` setting takes effect while
+    the server runs.
+    """
+    declared: T = field(default=default, metadata=metadata(key, least, most, live=live))
     return declared
+
+
+def metadata(
+    key: str, least: int = 0, most: int | None = None, *, live: bool = False
+) -> dict[str, Any]:
+    """Return what `setting` knows of a field, for fields without a constant default."""
+    return {_KEY: key, "least": least, "most": most, "live": live}
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+class CheckedSettings:
+    """A base of dataclasses that refuses values outside the limits of their fields."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def check_settings(config: Any) -> None:
+    """Raise InvalidArgument for a value outside the limits of its field.
+
+    The error names the key, the value and what is expected.
+    """
+    for declared in fields(config):
+        # Annotations are texts wherever they are not evaluated.
+        check = _CHECKS.get(str(declared.type))
+        if check is not None and _KEY in declared.metadata:
+            limits = declared.metadata["least"], declared.metadata["most"]
+            check(_key(declared), getattr(config, declared.name), *limits)
+
+
+def require(ok: bool, key: str, value: object, allowed: str) -> None:
+    """Refuse an invalid setting, naming its key, its value and what is expected."""
+    if not ok:
+        raise InvalidArgument(f"{key} must be {allowed}, got {value!r}")
+
+
+def _check_int(key: str, value: object, least: int, most: int | None) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if ok and most is not None:
+        ok = isinstance(value, int) and value <= most
+    allowed = f"at least {least}" if most is None else f"{least} to {most}"
+    require(ok, key, value, f"a whole number, {allowed}")
+
+
+def _check_bool(key: str, value: object, _least: int, _most: int | None) -> None:
+    require(isinstance(value, bool), key, value, "true or false")
+
+
+def _check_text(key: str, value: object, least: int, most: int | None) -> None:
+    ok = isinstance(value, str) and len(value) >= least and not set(value) & set("\n\r\0")
+    require(ok, key, value, "a text on one line")
+    chars_max = most or _TEXT_CHARS_MAX
+    if isinstance(value, str) and len(value) > chars_max:
+        raise InvalidArgument(f"{key} must be at most {chars_max} characters, got {len(value)}")
+
+
+_CHECKS = {"int": _check_int, "bool": _check_bool, "str": _check_text}
+"""By the type of a field."""
 
 
 # --- texts and files ------------------------------------------------------------------------------

@@ -67,6 +67,19 @@ async def test_a_new_slave_copies_all_files_there_are(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_the_slave_of_an_empty_master_is_in_sync(tmp_path: Path) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        slave = cluster.slave()
+        assert cluster.master.store.written_end == 0
+        await cluster.advance(seconds=30)
+        assert master_link(slave).state is LinkState.IN_SYNC
+        assert slave.administration.runtime_info()["replicationLagMillis"] == "0"
+        await cluster.fill(20)
+        await cluster.until_copied()
+        assert master_link(slave).cut_bytes == 0
+
+
+@virtual_time()
 async def test_a_slave_that_was_away_continues_where_it_was(tmp_path: Path) -> None:
     async with log_replicas(tmp_path) as cluster:
         for crash in (False, True):

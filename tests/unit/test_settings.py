@@ -14,18 +14,18 @@ from turbopump.settings import (
     changed_properties,
     configured,
     described,
-    keyed,
     keys_of,
     parse_properties,
     parse_toml,
     read_settings,
     render_properties,
+    setting,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    host: str = keyed("bindAddress", "127.0.0.1")
+    host: str = setting("bindAddress", "127.0.0.1")
     queue_count: int = 8
     is_open: bool = True
     data_path: Path = field(default_factory=Path)

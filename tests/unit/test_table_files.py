@@ -29,6 +29,7 @@ from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.replication.roles import RoleRecord
 from turbopump.broker.topics import Topics
+from turbopump.broker.versioned_table import VersionedTable
 from turbopump.client.offsets import LocalOffsets
 from turbopump.errors import ConnectFailed, StoreDamaged, WriteFailed
 from turbopump.machine import Machine
@@ -222,7 +223,8 @@ class KeptBroadcasting(Kept):
 
 class KeptRole(Kept):
     async def begin(self) -> None:
-        self.table = Mastership(BrokerConfig(), self.file, _nobody_answers, Random(1))
+        clock = VirtualClock()
+        self.table = Mastership(BrokerConfig(), self.file, _nobody_answers, Random(1), clock)
         self.table.load()
 
     async def change(self, number: int) -> None:
@@ -448,10 +450,11 @@ def callers(*names: str) -> set[str]:
 
 
 def test_all_tables_are_those_above() -> None:
-    brokers = ("topics", "groups", "offsets", "delays", "membership_file", "consumer_filters")
+    brokers = ("versioned_table", "offsets", "delays", "membership_file", "consumer_filters")
     tables = {f"broker/{name}.py" for name in (*brokers, "replication/mastership")}
     tables.add("client/offsets.py")
     assert callers("Table") == tables
+    assert set(VersionedTable.__subclasses__()) == {Topics, Groups}
     assert callers("self._file.save", "self.file.save") == {"tables.py", "nameserver/kv.py"}
     assert callers("change_text") == {"broker/live_config.py", "nameserver/live_config.py"}
     assert callers("save_text", "save_json") == {"tables.py"}

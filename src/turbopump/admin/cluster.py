@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from turbopump.admin.servers import BrokerNode, Servers, gathered, not_found
-from turbopump.errors import RemoteError, TurbopumpError
+from turbopump.errors import AdministrationError, RemoteError, TurbopumpError
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -158,7 +158,11 @@ class Clusters:
         )
 
     async def promotable(self, broker: str, broker_id: int | None = None) -> BrokerNode:
-        """Return the slave with an id, or the one that has most of the log; raises NotThere."""
+        """Return the slave with an id, or the one that has most of the log; raises NotThere.
+
+        Without an id, raises AdministrationError while name servers know only some of the slaves,
+        as after their own restart: a slave that is missing may have more.
+        """
         nodes = await self._servers.nodes(broker=broker)
         slaves = [node for node in nodes if not node.is_master]
         if broker_id is not None:
@@ -167,6 +171,8 @@ class Clusters:
             wanted = broker if broker_id is None else f"{broker} with id {broker_id}"
             raise not_found("slave of broker", wanted, ())
         found = await gathered(self._status(node) for node in slaves)
+        if broker_id is None:
+            _refuse_incomplete(broker, found)
         best = max(found, key=lambda status: -1 if status.log_end is None else status.log_end)
         if best.error is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, best.error)
@@ -240,6 +246,19 @@ def _with_lag(status: BrokerStatus, master_end: int | None) -> BrokerStatus:
         return status
     # Both were asked at about the same time, so the slave may seem to be ahead.
     return replace(status, lag_bytes=max(0, master_end - status.log_end))
+
+
+def _refuse_incomplete(broker: str, slaves: Sequence[BrokerStatus]) -> None:
+    """Raise if slaves know of others of the same master that name servers do not know."""
+    told = ",".join((each.runtime_info or {}).get("replicationSlaveIds", "") for each in slaves)
+    known = {str(each.node.broker_id) for each in slaves}
+    missing = sorted(set(filter(None, told.split(","))) - known)
+    if missing:
+        raise AdministrationError(
+            f"slave {', '.join(missing)} of broker {broker} is not registered with the name server,"
+            " and may have more of the log: brokers register every 30 s, so retry then, or choose a"
+            f" slave with --id ({', '.join(sorted(known))})"
+        )
 
 
 def _rate(text: str | None) -> float | None:

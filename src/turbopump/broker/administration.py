@@ -78,8 +78,7 @@ class Administration:
             delays_for_java=lambda: path.delays.progress.encode(bare_keys=True),
             store=store,
             clock=clock,
-            epoch=lambda: mastership.record.epoch,
-            on_slave=mastership.note_slave,
+            mastership=mastership,
         )
         self._requests: tuple[Requests, ...] = (
             self.clients,

@@ -16,8 +16,8 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.filter_servers import FilterServerProcesses
 from turbopump.broker.handlers.filter_servers import SWEEP_MS, FilterServers
+from turbopump.broker.handlers.offsets import refusals
 from turbopump.broker.handlers.send import HEADER_TYPES
-from turbopump.broker.handlers.slave import refusals
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
@@ -113,7 +113,9 @@ class Broker:
         )
         role_path = config.directory / "config" / "brokerRole.json"
         role_file = TableFile(role_path, machine.files, self._writer)
-        self._mastership = Mastership(config, role_file, self._pool.request, machine.random)
+        self._mastership = Mastership(
+            config, role_file, self._pool.request, machine.random, self._clock
+        )
         self._work = Supervisor(self._fatal)
         self.failure: ServerFailed | None = None
         """Why it can no longer keep its guarantees; leaving its context raises this error."""

@@ -1,4 +1,4 @@
-"""Settings of a broker. In brackets: the key in files (see `config_keys`)."""
+"""Settings of a broker, each with its key in files (see `config_keys`)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from enum import Enum
 from pathlib import Path
 
 from turbopump.broker.replication.config import ReplicationConfig
-from turbopump.broker.setting_checks import (
-    PORT_MAX,
-    require,
-    require_bool,
-    require_int,
-    require_text,
-)
 from turbopump.errors import InvalidArgument
 from turbopump.filters.server_config import MEMORY_BYTES_MIN, CodeLimits
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
-from turbopump.settings import data_directory
+from turbopump.settings import (
+    PORT_MAX,
+    CheckedSettings,
+    check_settings,
+    data_directory,
+    metadata,
+    require,
+    setting,
+)
 from turbopump.store.config import StoreConfig
 from turbopump.wire.bodies import QUEUES_MAX
 from turbopump.wire.hosts import ANY_HOST, split_address
@@ -53,49 +54,51 @@ class Role(Enum):
     SLAVE = "SLAVE"
 
 
+def _require_name(key: str, name: str) -> None:
+    """Refuse names that cannot be topics, and so directories."""
+    ok = _NAME.fullmatch(name) is not None and name.strip(".") != ""
+    require(ok, key, name, _NAME_ALLOWED)
+
+
 def _default_broker_name() -> str:
     return re.sub(r"[^%|a-zA-Z0-9_.-]", "-", socket.gethostname())[:127] or "broker"
+
+
+def _default_directory() -> Path:
+    return data_directory() / "store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityConfig:
     """The broker's identity and addresses."""
 
-    cluster: str = "DefaultCluster"
-    """Brokers of one cluster share their topics; also a topic of this name [brokerClusterName]."""
-    broker_name: str = field(default_factory=_default_broker_name)
-    """Part of every queue's identity; by default the host's name [brokerName]."""
-    broker_id: int = 0
-    """0 for the master, other numbers for its slaves [brokerId]."""
-    role: Role = Role.ASYNC_MASTER
-    """Whether it is master or slave, and whether sends wait for a slave [brokerRole]."""
-    bind_host: str = "127.0.0.1"
-    """Where to listen: a name or an address; 0.0.0.0 for all of the machine's [bindAddress]."""
-    port: int = 10911
-    """Where to listen; 0 takes any port that is free [listenPort]."""
-    serves_vip: bool = True
+    cluster: str = setting("brokerClusterName", "DefaultCluster")
+    """Brokers of one cluster share their topics; also a topic of this name."""
+    broker_name: str = field(default_factory=_default_broker_name, metadata=metadata("brokerName"))
+    """Part of every queue's identity; by default the host's name."""
+    broker_id: int = setting("brokerId", 0, 0)
+    """0 for the master, other numbers for its slaves."""
+    role: Role = field(default=Role.ASYNC_MASTER, metadata=metadata("brokerRole"))
+    """Whether it is master or slave, and whether sends wait for a slave."""
+    bind_host: str = setting("bindAddress", "127.0.0.1")
+    """Where to listen: a name or an address; 0.0.0.0 for all of the machine's."""
+    port: int = setting("listenPort", 10911, 0, PORT_MAX)
+    """Where to listen; 0 takes any port that is free."""
+    serves_vip: bool = setting("vipChannelEnable", True)
     """Whether it also listens at listenPort - 2, where Java clients before 4.5 send and commit by
-    default and Apache slaves ask for topics; never with listenPort 0 [vipChannelEnable]."""
-    advertised_host: str = ""
+    default and Apache slaves ask for topics; never with listenPort 0."""
+    advertised_host: str = setting("brokerIP1", "")
     """The host that clients connect to; empty takes the one listened at, or the machine's own
-    address when that is all of them [brokerIP1]."""
-    region: str = "DefaultRegion"
-    """Sent to producers in every answer, for message traces [regionId]."""
-    trace_on: bool = True
-    """Sent to producers in every answer: whether traces may be sent [traceOn]."""
+    address when that is all of them."""
+    region: str = setting("regionId", "DefaultRegion", 1, live=True)
+    """Sent to producers in every answer, for message traces."""
+    trace_on: bool = setting("traceOn", True, live=True)
+    """Sent to producers in every answer: whether traces may be sent."""
 
     def __post_init__(self) -> None:
-        for key, name in (("brokerClusterName", self.cluster), ("brokerName", self.broker_name)):
-            # Both are topics too, so they must be valid directory names.
-            ok = _NAME.fullmatch(name) is not None and name.strip(".") != ""
-            require(ok, key, name, _NAME_ALLOWED)
-        require_int("brokerId", self.broker_id, 0)
-        require_text("bindAddress", self.bind_host, empty=True)
-        require_int("listenPort", self.port, 0, PORT_MAX)
-        require_bool("vipChannelEnable", self.serves_vip)
-        require_text("brokerIP1", self.advertised_host, empty=True)
-        require_text("regionId", self.region)
-        require_bool("traceOn", self.trace_on)
+        check_settings(self)
+        _require_name("brokerClusterName", self.cluster)
+        _require_name("brokerName", self.broker_name)
 
     @property
     def is_slave(self) -> bool:
@@ -122,44 +125,42 @@ class IdentityConfig:
 class RegistrationConfig:
     """How the broker registers with name servers."""
 
-    name_servers: tuple[str, ...] = ()
-    """Addresses as host:port; the broker registers with all of them [namesrvAddr]."""
-    interval_ms: int = 30_000
-    """How often it registers when nothing changes [registerNameServerPeriod]."""
-    timeout_ms: int = 6000
-    """How long to wait for each name server [registerBrokerTimeoutMills]."""
-    forced: bool = True
+    name_servers: tuple[str, ...] = setting("namesrvAddr", ())
+    """Addresses as host:port; the broker registers with all of them."""
+    interval_ms: int = setting("registerNameServerPeriod", 30_000, 10_000, 60_000, live=True)
+    """How often it registers when nothing changes."""
+    timeout_ms: int = setting("registerBrokerTimeoutMills", 6000, 1, live=True)
+    """How long to wait for each name server."""
+    forced: bool = setting("forceRegister", True, live=True)
     """Whether the periodic registration sends everything without asking first whether anything
-    changed [forceRegister]."""
-    compressed: bool = False
-    """Whether the topics are sent compressed [compressedRegister]."""
+    changed."""
+    compressed: bool = setting("compressedRegister", False, live=True)
+    """Whether the topics are sent compressed."""
 
     def __post_init__(self) -> None:
+        check_settings(self)
         for address in self.name_servers:
             try:
                 split_address(address)
             except InvalidArgument as error:
                 raise InvalidArgument(f"namesrvAddr: {error}") from error
-        require_int("registerNameServerPeriod", self.interval_ms, 10_000, 60_000)
-        require_int("registerBrokerTimeoutMills", self.timeout_ms, 1)
-        require_bool("forceRegister", self.forced)
-        require_bool("compressedRegister", self.compressed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
     """What the broker permits."""
 
-    permission: int = PERM_READ | PERM_WRITE
-    """4 reading, 2 writing, 6 both; without one, routes say so too [brokerPermission]."""
-    sends_from_ms: int = 0
-    """Sends are refused before this time, in ms since 1970 [startAcceptSendRequestTimeStamp]."""
-    config_blacklist: frozenset[str] = frozenset({"configBlackList", "brokerConfigPath"})
-    """Keys that cannot be changed from outside while the broker runs [configBlackList]."""
+    permission: int = setting("brokerPermission", PERM_READ | PERM_WRITE, 0, 7, live=True)
+    """4 reading, 2 writing, 6 both; without one, routes say so too."""
+    sends_from_ms: int = setting("startAcceptSendRequestTimeStamp", 0, 0, live=True)
+    """Sends are refused before this time, in ms since 1970."""
+    config_blacklist: frozenset[str] = setting(
+        "configBlackList", frozenset({"configBlackList", "brokerConfigPath"})
+    )
+    """Keys that cannot be changed from outside while the broker runs."""
 
     def __post_init__(self) -> None:
-        require_int("brokerPermission", self.permission, 0, 7)
-        require_int("startAcceptSendRequestTimeStamp", self.sends_from_ms, 0)
+        check_settings(self)
         require(
             all(self.config_blacklist), "configBlackList", self.config_blacklist, "a set of keys"
         )
@@ -177,91 +178,66 @@ class AccessConfig:
 class TopicsConfig:
     """Which topics exist, and which are created automatically."""
 
-    auto_create: bool = True
-    """Whether a send to an unknown topic creates it [autoCreateTopicEnable]."""
-    topics_max: int = 20_000
-    """Most topics, including the broker's own and those of groups; more are refused [topicsMax]."""
-    default_queues: int = 8
-    """Most queues of a topic created by a send [defaultTopicQueueNums]."""
-    cluster_topic: bool = True
-    """Whether the topic named like the cluster can be used [clusterTopicEnable]."""
-    broker_topic: bool = True
-    """Whether the topic named like the broker can be used [brokerTopicEnable]."""
-    trace_topic: bool = False
-    """Whether there is a topic for message traces [traceTopicEnable]."""
-    trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
-    """Its name [msgTraceTopicName]."""
+    auto_create: bool = setting("autoCreateTopicEnable", True, live=True)
+    """Whether a send to an unknown topic creates it."""
+    topics_max: int = setting("topicsMax", 20_000, 1, live=True)
+    """Most topics, including the broker's own and those of groups; more are refused."""
+    default_queues: int = setting("defaultTopicQueueNums", 8, 1, QUEUES_MAX)
+    """Most queues of a topic created by a send."""
+    cluster_topic: bool = setting("clusterTopicEnable", True)
+    """Whether the topic named like the cluster can be used."""
+    broker_topic: bool = setting("brokerTopicEnable", True)
+    """Whether the topic named like the broker can be used."""
+    trace_topic: bool = setting("traceTopicEnable", False)
+    """Whether there is a topic for message traces."""
+    trace_topic_name: str = setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC")
+    """Its name."""
 
     def __post_init__(self) -> None:
-        require_bool("autoCreateTopicEnable", self.auto_create)
-        require_int("topicsMax", self.topics_max, 1)
-        require_int("defaultTopicQueueNums", self.default_queues, 1, QUEUES_MAX)
-        require_bool("clusterTopicEnable", self.cluster_topic)
-        require_bool("brokerTopicEnable", self.broker_topic)
-        require_bool("traceTopicEnable", self.trace_topic)
-        name = self.trace_topic_name
-        ok = _NAME.fullmatch(name) is not None and name.strip(".") != ""
-        require(ok, "msgTraceTopicName", name, _NAME_ALLOWED)
+        check_settings(self)
+        _require_name("msgTraceTopicName", self.trace_topic_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsConfig:
+class GroupsConfig(CheckedSettings):
     """Consumer groups and their members."""
 
-    auto_create: bool = True
-    """Whether a group is created when it is first used [autoCreateSubscriptionGroup]."""
-    groups_max: int = 10_000
-    """Most consumer groups; more are refused [groupsMax]."""
-    notify_changes: bool = True
-    """Whether members are notified when others join or leave [notifyConsumerIdsChangedEnable]."""
-    client_expiry_ms: int = 120_000
-    """A client without a heartbeat for this long is disconnected [channelExpiredTimeout]."""
-    lock_expiry_ms: int = 60_000
-    """A queue lock that is not renewed for this long is released [rebalanceLockMaxLiveTime]."""
-    member_reconnect_ms: int = 35_000
+    auto_create: bool = setting("autoCreateSubscriptionGroup", True, live=True)
+    """Whether a group is created when it is first used."""
+    groups_max: int = setting("groupsMax", 10_000, 1, live=True)
+    """Most consumer groups; more are refused."""
+    notify_changes: bool = setting("notifyConsumerIdsChangedEnable", True, live=True)
+    """Whether members are notified when others join or leave."""
+    client_expiry_ms: int = setting("channelExpiredTimeout", 120_000, 1000, live=True)
+    """A client without a heartbeat for this long is disconnected."""
+    lock_expiry_ms: int = setting("rebalanceLockMaxLiveTime", 60_000, 1000, live=True)
+    """A queue lock that is not renewed for this long is released."""
+    member_reconnect_ms: int = setting("memberReconnectTimeout", 35_000, 0)
     """How long after a start the members from before it count as members and lock owners without a
-    heartbeat; 0 forgets them [memberReconnectTimeout]."""
-
-    def __post_init__(self) -> None:
-        require_bool("autoCreateSubscriptionGroup", self.auto_create)
-        require_int("groupsMax", self.groups_max, 1)
-        require_bool("notifyConsumerIdsChangedEnable", self.notify_changes)
-        require_int("channelExpiredTimeout", self.client_expiry_ms, 1000)
-        require_int("rebalanceLockMaxLiveTime", self.lock_expiry_ms, 1000)
-        require_int("memberReconnectTimeout", self.member_reconnect_ms, 0)
+    heartbeat; 0 forgets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiltersConfig:
+class FiltersConfig(CheckedSettings):
     """Which subscription filters the broker evaluates besides tags."""
 
-    sql_enabled: bool = True
-    """Whether subscriptions may have SQL92 expressions [enablePropertyFilter]."""
-    retried: bool = False
-    """Whether retried messages must match their group's expression again [filterSupportRetry]."""
-    servers: int = 0
-    """Filter servers that the broker starts; 0 for no code filters [filterServerNums]."""
-    server_port: int = 0
+    sql_enabled: bool = setting("enablePropertyFilter", True, live=True)
+    """Whether subscriptions may have SQL92 expressions."""
+    retried: bool = setting("filterSupportRetry", False, live=True)
+    """Whether retried messages must match their group's expression again."""
+    servers: int = setting("filterServerNums", 0, 0, _FILTER_SERVERS_MAX)
+    """Filter servers that the broker starts; 0 for no code filters."""
+    server_port: int = setting("filterServerPort", 0, 0, PORT_MAX - _FILTER_SERVERS_MAX)
     """Where the first of them listens, the others at the ports after it; 0 takes any that are
-    free [filterServerPort]."""
-    codes_max: int = 64
-    """Filters that one filter server runs; more are refused [filterCodesMax]."""
-    code_memory_bytes_max: int = 128 * 1024 * 1024
-    """Memory of a code filter's process, its interpreter included [filterCodeMemoryMax]."""
-    code_cpu_ms_max: int = 100
-    """CPU time of a code filter for one message [filterCodeCpuTimePerMessage]."""
-    code_time_ms_max: int = 5000
-    """Time of a code filter for one message [filterCodeTimePerMessage]."""
-
-    def __post_init__(self) -> None:
-        require_bool("enablePropertyFilter", self.sql_enabled)
-        require_bool("filterSupportRetry", self.retried)
-        require_int("filterServerNums", self.servers, 0, _FILTER_SERVERS_MAX)
-        require_int("filterServerPort", self.server_port, 0, PORT_MAX - _FILTER_SERVERS_MAX)
-        require_int("filterCodesMax", self.codes_max, 1, 10_000)
-        require_int("filterCodeMemoryMax", self.code_memory_bytes_max, MEMORY_BYTES_MIN)
-        require_int("filterCodeCpuTimePerMessage", self.code_cpu_ms_max, 1)
-        require_int("filterCodeTimePerMessage", self.code_time_ms_max, 1)
+    free."""
+    codes_max: int = setting("filterCodesMax", 64, 1, 10_000)
+    """Filters that one filter server runs; more are refused."""
+    code_memory_bytes_max: int = setting("filterCodeMemoryMax", 128 * 1024 * 1024, MEMORY_BYTES_MIN)
+    """Memory of a code filter's process, its interpreter included."""
+    code_cpu_ms_max: int = setting("filterCodeCpuTimePerMessage", 100, 1)
+    """CPU time of a code filter for one message."""
+    code_time_ms_max: int = setting("filterCodeTimePerMessage", 5000, 1)
+    """Time of a code filter for one message."""
 
     @property
     def code_limits(self) -> CodeLimits:
@@ -274,142 +250,101 @@ class FiltersConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionsConfig:
+class TransactionsConfig(CheckedSettings):
     """Handling of transactional messages."""
 
-    rejected: bool = False
-    """Whether half messages are refused [rejectTransactionMessage]."""
-    timeout_ms: int = 6000
-    """Age at which a half message is checked for the first time, unless the message says otherwise
-    [transactionTimeOut]."""
-    check_interval_ms: int = 60_000
-    """How often producers are asked about half messages that are old enough
-    [transactionCheckInterval]."""
-    checks_max: int = 15
+    rejected: bool = setting("rejectTransactionMessage", False, live=True)
+    """Whether half messages are refused."""
+    timeout_ms: int = setting("transactionTimeOut", 6000, 0, live=True)
+    """Age at which a half message is first checked, unless the message says otherwise."""
+    check_interval_ms: int = setting("transactionCheckInterval", 60_000, 1, live=True)
+    """How often producers are asked about half messages that are old enough."""
+    checks_max: int = setting("transactionCheckMax", 15, 1, live=True)
     """After this many checks without a decision, a half message goes to
-    TRANS_CHECK_MAX_TIME_TOPIC [transactionCheckMax]."""
-
-    def __post_init__(self) -> None:
-        require_bool("rejectTransactionMessage", self.rejected)
-        require_int("transactionTimeOut", self.timeout_ms, 0)
-        require_int("transactionCheckInterval", self.check_interval_ms, 1)
-        require_int("transactionCheckMax", self.checks_max, 1)
+    TRANS_CHECK_MAX_TIME_TOPIC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LongPollingConfig:
+class LongPollingConfig(CheckedSettings):
     """How pulls wait for messages."""
 
-    enabled: bool = True
-    """Whether a pull that finds nothing waits for as long as it requests [longPollingEnable]."""
-    short_hold_ms: int = 1000
-    """How long it waits when long polling is off [shortPollingTimeMills]."""
-    sweep_interval_ms: int = 5000
-    """How often all waiting pulls are checked, in case an arrival was missed
-    [longPollingSweepInterval]."""
-    held_max: int = 100_000
-    """Most waiting pulls; more are answered immediately [pullThreadPoolQueueCapacity]."""
-
-    def __post_init__(self) -> None:
-        require_bool("longPollingEnable", self.enabled)
-        require_int("shortPollingTimeMills", self.short_hold_ms, 1)
-        require_int("longPollingSweepInterval", self.sweep_interval_ms, 1)
-        require_int("pullThreadPoolQueueCapacity", self.held_max, 1)
+    enabled: bool = setting("longPollingEnable", True, live=True)
+    """Whether a pull that finds nothing waits for as long as it requests."""
+    short_hold_ms: int = setting("shortPollingTimeMills", 1000, 1, live=True)
+    """How long it waits when long polling is off."""
+    sweep_interval_ms: int = setting("longPollingSweepInterval", 5000, 1, live=True)
+    """How often all waiting pulls are checked, in case an arrival was missed."""
+    held_max: int = setting("pullThreadPoolQueueCapacity", 100_000, 1)
+    """Most waiting pulls; more are answered immediately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlaveReadsConfig:
+class SlaveReadsConfig(CheckedSettings):
     """When consumers pull from a slave instead of the master."""
 
-    enabled: bool = False
+    enabled: bool = setting("slaveReadEnable", False, live=True)
     """Whether answers to pulls suggest a slave, by the group's `whichBrokerWhenConsumeSlowly` and
-    `brokerId`; otherwise always the master [slaveReadEnable]."""
-    corrects_offsets: bool = False
+    `brokerId`; otherwise always the master."""
+    corrects_offsets: bool = setting("offsetCheckInSlave", False, live=True)
     """Whether a slave corrects offsets outside its queues; otherwise it sends such consumers back
-    to the master [offsetCheckInSlave]."""
-
-    def __post_init__(self) -> None:
-        require_bool("slaveReadEnable", self.enabled)
-        require_bool("offsetCheckInSlave", self.corrects_offsets)
+    to the master."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverloadConfig:
+class OverloadConfig(CheckedSettings):
     """When the broker refuses requests as busy, instead of letting all of them wait."""
 
-    fast_failure: bool = True
-    """Whether sends that waited too long are refused [brokerFastFailureEnable]."""
-    send_wait_max_ms: int = 200
-    """How much work on other requests a send may wait behind, in ms [waitTimeMillsInSendQueue]."""
-    sends_waiting_max: int = 10_000
+    fast_failure: bool = setting("brokerFastFailureEnable", True, live=True)
+    """Whether sends that waited too long are refused."""
+    send_wait_max_ms: int = setting("waitTimeMillsInSendQueue", 200, 1, live=True)
+    """How much work on other requests a send may wait behind, in ms."""
+    sends_waiting_max: int = setting("sendThreadPoolQueueCapacity", 10_000, 1)
     """How many sends may wait for the disk in synchronous mode, with ``WAIT=false`` too; more are
-    refused immediately [sendThreadPoolQueueCapacity]."""
-    unflushed_bytes_max: int = 256 * 1024 * 1024
-    """Bytes that may wait for the disk in synchronous mode; further sends are refused
-    [unflushedBytesMax]."""
-    sync_flush_timeout_ms: int = 5000
-    """How long a send waits for the disk in synchronous mode [syncFlushTimeout]."""
-    connections_max: int = 10_000
-    """Open connections; more are closed when accepted [connectionsMax]."""
-    receive_bytes_max: int = RECEIVE_BYTES_MAX
+    refused immediately."""
+    unflushed_bytes_max: int = setting("unflushedBytesMax", 256 * 1024 * 1024, 1)
+    """Bytes that may wait for the disk in synchronous mode; further sends are refused."""
+    sync_flush_timeout_ms: int = setting("syncFlushTimeout", 5000, 1)
+    """How long a send waits for the disk in synchronous mode."""
+    connections_max: int = setting("connectionsMax", 10_000, 1)
+    """Open connections; more are closed when accepted."""
+    receive_bytes_max: int = setting("receiveBytesMax", RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN)
     """Bytes received on all connections and not served, such as unfinished frames; above it, the
-    connection is closed whose unfinished frame began first [receiveBytesMax]."""
-
-    def __post_init__(self) -> None:
-        require_bool("brokerFastFailureEnable", self.fast_failure)
-        require_int("waitTimeMillsInSendQueue", self.send_wait_max_ms, 1)
-        require_int("sendThreadPoolQueueCapacity", self.sends_waiting_max, 1)
-        require_int("unflushedBytesMax", self.unflushed_bytes_max, 1)
-        require_int("syncFlushTimeout", self.sync_flush_timeout_ms, 1)
-        require_int("connectionsMax", self.connections_max, 1)
-        require_int("receiveBytesMax", self.receive_bytes_max, RECEIVE_BYTES_MIN)
+    connection is closed whose unfinished frame began first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkConfig:
+class NetworkConfig(CheckedSettings):
     """How the broker waits for requests."""
 
-    poll_us: int = 100
+    poll_us: int = setting("busyPollMicros", 100, 0, POLL_US_MAX)
     """How long to poll for the next request before sleeping, while requests arrive in quick
-    succession; 0 to disable [busyPollMicros]."""
-
-    def __post_init__(self) -> None:
-        require_int("busyPollMicros", self.poll_us, 0, POLL_US_MAX)
+    succession; 0 to disable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsConfig:
+class LimitsConfig(CheckedSettings):
     """Size limits."""
 
-    message_bytes_max: int = 4 * 1024 * 1024
-    """Largest body of a message or a batch [maxMessageSize]."""
-    query_count_max: int = 32
-    """Most messages that a query by unique key returns; a query by another key sets its own limit
-    [defaultQueryMaxNum]."""
-    bulk_count_max: int = 1024
-    """Most messages returned by a pull that accepts large answers [maxTransferCountOnBulkPull]."""
-    bulk_bytes_max: int = 1024 * 1024
-    """Most bytes returned by such a pull [maxTransferBytesOnBulkPull]."""
-
-    def __post_init__(self) -> None:
-        require_int("maxMessageSize", self.message_bytes_max, 1, _ANSWER_BYTES_MAX)
-        require_int("defaultQueryMaxNum", self.query_count_max, 1)
-        require_int("maxTransferCountOnBulkPull", self.bulk_count_max, 1, _BULK_COUNT_MAX)
-        require_int("maxTransferBytesOnBulkPull", self.bulk_bytes_max, 1, _ANSWER_BYTES_MAX)
+    message_bytes_max: int = setting("maxMessageSize", 4 * 1024 * 1024, 1, _ANSWER_BYTES_MAX)
+    """Largest body of a message or a batch."""
+    query_count_max: int = setting("defaultQueryMaxNum", 32, 1, live=True)
+    """Most messages that a query by unique key returns; queries by other keys set their own."""
+    bulk_count_max: int = setting("maxTransferCountOnBulkPull", 1024, 1, _BULK_COUNT_MAX, live=True)
+    """Most messages returned by a pull that accepts large answers."""
+    bulk_bytes_max: int = setting(
+        "maxTransferBytesOnBulkPull", 1024 * 1024, 1, _ANSWER_BYTES_MAX, live=True
+    )
+    """Most bytes returned by such a pull."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalsConfig:
+class IntervalsConfig(CheckedSettings):
     """How often state is saved."""
 
-    offsets_ms: int = 5000
-    """Committed offsets of consumer groups [flushConsumerOffsetInterval]."""
-    delays_ms: int = 10_000
-    """Progress of the delay service [flushDelayOffsetInterval]."""
-
-    def __post_init__(self) -> None:
-        require_int("flushConsumerOffsetInterval", self.offsets_ms, 1)
-        require_int("flushDelayOffsetInterval", self.delays_ms, 1)
+    offsets_ms: int = setting("flushConsumerOffsetInterval", 5000, 1, live=True)
+    """Committed offsets of consumer groups."""
+    delays_ms: int = setting("flushDelayOffsetInterval", 10_000, 1, live=True)
+    """Progress of the delay service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,8 +365,10 @@ class BrokerConfig:
     network: NetworkConfig = NetworkConfig()
     limits: LimitsConfig = LimitsConfig()
     intervals: IntervalsConfig = IntervalsConfig()
-    directory: Path = field(default_factory=lambda: data_directory() / "store")
-    """The root directory of all files [storePathRootDir]."""
+    directory: Path = field(
+        default_factory=_default_directory, metadata=metadata("storePathRootDir")
+    )
+    """The root directory of all files."""
     store: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:

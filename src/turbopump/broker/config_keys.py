@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from turbopump.broker.config import RECORD_EXTRA_BYTES, BrokerConfig, Role
 from turbopump.errors import InvalidArgument
@@ -139,80 +139,30 @@ _UNITS = _Kind(
 
 # --- the keys -------------------------------------------------------------------------------------
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("brokerClusterName", "identity.cluster", _TEXT),
-    Setting("brokerName", "identity.broker_name", _TEXT),
-    Setting("brokerId", "identity.broker_id", _INT),
-    Setting("brokerRole", "identity.role", _ROLE),
-    Setting("bindAddress", "identity.bind_host", _TEXT),
-    Setting("listenPort", "identity.port", _INT),
-    Setting("vipChannelEnable", "identity.serves_vip", _BOOL),
-    Setting("brokerIP1", "identity.advertised_host", _TEXT),
-    Setting("regionId", "identity.region", _TEXT, live=True),
-    Setting("traceOn", "identity.trace_on", _BOOL, live=True),
-    Setting("namesrvAddr", "registration.name_servers", _ADDRESSES),
-    Setting("registerNameServerPeriod", "registration.interval_ms", _INT, live=True),
-    Setting("registerBrokerTimeoutMills", "registration.timeout_ms", _INT, live=True),
-    Setting("forceRegister", "registration.forced", _BOOL, live=True),
-    Setting("compressedRegister", "registration.compressed", _BOOL, live=True),
-    Setting("haListenPort", "replication.port", _INT),
-    Setting("brokerIP2", "replication.advertised_host", _TEXT),
-    Setting("haMasterAddress", "replication.master_address", _TEXT),
-    Setting("haSendHeartbeatInterval", "replication.heartbeat_ms", _INT),
-    Setting("haHousekeepingInterval", "replication.idle_max_ms", _INT),
-    Setting("haTransferBatchSize", "replication.transfer_bytes", _INT, live=True),
-    Setting("maxHaTransferByteInSecond", "replication.transfer_bytes_per_s", _INT, live=True),
-    Setting("haSlaveFallbehindMax", "replication.fall_behind_max_bytes", _INT, live=True),
-    Setting("slaveTimeout", "replication.timeout_ms", _INT),
-    Setting("brokerPermission", "access.permission", _INT, live=True),
-    Setting("startAcceptSendRequestTimeStamp", "access.sends_from_ms", _INT, live=True),
-    Setting("configBlackList", "access.config_blacklist", _KEYS),
-    Setting("autoCreateTopicEnable", "topics.auto_create", _BOOL, live=True),
-    Setting("topicsMax", "topics.topics_max", _INT, live=True),
-    Setting("defaultTopicQueueNums", "topics.default_queues", _INT),
-    Setting("clusterTopicEnable", "topics.cluster_topic", _BOOL),
-    Setting("brokerTopicEnable", "topics.broker_topic", _BOOL),
-    Setting("traceTopicEnable", "topics.trace_topic", _BOOL),
-    Setting("msgTraceTopicName", "topics.trace_topic_name", _TEXT),
-    Setting("autoCreateSubscriptionGroup", "groups.auto_create", _BOOL, live=True),
-    Setting("groupsMax", "groups.groups_max", _INT, live=True),
-    Setting("notifyConsumerIdsChangedEnable", "groups.notify_changes", _BOOL, live=True),
-    Setting("channelExpiredTimeout", "groups.client_expiry_ms", _INT, live=True),
-    Setting("rebalanceLockMaxLiveTime", "groups.lock_expiry_ms", _INT, live=True),
-    Setting("memberReconnectTimeout", "groups.member_reconnect_ms", _INT),
-    Setting("enablePropertyFilter", "filters.sql_enabled", _BOOL, live=True),
-    Setting("filterSupportRetry", "filters.retried", _BOOL, live=True),
-    Setting("filterServerNums", "filters.servers", _INT),
-    Setting("filterServerPort", "filters.server_port", _INT),
-    Setting("filterCodesMax", "filters.codes_max", _INT),
-    Setting("filterCodeMemoryMax", "filters.code_memory_bytes_max", _INT),
-    Setting("filterCodeCpuTimePerMessage", "filters.code_cpu_ms_max", _INT),
-    Setting("filterCodeTimePerMessage", "filters.code_time_ms_max", _INT),
-    Setting("rejectTransactionMessage", "transactions.rejected", _BOOL, live=True),
-    Setting("transactionTimeOut", "transactions.timeout_ms", _INT, live=True),
-    Setting("transactionCheckInterval", "transactions.check_interval_ms", _INT, live=True),
-    Setting("transactionCheckMax", "transactions.checks_max", _INT, live=True),
-    Setting("longPollingEnable", "long_polling.enabled", _BOOL, live=True),
-    Setting("shortPollingTimeMills", "long_polling.short_hold_ms", _INT, live=True),
-    Setting("longPollingSweepInterval", "long_polling.sweep_interval_ms", _INT, live=True),
-    Setting("pullThreadPoolQueueCapacity", "long_polling.held_max", _INT),
-    Setting("slaveReadEnable", "slave_reads.enabled", _BOOL, live=True),
-    Setting("offsetCheckInSlave", "slave_reads.corrects_offsets", _BOOL, live=True),
-    Setting("brokerFastFailureEnable", "overload.fast_failure", _BOOL, live=True),
-    Setting("waitTimeMillsInSendQueue", "overload.send_wait_max_ms", _INT, live=True),
-    Setting("sendThreadPoolQueueCapacity", "overload.sends_waiting_max", _INT),
-    Setting("unflushedBytesMax", "overload.unflushed_bytes_max", _INT),
-    Setting("syncFlushTimeout", "overload.sync_flush_timeout_ms", _INT),
-    Setting("connectionsMax", "overload.connections_max", _INT),
-    Setting("receiveBytesMax", "overload.receive_bytes_max", _INT),
-    Setting("busyPollMicros", "network.poll_us", _INT),
-    Setting("maxMessageSize", "limits.message_bytes_max", _INT),
-    Setting("defaultQueryMaxNum", "limits.query_count_max", _INT, live=True),
-    Setting("maxTransferCountOnBulkPull", "limits.bulk_count_max", _INT, live=True),
-    Setting("maxTransferBytesOnBulkPull", "limits.bulk_bytes_max", _INT, live=True),
-    Setting("flushConsumerOffsetInterval", "intervals.offsets_ms", _INT, live=True),
-    Setting("flushDelayOffsetInterval", "intervals.delays_ms", _INT, live=True),
-    Setting("storePathRootDir", "directory", _PATH),
+_KINDS: dict[Any, _Kind] = {
+    bool: _BOOL,
+    int: _INT,
+    str: _TEXT,
+    Path: _PATH,
+    Role: _ROLE,
+    tuple[str, ...]: _ADDRESSES,
+    frozenset[str]: _KEYS,
+}
+"""By the type of a field."""
+
+
+def _declared(config: type[Any], prefix: str = "") -> Iterator[Setting]:
+    """Return the settings that a configuration and its parts declare by key."""
+    types = get_type_hints(config)
+    for each in fields(config):
+        path, kind = prefix + each.name, types[each.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from _declared(kind, f"{path}.")
+        elif "key" in each.metadata:
+            yield Setting(each.metadata["key"], path, _KINDS[kind], each.metadata["live"])
+
+
+_STORE_SETTINGS = (
     Setting("flushDiskType", "store.flush.mode", _FLUSH),
     Setting("flushIntervalCommitLog", "store.flush.interval_ms", _INT),
     Setting("flushCommitLogLeastPages", "store.flush.dirty_bytes_min", _PAGES),
@@ -238,6 +188,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("checkCRCOnRecover", "store.check_crc_on_recovery", _BOOL),
     Setting("scrubBytesPerSecond", "store.scrub_bytes_per_s", _INT),
 )
+"""The store does not know the keys of its settings."""
+
+SETTINGS = (*_declared(BrokerConfig), *_STORE_SETTINGS)
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 KEYS = _BY_KEY.keys()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Protocol
 
 from turbopump.errors import RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
-from turbopump.store.outcomes import EVERYTHING, Filter, ReadOutcome
+from turbopump.store.outcomes import EVERYTHING
+from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.names import SCHEDULE_TOPIC
@@ -43,24 +43,8 @@ class SavedDelays(DelayOffsets, frozen=True, kw_only=True):
     """By level, where the log ended when its offset was reached."""
 
 
-class _Store(Protocol):
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: QueueOffset,
-        count_max: int,
-        wanted: Filter = ...,
-        limits: ReadLimits | None = ...,
-    ) -> ReadOutcome: ...
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
-
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset: ...
-
-
 def delivered_end(
-    store: _Store,
+    store: Store,
     queue_id: int,
     offset: QueueOffset,
     delay_ms: int,
@@ -94,7 +78,7 @@ class _Copies:
     """Delivered copies by queue; each queue is read once, from the first possible copy."""
 
     def __init__(
-        self, store: _Store, delay_ms: int, log_end: PhysicalOffset, examined_max: int
+        self, store: Store, delay_ms: int, log_end: PhysicalOffset, examined_max: int
     ) -> None:
         self._store = store
         self._delay_ms = delay_ms

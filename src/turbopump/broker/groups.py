@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
-import msgspec
-
 from turbopump.broker.config import GroupsConfig
 from turbopump.broker.creation_quota import CreationQuota
-from turbopump.broker.topics import next_version
+from turbopump.broker.versioned_table import VersionedTable
 from turbopump.clock import Clock
-from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
-from turbopump.tables import Table, TableFile, put_into
-from turbopump.wire.bodies import DataVersion, GroupConfig, GroupConfigTable
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.tables import TableFile
+from turbopump.wire.bodies import GroupConfig, GroupConfigTable
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import check_name, retry_topic
 
@@ -51,7 +46,7 @@ def check_producer_group_name(name: str) -> str | None:
     return None
 
 
-class Groups:
+class Groups(VersionedTable[GroupConfig]):
     """All groups by name.
 
     An operator's change is on disk when it is acknowledged, and undone if it cannot be written. A
@@ -61,12 +56,9 @@ class Groups:
 
     def __init__(self, config: GroupsConfig, file: TableFile, clock: Clock) -> None:
         self.config = config
-        self._file = file
-        self._clock = clock
-        self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
-        self._table = {name: GroupConfig(group_name=name) for name in BOOT_GROUPS}
         self._quota = CreationQuota()
-        self.saving = Table("groups", file, lambda: msgspec.json.encode(self.snapshot))
+        boot = {name: GroupConfig(group_name=name) for name in BOOT_GROUPS}
+        super().__init__("groups", file, clock, boot)
 
     def load(self) -> bool:
         """Load the saved groups, if any."""
@@ -75,11 +67,6 @@ class Groups:
             self._table |= saved.subscription_group_table
             self.data_version = saved.data_version
         return saved is not None
-
-    @property
-    def table(self) -> Mapping[str, GroupConfig]:
-        """A live view of all groups."""
-        return MappingProxyType(self._table)
 
     @property
     def snapshot(self) -> GroupConfigTable:
@@ -141,28 +128,6 @@ class Groups:
         free = self.config.groups_max - len(self._table)
         wrong = self._quota.refusal(client, free)
         return wrong and f"group {name} is not created: {wrong} (groupsMax)"
-
-    def _put(self, changes: Mapping[str, GroupConfig | None]) -> None:
-        """Put groups, or with None remove them, and have that saved soon."""
-        put_into(self._table, changes)
-        self._note_change(next_version(self.data_version, self._clock.now_ms()))
-
-    def _note_change(self, version: DataVersion) -> None:
-        self.data_version = version
-        self.saving.changes += 1
-        self.saving.save_soon()
-
-    async def _change(self, name: str, group: GroupConfig | None) -> None:
-        """Put a group, or with None remove it, once that is on disk."""
-        before = self._table.get(name)
-        self._put({name: group})
-        try:
-            await self.saving.save()
-        except WriteFailed:
-            # Unless another request has changed it meanwhile.
-            if self._table.get(name) is group:
-                self._put({name: before})
-            raise
 
 
 def _check_numbers(group: GroupConfig) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.config_keys import KEYS, updated
-from turbopump.broker.topics import next_version
+from turbopump.broker.versioned_table import next_version
 from turbopump.clock import Clock
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.settings import Settings, changed_properties, is_toml, parse_properties

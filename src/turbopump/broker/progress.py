@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -13,20 +13,8 @@ from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics, queues_of
 from turbopump.errors import RemoteError
 from turbopump.message import QueueOffset
-from turbopump.store.outcomes import ReadOutcome
+from turbopump.store.store import Store
 from turbopump.wire.codes import ResponseCode
-
-
-class QueueReads(Protocol):
-    """Store operations used here."""
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
-
-    def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[QueueOffset]: ...
-
-    def read(
-        self, topic: str, queue_id: int, offset: QueueOffset, count_max: int
-    ) -> ReadOutcome: ...
 
 
 class Commit(Struct, frozen=True):
@@ -40,26 +28,19 @@ class Commit(Struct, frozen=True):
     offset: int
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """Commits and returns the offsets of groups."""
 
-    def __init__(
-        self,
-        offsets: Offsets,
-        topics: Topics,
-        groups: Groups,
-        consumers: Consumers,
-        store: QueueReads,
-    ) -> None:
-        self._offsets = offsets
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._store = store
+    offsets: Offsets
+    topics: Topics
+    groups: Groups
+    consumers: Consumers
+    store: Store
 
     def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """Return a group's committed offset in a queue; None if it has none."""
-        offset = self._offsets.find(group, topic, queue_id)
+        offset = self.offsets.find(group, topic, queue_id)
         if offset is None and self._is_young(topic, queue_id):
             # Nothing to skip: a new group may start at the beginning.
             return QueueOffset(0)
@@ -74,7 +55,7 @@ class Progress:
         group, topic, queue_id, offset = commit.group, commit.topic, commit.queue_id, commit.offset
         if offset < 0 or queue_id not in self._queue_ids(topic):
             return
-        _, end = self._store.queue_range(topic, queue_id)
+        _, end = self.store.queue_range(topic, queue_id)
         if offset > end:
             # Otherwise the group would skip all messages until the queue has grown that far.
             raise RemoteError(
@@ -82,8 +63,8 @@ class Progress:
                 f"commitOffset of {group} in queue {queue_id} of {topic} must be 0 to {end},"
                 f" the end of the queue, got {offset}",
             )
-        if self._groups.find(group, commit.client) is not None:
-            self._offsets.commit(group, topic, queue_id, offset)
+        if self.groups.find(group, commit.client) is not None:
+            self.offsets.commit(group, topic, queue_id, offset)
 
     def commit_all(
         self, client: str, group: str, topic: str, offsets: Iterable[tuple[int, int]]
@@ -95,16 +76,16 @@ class Progress:
         """
         known = self._queue_ids(topic)
         possible = [(number, at) for number, at in offsets if number in known and at >= 0]
-        ends = self._store.max_offsets(topic, (number for number, _ in possible))
+        ends = self.store.max_offsets(topic, (number for number, _ in possible))
         accepted = {
             number: at for (number, at), end in zip(possible, ends, strict=True) if at <= end
         }
         try:
-            is_known = accepted and self._groups.find(group, client) is not None
+            is_known = accepted and self.groups.find(group, client) is not None
         except RemoteError:
             return [number for number, _ in possible]
         if is_known:
-            self._offsets.commit_all(group, topic, accepted)
+            self.offsets.commit_all(group, topic, accepted)
         return [number for (number, at), end in zip(possible, ends, strict=True) if at > end]
 
     def slowest(self, topic: str, left_out: Collection[str]) -> dict[int, int]:
@@ -113,9 +94,9 @@ class Progress:
         Apache RocketMQ deletes the offsets of the groups left out. Turbopump keeps them.
         """
         slowest: dict[int, int] = {}
-        for group in self._offsets.groups_of(topic).difference(left_out):
-            for queue_id, offset in self._offsets.of_topic(group, topic).items():
-                if offset >= self._store.queue_range(topic, queue_id)[0]:
+        for group in self.offsets.groups_of(topic).difference(left_out):
+            for queue_id, offset in self.offsets.of_topic(group, topic).items():
+                if offset >= self.store.queue_range(topic, queue_id)[0]:
                     slowest[queue_id] = min(offset, slowest.get(queue_id, offset))
         return dict(sorted(slowest.items()))
 
@@ -124,28 +105,28 @@ class Progress:
 
         Topics that a group with members does not subscribe to are left out, unless ``offline``.
         """
-        if self._groups.find(target, client) is None:
+        if self.groups.find(target, client) is None:
             remark = f"subscription group [{target[:200]}] does not exist"
             raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
-        topics = {topic} if topic else self._offsets.topics_of(source)
+        topics = {topic} if topic else self.offsets.topics_of(source)
         for name in sorted(topics):
-            if self._topics.find(name) is not None and (offline or not self._ignores(source, name)):
-                self._offsets.clone(source, target, name)
+            if self.topics.find(name) is not None and (offline or not self._ignores(source, name)):
+                self.offsets.clone(source, target, name)
 
     def _queue_ids(self, topic: str) -> range:
         """Return the queues that can have an offset, so that invalid ones do not pile up."""
-        known = self._topics.find(topic)
+        known = self.topics.find(topic)
         return range(0 if known is None else queues_of(known))
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         """Whether a queue still has its first message, recent enough to be in memory."""
-        low, _ = self._store.queue_range(topic, queue_id)
+        low, _ = self.store.queue_range(topic, queue_id)
         if low > 0:
             return False
-        first = self._store.read(topic, queue_id, QueueOffset(0), 1)
+        first = self.store.read(topic, queue_id, QueueOffset(0), 1)
         return not getattr(first, "suggest_slave", False)
 
     def _ignores(self, group: str, topic: str) -> bool:
         """Whether a group has members, none of which subscribes to the topic."""
-        online = self._consumers.find(group)
+        online = self.consumers.find(group)
         return online is not None and topic not in online.subscriptions

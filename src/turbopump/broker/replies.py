@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -40,29 +41,20 @@ class Replied(Struct, frozen=True):
     push_failure: str | None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Replies:
     """Delivers replies to the clients that sent the requests."""
 
-    def __init__(
-        self,
-        *,
-        store_host: Host,
-        sends: Sends,
-        writer: MessageWriter,
-        producers: Producers,
-        push: Push,
-        clock: Clock,
-    ) -> None:
-        self._store_host = store_host
-        self._sends = sends
-        self._writer = writer
-        self._producers = producers
-        self._push_to = push
-        self._clock = clock
+    store_host: Host
+    sends: Sends
+    writer: MessageWriter
+    producers: Producers
+    push: Push
+    clock: Clock
 
     async def accept(self, reply: Send) -> Replied:
         """Push a reply and store it; raises RemoteError if it is not stored."""
-        self._sends.admit(reply)
+        self.sends.admit(reply)
         properties = names.decode(reply.properties)
         push_failure = await self._push(reply, properties)
         queue_id = max(reply.queue_id, 0)
@@ -76,12 +68,12 @@ class Replies:
         client_id = properties.get(names.REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{names.REPLY_TO_CLIENT}] is null"
-        asker = self._producers.by_client_id(client_id)
+        asker = self.producers.by_client_id(client_id)
         if asker is None:
             return f"push reply message fail, channel of <{client_id}> not found."
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         timed = names.encode({**properties, names.PUSH_REPLY_TIME: str(now_ms)})
-        return await self._push_to(asker, PushedReply(reply, timed, self._store_host, now_ms))
+        return await self.push(asker, PushedReply(reply, timed, self.store_host, now_ms))
 
     async def _keep(self, reply: Send, queue_id: int, properties: dict[str, str]) -> Outcome:
         draft = Draft(
@@ -92,12 +84,12 @@ class Replies:
             flag=reply.flag,
             born_timestamp_ms=reply.born_timestamp_ms,
             born_host=host_of(reply.client),
-            store_host=self._store_host,
+            store_host=self.store_host,
             reconsume_times=reply.reconsume_times,
         )
         kept: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         promise = Promise.DURABLE if waits_for_disk(properties) else Promise.WRITTEN
-        self._writer.append_now([self._writer.record(draft)], promise, _finish, kept)
+        self.writer.append_now([self.writer.record(draft)], promise, _finish, kept)
         return await kept
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
-from turbopump.errors import WriteRefused
 from turbopump.machine.files import REAL_FILES, Files
-from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store.damage import DamageLog
+from turbopump.store.store import Store
 from turbopump.supervisor import Watch, summary
 from turbopump.version import __version__
 from turbopump.wire.bodies import DelayOffsets
@@ -55,29 +52,6 @@ class Load(Struct, frozen=True):
     """How long the append in progress has taken."""
 
 
-class LogStore(Protocol):
-    """Store operations used here."""
-
-    @property
-    def min_offset(self) -> PhysicalOffset: ...
-
-    @property
-    def written_end(self) -> PhysicalOffset: ...
-
-    @property
-    def readable_end(self) -> PhysicalOffset: ...
-
-    @property
-    def damage(self) -> DamageLog: ...
-
-    @property
-    def refusal(self) -> WriteRefused | None: ...
-
-    def message_at(self, position: PhysicalOffset) -> memoryview | None: ...
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
-
-
 class RuntimeInfo:
     """Collects a broker's runtime information."""
 
@@ -86,7 +60,7 @@ class RuntimeInfo:
         *,
         config: BrokerConfig,
         stats: Stats,
-        store: LogStore,
+        store: Store,
         delay_progress: Callable[[], DelayOffsets],
         clock: Clock,
         files: Files = REAL_FILES,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
-import msgspec
 from msgspec.structs import replace
 
 from turbopump.broker.config import (
@@ -16,11 +14,12 @@ from turbopump.broker.config import (
     TopicsConfig,
 )
 from turbopump.broker.creation_quota import CreationQuota
+from turbopump.broker.versioned_table import VersionedTable
 from turbopump.clock import Clock
-from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
+from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.message import MessageQueue
-from turbopump.tables import Table, TableFile, put_into
-from turbopump.wire.bodies import QUEUES_MAX, DataVersion, TopicConfig, TopicConfigTable
+from turbopump.tables import TableFile
+from turbopump.wire.bodies import QUEUES_MAX, TopicConfig, TopicConfigTable
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import (
     BENCHMARK_TOPIC,
@@ -47,7 +46,6 @@ __all__ = [
     "is_forbidden_to_send",
     "is_readable",
     "is_writable",
-    "next_version",
     "queues_of",
 ]
 
@@ -55,12 +53,7 @@ OnTopicChange = Callable[[TopicConfig], None]
 """Called with a created or changed topic; after it was saved, if an operator did it."""
 
 
-def next_version(version: DataVersion, now_ms: int) -> DataVersion:
-    """Return the version of a table after a change."""
-    return DataVersion(counter=version.counter + 1, timestamp=now_ms)
-
-
-class Topics:
+class Topics(VersionedTable[TopicConfig]):
     """All topics by name, the broker's own included.
 
     An operator's change is on disk when it is acknowledged, and undone if it cannot be written. A
@@ -79,15 +72,11 @@ class Topics:
     ) -> None:
         self.config = config
         self._broker_name = identity.broker_name
-        self._file = file
-        self.saving = Table("topics", file, lambda: msgspec.json.encode(self.snapshot))
-        self._clock = clock
         self._listeners: list[OnTopicChange] = []
         self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
         self._boot[SCHEDULE_TOPIC] = _topic(SCHEDULE_TOPIC, max(delay_levels, _SCHEDULE_QUEUES_MIN))
-        self._table = dict(self._boot)
         self._quota = CreationQuota()
-        self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
+        super().__init__("topics", file, clock, dict(self._boot))
 
     def load(self) -> bool:
         """Load the saved topics, if any; the broker's own topics are as configured."""
@@ -100,13 +89,8 @@ class Topics:
         return saved is not None
 
     @property
-    def table(self) -> Mapping[str, TopicConfig]:
-        """A live view of all topics."""
-        return MappingProxyType(self._table)
-
-    @property
     def snapshot(self) -> TopicConfigTable:
-        """All topics, as they are now, and their version."""
+        """All topics and their version, as they are now; never changed afterwards."""
         return TopicConfigTable(
             data_version=self.data_version, topic_config_table=dict(self._table)
         )
@@ -293,28 +277,6 @@ class Topics:
         for topic in topics:
             for listener in self._listeners:
                 listener(topic)
-
-    def _put(self, changes: Mapping[str, TopicConfig | None]) -> None:
-        """Put topics, or with None remove them, and have that saved soon."""
-        put_into(self._table, changes)
-        self._note_change(next_version(self.data_version, self._clock.now_ms()))
-
-    def _note_change(self, version: DataVersion) -> None:
-        self.data_version = version
-        self.saving.changes += 1
-        self.saving.save_soon()
-
-    async def _change(self, name: str, topic: TopicConfig | None) -> None:
-        """Put a topic, or with None remove it, once that is on disk."""
-        before = self._table.get(name)
-        self._put({name: topic})
-        try:
-            await self.saving.save()
-        except WriteFailed:
-            # Unless another request has changed it meanwhile.
-            if self._table.get(name) is topic:
-                self._put({name: before})
-            raise
 
 
 def _require_names(topics: list[TopicConfig]) -> None:

@@ -16,6 +16,7 @@ import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -316,13 +317,19 @@ def make_directory_durable(files: Files, path: Path) -> None:
         files.sync_directory(each.parent)
 
 
-def read_file(files: Files, path: Path) -> bytes:
-    """Return all that a file holds."""
-    fd = files.open_to_read(path)
+@contextmanager
+def closing(files: Files, fd: int) -> Iterator[int]:
+    """Close a file at the end."""
     try:
-        return files.read(fd, files.size(fd), 0)
+        yield fd
     finally:
         files.close(fd)
+
+
+def read_file(files: Files, path: Path) -> bytes:
+    """Return all that a file holds."""
+    with closing(files, files.open_to_read(path)) as fd:
+        return files.read(fd, files.size(fd), 0)
 
 
 def read_text(files: Files, path: Path) -> str:
@@ -332,11 +339,8 @@ def read_text(files: Files, path: Path) -> str:
 
 def write_file(files: Files, path: Path, data: bytes) -> None:
     """Write a file as a whole; it is not forced to disk."""
-    fd = files.open_new(path)
-    try:
+    with closing(files, files.open_new(path)) as fd:
         files.write(fd, data, 0)
-    finally:
-        files.close(fd)
 
 
 def copy_file(files: Files, path: Path, new: Path) -> None:
@@ -380,10 +384,8 @@ def sync_path(files: Files, path: Path) -> None:
         fd = files.open(path)
     except FileNotFoundError:
         return
-    try:
+    with closing(files, fd):
         files.sync(fd)
-    finally:
-        files.close(fd)
 
 
 class OpenFiles:

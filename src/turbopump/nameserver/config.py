@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turbopump.errors import InvalidArgument
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
-from turbopump.settings import data_directory, keyed
+from turbopump.settings import PORT_MAX, CheckedSettings, data_directory, setting
 
 PORT = 9876
 LOCKED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
 """Not changeable by requests: a client could choose the files that the name server writes."""
-
-_PORT_MAX = 0xFFFF
 
 
 def _default_kv_path() -> Path:
@@ -21,13 +18,13 @@ def _default_kv_path() -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameServerConfig:
+class NameServerConfig(CheckedSettings):
     """Settings of a name server; in files and requests by their keys in camelCase."""
 
-    host: str = keyed("bindAddress", "127.0.0.1")
+    host: str = setting("bindAddress", "127.0.0.1")
     """Where to listen: name or IP address; 0.0.0.0 listens on all of the machine's."""
 
-    port: int = keyed("listenPort", PORT)
+    port: int = setting("listenPort", PORT, 0, PORT_MAX)
     """0 takes any that is free."""
 
     order_message_enable: bool = False
@@ -40,28 +37,16 @@ class NameServerConfig:
     """The file of ``key=value`` lines that changes by requests are written to; None keeps them in
     memory only."""
 
-    connections_max: int = 10_000
+    connections_max: int = setting("connectionsMax", 10_000, 1)
     """Open connections; further ones are closed immediately."""
 
-    receive_bytes_max: int = RECEIVE_BYTES_MAX
+    receive_bytes_max: int = setting("receiveBytesMax", RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN)
     """Bytes received on all connections and not served, such as unfinished frames; above it, the
     connection is closed whose unfinished frame began first."""
 
-    brokers_max: int = 10_000
+    brokers_max: int = setting("brokersMax", 10_000, 1)
     """Brokers; registrations of more are refused."""
 
-    topics_max: int = 500_000
+    topics_max: int = setting("topicsMax", 500_000, 1)
     """Topics, each counted once for every broker name that has it; a registration that would
     bring more is refused."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= _PORT_MAX:
-            raise InvalidArgument(f"listenPort must be 0 to {_PORT_MAX}, got {self.port}")
-        for key, value, least in (
-            ("connectionsMax", self.connections_max, 1),
-            ("receiveBytesMax", self.receive_bytes_max, RECEIVE_BYTES_MIN),
-            ("brokersMax", self.brokers_max, 1),
-            ("topicsMax", self.topics_max, 1),
-        ):
-            if value < least:
-                raise InvalidArgument(f"{key} must be at least {least}, got {value}")

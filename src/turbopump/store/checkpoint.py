@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from turbopump.machine.files import Files, read_file
+from turbopump.machine.files import Files, closing, read_file
 from turbopump.message import PhysicalOffset
 
 FILE_BYTES = 4096
@@ -82,16 +82,13 @@ def read_checkpoint(files: Files, path: Path) -> Checkpoint:
 def write_checkpoint(files: Files, path: Path, checkpoint: Checkpoint) -> None:
     """Write the file in place (its bytes lie in one sector) and wait for the disk."""
     new = not files.exists(path)
-    fd = files.open_new(path) if new else files.open(path)
-    try:
+    with closing(files, files.open_new(path) if new else files.open(path)) as fd:
         files.truncate(fd, FILE_BYTES)
         times = (checkpoint.log_ms, checkpoint.queues_ms)
         ends = (checkpoint.log_end, checkpoint.queues_end)
         positions = _with_checksum(_POSITIONS.pack(*times, *ends))
         files.write(fd, _LAYOUT.pack(*times, checkpoint.index_ms) + positions, 0)
         files.sync(fd)
-    finally:
-        files.close(fd)
     if new:
         files.sync_directory(path.parent)
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from turbopump.machine.files import Files, OpenFiles, sync_path
+from turbopump.machine.files import Files, OpenFiles, closing, sync_path
 from turbopump.message import PhysicalOffset
 from turbopump.store.segment import COPIED_AT_ONCE, Segment
 from turbopump.store.segments import Segments
@@ -209,14 +209,11 @@ class CommitLog:
     def _copy_rest(self, position: PhysicalOffset, path: Path) -> None:
         segment = self._segment_at(position)
         at, used = position - segment.start, segment.used_bytes_after(position)
-        fd = self._files.open_new(path)
-        try:
+        with closing(self._files, self._files.open_new(path)) as fd:
             for part in range(0, used, COPIED_AT_ONCE):
                 end = min(part + COPIED_AT_ONCE, used)
                 self._files.write(fd, segment.view()[at + part : at + end], part)
             self._files.sync(fd)
-        finally:
-            self._files.close(fd)
 
     def _segment_at(self, position: int) -> Segment:
         start = self._segments.start_at(position)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 from turbopump.clock import Clock
-from turbopump.errors import DiskFull, WriteFailed, WriteRefused
+from turbopump.errors import DiskFailed, DiskFull, WriteFailed, WriteRefused
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, StoreConfig
@@ -12,6 +16,9 @@ from turbopump.store.dispatch import Dispatcher
 from turbopump.store.flush import Flusher
 from turbopump.store.queues import Queues
 from turbopump.store.write_behind import WriteBehind
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Health:
@@ -141,3 +148,16 @@ def refusal(error: OSError, what: str) -> WriteRefused:
     refused = (DiskFull if is_full(error) else WriteFailed)(f"{what}: {error}")
     refused.__cause__ = error
     return refused
+
+
+def translate_disk_errors(call: Callable[P, T]) -> Callable[P, T]:
+    """Make a method raise `DiskFailed` in place of OSError."""
+
+    @wraps(call)
+    def named(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except OSError as error:
+            raise DiskFailed(f"the store's files cannot be read or deleted: {error}") from error
+
+    return named

@@ -6,7 +6,6 @@ For people and tools, while the store is running or stopped; a running store may
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from turbopump.errors import RecordError, StoreDamaged
-from turbopump.machine.files import REAL_FILES, Files
+from turbopump.machine.files import REAL_FILES, Files, closing
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import FILLER_SIZE
@@ -212,7 +211,10 @@ def _extended(summary: list[int], start: int, view: MessageView) -> list[int]:
 def _walk_segment(
     files: Files, path: Path, start: int, *, more_behind: bool
 ) -> Iterator[MessageView | Damage]:
-    with _opened(files, path) as fd, memoryview(files.map(fd, files.size(fd))) as view:
+    with (
+        closing(files, files.open_to_read(path)) as fd,
+        memoryview(files.map(fd, files.size(fd))) as view,
+    ):
         at = 0
         while at < len(view) and not is_blank(view, at):
             if view[at : at + 8] == _UNWRITTEN[: len(view) - at]:
@@ -272,17 +274,8 @@ def _begins(files: Files, path: Path) -> bool:
 
 
 def _head(files: Files, path: Path, size: int) -> bytes:
-    with _opened(files, path) as fd:
+    with closing(files, files.open_to_read(path)) as fd:
         return files.read(fd, size, 0)
-
-
-@contextmanager
-def _opened(files: Files, path: Path) -> Iterator[int]:
-    fd = files.open_to_read(path)
-    try:
-        yield fd
-    finally:
-        files.close(fd)
 
 
 def _queues(directory: Path, log: _LogSummary, crashed: bool) -> list[QueueReport]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, StoreDamaged
-from turbopump.machine.files import Files, copy_file, create_full_size, write_file
+from turbopump.machine.files import Files, closing, copy_file, create_full_size, write_file
 from turbopump.machine.text_files import save_text
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import read_checkpoint, write_checkpoint
@@ -93,12 +93,9 @@ class StoppedStore:
                     self._write(path, _marked(units, lost, losses.resume_at))
 
     def _write(self, path: Path, data: bytes, at: int = 0) -> None:
-        fd = self._files.open(path)
-        try:
+        with closing(self._files, self._files.open(path)) as fd:
             self._files.write(fd, data, at)
             self._files.sync(fd)
-        finally:
-            self._files.close(fd)
 
     def _lower_offsets(self, losses: Losses, backup: Path) -> None:
         """Lower group and delay offsets to their queues' ends, or new messages would be skipped."""
@@ -147,31 +144,24 @@ class StoppedStore:
         self._files.sync_directory(log)
 
     def _grow(self, start: int, size: int) -> None:
-        fd = self._files.open(Segments.path_in(self._directory.commit_log, start))
-        try:
+        path = Segments.path_in(self._directory.commit_log, start)
+        with closing(self._files, self._files.open(path)) as fd:
             self._files.truncate(fd, size)
             self._files.sync(fd)
-        finally:
-            self._files.close(fd)
 
     def _create(self, start: int, size: int, data: bytes) -> None:
         path = Segments.path_in(self._directory.commit_log, start)
         fd = create_full_size(self._files, path, size, self._directory.spare)
-        try:
+        with closing(self._files, fd):
             self._files.write(fd, data, 0)
             self._files.sync(fd)
-        finally:
-            self._files.close(fd)
 
     def _write_blank(self, position: PhysicalOffset, end: int, size: int, backup: Path) -> None:
         """End the scan of a file at a position; what follows stays unchanged."""
         start = position // size * size
         path = Segments.path_in(self._directory.commit_log, start)
-        fd = self._files.open_to_read(path)
-        try:
+        with closing(self._files, self._files.open_to_read(path)) as fd:
             before = self._files.read(fd, BLANK_BYTES, position - start)
-        finally:
-            self._files.close(fd)
         kept = Segments.path_in(backup / "commitlog", position)
         self._files.make_directory(kept.parent)
         write_file(self._files, kept, before)

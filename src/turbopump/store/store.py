@@ -25,11 +25,10 @@ from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.damage import DamageLog
 from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.disk_errors import translate_disk_errors
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
 from turbopump.store.entry_batch import BATCH_TYPES, EntryBatch
 from turbopump.store.flush import Flusher, done
-from turbopump.store.health import Health, refusal
+from turbopump.store.health import Health, refusal, translate_disk_errors
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.log_scan import scan
 from turbopump.store.losses import check_files
@@ -48,7 +47,7 @@ from turbopump.store.time_lookup import marks_at, offset_by_time, store_timestam
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
-from turbopump.wire.record import Record, RecordEntry
+from turbopump.wire.record import RecordEntry
 from turbopump.wire.record_batch import RecordBatch
 from turbopump.wire.record_list import RecordList
 
@@ -256,8 +255,8 @@ class Store:
     ) -> list[Appended]:
         """Store several messages or batches with one write; all of them, or none and an error.
 
-        `check` reports invalid messages beforehand. With ``defer_dispatch`` the caller does
-        something more urgent first, and then calls `dispatch` itself.
+        With ``defer_dispatch`` the caller does something more urgent first, and then calls
+        `dispatch` itself.
         """
         if len(groups) == 1 and len(groups[0]) == 1 and type(groups[0]) not in BATCH_TYPES:
             return [self.append(groups[0], defer_dispatch=defer_dispatch)]
@@ -345,11 +344,6 @@ class Store:
             log.truncate(position)
         log.sync()
         return kept
-
-    def check(self, records: Sequence[Record]) -> None:
-        """Refuse messages that `append` would refuse as invalid."""
-        self._check_open()
-        self._appender.check(records)
 
     def _check_open(self) -> None:
         if not self._open:

@@ -7,6 +7,7 @@ complete; after a crash, the rest is rebuilt from the log.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from turbopump.machine import Machine
@@ -228,35 +229,28 @@ class WriteBehind:
             self._index.write_pending(touched, new, with_slots=with_slots)
 
 
+@dataclass(slots=True, eq=False)
 class SyncJob:
     """One sync by the flusher of files that follow the log."""
 
-    def __init__(
-        self,
-        owner: WriteBehind,
-        syncer: FileSyncer,
-        unsynced: Unsynced,
-        reached: Checkpoint,
-        time_max_ms: int | None,
-    ) -> None:
-        self._owner = owner
-        self._syncer = syncer
-        self._unsynced = unsynced
-        self._reached = reached
-        self._time_max_ms = time_max_ms
+    owner: WriteBehind
+    syncer: FileSyncer
+    unsynced: Unsynced
+    reached: Checkpoint
+    time_max_ms: int | None
 
     @property
     def is_needed(self) -> bool:
         """Whether it would do anything."""
-        unsynced = self._unsynced
+        unsynced = self.unsynced
         has_files = bool(unsynced.touched or unsynced.new or unsynced.mends)
-        return has_files or not self._owner.is_reached(self._reached)
+        return has_files or not self.owner.is_reached(self.reached)
 
     def __call__(self) -> None:
-        unsynced = self._unsynced
+        unsynced = self.unsynced
         try:
-            self._syncer.sync(unsynced.touched, unsynced.new, self._time_max_ms)
+            self.syncer.sync(unsynced.touched, unsynced.new, self.time_max_ms)
         except OSError as error:
-            self._owner.fail(error, unsynced)
+            self.owner.fail(error, unsynced)
         else:
-            self._owner.synced(unsynced, self._reached)
+            self.owner.synced(unsynced, self.reached)

@@ -271,6 +271,8 @@ class TableCopy(Header, frozen=True, kw_only=True):
     """The version from the last answer; empty before the first."""
     wait_millis: I32 | None = None
     """How long to hold the request while the table has that version."""
+    slave_id: I64 | None = None
+    """The ``brokerId`` of the slave."""
 
 
 class TableCopyAnswer(Header, frozen=True, kw_only=True):
@@ -281,6 +283,8 @@ class TableCopyAnswer(Header, frozen=True, kw_only=True):
     """Where the master's log ended at that time."""
     broker_epoch: I64
     """The master's epoch (`turbopump.wire.mastership`)."""
+    slave_ids: str | None = None
+    """The ids of all slaves that ask this master, separated by commas."""
 
 
 # --- clients and groups ---------------------------------------------------------------------------

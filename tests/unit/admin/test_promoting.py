@@ -14,8 +14,9 @@ from turbopump.admin.cluster import broker_status, with_lags
 from turbopump.broker.config import Role
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
-from turbopump.errors import NotThere, RemoteError
+from turbopump.errors import AdministrationError, NotThere, RemoteError
 from turbopump.testing import virtual_machine, virtual_time, wait_until
+from turbopump.wire.bodies import BrokerData
 from turbopump.wire.codes import ResponseCode
 
 
@@ -33,6 +34,15 @@ async def administered(
 async def until_copied(replicas: PromotableBrokers, number: int) -> None:
     master, slave = replicas.broker(0).store, replicas.broker(number).store
     await wait_until(lambda: slave.written_end == master.written_end > 0, 60)
+
+
+async def until_registered(replicas: PromotableBrokers, ids: set[int]) -> None:
+    routes = replicas.nameservers[0]._routes
+    none = BrokerData(cluster="", broker_name=NAME, broker_addrs={})
+    await wait_until(
+        lambda: routes.cluster_info().broker_addr_table.get(NAME, none).broker_addrs.keys() == ids,
+        60,
+    )
 
 
 async def statuses(admin: Admin) -> dict[str, BrokerStatus]:
@@ -79,6 +89,33 @@ async def test_the_slave_that_has_most_is_chosen(tmp_path: Path) -> None:
         assert (await admin.clusters.promotable(NAME, 1)).broker_id == 1
         with pytest.raises(NotThere, match="with id 7"):
             await admin.clusters.promotable(NAME, 7)
+
+
+@virtual_time()
+async def test_no_slave_is_chosen_while_name_servers_lack_one(tmp_path: Path) -> None:
+    """A name server that has restarted knows the brokers that have registered since."""
+    async with administered(tmp_path, slaves=2) as (replicas, admin):
+        await wait_until(lambda: replicas.broker(1)._mastership.slave_ids == "1,2", 40)
+        await replicas.crash(0)
+        replicas.network.partition(replicas.host_of(2), "10.0.1.1")
+        await replicas.stop_nameserver()
+        await replicas.start_nameserver()
+        await until_registered(replicas, {1})
+        with pytest.raises(AdministrationError, match="slave 2 of broker broker-a is not regist"):
+            await admin.clusters.promotable(NAME)
+        assert (await admin.clusters.promotable(NAME, 1)).broker_id == 1
+        replicas.network.heal()
+        await until_registered(replicas, {1, 2})
+        assert (await admin.clusters.promotable(NAME)).broker_id in (1, 2)
+
+
+@virtual_time()
+async def test_slaves_that_have_left_are_forgotten(tmp_path: Path) -> None:
+    async with administered(tmp_path, slaves=2) as (replicas, admin):
+        await wait_until(lambda: replicas.broker(1)._mastership.slave_ids == "1,2", 40)
+        await replicas.stop(2)
+        await wait_until(lambda: replicas.broker(1)._mastership.slave_ids == "1", 60)
+        assert (await admin.clusters.promotable(NAME)).broker_id == 1
 
 
 @virtual_time()

@@ -352,7 +352,7 @@ async def test_replies_reach_members_of_the_other_door(
         return None
 
     async with running_broker(tmp_path) as (broker, _):
-        monkeypatch.setattr(broker.path.replies, "_push_to", push)
+        monkeypatch.setattr(broker.path.replies, "push", push)
         broker.administration.membership.heartbeat(Visitor(), beat("asker"), None, 0)
         reply = a_send(
             b"pong", topic="DefaultCluster_REPLY_TOPIC", properties="REPLY_TO_CLIENT\x01asker"

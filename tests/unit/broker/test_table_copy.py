@@ -239,7 +239,7 @@ async def test_an_apache_master_is_copied_every_ten_seconds(tmp_path: Path) -> N
     ):
         master = Master(recorded)
         tables = copied_tables(slave.state, slave.path.delays, slave.store)
-        copies = TableCopies(tables, master.request, lambda: slave.store.written_end)
+        copies = TableCopies(tables, master.request, lambda: slave.store.written_end, 1)
         work = Supervisor()
         copies.start(work)
         copies.follow("10.20.30.40:10911")
@@ -273,7 +273,7 @@ async def test_offsets_wait_for_the_messages_they_tell_of() -> None:
     adopted: list[bytes] = []
     log_end = 100
     table = one_table(adopted, follows_log=True)
-    copies = TableCopies([table], Master(versioned("1", 200, b"new")).request, lambda: log_end)
+    copies = TableCopies([table], Master(versioned("1", 200, b"new")).request, lambda: log_end, 1)
     copies.follow("m:1")
     copying = asyncio.create_task(copies.copy_once(table))
     await asyncio.sleep(5)
@@ -287,7 +287,7 @@ async def test_offsets_wait_for_the_messages_they_tell_of() -> None:
 async def test_a_table_whose_log_never_comes_is_dropped() -> None:
     adopted: list[bytes] = []
     table = one_table(adopted, follows_log=True)
-    copies = TableCopies([table], Master(versioned("1", 200, b"new")).request, lambda: 100)
+    copies = TableCopies([table], Master(versioned("1", 200, b"new")).request, lambda: 100, 1)
     copies.follow("m:1")
     began_s = virtual_loop().time()
     await copies.copy_once(table)
@@ -305,7 +305,7 @@ async def test_an_answer_of_the_master_before_is_not_adopted() -> None:
         await release.wait()
         return versioned("1", 0, b"old")(command)
 
-    copies = TableCopies([table], ask, lambda: 0)
+    copies = TableCopies([table], ask, lambda: 0, 1)
     copies.follow("m:1")
     copying = asyncio.create_task(copies.copy_once(table))
     await asyncio.sleep(0)
@@ -329,7 +329,7 @@ async def test_failures_are_logged_once_and_tried_again(caplog: pytest.LogCaptur
         return answer
 
     work = Supervisor()
-    copies = TableCopies([table], ask, lambda: 0)
+    copies = TableCopies([table], ask, lambda: 0, 1)
     copies.start(work)
     copies.follow("m:1")
     await asyncio.sleep(10)
@@ -344,7 +344,7 @@ async def test_failures_are_logged_once_and_tried_again(caplog: pytest.LogCaptur
 async def test_a_master_that_refuses_is_an_error() -> None:
     table = one_table([])
     refusing = Master(lambda command: command.answer(ResponseCode.SYSTEM_ERROR, remark="no"))
-    copies = TableCopies([table], refusing.request, lambda: 0)
+    copies = TableCopies([table], refusing.request, lambda: 0, 1)
     copies.follow("m:1")
     with pytest.raises(RemoteError, match="no"):
         await copies.copy_once(table)

@@ -25,7 +25,6 @@ AFTER_CLOSE: list[Callable[[Store], object]] = [
     lambda store: store.append([record()]),
     lambda store: store.append_all([[record()]]),
     lambda store: store.append_raw(PhysicalOffset(0), b"x"),
-    lambda store: store.check([record()]),
     lambda store: store.dispatch(),
     lambda store: store.tick(),
     lambda store: store.listen(None),
@@ -229,9 +228,3 @@ def test_a_clock_beyond_all_calendars_stops_nothing(now_ms: int, tmp_path: Path)
         store.retain()
         assert len(bodies(store)) == 30
     assert len(list((tmp_path / "index").iterdir())) == 2
-
-
-def test_checking_a_message_makes_no_queue(tmp_path: Path) -> None:
-    with Store.open(tmp_path, small_config()) as store:
-        store.check([record(topic="Nowhere")])
-        assert store._queues.find("Nowhere", 0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from turbopump.broker.clients import Consumers, Member, Producers
 from turbopump.broker.config import IdentityConfig
@@ -29,27 +30,17 @@ from turbopump.wire.command import Command
 _LANGUAGE_NAMES = {language.value: language.name for language in Language}
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class GroupRequests:
     """Serves requests for groups and their members."""
 
-    def __init__(
-        self,
-        *,
-        identity: IdentityConfig,
-        groups: Groups,
-        offsets: Offsets,
-        consumers: Consumers,
-        producers: Producers,
-        conflicts: SubscriptionConflicts,
-        stats: Stats,
-    ) -> None:
-        self._identity = identity
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._producers = producers
-        self._conflicts = conflicts
-        self._stats = stats
+    identity: IdentityConfig
+    groups: Groups
+    offsets: Offsets
+    consumers: Consumers
+    producers: Producers
+    conflicts: SubscriptionConflicts
+    stats: Stats
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -62,27 +53,27 @@ class GroupRequests:
 
     async def update(self, request: Command, _peer: Connection) -> Command:
         """Create or change a group."""
-        refuse_on_slave(self._identity)
+        refuse_on_slave(self.identity)
         group = body_of(request, GroupConfig)
         with as_remote_error():
-            await self._groups.update(group)
+            await self.groups.update(group)
         return request.answer(ResponseCode.SUCCESS)
 
     async def delete(self, request: Command, _peer: Connection) -> Command:
         """Delete a group, and its progress if requested; an unknown group is not an error."""
         header = headers.DeleteGroup.from_ext_fields(request.ext_fields)
-        refuse_on_slave(self._identity)
+        refuse_on_slave(self.identity)
         with as_remote_error():
-            await self._groups.delete(header.group_name)
+            await self.groups.delete(header.group_name)
         if header.remove_offset:
-            self._offsets.remove_group(header.group_name)
-        self._stats.forget_group(header.group_name)
+            self.offsets.remove_group(header.group_name)
+        self.stats.forget_group(header.group_name)
         return request.answer(ResponseCode.SUCCESS)
 
     def consumers_of(self, request: Command, _peer: Connection) -> Command:
         """Return the members and subscriptions of a consumer group."""
         name = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
-        group = self._consumers.find(name)
+        group = self.consumers.find(name)
         if group is None:
             remark = f"the consumer group[{name}] not online"
             raise RemoteError(ResponseCode.CONSUMER_NOT_ONLINE, remark)
@@ -90,7 +81,7 @@ class GroupRequests:
             connection_set=_connections(group.members.values()),
             consume_from_where=group.consume_from,
             consume_type=group.consume_type,
-            inconsistent_subscriptions=self._conflicts.of_group(name) or None,
+            inconsistent_subscriptions=self.conflicts.of_group(name) or None,
             message_model=group.message_model,
             subscription_table=dict(group.subscriptions),
         )
@@ -99,7 +90,7 @@ class GroupRequests:
     def producers_of(self, request: Command, _peer: Connection) -> Command:
         """Return the members of a producer group."""
         name = headers.ProducerGroup.from_ext_fields(request.ext_fields).producer_group
-        members = self._producers.members(name)
+        members = self.producers.members(name)
         if not members:
             remark = f"the producer group[{name}] not exist"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
@@ -109,7 +100,7 @@ class GroupRequests:
         """Return the members of all producer groups."""
         table = {
             name: [_producer_info(member) for member in members.values()]
-            for name, members in self._producers.groups.items()
+            for name, members in self.producers.groups.items()
         }
         return answer_with(request, ProducerTable(data=table))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +12,8 @@ from turbopump.errors import RemoteError
 from turbopump.message import QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
-from turbopump.store.outcomes import Filter, ReadOutcome, Units
+from turbopump.store.outcomes import Filter, Units
+from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import ConsumeQueuePage, QueueUnit
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -22,20 +21,6 @@ from turbopump.wire.command import Command
 
 UNITS_MAX = 800
 """Most queue units in one answer."""
-
-
-class InspectedStore(Protocol):
-    """Store operations used here."""
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
-
-    def queue_ids(self) -> list[tuple[str, int]]: ...
-
-    def read(
-        self, topic: str, queue_id: int, offset: QueueOffset, count_max: int, wanted: Filter
-    ) -> ReadOutcome: ...
-
-    def retain(self, *, at_any_hour: bool = False) -> object: ...
 
 
 class InspectionRequests:
@@ -46,7 +31,7 @@ class InspectionRequests:
         *,
         stats: Stats,
         consumers: Consumers,
-        store: InspectedStore,
+        store: Store,
     ) -> None:
         self._stats = stats
         self._consumers = consumers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from turbopump.broker.clients import Consumers
 from turbopump.broker.groups import Groups
@@ -17,6 +17,7 @@ from turbopump.clock import Clock
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
+from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     BrokerConsumeStats,
@@ -32,39 +33,19 @@ from turbopump.wire.command import Command
 _NO_TIME = -1
 
 
-class ProgressStore(Protocol):
-    """Store operations used here."""
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
-
-    def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None: ...
-
-
+@dataclass(slots=True, eq=False, kw_only=True)
 class ProgressRequests:
     """Serves queries about the progress of groups."""
 
-    def __init__(
-        self,
-        *,
-        broker_name: str,
-        address: Callable[[], str],
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
-        consumers: Consumers,
-        stats: Stats,
-        store: ProgressStore,
-        clock: Clock,
-    ) -> None:
-        self._broker_name = broker_name
-        self._address = address
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._stats = stats
-        self._store = store
-        self._clock = clock
+    broker_name: str
+    address: Callable[[], str]
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    consumers: Consumers
+    stats: Stats
+    store: Store
+    clock: Clock
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -77,12 +58,12 @@ class ProgressRequests:
         """Return a group's committed offset in each queue of one topic, or of all."""
         header = headers.ConsumeStatsOf.from_ext_fields(request.ext_fields)
         group = header.consumer_group
-        names = {header.topic} if header.topic else self._offsets.topics_of(group)
+        names = {header.topic} if header.topic else self.offsets.topics_of(group)
         table: dict[MessageQueue, ConsumeQueueStats] = {}
         tps = 0.0
         for topic in self._counted(group, names):
             table |= self._queues(group, topic.topic_name, topic.read_queue_nums)
-            tps += self._stats.consume_tps(group, topic.topic_name)
+            tps += self.stats.consume_tps(group, topic.topic_name)
         return answer_with(request, ConsumeStats(consume_tps=tps, offset_table=table))
 
     async def of_all_groups(self, request: Command, _peer: Connection) -> Command:
@@ -90,10 +71,10 @@ class ProgressRequests:
         header = headers.BrokerConsumeStatsOf.from_ext_fields(request.ext_fields)
         groups: list[dict[str, list[ConsumeStats]]] = []
         behind = 0
-        for group in sorted(self._groups.table):
+        for group in sorted(self.groups.table):
             found = [
                 self._of_topic(group, topic)
-                for topic in self._counted(group, self._offsets.topics_of(group))
+                for topic in self._counted(group, self.offsets.topics_of(group))
                 if topic.order or not header.is_order
             ]
             groups.append({group: found})
@@ -105,14 +86,14 @@ class ProgressRequests:
                 for queue in stats.offset_table.values()
             )
         body = BrokerConsumeStats(
-            broker_addr=self._address(), consume_stats_list=groups, total_diff=behind
+            broker_addr=self.address(), consume_stats_list=groups, total_diff=behind
         )
         return answer_with(request, body)
 
     def time_spans(self, request: Command, _peer: Connection) -> Command:
         """Return the store times of each queue's messages, and of a group's committed offset."""
         header = headers.TopicAndGroup.from_ext_fields(request.ext_fields)
-        topic = self._topics.find(header.topic)
+        topic = self.topics.find(header.topic)
         if topic is None:
             raise topic_missing(header.topic)
         spans = [
@@ -123,39 +104,39 @@ class ProgressRequests:
 
     def _counted(self, group: str, names: set[str]) -> list[TopicConfig]:
         """Return the existing topics that the group, if it has members, subscribes to."""
-        online = self._consumers.find(group)
+        online = self.consumers.find(group)
         wants_some = online is not None and bool(online.subscriptions)
-        found = (self._topics.find(name) for name in sorted(names))
+        found = (self.topics.find(name) for name in sorted(names))
         return [
             topic
             for topic in found
             if topic is not None
-            and not (wants_some and self._consumers.subscription(group, topic.topic_name) is None)
+            and not (wants_some and self.consumers.subscription(group, topic.topic_name) is None)
         ]
 
     def _of_topic(self, group: str, topic: TopicConfig) -> ConsumeStats:
         return ConsumeStats(
-            consume_tps=self._stats.consume_tps(group, topic.topic_name),
+            consume_tps=self.stats.consume_tps(group, topic.topic_name),
             offset_table=self._queues(group, topic.topic_name, topic.write_queue_nums),
         )
 
     def _queues(self, group: str, topic: str, queues: int) -> dict[MessageQueue, ConsumeQueueStats]:
         return {
-            MessageQueue(topic, self._broker_name, queue_id): self._queue(group, topic, queue_id)
+            MessageQueue(topic, self.broker_name, queue_id): self._queue(group, topic, queue_id)
             for queue_id in range(queues)
         }
 
     def _queue(self, group: str, topic: str, queue_id: int) -> ConsumeQueueStats:
-        _, high = self._store.queue_range(topic, queue_id)
-        offset = self._offsets.find(group, topic, queue_id) or QueueOffset(0)
+        _, high = self.store.queue_range(topic, queue_id)
+        offset = self.offsets.find(group, topic, queue_id) or QueueOffset(0)
         last_ms = self._stored_ms(topic, queue_id, offset - 1)
         return ConsumeQueueStats(
             broker_offset=high, consumer_offset=offset, last_timestamp=last_ms or 0
         )
 
     def _time_span(self, topic: str, group: str, queue_id: int) -> QueueTimeSpan:
-        low, high = self._store.queue_range(topic, queue_id)
-        offset = self._offsets.find(group, topic, queue_id) or 0
+        low, high = self.store.queue_range(topic, queue_id)
+        offset = self.offsets.find(group, topic, queue_id) or 0
         oldest_ms = self._stored_ms(topic, queue_id, low) or _NO_TIME
         newest_ms = self._stored_ms(topic, queue_id, high - 1) or _NO_TIME
         reached_ms = oldest_ms
@@ -163,20 +144,20 @@ class ProgressRequests:
             reached_ms = self._stored_ms(topic, queue_id, offset - 1) or _NO_TIME
         next_ms = self._stored_ms(topic, queue_id, offset)
         return QueueTimeSpan(
-            message_queue=MessageQueue(topic, self._broker_name, queue_id),
+            message_queue=MessageQueue(topic, self.broker_name, queue_id),
             min_time_stamp=oldest_ms,
             min_time_stamp_str=_date(oldest_ms),
             max_time_stamp=newest_ms,
             max_time_stamp_str=_date(newest_ms),
             consume_time_stamp=reached_ms,
             consume_time_stamp_str=_date(reached_ms),
-            delay_time=0 if next_ms is None else self._clock.now_ms() - next_ms,
+            delay_time=0 if next_ms is None else self.clock.now_ms() - next_ms,
         )
 
     def _stored_ms(self, topic: str, queue_id: int, offset: int) -> int | None:
         if offset < 0:
             return None
-        return self._store.store_timestamp_ms(topic, queue_id, QueueOffset(offset))
+        return self.store.store_timestamp_ms(topic, queue_id, QueueOffset(offset))
 
 
 def _date(epoch_ms: int) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from turbopump.broker.admin.resets import RESETTABLE_SINCE
 from turbopump.broker.clients import Consumers, Member
-from turbopump.broker.handlers.common import answer_with
-from turbopump.broker.handlers.peers import commands_to
+from turbopump.broker.handlers.common import answer_with, commands_to
 from turbopump.errors import BodyError, InvalidArgument, NetworkError, RemoteError, RequestTimeout
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
+from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import ConsumerStatus
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -30,16 +29,10 @@ RELAYABLE_SINCE = 62
 """Clients with a lower version can neither report their internals nor consume on request."""
 
 
-class MessagesById(Protocol):
-    """Store operations used here."""
-
-    def message_by_id(self, offset_message_id: str) -> memoryview | None: ...
-
-
 class RelayRequests:
     """Relays requests that only a client can answer."""
 
-    def __init__(self, *, broker_name: str, consumers: Consumers, store: MessagesById) -> None:
+    def __init__(self, *, broker_name: str, consumers: Consumers, store: Store) -> None:
         self._broker_name = broker_name
         self._consumers = consumers
         self._store = store

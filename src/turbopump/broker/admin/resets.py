@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from dataclasses import dataclass
 
 from turbopump.broker.clients import Consumers, Member
-from turbopump.broker.handlers.common import answer_with, body_of
-from turbopump.broker.handlers.peers import commands_to
+from turbopump.broker.handlers.common import answer_with, body_of, commands_to
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, RemoteError
-from turbopump.message import MessageQueue, QueueOffset
+from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
+from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import QueueAndOffset, QueueOffsetRows, QueueOffsets
 from turbopump.wire.codes import Language, RequestCode, ResponseCode
@@ -29,14 +29,7 @@ RESETTABLE_SINCE = 28
 """Clients with a lower version number do not understand a reset."""
 
 
-class ResetStore(Protocol):
-    """Store operations used here."""
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
-
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset: ...
-
-
+@dataclass(slots=True, eq=False, kw_only=True)
 class ResetRequests:
     """Serves resets by time.
 
@@ -47,20 +40,11 @@ class ResetRequests:
     all queues.
     """
 
-    def __init__(
-        self,
-        *,
-        broker_name: str,
-        topics: Topics,
-        offsets: Offsets,
-        consumers: Consumers,
-        store: ResetStore,
-    ) -> None:
-        self._broker_name = broker_name
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
+    broker_name: str
+    topics: Topics
+    offsets: Offsets
+    consumers: Consumers
+    store: Store
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
@@ -68,7 +52,7 @@ class ResetRequests:
     def reset(self, request: Command, _peer: Connection) -> Command:
         header = headers.ResetOffset.from_ext_fields(request.ext_fields)
         targets = self._given_targets(request, header) or self._targets(header)
-        members = self._consumers.members(header.group)
+        members = self.consumers.members(header.group)
         if not members:
             remark = f"Consumer not online, so can not reset offset, Group: {header.group}"
             raise RemoteError(ResponseCode.CONSUMER_NOT_ONLINE, remark)
@@ -98,32 +82,32 @@ class ResetRequests:
             return {}
         given = body_of(request, QueueOffsets).offset_table
         for queue, offset in given.items():
-            _, high = self._store.queue_range(queue.topic, queue.queue_id)
-            is_here = (queue.topic, queue.broker) == (header.topic, self._broker_name)
+            _, high = self.store.queue_range(queue.topic, queue.queue_id)
+            is_here = (queue.topic, queue.broker) == (header.topic, self.broker_name)
             if not is_here or not 0 <= offset <= high:
-                remark = f"[reset-offset] {queue} has no offset {offset} on {self._broker_name}"
+                remark = f"[reset-offset] {queue} has no offset {offset} on {self.broker_name}"
                 raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         return given
 
     def _targets(self, header: headers.ResetOffset) -> dict[MessageQueue, int]:
-        topic = self._topics.find(header.topic)
+        topic = self.topics.find(header.topic)
         if topic is None:
             remark = f"[reset-offset] reset offset failed, no topic: {header.topic}"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         return {
-            MessageQueue(header.topic, self._broker_name, queue_id): self._target(header, queue_id)
+            MessageQueue(header.topic, self.broker_name, queue_id): self._target(header, queue_id)
             for queue_id in range(topic.write_queue_nums)
         }
 
     def _target(self, header: headers.ResetOffset, queue_id: int) -> int:
-        stored = self._offsets.find(header.group, header.topic, queue_id)
+        stored = self.offsets.find(header.group, header.topic, queue_id)
         if stored is None:
             remark = f"the group {header.group} has no offset in queue {queue_id} of {header.topic}"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         if header.timestamp == NEWEST:
-            target = self._store.queue_range(header.topic, queue_id)[1]
+            target = self.store.queue_range(header.topic, queue_id)[1]
         else:
-            target = self._store.offset_by_time(header.topic, queue_id, header.timestamp)
+            target = self.store.offset_by_time(header.topic, queue_id, header.timestamp)
         # Without force, offsets only move back, so that no unseen message is skipped.
         return target if header.is_force or target < stored else stored
 

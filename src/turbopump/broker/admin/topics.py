@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 from turbopump.broker.clients import Consumers
 from turbopump.broker.config import IdentityConfig
@@ -20,6 +20,7 @@ from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
+from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     GroupList,
@@ -38,39 +39,17 @@ Announce = Callable[[TopicConfig], Awaitable[None]]
 """Announces a created or changed topic to name servers, and waits briefly until they know it."""
 
 
-class TopicStore(Protocol):
-    """Store operations used here."""
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
-
-    def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None: ...
-
-    def queue_ids(self) -> list[tuple[str, int]]: ...
-
-    def remove_topic(self, topic: str) -> None: ...
-
-
+@dataclass(slots=True, eq=False, kw_only=True)
 class TopicRequests:
     """Serves requests for topics."""
 
-    def __init__(
-        self,
-        *,
-        identity: IdentityConfig,
-        topics: Topics,
-        offsets: Offsets,
-        consumers: Consumers,
-        stats: Stats,
-        store: TopicStore,
-        announce: Announce,
-    ) -> None:
-        self._identity = identity
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._stats = stats
-        self._store = store
-        self._announce = announce
+    identity: IdentityConfig
+    topics: Topics
+    offsets: Offsets
+    consumers: Consumers
+    stats: Stats
+    store: Store
+    announce: Announce
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -100,8 +79,8 @@ class TopicRequests:
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
         with as_remote_error():
-            await self._topics.update(topic)
-        await self._announce(topic)
+            await self.topics.update(topic)
+        await self.announce(topic)
         return request.answer(ResponseCode.SUCCESS)
 
     async def delete(self, request: Command, _peer: Connection) -> Command:
@@ -113,28 +92,28 @@ class TopicRequests:
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
         self._require_changeable(name)
         with as_remote_error():
-            await self._topics.delete(name)
-        if self._topics.find(name) is not None:
+            await self.topics.delete(name)
+        if self.topics.find(name) is not None:
             remark = f"topic[{name}] was re-created by a producer: stop it, then delete again"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
-        self._store.remove_topic(name)
-        self._stats.forget_topic(name)
-        self._offsets.remove_topic(name)
-        await self._offsets.saving.try_save()
+        self.store.remove_topic(name)
+        self.stats.forget_topic(name)
+        self.offsets.remove_topic(name)
+        await self.offsets.saving.try_save()
         return request.answer(ResponseCode.SUCCESS)
 
     def system(self, request: Command, _peer: Connection) -> Command:
         """List the broker's own topics."""
-        return answer_with(request, TopicList(topic_list=sorted(self._topics.system_names)))
+        return answer_with(request, TopicList(topic_list=sorted(self.topics.system_names)))
 
     def limits(self, request: Command, _peer: Connection) -> Command:
         """Return the first and last offset of each queue, and its last store time."""
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
-        topic = self._topics.find(name)
+        topic = self.topics.find(name)
         if topic is None:
             raise topic_missing(name)
         table = {
-            MessageQueue(name, self._identity.broker_name, queue_id): self._limits(name, queue_id)
+            MessageQueue(name, self.identity.broker_name, queue_id): self._limits(name, queue_id)
             for queue_id in range(topic.write_queue_nums)
         }
         return answer_with(request, TopicStats(offset_table=table))
@@ -142,26 +121,26 @@ class TopicRequests:
     def consumed_by(self, request: Command, _peer: Connection) -> Command:
         """List the groups that subscribe to a topic or have committed offsets in it."""
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
-        groups = self._consumers.groups_of_topic(name) | self._offsets.groups_of(name)
+        groups = self.consumers.groups_of_topic(name) | self.offsets.groups_of(name)
         return answer_with(request, GroupList(group_list=sorted(groups)))
 
     def clean_unused(self, request: Command, _peer: Connection) -> Command:
         """Delete the queues of topics that do not exist."""
         kept = {SCHEDULE_TOPIC, HALF_OPERATIONS_TOPIC}
-        for name in {topic for topic, _ in self._store.queue_ids()} - kept:
-            if self._topics.find(name) is None:
-                self._store.remove_topic(name)
+        for name in {topic for topic, _ in self.store.queue_ids()} - kept:
+            if self.topics.find(name) is None:
+                self.store.remove_topic(name)
         return request.answer(ResponseCode.SUCCESS)
 
     def _limits(self, topic: str, queue_id: int) -> TopicQueueStats:
-        low, high = self._store.queue_range(topic, queue_id)
-        last_ms = self._store.store_timestamp_ms(topic, queue_id, QueueOffset(high - 1))
+        low, high = self.store.queue_range(topic, queue_id)
+        last_ms = self.store.store_timestamp_ms(topic, queue_id, QueueOffset(high - 1))
         return TopicQueueStats(min_offset=low, max_offset=high, last_update_timestamp=last_ms or 0)
 
     def _require_changeable(self, name: str) -> None:
-        refuse_on_slave(self._identity)
+        refuse_on_slave(self.identity)
         wrong = check_name(name)
-        if wrong is None and self._topics.is_system(name):
+        if wrong is None and self.topics.is_system(name):
             wrong = f"The topic[{name}] is conflict with system topic."
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from turbopump.broker.clients import Peer
-from turbopump.broker.handlers.common import answer_with, body_of
-from turbopump.broker.handlers.peers import commands_to
+from turbopump.broker.handlers.common import answer_with, body_of, commands_to
 from turbopump.broker.membership import Membership
 from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.errors import NetworkError

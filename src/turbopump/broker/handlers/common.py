@@ -1,15 +1,16 @@
-"""What handlers share: decoding request bodies and encoding those of answers."""
+"""What handlers share: bodies of requests and answers, refusals, and clients to ask."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from turbopump.broker.clients import AbsentPeer, Peer
 from turbopump.broker.config import IdentityConfig
-from turbopump.errors import BodyError, InvalidArgument, RemoteError, WriteRefused
+from turbopump.errors import BodyError, ConnectionLost, InvalidArgument, RemoteError, WriteRefused
 from turbopump.message import QueueOffset
 from turbopump.net.router import Handler
 from turbopump.wire.bodies import QueuePositions
@@ -90,3 +91,21 @@ def retries_max_of(request: Command, wanted: int | None) -> int | None:
     return (
         wanted if wanted is not None and request.version >= _CLIENT_LIMITS_RETRIES_SINCE else None
     )
+
+
+@runtime_checkable
+class CommandPeer(Protocol):
+    """A client that takes commands: a connection."""
+
+    def oneway(self, command: Command) -> None: ...
+
+    async def request(self, command: Command, timeout_ms: int) -> Command: ...
+
+
+def commands_to(peer: Peer) -> CommandPeer:
+    """Return the connection of a client; raises ConnectionLost if it has none for commands."""
+    if isinstance(peer, CommandPeer):
+        return peer
+    if isinstance(peer, AbsentPeer):
+        raise ConnectionLost("the client has not reconnected since the broker restarted")
+    raise ConnectionLost(f"{peer.peer_address} does not accept commands")

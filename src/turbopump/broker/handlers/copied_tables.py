@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 from zlib import crc32
 
 import msgspec
@@ -17,12 +16,13 @@ from msgspec import Struct
 from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.groups import Groups
 from turbopump.broker.offsets import Offsets
+from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
-from turbopump.message import PhysicalOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Outcome
+from turbopump.store.store import Store
 from turbopump.tables import Table
 from turbopump.wire import headers
 from turbopump.wire.bodies import DataVersion
@@ -31,13 +31,6 @@ from turbopump.wire.command import Command
 from turbopump.wire.schema import Header
 
 HOLD_MAX_MS = 30_000
-
-
-class LogEnd(Protocol):
-    """Store operations used here."""
-
-    @property
-    def written_end(self) -> PhysicalOffset: ...
 
 
 class ServedTable(Struct, frozen=True, kw_only=True):
@@ -65,14 +58,12 @@ class CopiedTables:
         consumer_filters: ConsumerFilters,
         delays: Callable[[], bytes],
         delays_for_java: Callable[[], bytes],
-        store: LogEnd,
+        store: Store,
         clock: Clock,
-        epoch: Callable[[], int] = lambda: 0,
-        on_slave: Callable[[], None] = lambda: None,
+        mastership: Mastership,
     ) -> None:
         self._store = store
-        self._epoch = epoch
-        self._on_slave = on_slave
+        self._mastership = mastership
         self._is_closed = False
         # Change counters restart with the process, and so do versions made of them.
         since = str(clock.now_ms())
@@ -119,7 +110,7 @@ class CopiedTables:
         if asked.known_version is None:
             body = (table.encoded_for_java or table.encoded)()
             return request.answer(ResponseCode.SUCCESS, table.java_header, body=body)
-        self._on_slave()
+        self._mastership.note_slave(asked.slave_id)
         wait_ms = min(asked.wait_millis or 0, HOLD_MAX_MS)
         is_known = asked.known_version == table.version()
         if is_known and wait_ms > 0 and table.changing is not None and not self._is_closed:
@@ -137,7 +128,10 @@ class CopiedTables:
     def _versioned(self, table: ServedTable, request: Command, known: str) -> Command:
         version = table.version()
         header = headers.TableCopyAnswer(
-            table_version=version, log_end=self._store.written_end, broker_epoch=self._epoch()
+            table_version=version,
+            log_end=self._store.written_end,
+            broker_epoch=self._mastership.record.epoch,
+            slave_ids=self._mastership.slave_ids,
         )
         body = b"" if version == known else table.encoded()
         return request.answer(ResponseCode.SUCCESS, header, body=body)

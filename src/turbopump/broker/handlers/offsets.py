@@ -5,12 +5,20 @@ from __future__ import annotations
 from turbopump.broker.handlers.common import answer_fast, answer_with, positions_of
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.progress import Commit, Progress
+from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
 from turbopump.wire.bodies import CorrectionOffsets, QueuePositions, RefusedOffsets
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
+
+_CHANGES_OFFSETS = (
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSETS,
+    RequestCode.CLONE_GROUP_OFFSET,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+)
 
 
 class OffsetRequests:
@@ -87,3 +95,15 @@ class OffsetRequests:
             offline=bool(header.offline),
         )
         return request.answer(ResponseCode.SUCCESS)
+
+
+def refusals() -> dict[int, Handler]:
+    """Return the handlers of a slave, which copies offsets from its master."""
+    return dict.fromkeys(_CHANGES_OFFSETS, _refuse_offsets)
+
+
+def _refuse_offsets(_request: Command, _peer: Connection) -> Command:
+    raise RemoteError(
+        ResponseCode.SYSTEM_ERROR,
+        "this broker is a slave: offsets are committed and changed on its master",
+    )

@@ -29,22 +29,16 @@ class PullRequests:
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self.pull}
 
-    def pull(self, request: Command, peer: Connection) -> Command | None:
-        """Answer with messages, or hold the pull and return None."""
+    def pull(self, request: Command, peer: Connection) -> None:
+        """Answer with messages, or hold the pull."""
         pull = _pull_of(peer, PullMessage.from_ext_fields(request.ext_fields))
         outcome = self._pulls.read(pull, self._pulls.admit(pull))
-        if isinstance(outcome, outcomes.Found):
-            broker_id = self._pulls.suggested_broker_id(pull, outcome)
-            if not _is_plain(request, peer):
-                return _found(request, outcome, broker_id)
-            _send_found(request, peer, outcome, broker_id)
-            return None
         if isinstance(outcome, Held):
             # Tens of thousands may be held: drop what was decoded of the request.
             slim = replace(request, ext_fields=None, body=b"")
             outcome.then(self._resume, slim, peer, pull)
-            return None
-        return self._without(request, outcome, pull)
+        else:
+            self._answer(outcome, request, peer, pull)
 
     def connection_closed(self, connection: Connection) -> None:
         """Drop the held pulls of a connection; call it when it has closed."""
@@ -56,34 +50,39 @@ class PullRequests:
         """Answer a pull that was held."""
         if isinstance(outcome, RemoteError):
             peer.answer(request, request.answer(outcome.code, NoFields(), remark=outcome.remark))
-            return
-        if isinstance(outcome, Exception):
+        elif isinstance(outcome, Exception):
             peer.answer(request, failure(request, peer, outcome))
-            return
+        else:
+            self._answer(outcome, request, peer, pull)
+
+    def _answer(self, outcome: ReadOutcome, request: Command, peer: Connection, pull: Pull) -> None:
+        """Answer with messages, or with why there are none; with a prepared frame if possible."""
         broker_id = self._pulls.suggested_broker_id(pull, outcome)
-        if isinstance(outcome, outcomes.Found):
-            if _is_plain(request, peer):
-                _send_found(request, peer, outcome, broker_id)
-            else:
-                peer.answer(request, _found(request, outcome, broker_id))
-        elif (
-            broker_id == MASTER_ID
-            and _is_plain(request, peer)
-            and self._pulls.status_of(pull, outcome) is Status.NOT_FOUND
-        ):
+        found = outcome if isinstance(outcome, outcomes.Found) else None
+        is_plain = request.serialize is Serialize.JSON and not peer.is_observed
+        if found is not None and is_plain:
+            frame = _found_answers(broker_id).frame(
+                request.opaque, found.next_offset, found.min_offset, found.max_offset, found.size
+            )
+            peer.answer_encoded(request, frame, *found.pieces)
+            return
+        status = self._pulls.status_of(pull, outcome)
+        if status is Status.NOT_FOUND and broker_id == MASTER_ID and is_plain:
             # The answer that idle consumers get all the time.
             frame = _NOTHING_NEW[type(outcome)].frame(
                 request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
             )
             peer.answer_encoded(request, frame)
-        else:
-            peer.answer(request, self._without(request, outcome, pull))
-
-    def _without(self, request: Command, outcome: ReadOutcome, pull: Pull) -> Command:
-        """Return the answer that says why there are no messages."""
-        code = _CODES[self._pulls.status_of(pull, outcome)]
-        fields = _fields(outcome, self._pulls.suggested_broker_id(pull, outcome))
-        return request.answer(code, fields, remark=_REMARKS[type(outcome)])
+            return
+        fields = PullMessageAnswer(
+            suggest_which_broker_id=broker_id,
+            next_begin_offset=outcome.next_offset,
+            min_offset=outcome.min_offset,
+            max_offset=outcome.max_offset,
+        )
+        body = b"" if found is None else tuple(found.pieces)
+        remark = _REMARKS[type(outcome)]
+        peer.answer(request, request.answer(_CODES[status], fields, remark=remark, body=body))
 
 
 def _pull_of(peer: Connection, header: PullMessage) -> Pull:
@@ -102,33 +101,6 @@ def _pull_of(peer: Connection, header: PullMessage) -> Pull:
         commit_offset=header.commit_offset if flags & PULL_COMMIT_OFFSET else None,
         hold_ms=header.suspend_timeout_millis if flags & PULL_SUSPEND else None,
         is_bulk=header.bulk_pull or False,
-    )
-
-
-def _is_plain(request: Command, peer: Connection) -> bool:
-    """Whether a prepared answer is enough: in JSON, and seen by no hook."""
-    return request.serialize is Serialize.JSON and not peer.is_observed
-
-
-def _send_found(request: Command, peer: Connection, found: outcomes.Found, broker_id: int) -> None:
-    frame = _found_answers(broker_id).frame(
-        request.opaque, found.next_offset, found.min_offset, found.max_offset, found.size
-    )
-    peer.answer_encoded(request, frame, *found.pieces)
-
-
-def _found(request: Command, found: outcomes.Found, broker_id: int) -> Command:
-    remark, pieces = _REMARKS[outcomes.Found], tuple(found.pieces)
-    fields = _fields(found, broker_id)
-    return request.answer(ResponseCode.SUCCESS, fields, remark=remark, body=pieces)
-
-
-def _fields(outcome: ReadOutcome, broker_id: int) -> PullMessageAnswer:
-    return PullMessageAnswer(
-        suggest_which_broker_id=broker_id,
-        next_begin_offset=outcome.next_offset,
-        min_offset=outcome.min_offset,
-        max_offset=outcome.max_offset,
     )
 
 

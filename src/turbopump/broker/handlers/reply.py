@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turbopump.broker.clients import Member
 from turbopump.broker.durability import Late
-from turbopump.broker.handlers.peers import commands_to
+from turbopump.broker.handlers.common import commands_to
 from turbopump.broker.handlers.send import send_of
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.replies import PushedReply, Replied, Replies

@@ -6,7 +6,7 @@ import logging
 
 from turbopump.broker.clients import Member
 from turbopump.broker.config import IdentityConfig
-from turbopump.broker.handlers.peers import commands_to
+from turbopump.broker.handlers.common import commands_to
 from turbopump.broker.transactions.checks import Question
 from turbopump.broker.transactions.endings import End
 from turbopump.broker.transactions.transactions import Transactions

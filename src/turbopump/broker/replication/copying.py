@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -17,27 +17,12 @@ from turbopump.broker.replication.frames import Transfer
 from turbopump.broker.replication.master import EVERYTHING
 from turbopump.errors import FrameError
 from turbopump.message import PhysicalOffset
+from turbopump.store.store import Store
 
 COMPARED_BYTES = 64 * 1024
 """How much of the end of the log is compared; more each time that nothing matches."""
 
 _GROWTH = 16
-
-
-class CopiedLog(Protocol):
-    """Store operations used here."""
-
-    @property
-    def min_offset(self) -> PhysicalOffset: ...
-
-    @property
-    def written_end(self) -> PhysicalOffset: ...
-
-    def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None: ...
-
-    def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> Future[None]: ...
-
-    def last_message(self) -> PhysicalOffset: ...
 
 
 class Copied(Struct, frozen=True):
@@ -85,7 +70,7 @@ class Copying:
 
     def __init__(
         self,
-        log: CopiedLog,
+        log: Store,
         compared_bytes: int = COMPARED_BYTES,
         end_max: PhysicalOffset | None = None,
         *,
@@ -111,11 +96,14 @@ class Copying:
         self._expected: PhysicalOffset | None = None if self._is_empty else self.request
         self._heartbeats = 0
         self._has_begun = False
+        self._both_are_empty = False
 
     @property
     def is_comparing(self) -> bool:
         """Whether the slave's log is not yet known to agree with the master's."""
-        return self._expected is None or self._expected < self._end
+        if self._expected is None:
+            return not self._both_are_empty
+        return self._expected < self._end
 
     def take(self, transfer: Transfer) -> Step:
         """Compare or copy what the master sent; raises FrameError for invalid data."""
@@ -142,6 +130,7 @@ class Copying:
         """Begin a log wherever the master does."""
         if not data:
             self._heartbeats += 1
+            self._both_are_empty = position == self._end
             stuck = position == self.request == EVERYTHING and self._heartbeats > 1
             return AskForLastFile() if stuck else Idle.IDLE
         start: bytes | memoryview = data

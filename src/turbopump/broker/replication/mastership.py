@@ -20,6 +20,7 @@ from turbopump.broker.replication.roles import (
     judge,
     promoted,
 )
+from turbopump.clock import Clock
 from turbopump.errors import NetworkError, RemoteError, WireError, WriteFailed
 from turbopump.tables import Table, TableFile
 from turbopump.wire import headers
@@ -30,6 +31,9 @@ from turbopump.wire.mastership import CLAIMS_NAMESPACE, MasterClaim, parse_claim
 _log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_MS = 3000
+SLAVE_SILENCE_MAX_MS = 30_000
+"""A slave asks for tables every 10 s; a master forgets the id of one that does not."""
+
 START_TIMEOUT_MS = 1000
 """How long a start waits for name servers; a master that they do not confirm refuses writes."""
 
@@ -39,11 +43,17 @@ Ask = Callable[[str, Command, int], Awaitable[Command]]
 class Mastership:
     """A broker's role after promotions, and whether it still counts."""
 
-    def __init__(self, config: BrokerConfig, file: TableFile, ask: Ask, chance: Random) -> None:
+    def __init__(
+        self, config: BrokerConfig, file: TableFile, ask: Ask, chance: Random, clock: Clock
+    ) -> None:
         self._config = config
         self._file = file
         self._ask = ask
         self._chance = chance
+        self._clock = clock
+        self._asked_ms: dict[int, int] = {}
+        """By slave, when it last asked this master for a table."""
+        self._told_ids = ""
         self.record = RoleRecord()
         self.saving = Table("role", file, lambda: self.record.encode())
 
@@ -115,10 +125,23 @@ class Mastership:
             self.saving.changes += 1
             raise
 
-    def note_slave(self) -> None:
+    def note_slave(self, slave_id: int | None) -> None:
         """Record that a slave follows this broker, which may replace it while it is away."""
+        if slave_id is not None:
+            self._asked_ms[slave_id] = self._clock.monotonic_ms()
         if not self.record.has_slaves:
             self._note(replace(self.record, has_slaves=True))
+
+    @property
+    def slave_ids(self) -> str:
+        """The ids of the slaves of this master, or of a slave's last known master."""
+        since_ms = self._clock.monotonic_ms() - SLAVE_SILENCE_MAX_MS
+        asking = sorted(each for each, at_ms in self._asked_ms.items() if at_ms >= since_ms)
+        return ",".join(map(str, asking)) or self._told_ids
+
+    def note_slave_ids(self, ids: str) -> None:
+        """Adopt what a slave's master knows of its slaves."""
+        self._told_ids = ids
 
     def note_epoch(self, epoch: int) -> None:
         """Adopt the epoch of a slave's master."""

@@ -61,6 +61,7 @@ class Replica:
             copied_tables(state, path.delays, store),
             pool.request,
             lambda: store.written_end,
+            config.identity.broker_id,
             self._note_answer,
         )
         self.roles = RoleChanges(
@@ -83,6 +84,7 @@ class Replica:
         found = {
             "brokerRole": self._config.identity.role.value,
             "brokerEpoch": str(self.roles.epoch),
+            "replicationSlaveIds": self._mastership.slave_ids,
         }
         if status.master is None:
             count, in_sync = len(status.slaves), sum(each.is_in_sync for each in status.slaves)
@@ -100,6 +102,7 @@ class Replica:
 
     def _note_answer(self, copy: Copy) -> None:
         self._mastership.note_epoch(copy.epoch)
+        self._mastership.note_slave_ids(copy.slave_ids)
         if self._replication.follower is not None:
             self._replication.follower.master_ends_at(PhysicalOffset(copy.log_end))
 

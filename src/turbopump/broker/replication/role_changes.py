@@ -18,6 +18,7 @@ from turbopump.broker.replication.mastership import Ask, Mastership
 from turbopump.broker.replication.roles import Verdict, is_newer
 from turbopump.errors import NetworkError, RemoteError, WireError
 from turbopump.message import PhysicalOffset
+from turbopump.store.store import Store
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request
 from turbopump.wire.mastership import FenceBroker, FenceBrokerAnswer, MasterClaim
@@ -40,13 +41,6 @@ class Writes(Protocol):
     """Operations of `turbopump.broker.message_writer.MessageWriter` used here."""
 
     suspension: RemoteError | None
-
-
-class LogEnd(Protocol):
-    """Store operations used here."""
-
-    @property
-    def written_end(self) -> PhysicalOffset: ...
 
 
 class Promotion(Struct, frozen=True, kw_only=True):
@@ -73,7 +67,7 @@ class RoleChanges:
         *,
         mastership: Mastership,
         writes: Writes,
-        store: LogEnd,
+        store: Store,
         settle: Callable[[], Awaitable[None]],
         address: str,
         broker_id: int,

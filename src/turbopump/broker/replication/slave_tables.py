@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 from turbopump.broker.consumer_filters import ConsumerFilterTable
 from turbopump.broker.delay_recovery import SavedDelays
@@ -11,19 +10,14 @@ from turbopump.broker.delays import Delays
 from turbopump.broker.replication.table_copy import CopiedTable, Copy
 from turbopump.broker.state import State
 from turbopump.message import PhysicalOffset
+from turbopump.store.store import Store
 from turbopump.wire.bodies import ConsumerOffsets, GroupConfigTable, TopicConfigTable
 from turbopump.wire.codes import RequestCode
 
 _log = logging.getLogger(__name__)
 
 
-class QueueStore(Protocol):
-    """Store operations used here."""
-
-    def remove_topic(self, topic: str, end: PhysicalOffset | None = None) -> None: ...
-
-
-def copied_tables(state: State, delays: Delays, store: QueueStore) -> tuple[CopiedTable, ...]:
+def copied_tables(state: State, delays: Delays, store: Store) -> tuple[CopiedTable, ...]:
     """Return the tables of a slave, to be copied from its master."""
     topics, groups, offsets = state.topics, state.groups, state.offsets
 

@@ -48,6 +48,8 @@ class Copy(Struct, frozen=True):
     """Where the master's log ended; 0 if it does not say."""
     epoch: int = 0
     """Of the master; 0 if it was never promoted."""
+    slave_ids: str = ""
+    """Of the master's slaves, separated by commas."""
 
 
 class CopiedTable(Struct, frozen=True, kw_only=True):
@@ -67,10 +69,12 @@ class CopiedTable(Struct, frozen=True, kw_only=True):
     """Whether a master may not know the request, as Apache's does not know ours."""
 
 
-async def fetch(ask: Ask, master: str, table: CopiedTable, known_version: str) -> Copy:
+async def fetch(
+    ask: Ask, master: str, table: CopiedTable, known_version: str, slave_id: int
+) -> Copy:
     """Ask a master once for a table; raises RemoteError, NetworkError or WireError."""
     wait_ms = COPY_INTERVAL_MS if table.is_watched and known_version else 0
-    header = headers.TableCopy(known_version=known_version, wait_millis=wait_ms)
+    header = headers.TableCopy(known_version=known_version, wait_millis=wait_ms, slave_id=slave_id)
     answer = await ask(master, request(table.code, header), wait_ms + _TIMEOUT_MS)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and table.is_optional:
         return Copy(b"")
@@ -79,7 +83,13 @@ async def fetch(ask: Ask, master: str, table: CopiedTable, known_version: str) -
     if "tableVersion" not in (answer.ext_fields or {}):
         return Copy(whole_body(answer))
     found = headers.TableCopyAnswer.from_ext_fields(answer.ext_fields)
-    return Copy(whole_body(answer), found.table_version, found.log_end, found.broker_epoch)
+    return Copy(
+        whole_body(answer),
+        found.table_version,
+        found.log_end,
+        found.broker_epoch,
+        found.slave_ids or "",
+    )
 
 
 class TableCopies:
@@ -90,12 +100,14 @@ class TableCopies:
         tables: Sequence[CopiedTable],
         ask: Ask,
         log_end: Callable[[], int],
+        slave_id: int,
         on_answer: Callable[[Copy], None] = lambda _: None,
     ) -> None:
         self._tables = tables
         self._on_answer = on_answer
         self._ask = ask
         self._log_end = log_end
+        self._slave_id = slave_id
         self.master = ""
         """Where tables are copied from; empty if unknown."""
         self._has_moved = asyncio.Event()
@@ -149,7 +161,7 @@ class TableCopies:
         Raises RemoteError, NetworkError or WireError.
         """
         master, known = self.master, self.versions.get(table.what, "")
-        copy = await fetch(self._ask, master, table, known)
+        copy = await fetch(self._ask, master, table, known, self._slave_id)
         self._on_answer(copy)
         version = copy.version or f"crc {crc32(copy.body)}"
         is_new = bool(copy.body) and version != known
