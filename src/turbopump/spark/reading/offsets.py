@@ -62,6 +62,11 @@ def report_of(written: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return report if isinstance(report, dict) and GROUP in report else None
 
 
+def has_marks(written: Mapping[str, Any]) -> bool:
+    """Whether offsets have marks, and so are those of this source."""
+    return bool(written.get(_MARKS))
+
+
 def by_place(queues: Iterable[MessageQueue]) -> dict[Place, list[MessageQueue]]:
     """Group queues by topic and broker, which are queried together."""
     places: dict[Place, list[MessageQueue]] = {}
