@@ -80,7 +80,7 @@ class _RangePull(Struct):
     """A range whose messages are being requested."""
 
     of: QueueRange
-    prefetch: Prefetch[int]
+    prefetch: Prefetch
 
 
 class BlockingPull:
