@@ -71,12 +71,13 @@ def by_place(queues: Iterable[MessageQueue]) -> dict[Place, list[MessageQueue]]:
     """Group queues by topic and broker, which are queried together."""
     places: dict[Place, list[MessageQueue]] = {}
     topic = broker = None
+    together: list[MessageQueue] = []
     for queue in queues:
         # Thousands of neighbours belong together: a look-up for each takes twice as long.
         if queue.topic != topic or queue.broker != broker:
             topic, broker = queue.topic, queue.broker
-            add = places.setdefault((topic, broker), []).append
-        add(queue)
+            together = places.setdefault((topic, broker), [])
+        together.append(queue)
     return places
 
 
