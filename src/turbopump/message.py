@@ -15,7 +15,7 @@ PhysicalOffset = NewType("PhysicalOffset", int)
 """Position in the commit log, counting bytes."""
 
 
-class MessageQueue(Struct, frozen=True, order=True):
+class MessageQueue(Struct, frozen=True, order=True, cache_hash=True):
     """One queue of a topic on one broker; sorts as every member of a consumer group sorts it.
 
     ::

@@ -103,12 +103,15 @@ class PrometheusListener(LagListener):
         self._by_run: dict[str, set[_Labels]] = {}
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        current = {_labels(each) for each in lag_of(event.progress)}
+        # Of a repeated batch the group is unknown, and so are its labels.
+        current = {_labels(each) for each in lag_of(event.progress) if each.offsets is not None}
         if current:
             self._keep(str(event.progress.runId), current)
         super().onQueryProgress(event)
 
     def _export(self, lag: SourceLag) -> None:
+        if lag.offsets_total is None:
+            return
         labels = _labels(lag)
         self._batch.labels(*labels).set(lag.batch_id)
         self._rows.labels(*labels).inc(lag.rows)

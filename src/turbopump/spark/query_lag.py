@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from turbopump.spark.observed_metrics import BAD, observed
-from turbopump.spark.reading.offsets import GROUP, flat, flat_marks, report_of
+from turbopump.spark.reading.offsets import GROUP, flat, flat_marks, has_marks, report_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
@@ -56,10 +56,14 @@ class SourceLag:
     """Messages of the batch."""
 
     queues: int
-    offsets: Spread
-    """Messages that a queue has after the end of the batch."""
+    offsets: Spread | None
+    """Messages that a queue has after the end of the batch.
 
-    offsets_total: int
+    None, as are the total, the seconds and the group, for the first batch after a restart if Spark
+    repeats it: Spark then asks for no latest offsets.
+    """
+
+    offsets_total: int | None
     seconds: Spread | None
     """Age of the last message read, 0 for a queue that is read to its end.
 
@@ -79,12 +83,14 @@ class SourceLag:
         return source_name(self.topics, self.group)
 
     def __str__(self) -> str:
-        seconds = "unknown" if self.seconds is None else f"{self.seconds}"
         bad = f", {self.bad} of them bad," if self.bad else ""
-        return (
-            f"{self.name}, batch {self.batch_id}: {self.rows} rows{bad} from {self.queues} queues; "
-            f"min / avg / max behind: {self.offsets} messages, {seconds} seconds"
+        read = (
+            f"{self.name}, batch {self.batch_id}: {self.rows} rows{bad} from {self.queues} queues"
         )
+        if self.offsets is None:
+            return f"{read}; lag unknown: the batch is repeated"
+        seconds = "unknown" if self.seconds is None else f"{self.seconds}"
+        return f"{read}; min / avg / max behind: {self.offsets} messages, {seconds} seconds"
 
 
 def lag(query: StreamingQuery) -> tuple[SourceLag, ...]:
@@ -115,12 +121,13 @@ def lag_of(progress: StreamingQueryProgress) -> tuple[SourceLag, ...]:
 def _source_lag(progress: StreamingQueryProgress, source: SourceProgress) -> SourceLag | None:
     reported, ended = _decoded(source.latestOffset), _decoded(source.endOffset)
     report = report_of(reported)
-    if report is None:
+    is_repeated = source.latestOffset in (None, "null") and has_marks(ended)
+    if report is None and not is_repeated:
         return None
     latest, end, marks = flat(reported), flat(ended), flat_marks(ended)
     behind = {queue: max(0, at - end[queue]) for queue, at in latest.items() if queue in end}
     offsets = Spread.of(behind.values())
-    if offsets is None:
+    if offsets is None and not is_repeated:
         return None
     planned_ms = datetime.fromisoformat(progress.timestamp).timestamp() * 1000
     seconds = Spread.of(
@@ -132,12 +139,12 @@ def _source_lag(progress: StreamingQueryProgress, source: SourceProgress) -> Sou
         query=progress.name or str(progress.id),
         run_id=str(progress.runId),
         batch_id=progress.batchId,
-        topics=tuple(sorted({queue.topic for queue in latest})),
-        group=report[GROUP],
+        topics=tuple(sorted({queue.topic for queue in (latest or end)})),
+        group=None if report is None else report[GROUP],
         rows=source.numInputRows,
-        queues=len(behind),
+        queues=len(behind or end),
         offsets=offsets,
-        offsets_total=sum(behind.values()),
+        offsets_total=None if offsets is None else sum(behind.values()),
         seconds=seconds,
     )
 

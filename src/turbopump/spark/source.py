@@ -242,13 +242,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         known = flat(start)
         if end == self._written:
-            until = self._read[0]
+            until, marks = self._read
         else:
-            planned_end, marks = flat(end), (flat_marks(start), flat_marks(end))
+            planned_end, marks = flat(end), flat_marks(end)
+            before = flat_marks(start)
             until = self._on_driver().run(
-                lambda planner: planner.without_lost(known, planned_end, *marks)
+                lambda planner: planner.without_lost(known, planned_end, before, marks)
             )
-        ranges = ranges_between(known, until)
+        ranges = ranges_between(known, until, marks)
         planned = plan(ranges, self._options.plan, queues=len(known))
         return [InputPartition(partition) for partition in planned]
 

@@ -213,6 +213,14 @@ class ConsumeQueue:
 
     def unit(self, offset: QueueOffset) -> tuple[PhysicalOffset, int, int] | None:
         """Return position, size and tags code of one message; None if there is no such unit."""
+        data = self.unit_bytes(offset)
+        if data is None:
+            return None
+        position, size, tags_code = UNIT.unpack(data)
+        return PhysicalOffset(position), size, tags_code
+
+    def unit_bytes(self, offset: QueueOffset) -> bytes | bytearray | None:
+        """Return the unit of one message as it is stored; None if there is no such unit."""
         if not self.min_offset <= offset < self.max_offset:
             return None
         at = (offset - self._ahead_from) * UNIT_BYTES
@@ -224,8 +232,7 @@ class ConsumeQueue:
                 at, data = 0, self.units(offset, 1)
         if data is None or len(data) < at + UNIT_BYTES:
             return None
-        position, size, tags_code = UNIT.unpack_from(data, at)
-        return PhysicalOffset(position), size, tags_code
+        return data[at : at + UNIT_BYTES]
 
     def file_ranges(self) -> list[tuple[QueueOffset, QueueOffset]]:
         """Return first and end offset of each file, and of the units without a file yet."""

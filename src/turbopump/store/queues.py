@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -69,6 +69,11 @@ class Queues:
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return a queue, or None if it does not exist."""
         return self._queues.get((topic, queue_id))
+
+    def find_all(self, topic: str, queue_ids: Iterable[int]) -> list[ConsumeQueue | None]:
+        """Return queues of a topic, None where one does not exist."""
+        find = self._queues.get
+        return [find((topic, queue_id)) for queue_id in queue_ids]
 
     def for_record(self, topic: bytes, queue_id: int) -> ConsumeQueue:
         """Return the queue of a stored or storable message, created on demand."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from itertools import repeat
 from pathlib import Path
 from typing import Self
 
@@ -506,7 +505,7 @@ class Store:
     def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[QueueOffset]:
         """Return the offsets after the last messages of some queues; 0 for unknown ones."""
         self._catch_up()
-        found = map(self._queues.find, repeat(topic), queue_ids)
+        found = self._queues.find_all(topic, queue_ids)
         return [QueueOffset(0) if queue is None else queue.max_offset for queue in found]
 
     @translate_disk_errors
@@ -516,8 +515,7 @@ class Store:
         And the position in the log after the last of their messages, -1 if there is none.
         """
         self._catch_up()
-        find = self._queues.find
-        found = [find(topic, queue_id) for queue_id in range(queues)]
+        found = self._queues.find_all(topic, range(queues))
         return (
             [0 if queue is None else queue.min_offset for queue in found],
             [0 if queue is None else queue.max_offset for queue in found],
@@ -550,13 +548,8 @@ class Store:
         None for those that do not exist.
         """
         self._catch_up()
-        find = self._queues.find
-        found = marks_at(self._log, ((find(topic, number), offset) for number, offset in asked))
-        # Where units were missing, a message's own offset differs from that of its unit.
-        return [
-            mark[:2] if mark is not None and mark[2] == offset else None
-            for mark, (_, offset) in zip(found, asked, strict=True)
-        ]
+        queues = self._queues.find_all(topic, (number for number, _ in asked))
+        return marks_at(self._log, queues, [offset for _, offset in asked])
 
     @translate_disk_errors
     def message_at(self, position: PhysicalOffset) -> memoryview | None:

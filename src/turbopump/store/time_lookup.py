@@ -3,51 +3,74 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+
+import numpy as np
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
-from turbopump.store.consume_queue import ConsumeQueue
-from turbopump.store.unit_check import properties_at
+from turbopump.store.config import UNIT_BYTES
+from turbopump.store.consume_queue import ConsumeQueue, as_units
+from turbopump.store.unit_check import properties_at, store_timestamps_at
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES
 from turbopump.wire.sysflag import BORN_HOST_V6
 
 _QUEUE_OFFSET_AND_FLAGS = struct.Struct(">20xq8xi")
 _STORE_TIME = struct.Struct(">q")
 _STORE_TIME_AT = 56
+_NO_UNIT = bytes(UNIT_BYTES)
 
 
 def marks_at(
-    log: CommitLog, asked: Iterable[tuple[ConsumeQueue | None, QueueOffset]]
-) -> Iterator[tuple[int, PhysicalOffset, QueueOffset] | None]:
-    """Yield when and where messages were stored, and their own offsets.
+    log: CommitLog, queues: Sequence[ConsumeQueue | None], offsets: Sequence[QueueOffset]
+) -> list[tuple[int, PhysicalOffset] | None]:
+    """Return when and where messages of one topic were stored; None for those that do not exist."""
+    topic = next((queue.stored_topic for queue in queues if queue is not None), None)
+    if topic is None:
+        return [None] * len(offsets)
+    units = [
+        _NO_UNIT if queue is None else queue.unit_bytes(offset) or _NO_UNIT
+        for queue, offset in zip(queues, offsets, strict=True)
+    ]
+    queue_ids = np.array([-1 if queue is None else queue.queue_id for queue in queues])
+    places = as_units(b"".join(units))
+    times = store_timestamps_at(log, topic, queue_ids, np.array(offsets), places)
+    marks = zip(times.tolist(), places["physical_offset"].tolist(), strict=True)
+    return [
+        mark if mark[0] >= 0 else _mark_at(log, queue, offset)
+        for mark, queue, offset in zip(marks, queues, offsets, strict=True)
+    ]
 
-    None for those that do not exist. One call for many: finding a file of the log costs more than
-    reading a message of it.
-    """
-    start = end = 0
-    view = memoryview(b"")
-    for queue, offset in asked:
-        unit = None if queue is None else queue.unit(offset)
-        if queue is None or unit is None:
-            yield None
-            continue
-        position, size, _ = unit
-        if not start <= position < end:
-            start, end, view = log.window(position) or (0, 0, view)
-        at = position - start
-        if position + size > end or properties_at(view, at, position, size, queue, offset) is None:
-            yield None
-            continue
-        own_offset, flags = _QUEUE_OFFSET_AND_FLAGS.unpack_from(view, at)
-        time_at = at + _STORE_TIME_AT + (V6_BYTES - V4_BYTES if flags & BORN_HOST_V6 else 0)
-        yield _STORE_TIME.unpack_from(view, time_at)[0], position, own_offset
+
+def _mark_at(
+    log: CommitLog, queue: ConsumeQueue | None, offset: QueueOffset
+) -> tuple[int, PhysicalOffset] | None:
+    found = None if queue is None else _stored_at(log, queue, offset)
+    # Where units were missing, a message's own offset differs from that of its unit.
+    return found[:2] if found is not None and found[2] == offset else None
+
+
+def _stored_at(
+    log: CommitLog, queue: ConsumeQueue, offset: QueueOffset
+) -> tuple[int, PhysicalOffset, QueueOffset] | None:
+    """Return when and where a message was stored, and its own offset; None if it does not exist."""
+    unit = queue.unit(offset)
+    window = None if unit is None else log.window(unit[0])
+    if unit is None or window is None:
+        return None
+    (position, size, _), (start, end, view) = unit, window
+    at = position - start
+    if position + size > end or properties_at(view, at, position, size, queue, offset) is None:
+        return None
+    own_offset, flags = _QUEUE_OFFSET_AND_FLAGS.unpack_from(view, at)
+    time_at = at + _STORE_TIME_AT + (V6_BYTES - V4_BYTES if flags & BORN_HOST_V6 else 0)
+    return _STORE_TIME.unpack_from(view, time_at)[0], position, own_offset
 
 
 def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset) -> int | None:
     """Return the store timestamp of the message at an offset; None if there is none."""
-    mark = next(marks_at(log, [(queue, offset)]))
-    return None if mark is None else mark[0]
+    found = _stored_at(log, queue, offset)
+    return None if found is None else found[0]
 
 
 def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> QueueOffset:

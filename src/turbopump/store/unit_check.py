@@ -27,9 +27,17 @@ _HEAD_BYTES = 88
 _HEAD = struct.Struct(">iI4xi4xqqi44xi")
 _HEAD_DTYPE = np.dtype(
     {
-        "names": ["size_and_magic", "queue_id", "queue_offset", "position", "flags", "body_bytes"],
-        "formats": [">i8", ">i4", ">i8", ">i8", ">i4", ">i4"],
-        "offsets": [0, 12, 20, 28, 36, 84],
+        "names": [
+            "size_and_magic",
+            "queue_id",
+            "queue_offset",
+            "position",
+            "flags",
+            "store_timestamp_ms",
+            "body_bytes",
+        ],
+        "formats": [">i8", ">i4", ">i8", ">i8", ">i4", ">i8", ">i4"],
+        "offsets": [0, 12, 20, 28, 36, 56, 84],
         "itemsize": _HEAD_BYTES,
     }
 )
@@ -173,23 +181,52 @@ def _matching_in_file(
         heads = read_at(view, f"V{_HEAD_BYTES}", at).view(_HEAD_DTYPE)
     except IndexError:
         return 0, 0
-    count = _same_heads(heads, at + start, sizes, queue, offset)
+    good = _same_heads(heads, at + start, sizes, queue.queue_id)
+    if not queue.is_shifted:
+        good &= heads["queue_offset"] == np.arange(offset, offset + len(heads))
+    count = _leading(good)
     heads, at, sizes = heads[:count], at[:count], sizes[:count]
     if count:
         is_v6 = heads["flags"][0] & _V6_FLAGS
-        count = _same_topics(view, heads, at, sizes, queue, is_v6=bool(is_v6))
+        count = _same_topics(view, heads, at, sizes, queue.stored_topic, is_v6=bool(is_v6))
     return count, len(units)
 
 
+def store_timestamps_at(
+    log: CommitLog, topic: bytes, queue_ids: Ints, offsets: Ints, units: Units
+) -> Ints:
+    """Return when messages of a topic were stored, -1 where a record has to be read alone.
+
+    It reads records with IPv4 hosts in the file of the last one: 0.1 µs each (of 2,000) instead of
+    1.5 one by one.
+    """
+    times = np.full(len(units), -1, np.int64)
+    positions, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+    window = log.window(int(positions[-1]))
+    if window is None:
+        return times
+    start, end, view = window
+    inside = np.flatnonzero(
+        (positions >= start) & (positions + np.maximum(sizes, _HEAD_BYTES) <= end)
+    )
+    at, sizes = positions[inside] - start, sizes[inside]
+    heads = read_at(view[: end - start], f"V{_HEAD_BYTES}", at).view(_HEAD_DTYPE)
+    good = _same_heads(heads, positions[inside], sizes, queue_ids[inside])
+    good &= heads["queue_offset"] == offsets[inside]
+    good &= heads["flags"] & _V6_FLAGS == 0
+    inside, heads, at, sizes = inside[good], heads[good], at[good], sizes[good]
+    count = _same_topics(view[: end - start], heads, at, sizes, topic, is_v6=False)
+    times[inside[:count]] = heads["store_timestamp_ms"][:count]
+    return times
+
+
 def _same_heads(
-    heads: NDArray[np.void], positions: Ints, sizes: Ints, queue: ConsumeQueue, offset: int
-) -> int:
-    good = heads["size_and_magic"] == (sizes << 32 | MAGIC)
-    good &= heads["queue_id"] == queue.queue_id
+    heads: NDArray[np.void], positions: Ints, sizes: Ints, queue_ids: Ints | int
+) -> NDArray[np.bool_]:
+    good: NDArray[np.bool_] = heads["size_and_magic"] == (sizes << 32 | MAGIC)
+    good &= heads["queue_id"] == queue_ids
     good &= heads["position"] == positions
-    if not queue.is_shifted:
-        good &= heads["queue_offset"] == np.arange(offset, offset + len(heads))
-    return _leading(good)
+    return good
 
 
 def _same_topics(
@@ -197,7 +234,7 @@ def _same_topics(
     heads: NDArray[np.void],
     at: Ints,
     sizes: Ints,
-    queue: ConsumeQueue,
+    topic: bytes,
     *,
     is_v6: bool,
 ) -> int:
@@ -205,7 +242,6 @@ def _same_topics(
 
     Records whose hosts differ in kind from the first one's count as different.
     """
-    topic = queue.stored_topic
     fixed_bytes, bodies = _HEAD_BYTES, heads["body_bytes"]
     if is_v6:
         kinds = heads["flags"] & _V6_FLAGS

@@ -190,14 +190,14 @@ def malformed(turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch) 
     with Producer("pg", nameserver=nameserver) as producer:
         for number in range(10):
             producer.send(Message("T", b"%d" % number))
-    pull_once = RetryingPull._pull_once
+    pull = RetryingPull._pull
 
     async def spoiled(self: RetryingPull, offset: int, count: int) -> RecordsOutcome:
-        outcome = await pull_once(self, offset, count)
+        outcome = await pull(self, offset, count)
         assert isinstance(outcome, FoundRecords)
         return replace(outcome, records=_spoiled(outcome.records))
 
-    monkeypatch.setattr(RetryingPull, "_pull_once", spoiled)
+    monkeypatch.setattr(RetryingPull, "_pull", spoiled)
     monkeypatch.setattr(partition_reader, "start_blocking_pull", lambda *_: None)
     return nameserver
 

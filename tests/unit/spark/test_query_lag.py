@@ -119,6 +119,16 @@ def test_other_sources_and_unknown_ends_have_no_lag(latest: object) -> None:
     assert lag_of(progress(source(end, latest), ORDERS)) == lag_of(progress(ORDERS))
 
 
+def test_a_batch_that_spark_repeats_after_a_restart_has_rows_but_no_lag() -> None:
+    repeated = source({queue(0): 7, queue(1): 9}, None, {queue(0): (NOON_MS, 1)})
+    (found,) = lag_of(progress(repeated))
+    assert (found.topics, found.queues, found.rows, found.batch_id) == (("orders",), 2, 70, 3)
+    assert (found.group, found.offsets, found.offsets_total, found.seconds) == (None,) * 4
+    assert str(found) == (
+        "orders, batch 3: 70 rows from 2 queues; lag unknown: the batch is repeated"
+    )
+
+
 def test_each_source_of_a_query_has_its_own_lag() -> None:
     found = lag_of(progress(ORDERS, PAYMENTS))
     assert [each.name for each in found] == [

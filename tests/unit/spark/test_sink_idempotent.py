@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from clusters import BROKERS, Cluster, Recorder, cluster
+from sink_tasks import take
 from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, SparkError
 from turbopump.message import Message
@@ -59,7 +60,7 @@ async def attempt(
 
 
 async def sent(sending: RetryingSender, rows: ConvertedRows) -> None:
-    await sending.take(rows)
+    await take(sending, rows)
     await sending.finish()
 
 

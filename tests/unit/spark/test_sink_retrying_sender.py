@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from clusters import BROKERS, Cluster, Recorder, cluster
+from sink_tasks import take
 from turbopump.client.calls import SendStatus
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, RemoteError, SparkError
@@ -51,7 +52,7 @@ def numbered(count: int, first_row: int = 0, **more: Any) -> ConvertedRows:
 
 
 async def sent(task: RetryingSender, rows: ConvertedRows) -> SendCounts:
-    await task.take(rows)
+    await take(task, rows)
     return await task.finish()
 
 
@@ -101,7 +102,7 @@ async def sending(
 async def test_all_rows_are_stored_when_it_is_finished(tmp_path: Path) -> None:
     async with sending(tmp_path) as (task, world):
         for start in range(0, 500, 100):
-            await task.take(numbered(100, start))
+            await take(task, numbered(100, start))
         counts = await task.finish()
         assert (counts.rows, counts.sends, counts.repeated) == (500, 50, 0)
         assert sorted(int(message.body) for message in stored(world)) == list(range(500))
@@ -110,7 +111,7 @@ async def test_all_rows_are_stored_when_it_is_finished(tmp_path: Path) -> None:
 @virtual_time()
 async def test_no_rows_connect_to_nobody(tmp_path: Path) -> None:
     async with sending(tmp_path) as (task, _):
-        await task.take(ConvertedRows(0, []))
+        await take(task, ConvertedRows(0, []))
         assert (await task.finish()).rows == 0
 
 
@@ -120,7 +121,7 @@ async def test_a_busy_broker_is_given_time_and_order_is_kept(tmp_path: Path, cod
     refusal = Refusal(code, times=4, after=2)
     async with sending(tmp_path, refusal) as (task, world):
         start_ms = world.clock.monotonic_ms()
-        await task.take(numbered(200, sharding_keys=["one"] * 200))
+        await take(task, numbered(200, sharding_keys=["one"] * 200))
         counts = await task.finish()
         assert counts.repeated == 4
         assert world.clock.monotonic_ms() - start_ms > (100 + 200 + 400 + 800) / 2
@@ -145,7 +146,7 @@ async def test_limit_of_tries_ends_in_the_brokers_words(tmp_path: Path) -> None:
 async def test_a_busy_broker_is_given_the_time_of_a_send_without_any_retry(tmp_path: Path) -> None:
     refusal = Refusal(ResponseCode.SYSTEM_BUSY, times=4)
     async with sending(tmp_path / "passing", refusal, retries=0) as (task, world):
-        await task.take(numbered(10))
+        await take(task, numbered(10))
         assert (await task.finish()).repeated == 4
         assert len(stored(world)) == 10
     refusal = Refusal(ResponseCode.SYSTEM_BUSY)
@@ -159,11 +160,11 @@ async def test_a_busy_broker_is_given_the_time_of_a_send_without_any_retry(tmp_p
 @virtual_time()
 async def test_a_broker_that_restarts_is_waited_for_without_any_retry(tmp_path: Path) -> None:
     async with sending(tmp_path, retries=0) as (task, world):
-        await task.take(numbered(10))
+        await take(task, numbered(10))
         await task.finish()
         await world.stop_broker()
         await asyncio.sleep(1)
-        await task.take(numbered(10, 10))
+        await take(task, numbered(10, 10))
         await asyncio.sleep(1)
         await world.start_broker()
         await task.finish()
@@ -186,7 +187,7 @@ async def test_another_broker_takes_what_one_refuses(tmp_path: Path) -> None:
             raise RemoteError(ResponseCode.NO_PERMISSION, "not here")
 
     async with sending(tmp_path, refuse, BROKERS) as (task, world):
-        await task.take(numbered(200))
+        await take(task, numbered(200))
         await task.finish()
         assert sorted(int(message.body) for message in stored(world)) == list(range(200))
         assert not isinstance(world.brokers["a"].store.read("T", 0, QueueOffset(0), 1), Found)
@@ -195,9 +196,9 @@ async def test_another_broker_takes_what_one_refuses(tmp_path: Path) -> None:
 @virtual_time()
 async def test_a_lost_connection_may_repeat_but_loses_nothing(tmp_path: Path) -> None:
     async with sending(tmp_path, send_timeout_ms=300) as (task, world):
-        await task.take(numbered(100, sharding_keys=["one"] * 100))
+        await take(task, numbered(100, sharding_keys=["one"] * 100))
         world.network.stop_reading("10.0.0.1")
-        taking = asyncio.create_task(task.take(numbered(20, 100, sharding_keys=["one"] * 20)))
+        taking = asyncio.create_task(take(task, numbered(20, 100, sharding_keys=["one"] * 20)))
         await asyncio.sleep(1)
         world.network.resume_reading("10.0.0.1")
         await taking
@@ -209,10 +210,10 @@ async def test_a_lost_connection_may_repeat_but_loses_nothing(tmp_path: Path) ->
 @virtual_time()
 async def test_no_more_than_allowed_are_on_their_way(tmp_path: Path) -> None:
     async with sending(tmp_path, max_in_flight=4) as (task, world):
-        await task.take(numbered(1))
+        await take(task, numbered(1))
         await task.finish()
         world.network.stop_reading("10.0.0.1")
-        taking = asyncio.create_task(task.take(numbered(1000, 1)))
+        taking = asyncio.create_task(take(task, numbered(1000, 1)))
         await asyncio.sleep(0.5)
         assert not taking.done()
         assert len(task._running) == 4
@@ -270,7 +271,7 @@ class Narrow(Session):
 @virtual_time()
 async def test_a_broker_that_can_take_little_gets_little(tmp_path: Path) -> None:
     async with sending(tmp_path, kind=Narrow, max_in_flight=32) as (task, world):
-        await task.take(numbered(5000))
+        await take(task, numbered(5000))
         counts = await task.finish()
         assert counts.sends == 500
         assert sorted(int(message.body) for message in stored(world)) == list(range(5000))
@@ -313,7 +314,7 @@ class Unflushed(Session):
 @virtual_time()
 async def test_stored_but_not_flushed_is_tried_again_on_request(tmp_path: Path) -> None:
     async with sending(tmp_path / "a", kind=Unflushed) as (task, world):
-        await task.take(numbered(5))
+        await take(task, numbered(5))
         assert (await task.finish()).repeated == 0
         assert len(stored(world)) == 5
     demanding: dict[str, Any] = {"retry_unless_ok": True, "retries": 1}
@@ -328,4 +329,4 @@ async def test_unknown_name_server_is_told_after_all_tries(tmp_path: Path) -> No
     async with sending(tmp_path, retries=1) as (task, world):
         world.network.refuse(world.nameserver.rpartition(":")[0])
         with pytest.raises(SparkError, match="row 7 of partition 3 could not be sent to T: "):
-            await task.take(numbered(1, 7))
+            await take(task, numbered(1, 7))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters import cluster
+from sink_tasks import take
 from turbopump.client.message_sender import unique_ids
 from turbopump.client.outgoing import check_message, encoded_batch, outgoing_batch, properties_text
 from turbopump.errors import InvalidArgument
@@ -65,7 +66,7 @@ def both(
 
 
 async def sent(task: RetryingSender, rows: EncodedRows) -> SendCounts:
-    await task.take(rows)
+    await take(task, rows)
     return await task.finish()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from turbopump.machine import Machine
 from turbopump.message import QueueOffset
@@ -20,6 +21,8 @@ from turbopump.store.consume_queue import UNIT
 from turbopump.store.outcomes import ReadOutcome
 from turbopump.store.reading import positions_and_sizes
 from turbopump.store.unit_scan import FILTERED_BYTES_MAX, FILTERED_MESSAGE_BYTES
+from turbopump.wire.hosts import host
+from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, bodies, record, small_config
 
 FILTERED_BYTES = FILTERED_MESSAGE_BYTES + len(b"n\x019000")
@@ -184,3 +187,31 @@ def test_a_rare_match_is_searched_for_in_bounded_slices(
     assert found == [9000]
     assert looked_at[0] == count
     assert max(steps) == steps[0] == per_read
+
+
+def test_marks_of_many_queues_are_those_of_the_messages(tmp_path: Path) -> None:
+    config, v6 = small_config(segment_bytes=4096), host("2001:db8::1", 10911)
+    with Store.open(tmp_path, config) as store:
+        for number in range(90):
+            made = record(b"x" * (number % 7), queue_id=number % 30)
+            store.append([replace(made, born_host=v6) if number % 30 == 3 else made])
+        positions = [(number, QueueOffset(at)) for number in range(30) for at in range(3)]
+        marks = store.message_marks("Topic", positions)
+        for (number, offset), mark in zip(positions, marks, strict=True):
+            found = store.read("Topic", number, offset, 1)
+            assert isinstance(found, Found)
+            view = decode_record(found.messages[0])
+            assert mark == (view.store_timestamp_ms, view.physical_offset)
+        missing = [(0, QueueOffset(3)), (30, QueueOffset(0)), (0, QueueOffset(-1))]
+        asked = [*missing, *positions[:2]]
+        assert store.message_marks("Topic", asked) == [None, None, None, *marks[:2]]
+        assert store.message_marks("Topic", []) == []
+        assert store.message_marks("Unknown", missing) == [None] * 3
+        assert marks[2] is not None
+        damaged = marks[2][1]
+    start = damaged // 4096 * 4096
+    with (tmp_path / "commitlog" / f"{start:020d}").open("r+b") as file:
+        file.seek(damaged - start + 20)
+        file.write(b"\xff")
+    with Store.open(tmp_path, config) as store:
+        assert store.message_marks("Topic", positions) == [*marks[:2], None, *marks[3:]]

@@ -274,7 +274,7 @@ def _step(query: StreamingQuery, writer: _Writer) -> Step:
     progress = query.lastProgress
     if progress is None:
         return Step("messages archived", writer.rows)
-    left = sum(each.offsets_total for each in lag_of(progress))
+    left = sum(each.offsets_total or 0 for each in lag_of(progress))
     return Step("messages archived", writer.rows, writer.rows + left)
 
 

@@ -12,9 +12,9 @@ from turbopump.client.subscriptions import subscription
 from turbopump.errors import RemoteError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading.last_result import LastResult
-from turbopump.spark.reading.offsets import Offsets
+from turbopump.spark.reading.offsets import Offsets, Place, values_by_place
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.topic_queries import Place, TopicQueries, by_place
+from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.reading.unreadable_queues import QueueChecks, Unreadable, unreadable_reason
 from turbopump.wire.codes import ResponseCode
 
@@ -22,10 +22,6 @@ _HELD_MAX = 256
 """Queues of a topic that are worth a long poll each, on a broker that cannot wait for a topic."""
 _AGAIN_S = 0.02
 """Between long polls of a topic whose other queues are busy."""
-
-
-def _offsets_by_place(at: Offsets) -> list[Offsets]:
-    return [{queue: at[queue] for queue in queues} for queues in by_place(at).values()]
 
 
 class ArrivalWait:
@@ -44,7 +40,7 @@ class ArrivalWait:
         self._reader = reader
         self._topics = topics
         self._checks = checks
-        self._by_place = LastResult(_offsets_by_place)
+        self._by_place = LastResult(values_by_place)
         self._refusals: dict[MessageQueue, tuple[Unreadable, str]] = {}
         """Why queues cannot be waited for, found during a wait."""
 
@@ -54,7 +50,9 @@ class ArrivalWait:
         A queue that its broker says is gone does not count: `unreadable` checks it. Other refusals
         are raised.
         """
-        waits = [wait for each in self._by_place(at) for wait in self._waits(each, wait_ms)]
+        waits = [
+            wait for each in self._by_place(at).values() for wait in self._waits(each, wait_ms)
+        ]
         held = [asyncio.ensure_future(wait) for wait in waits]
         sleeping = asyncio.ensure_future(asyncio.sleep(wait_ms / 1000))
         try:

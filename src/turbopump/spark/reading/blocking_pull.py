@@ -61,6 +61,8 @@ class BufferedChunk:
     spans: list[Span]
     wanted: list[Span]
     """The offset range of each span; other records may surround it."""
+    sources: list[QueueRange]
+    """The planned range that each span belongs to."""
     ranges: list[QueueRange]
     is_filtered: bool
     """Whether some offsets of the ranges have no record."""
@@ -71,13 +73,14 @@ class _Part(NamedTuple):
 
     response: PullResponse
     wanted: Span
+    of: QueueRange
 
 
 class _RangePull(Struct):
     """A range whose messages are being requested."""
 
     of: QueueRange
-    prefetch: Prefetch[int]
+    prefetch: Prefetch
 
 
 class BlockingPull:
@@ -129,7 +132,7 @@ class BlockingPull:
             self._ask()
             head = self._open[0]
             ahead, start = head.prefetch, head.prefetch.at
-            taken = self._take(ahead, parts)
+            taken = self._take(head, parts)
             offsets, size = offsets + ahead.at - start, size + (taken or 0)
             # At most: a filter leaves fewer records than offsets.
             rows = min(offsets, size // FIXED_BYTES)
@@ -147,9 +150,9 @@ class BlockingPull:
         self._flush()
         return self._chunk(parts, ranges) if parts else None
 
-    def _take(self, ahead: Prefetch[int], parts: list[_Part]) -> int | None:
+    def _take(self, head: _RangePull, parts: list[_Part]) -> int | None:
         """Take the responses that are next, return their records' bytes; None if there are none."""
-        answers = self._answers
+        answers, ahead = self._answers, head.prefetch
         size = None
         while ahead.asked:
             asked, at = ahead.asked[0], ahead.at
@@ -160,7 +163,7 @@ class BlockingPull:
             size = size or 0
             ahead.take(answer.next_offset)
             if ahead.at > at:
-                parts.append(_Part(answer, (at, ahead.at)))
+                parts.append(_Part(answer, (at, ahead.at), head.of))
                 size += answer.end - answer.start
         return size
 
@@ -299,8 +302,8 @@ class BlockingPull:
             records = [each.kept or data[each.start : each.end] for each in responses]
             data = memoryview(b"".join(records))
             spans = list(pairwise(accumulate(map(len, records), initial=0)))
-        wanted = [part.wanted for part in found]
-        return BufferedChunk(data, spans, wanted, ranges, self._pulling.is_filtered)
+        wanted, sources = [part.wanted for part in found], [part.of for part in found]
+        return BufferedChunk(data, spans, wanted, sources, ranges, self._pulling.is_filtered)
 
     def _stop(self, why: str) -> None:
         unread = self.unread()

@@ -29,7 +29,16 @@ from turbopump.spark.reading import offset_commit
 from turbopump.spark.reading.arrival_wait import ArrivalWait
 from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.message_probes import MessageProbes
-from turbopump.spark.reading.offsets import Limits, Mark, Offsets, inside, inside_for_group
+from turbopump.spark.reading.offsets import (
+    Limits,
+    Mark,
+    Offsets,
+    Place,
+    by_place,
+    inside,
+    inside_for_group,
+    values_by_place,
+)
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import (
     EARLIEST_OFFSET,
@@ -44,7 +53,7 @@ from turbopump.spark.reading.positions import (
 )
 from turbopump.spark.reading.queue_discovery import QueueDiscovery
 from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
-from turbopump.spark.reading.topic_queries import Place, TopicQueries, by_place
+from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.reading.unreadable_queues import (
     QueueChecks,
     Unreadable,
@@ -307,11 +316,9 @@ class Cluster:
 
         A failure is logged once: the checkpoint has the offset, and the next batch commits again.
         """
-        all_places = by_place(offsets)
+        all_places = values_by_place(offsets)
         places = {place: all_places[place] for place in all_places if not self._is_silent(place[1])}
-        failed = await gather_by_key(
-            places, lambda place: self._commit({queue: offsets[queue] for queue in places[place]})
-        )
+        failed = await gather_by_key(places, lambda place: self._commit(places[place]))
         errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {b: [] for _, b in places}
         for (_, broker), each in failed.items():
             errors[broker] += each.items()

@@ -10,9 +10,9 @@ from turbopump.client.queue_reader import QueueReader
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import DamagedMessage, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading.offsets import Limits, Mark, Offsets
+from turbopump.spark.reading.offsets import Limits, Mark, Offsets, by_place, values_by_place
 from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
-from turbopump.spark.reading.topic_queries import TopicQueries, by_place
+from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.reading.unreadable_queues import first_of
 
 _log = logging.getLogger(__name__)
@@ -37,12 +37,10 @@ class MessageProbes:
 
     async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
         """Return the marks of messages, None where there are none; brokers may not respond."""
-        places = by_place(offsets)
-        found, failed = await gather_available(
-            places, lambda place: self._marks({q: offsets[q] for q in places[place]})
-        )
+        places = values_by_place(offsets)
+        found, failed = await gather_available(places, lambda place: self._marks(places[place]))
         for place, error in failed.items():
-            queues = first_of(places[place])
+            queues = first_of(tuple(places[place]))
             _log.info("%s: cannot check for a re-created topic: %s", queues, error)
         joined: dict[MessageQueue, Mark | None] = {}
         for each in found.values():
@@ -80,10 +78,9 @@ class MessageProbes:
         self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
     ) -> dict[MessageQueue, int]:
         """Return the first offset of each queue that was stored at or after a time."""
-        places = by_place(limits)
+        places = values_by_place(limits)
         found = await gather_by_key(
-            places,
-            lambda place: self._all_since(timestamp_ms, {q: limits[q] for q in places[place]}),
+            places, lambda place: self._all_since(timestamp_ms, places[place])
         )
         return {queue: at for each in found.values() for queue, at in each.items()}
 

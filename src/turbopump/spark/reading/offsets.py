@@ -8,9 +8,9 @@ Below the key ``""`` a checkpoint has, in the same form, what identifies the las
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -27,6 +27,10 @@ and its position in the log."""
 Marks = Mapping[MessageQueue, Mark]
 """Marks of the messages before offsets, by queue."""
 
+Place = tuple[str, str]
+"""A topic, by the application's name, and a broker."""
+
+T = TypeVar("T")
 Nested = dict[str, dict[str, Any]]
 _MARKS = ""
 _TEXTS_MAX = 5
@@ -43,8 +47,7 @@ Before it has started, the position is empty.
 
 def nested(offsets: Offsets, marks: Marks | None = None) -> Nested:
     """Return offsets in checkpoint form; equal offsets always give equal text."""
-    noted = {queue: f"{time_ms}@{position}" for queue, (time_ms, position) in (marks or {}).items()}
-    written = _nested(noted)
+    written = _nested(marks or {}, lambda mark: f"{mark[0]}@{mark[1]}")
     return ({_MARKS: written} if written else {}) | _nested(offsets)
 
 
@@ -59,16 +62,42 @@ def report_of(written: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return report if isinstance(report, dict) and GROUP in report else None
 
 
-def _nested(values: Mapping[MessageQueue, int | str]) -> Nested:
-    places: dict[tuple[str, str], dict[int, int | str]] = {}
-    for queue, value in values.items():
-        places.setdefault((queue.topic, queue.broker), {})[queue.queue_id] = value
+def has_marks(written: Mapping[str, Any]) -> bool:
+    """Whether offsets have marks, and so are those of this source."""
+    return bool(written.get(_MARKS))
+
+
+def by_place(queues: Iterable[MessageQueue]) -> dict[Place, list[MessageQueue]]:
+    """Group queues by topic and broker, which are queried together."""
+    places: dict[Place, list[MessageQueue]] = {}
+    topic = broker = None
+    together: list[MessageQueue] = []
+    for queue in queues:
+        # Thousands of neighbours belong together: a look-up for each takes twice as long.
+        if queue.topic != topic or queue.broker != broker:
+            topic, broker = queue.topic, queue.broker
+            together = places.setdefault((topic, broker), [])
+        together.append(queue)
+    return places
+
+
+def values_by_place(values: Mapping[MessageQueue, T]) -> dict[Place, Mapping[MessageQueue, T]]:
+    """Group values of queues by topic and broker; those of a single place are the same object."""
+    places = by_place(values)
+    if len(places) == 1:
+        return dict.fromkeys(places, values)
+    return {place: {q: values[q] for q in queues} for place, queues in places.items()}
+
+
+def _nested(
+    values: Mapping[MessageQueue, T], written_as: Callable[[T], object] = lambda value: value
+) -> Nested:
     written: Nested = {}
-    # Numbers sort faster than queues, of which there may be thousands.
-    for topic, broker in sorted(places):
-        numbers = places[topic, broker]
-        in_order = {str(number): numbers[number] for number in sorted(numbers)}
-        written.setdefault(topic, {})[broker] = in_order
+    for (topic, broker), queues in sorted(by_place(values).items()):
+        # Numbers sort faster than queues, of which there may be thousands.
+        in_order = sorted(queues, key=lambda queue: queue.queue_id)
+        texts = {str(queue.queue_id): written_as(values[queue]) for queue in in_order}
+        written.setdefault(topic, {})[broker] = texts
     return written
 
 

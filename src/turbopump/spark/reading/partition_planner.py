@@ -6,12 +6,15 @@ same tasks in the same pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from turbopump.message import MessageQueue
-from turbopump.spark.reading.offsets import Offsets
+from turbopump.spark.reading.offsets import Mark, Offsets
+
+NO_MARKS: Mapping[MessageQueue, Mark | None] = {}
 
 PACKED_ROWS_MAX = 10_000
 """Ranges are packed into one task up to this many rows, about one Arrow batch: reading a row costs
@@ -23,6 +26,14 @@ SKEW_ROWS_MIN = 50_000
 """... and pieces of at least this many rows remain: about a quarter of a second's work."""
 
 
+class LastMessage(NamedTuple):
+    """The last message of a queue in a batch, as it was when the batch was planned."""
+
+    offset: int
+    store_timestamp_ms: int
+    position: int
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class QueueRange:
     """Messages of one queue from ``start`` to before ``end``."""
@@ -32,6 +43,8 @@ class QueueRange:
     queue_id: int
     start: int
     end: int
+    last: LastMessage | None = field(default=None, compare=False)
+    """None if it is unknown. Not in this range if a queue's messages are split."""
 
     @property
     def rows(self) -> int:
@@ -64,10 +77,22 @@ class PlanLimits:
 _AS_IT_IS = PlanLimits()
 
 
-def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
-    """Return the ranges between two offsets; queues missing from ``start`` have none."""
+def ranges_between(
+    start: Offsets, end: Offsets, marks: Mapping[MessageQueue, Mark | None] = NO_MARKS
+) -> list[QueueRange]:
+    """Return the ranges between two offsets; queues missing from ``start`` have none.
+
+    ``marks`` are those of the messages before ``end``.
+    """
     return [
-        QueueRange(queue.topic, queue.broker, queue.queue_id, at, end[queue])
+        QueueRange(
+            queue.topic,
+            queue.broker,
+            queue.queue_id,
+            at,
+            end[queue],
+            None if (mark := marks.get(queue)) is None else LastMessage(end[queue] - 1, *mark),
+        )
         for queue, at in sorted(start.items())
         if end.get(queue, at) > at
     ]
@@ -123,9 +148,7 @@ def _skew_pieces(of: QueueRange, queues: int, total: int) -> int:
 
 def _split(of: QueueRange, pieces: int) -> list[QueueRange]:
     cuts = [of.start + of.rows * number // pieces for number in range(pieces + 1)]
-    return [
-        QueueRange(of.topic, of.broker, of.queue_id, start, end) for start, end in pairwise(cuts)
-    ]
+    return [replace(of, start=start, end=end) for start, end in pairwise(cuts)]
 
 
 def _packed(pieces: list[QueueRange], rows_max: int) -> list[Partition]:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import logging
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 import pyarrow as pa
 
 from turbopump.client.config import ClientConfig
-from turbopump.client.names import without_namespace
-from turbopump.errors import RecordError
+from turbopump.client.names import with_namespace, without_namespace
+from turbopump.client.pull_config import PullTimes
+from turbopump.client.queue_reader import QueueReader
+from turbopump.client.session import Session
+from turbopump.errors import DataLost, RecordError
 from turbopump.spark.reading.blocking_pull import BufferedChunk, start_blocking_pull
 from turbopump.spark.reading.dead_letters import DeadLetterTopic
+from turbopump.spark.reading.message_probes import MessageProbes
+from turbopump.spark.reading.offsets import first_texts
 from turbopump.spark.reading.options import Pulling, SourceOptions
-from turbopump.spark.reading.partition_planner import Partition, QueueRange
+from turbopump.spark.reading.partition_planner import LastMessage, Partition, QueueRange
 from turbopump.spark.reading.retrying_pull import Chunk, RetryingPull
-from turbopump.spark.records.arrow_arrays import Encoded, cells, keep_freed_memory
+from turbopump.spark.reading.topic_queries import TopicQueries
+from turbopump.spark.records.arrow_arrays import Encoded, Int64s, cells, keep_freed_memory
 from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.record_finder import damage_at
-from turbopump.spark.records.record_run import RecordRun
+from turbopump.spark.records.record_run import Mask, RecordRun
 from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.shared_session import SharedSession, shared_session
+
+_log = logging.getLogger(__name__)
+
+_ANY = LastMessage(-1, -1, 2**63 - 1)
+"""Before it is every message, and none is equal."""
 
 _FAILURES_MAX = 3
 """After this many consecutive failures of direct reads, a task stops trying them."""
@@ -63,7 +75,10 @@ class PartitionReader:
         with closing(self._bad_records()) as bad:
             for (_, pulling), ranges in groupby(by_broker, lambda each: (each[0].broker, each[1])):
                 made = RecordColumns(self.columns, tags=pulling.tags, bad=bad)
-                yield from self._read_ranges(shared, made, [of for of, _ in ranges], pulling)
+                read = [of for of, _ in ranges]
+                yield from self._read_ranges(shared, made, read, pulling)
+                if pulling.is_filtered:
+                    self._require_unchanged(shared, read, pulling)
 
     def _bad_records(self) -> BadRecords:
         keeps_rows = self.on_bad_record is OnBadRecord.NULL or (
@@ -104,9 +119,8 @@ class PartitionReader:
                 run = whole_run(made, chunk)
                 if run is None:
                     return [*chunk.ranges, *pull.unread()]
-                for batch in made.batches_of(run, broker=ranges[0].broker):
-                    if batch.num_rows:
-                        yield self._named(batch)
+                run = self._as_planned(run, chunk.sources, _span_numbers(run, chunk))
+                yield from self._batches(made, run, ranges[0].broker)
         finally:
             pull.close()
         return pull.unread()
@@ -121,9 +135,7 @@ class PartitionReader:
         try:
             while (chunk := shared.run(lambda _: pull.next_chunk())) is not None:
                 run, is_whole = made.readable(chunk.records, start=chunk.start, end=chunk.end)
-                for batch in made.batches_of(run, broker=of.broker):
-                    if batch.num_rows:
-                        yield self._named(batch)
+                yield from self._batches(made, self._as_planned(run, [of]), of.broker)
                 if not is_whole:
                     at = int(run.queue_offsets()[-1]) + 1 if len(run) else chunk.start
                     rest = replace(of, start=at)
@@ -145,9 +157,7 @@ class PartitionReader:
         raw, offset = found
         if offset < of.end:
             run, is_whole = made.readable(raw)
-            for batch in made.batches_of(run, broker=of.broker):
-                if batch.num_rows:
-                    yield self._named(batch)
+            yield from self._batches(made, self._as_planned(run, [of]), of.broker)
             if not is_whole:
                 yield from self._malformed(made, of, offset, raw)
         return [replace(of, start=offset + 1)] if offset + 1 < of.end else []
@@ -172,6 +182,60 @@ class PartitionReader:
         missing = chunk.end - chunk.start - rows
         if missing:
             pull.lost(chunk.start, chunk.end, f"{missing} of them were deleted")
+
+    def _as_planned(
+        self, run: RecordRun, sources: Sequence[QueueRange], numbers: Int64s | int = 0
+    ) -> RecordRun:
+        """Return records without those of a topic that was re-created after the plan.
+
+        ``numbers`` are the records' indices into ``sources``. Raises DataLost if losses are errors.
+        """
+        replaced = replaced_rows(run, [each.last for each in sources], numbers)
+        if replaced is None:
+            return run
+        row = int(replaced.argmax())
+        of = sources[numbers if isinstance(numbers, int) else int(numbers[row])]
+        self._report_recreated([f"{of.queue}: message {run.queue_offsets()[row]}"])
+        return run.where(~replaced)
+
+    def _require_unchanged(
+        self, shared: SharedSession, ranges: Sequence[QueueRange], pulling: Pulling
+    ) -> None:
+        """Check the last messages of filtered ranges: what does not match is not received.
+
+        Raises DataLost if a topic was re-created and losses are errors.
+        """
+        lasts = {of.queue: of.last for of in ranges if of.last is not None}
+        at = {queue: last.offset for queue, last in lasts.items()}
+        found = shared.run(lambda session: self._probes(session, pulling).marks(at)) if at else {}
+        changed = [
+            f"{queue}: message {lasts[queue].offset}"
+            for queue, mark in found.items()
+            if mark is not None and mark != lasts[queue][1:]
+        ]
+        if changed:
+            self._report_recreated(changed)
+
+    def _probes(self, session: Session, pulling: Pulling) -> MessageProbes:
+        group = with_namespace(session.config.namespace, self.group)
+        reader = QueueReader(session, group, PullTimes(timeout_ms=pulling.timeout_ms))
+        return MessageProbes(reader, TopicQueries(session, reader, group), pulling.retries)
+
+    def _report_recreated(self, changed: Sequence[str]) -> None:
+        text = (
+            f"{first_texts(changed)} is not the one that was there when the batch was planned: the "
+            "topic was re-created, or its broker lost messages"
+        )
+        if self.fail_on_data_loss:
+            raise DataLost(f"{text}; failOnDataLoss=false continues without them")
+        _log.warning("%s; continuing without them", text)
+
+    def _batches(
+        self, made: RecordColumns, run: RecordRun, broker: str
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in made.batches_of(run, broker=broker):
+            if batch.num_rows:
+                yield self._named(batch)
 
     def _named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Replace topic names by the application's, without the namespace."""
@@ -199,12 +263,37 @@ def whole_run(made: RecordColumns, chunk: BufferedChunk) -> RecordRun | None:
 
 def _within(run: RecordRun, chunk: BufferedChunk) -> RecordRun:
     """Drop records beyond a range, and those that came with the response before."""
-    begins = np.array([begin for begin, _ in chunk.spans], np.int64)
-    spans = np.searchsorted(begins, run.starts, side="right") - 1
-    starts, ends = np.array(chunk.wanted, np.int64).reshape(-1, 2)[spans].T
+    starts, ends = np.array(chunk.wanted, np.int64).reshape(-1, 2)[_span_numbers(run, chunk)].T
     offsets = run.queue_offsets()
     wanted = (starts <= offsets) & (offsets < ends)
     return run if wanted.all() else run.where(wanted)
+
+
+def _span_numbers(run: RecordRun, chunk: BufferedChunk) -> Int64s:
+    """Return which span each record is in."""
+    begins = np.array([begin for begin, _ in chunk.spans], np.int64)
+    return np.searchsorted(begins, run.starts, side="right") - 1
+
+
+def replaced_rows(
+    run: RecordRun, lasts: Sequence[LastMessage | None], numbers: Int64s | int
+) -> Mask | None:
+    """Return which records were stored after the plan, None if all were there.
+
+    A log only grows: whatever is behind a queue's last planned message was not planned.
+    """
+    if not len(run) or not any(lasts):
+        return None
+    flat = np.fromiter(
+        chain.from_iterable(last or _ANY for last in lasts), np.int64, 3 * len(lasts)
+    )
+    offsets, times, positions = flat.reshape(-1, 3)[numbers].T
+    found = run.physical_offsets()
+    is_last = run.queue_offsets() == offsets
+    replaced = (found > positions) | (
+        is_last & ((found != positions) | (run.store_times_ms() != times))
+    )
+    return replaced if replaced.any() else None
 
 
 def _are_of(run: RecordRun, ranges: list[QueueRange]) -> bool:

@@ -13,11 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from msgspec import Struct
-
-T = TypeVar("T")
 
 ROWS_AHEAD = 4096
 """Maximum messages requested ahead: more would only wait in memory for their turn."""
@@ -27,22 +24,22 @@ SHORT_IN_A_ROW = 3
 before it, and one with nothing else."""
 
 
-class PendingPull(Struct, Generic[T], frozen=True):
-    """A request in flight, and the key of its response."""
+class PendingPull(Struct, frozen=True):
+    """A request in flight, and the number of its response."""
 
     offset: int
     limit: int
-    answer: T
+    answer: int
 
 
-class Prefetch(Generic[T]):
+class Prefetch:
     """The requests in flight for one range, in the order of the queue."""
 
     def __init__(
         self,
         start: int,
         end: int,
-        ask: Callable[[int, int], T],
+        ask: Callable[[int, int], int],
         *,
         count_max: int,
         in_flight_max: int,
@@ -51,7 +48,7 @@ class Prefetch(Generic[T]):
         self.at = start
         """Up to where everything has arrived."""
         self.end = end
-        self.asked: deque[PendingPull[T]] = deque()
+        self.asked: deque[PendingPull] = deque()
         self._ask_for = ask
         self._count_max = count_max
         self._in_flight_max = in_flight_max
@@ -87,11 +84,11 @@ class Prefetch(Generic[T]):
         """Continue from where the response to the first request leads."""
         asked = self.asked.popleft()
         if next_offset - asked.offset != self._step or self._short:
-            self.learn_step(asked, next_offset)
+            self._learn_step(asked, next_offset)
         if next_offset > self.at:
             self.at = min(next_offset, self.end)
 
-    def learn_step(self, asked: PendingPull[T], next_offset: int) -> None:
+    def _learn_step(self, asked: PendingPull, next_offset: int) -> None:
         """Expect the next responses to reach as far as the last ones, including this one."""
         reached = max(1, next_offset - asked.offset)
         is_cut_by_us = asked.limit < self._count_max and reached >= asked.limit
@@ -134,7 +131,7 @@ class Prefetch(Generic[T]):
             offset += step
         self._ask_next = offset
 
-    def _ask(self, offset: int, end: int, *, is_furthest: bool) -> PendingPull[T]:
+    def _ask(self, offset: int, end: int, *, is_furthest: bool) -> PendingPull:
         count = min(self._count_max, end - offset)
         if not is_furthest and not self._is_filtered:
             count = min(count, self._step)

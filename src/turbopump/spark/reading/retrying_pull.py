@@ -1,11 +1,14 @@
-"""Pulling a range of a queue: several requests ahead, responses in order, no duplicates."""
+"""Pulling a range of a queue through the session, with retries: what `BlockingPull` leaves.
+
+One request at a time, the next one while records are decoded: it handles unavailable brokers,
+slaves, and messages that are gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 from turbopump.client.calls import (
     FoundRecords,
@@ -23,7 +26,6 @@ from turbopump.errors import DataLost, NoRoute, RemoteError, TurbopumpError
 from turbopump.message import QueueOffset
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
-from turbopump.spark.reading.prefetch import PendingPull, Prefetch
 from turbopump.spark.reading.retry import backoff_s, with_retries
 from turbopump.spark.reading.unreadable_queues import Unreadable, ask_master, unreadable_reason
 from turbopump.wire.command import Buffer
@@ -46,9 +48,6 @@ class Chunk:
     records: bytes | memoryview
     start: int
     end: int
-
-
-_Answer = asyncio.Task[RecordsOutcome]
 
 
 class RetryingPull:
@@ -74,14 +73,8 @@ class RetryingPull:
         )
         self._queue = of.queue
         self._wanted = subscription(self._reader.wire_topic(of.topic), pulling.expression, 0)
-        self._prefetch: Prefetch[_Answer] = Prefetch(
-            of.start,
-            of.end,
-            lambda offset, count: asyncio.create_task(self._pull(offset, count)),
-            count_max=pulling.count_max,
-            in_flight_max=pulling.in_flight_max,
-            is_filtered=pulling.is_filtered,
-        )
+        self._at = of.start
+        """Up to where everything has arrived."""
         self._coming: asyncio.Task[Chunk | None] | None = None
 
     async def next_chunk(self) -> Chunk | None:
@@ -103,13 +96,10 @@ class RetryingPull:
         return bytes(outcome.records), outcome.next_offset - 1
 
     async def close(self) -> None:
-        """Abandon requests in flight."""
-        tasks: list[asyncio.Task[Any]] = [each.answer for each in self._prefetch.asked]
+        """Abandon the request in flight."""
         if self._coming is not None:
-            tasks.append(self._coming)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            self._coming.cancel()
+            await asyncio.gather(self._coming, return_exceptions=True)
 
     def lost(self, start: int, end: int, why: str) -> None:
         """Report that messages are gone: an error, or a warning if losses are ignored."""
@@ -123,56 +113,40 @@ class RetryingPull:
     async def _chunk(self) -> Chunk | None:
         """Collect adjacent responses until they are worth decoding."""
         parts: list[Buffer] = []
-        start, size = self._prefetch.at, 0
-        while (
-            self._prefetch.at < self._range.end
-            and self._prefetch.at - start < CHUNK_ROWS
-            and size < CHUNK_BYTES
-        ):
-            self._prefetch.ask()
-            head = self._prefetch.asked[0]
-            if parts and head.offset < self._prefetch.at:
-                # Duplicates can be cut off only at the start of a chunk.
-                break
-            outcome = await self._answer(head, is_first=not parts)
-            self._prefetch.asked.popleft()
+        start, size = self._at, 0
+        while self._at < self._range.end and self._at - start < CHUNK_ROWS and size < CHUNK_BYTES:
+            outcome = await self._answer(is_first=not parts)
             if outcome is None:
                 break
-            if head.offset < self._prefetch.at and outcome.next_offset <= self._prefetch.at:
-                continue
-            before = self._prefetch.at
-            found = await self._take(head, outcome)
+            before = self._at
+            found = await self._take(outcome)
             if found is not None:
                 parts.append(found)
                 size += len(found)
-            elif not parts and self._prefetch.at > before:
-                start = self._prefetch.at
-            elif self._prefetch.at > before and not self._pulling.is_filtered:
+            elif not parts:
+                start = self._at
+            elif not self._pulling.is_filtered:
                 # Messages are missing here: the chunk ends before them.
                 return Chunk(b"".join(parts), start, before)
         if not parts:
             return None
-        return Chunk(
-            memoryview(parts[0]) if len(parts) == 1 else b"".join(parts), start, self._prefetch.at
-        )
+        return Chunk(memoryview(parts[0]) if len(parts) == 1 else b"".join(parts), start, self._at)
 
-    async def _answer(
-        self, asked: PendingPull[_Answer], *, is_first: bool
-    ) -> RecordsOutcome | None:
-        """Wait for a response, None if the queue is gone: then the rest is lost.
+    async def _answer(self, *, is_first: bool) -> RecordsOutcome | None:
+        """Pull what is next, None if the queue is gone: then the rest is lost.
 
         Earlier records form a separate chunk, and the next one finds out the same.
         """
         try:
-            return await asked.answer
+            return await self._pull(self._at, self._pulling.count_max)
         except (NoRoute, RemoteError) as error:
             why = await self._why_gone(error)
         if why is None:
             self._reader.back_to_master(self._queue)
-            return await self._pull(asked.offset, self._pulling.count_max)
+            return await self._pull(self._at, self._pulling.count_max)
         if is_first:
-            self.lost(self._prefetch.at, self._range.end, why.value)
-            self._prefetch.at = self._range.end
+            self.lost(self._at, self._range.end, why.value)
+            self._at = self._range.end
         return None
 
     async def _why_gone(self, error: NoRoute | RemoteError) -> Unreadable | None:
@@ -184,71 +158,55 @@ class RetryingPull:
         except TurbopumpError as failure:
             raise error from failure
 
-    async def _take(self, asked: PendingPull[_Answer], outcome: RecordsOutcome) -> Buffer | None:
+    async def _take(self, outcome: RecordsOutcome) -> Buffer | None:
         """Continue to where a response leads; return its records if it has any."""
+        at, end = self._at, self._range.end
         match outcome:
             case FoundRecords(next_offset=next_offset, records=records):
-                self._prefetch.learn_step(asked, outcome.next_offset)
-                self._prefetch.at = min(next_offset, self._range.end)
+                self._at = min(next_offset, end)
                 return records
             case NothingMatched(next_offset=next_offset, min_offset=min_offset):
-                self._prefetch.learn_step(asked, outcome.next_offset)
-                is_lost = outcome.has_gap or min_offset > self._prefetch.at
-                if is_lost or not self._pulling.is_filtered:
-                    end = min(next_offset, self._range.end)
-                    self.lost(self._prefetch.at, end, "they were deleted or damaged")
-                self._prefetch.at = min(max(next_offset, self._prefetch.at + 1), self._range.end)
-            case OffsetIllegal(min_offset=min_offset) if min_offset > self._prefetch.at:
-                end = min(min_offset, self._range.end)
-                self.lost(self._prefetch.at, end, f"they expired, the queue starts at {min_offset}")
-                self._prefetch.at = end
+                self._at = min(max(next_offset, at + 1), end)
+                if outcome.has_gap or min_offset > at or not self._pulling.is_filtered:
+                    self.lost(at, self._at, "they were deleted or damaged")
+            case OffsetIllegal(min_offset=min_offset) if min_offset > at:
+                self._at = min(min_offset, end)
+                self.lost(at, self._at, f"they expired, the queue starts at {min_offset}")
             case OffsetIllegal() | NothingNew():
-                await self._look_again(outcome)
+                found = await self._look_again(outcome)
+                return None if found is None else await self._take(found)
         return None
 
-    async def _look_again(self, outcome: OffsetIllegal | NothingNew) -> None:
+    async def _look_again(self, outcome: OffsetIllegal | NothingNew) -> RecordsOutcome | None:
         """Ask the master for a message that existed, until it arrives or is abandoned."""
+        at, end = self._at, self._range.end
         for attempt in range(_MISSING_TRIES):
             await asyncio.sleep(backoff_s(attempt))
             self._reader.back_to_master(self._queue)
-            answer = await self._pull(self._prefetch.at, self._pulling.count_max)
-            if (
-                not isinstance(answer, OffsetIllegal | NothingNew)
-                or answer.min_offset > self._prefetch.at
-            ):
-                self._prefetch.asked.appendleft(
-                    PendingPull(self._prefetch.at, 0, asyncio.create_task(_of(answer)))
-                )
-                return
+            answer = await self._pull(at, self._pulling.count_max)
+            if not isinstance(answer, OffsetIllegal | NothingNew) or answer.min_offset > at:
+                return answer
         if not self._session.replica_to_read(self._queue.broker).is_master:
             raise NoRoute(
-                f"{self._queue}: only the master can have message {self._prefetch.at}, and it is"
-                f" away; the slave has messages {outcome.min_offset} to {outcome.max_offset - 1}"
+                f"{self._queue}: only the master can have message {at}, and it is away; the slave "
+                f"has messages {outcome.min_offset} to {outcome.max_offset - 1}"
             )
-        end = self._range.end
+        self._at = end
         self.lost(
-            self._prefetch.at,
+            at,
             end,
             f"the queue ends at {outcome.max_offset}, so the topic was re-created, or its broker "
             "lost messages",
         )
-        self._prefetch.at = end
+        return None
 
     # --- requests ---------------------------------------------------------------------------------
 
     async def _pull(self, offset: int, count: int) -> RecordsOutcome:
+        at, count = QueueOffset(offset), min(count, self._range.end - offset)
         return await with_retries(
-            lambda: self._pull_once(offset, count),
+            lambda: self._reader.pull_records(self._queue, at, self._wanted, count, is_held=False),
             self._pulling.retries,
             self._range,
             between=lambda: self._session.refresh_route(self._reader.wire_topic(self._queue.topic)),
         )
-
-    async def _pull_once(self, offset: int, count: int) -> RecordsOutcome:
-        return await self._reader.pull_records(
-            self._queue, QueueOffset(offset), self._wanted, count, is_held=False
-        )
-
-
-async def _of(outcome: RecordsOutcome) -> RecordsOutcome:
-    return outcome

@@ -7,7 +7,7 @@ per queue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -20,7 +20,7 @@ from turbopump.client.replicas import Replica
 from turbopump.client.session import Session
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue
-from turbopump.spark.reading.offsets import Limits, Mark, Offsets
+from turbopump.spark.reading.offsets import Limits, Mark, Offsets, Place
 from turbopump.spark.reading.retry import gather_by_key
 from turbopump.wire.bodies import QueueEnds, TopicStats
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -35,17 +35,6 @@ QUEUES_PER_REQUEST = 2000
 """A broker serves nothing else while it answers."""
 _WAIT_MARGIN_MS = 10_000
 _NO_MARK = (-1, -1)
-
-Place = tuple[str, str]
-"""A topic, by the application's name, and a broker."""
-
-
-def by_place(queues: Iterable[MessageQueue]) -> dict[Place, list[MessageQueue]]:
-    """Group queues by topic and broker, which are queried together."""
-    places: dict[Place, list[MessageQueue]] = {}
-    for queue in queues:
-        places.setdefault((queue.topic, queue.broker), []).append(queue)
-    return places
 
 
 class _Ends(Struct, frozen=True):

@@ -9,11 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from turbopump.client.calls import SendStatus
+from turbopump.client.message_sender import unique_ids
 from turbopump.client.names import check_topic_for_sending, with_namespace
 from turbopump.client.outgoing import (
     MessageRules,
+    Outgoing,
     check_message,
     encoded_batch,
+    outgoing,
+    outgoing_batch,
     properties_text,
 )
 from turbopump.client.producer import Producer
@@ -34,7 +38,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.row_converter import ConvertedRows
 from turbopump.spark.writing.row_encoder import EncodedRows
-from turbopump.spark.writing.send_planner import BatchLimits, EncodedSend, Send, sends, topic_of
+from turbopump.spark.writing.send_planner import BatchLimits, EncodedSend, Send, topic_of
 from turbopump.spark.writing.send_window import SendWindow
 from turbopump.spark.writing.write_lease import WriteLease
 from turbopump.wire.codes import ResponseCode
@@ -84,7 +88,7 @@ class Targets:
 class UnfinishedSend:
     """A send whose first attempt, by `BlockingSender`, did not succeed."""
 
-    send: EncodedSend
+    send: Send | EncodedSend
     queue: MessageQueue
     outcome: Refused | SendStatus
 
@@ -126,7 +130,7 @@ class RetryingSender:
         self.counts = SendCounts()
         self._session = session
         self._options = options
-        self._partition = partition
+        self.partition = partition
         self.producer = Producer(options.group, session=session, config=options.producer())
         rules = options.rules()
         self._rules = rules
@@ -147,14 +151,6 @@ class RetryingSender:
         if self.lease is not None:
             self.lease.require()
 
-    async def take(self, rows: ConvertedRows | EncodedRows) -> None:
-        """Send rows, waiting for room in the send window; raises if any send has failed."""
-        if not rows.topics:
-            return
-        queues = (await self.targets(rows)).queues
-        for send in sends(rows, queues, self.cuts, self._partition):
-            await self._begin(send)
-
     async def targets(self, rows: ConvertedRows | EncodedRows) -> Targets:
         """Look up the queues of rows; raises SparkError after all retries."""
         await self.producer.start()
@@ -169,8 +165,21 @@ class RetryingSender:
     async def retry(self, tried: Iterable[UnfinishedSend]) -> None:
         """Retry sends that `BlockingSender` could not complete, and wait; raises as `finish`."""
         for each in tried:
-            await self._begin(each.send, each)
+            await self.begin(each.send, each)
         await self.finish()
+
+    async def begin(self, send: Send | EncodedSend, tried: UnfinishedSend | None = None) -> None:
+        """Start a send when there is room for it; ``tried`` is its first attempt, if any."""
+        await self._places.acquire()
+        self._raise_failure()
+        if isinstance(send.destination, MessageQueue):
+            before = self._last_of_queue.get(send.destination)
+            task = asyncio.create_task(self._in_turn(send, tried, before))
+            self._last_of_queue[send.destination] = task
+        else:
+            task = asyncio.create_task(self._deliver(send, tried))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
 
     async def finish(self) -> SendCounts:
         """Wait until all rows are stored; raises if any send has failed."""
@@ -185,18 +194,6 @@ class RetryingSender:
         await self.producer.close()
 
     # --- internals --------------------------------------------------------------------------------
-
-    async def _begin(self, send: Send | EncodedSend, tried: UnfinishedSend | None = None) -> None:
-        await self._places.acquire()
-        self._raise_failure()
-        if isinstance(send.destination, MessageQueue):
-            before = self._last_of_queue.get(send.destination)
-            task = asyncio.create_task(self._in_turn(send, tried, before))
-            self._last_of_queue[send.destination] = task
-        else:
-            task = asyncio.create_task(self._deliver(send, tried))
-        self._running.add(task)
-        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
@@ -262,7 +259,7 @@ class RetryingSender:
             start_ms = clock.monotonic_ms()
             self.require_lease()
             try:
-                receipt = await self._handed_over(send, queue)
+                receipt = await self.producer.send_ready(self.outgoing(send), to=queue)
             except (NetworkError, RemoteError) as error:
                 if error.retriable:
                     self.window.busy(cuts)
@@ -270,14 +267,16 @@ class RetryingSender:
             self.window.answered(clock.monotonic_ms() - start_ms)
             return receipt
 
-    async def _handed_over(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:
+    def outgoing(self, send: Send | EncodedSend) -> Outgoing:
+        """Return a send as brokers receive it; raises InvalidArgument."""
+        rules, namespace = self._rules, self._options.namespace
         if isinstance(send, EncodedSend):
-            topic, namespace = topic_of(send.destination), self._options.namespace
-            ready = encoded_batch(topic, send.message_id, send.body, self._rules, namespace)
-            return await self.producer.send_ready(ready, to=queue)
+            topic = topic_of(send.destination)
+            return encoded_batch(topic, send.message_id, send.body, rules, namespace)
+        ids = unique_ids(self._session)
         if len(send.messages) == 1:
-            return await self.producer.send(send.messages[0], to=queue)
-        return await self.producer.send_batch(send.messages, to=queue)
+            return outgoing(send.messages[0], ids.next(), rules, namespace)
+        return outgoing_batch(send.messages, ids.many(len(send.messages)), rules, namespace)
 
     async def _next_queue(
         self, send: Send | EncodedSend, failed: MessageQueue | None
@@ -330,7 +329,7 @@ class RetryingSender:
             check_topic_for_sending(self._known_as(topic))
         except InvalidArgument as error:
             raise InvalidArgument(
-                f"row {row} of partition {self._partition}, column topic: {error}"
+                f"row {row} of partition {self.partition}, column topic: {error}"
             ) from error
         budget = RetryBudget(self._options, self._session.clock)
         for pauses in itertools.count():
@@ -354,7 +353,7 @@ class RetryingSender:
     def _named(self, send: Send | EncodedSend) -> str:
         first, last = send.rows[0], send.rows[-1]
         rows = f"row {first}" if first == last else f"{len(send.rows)} rows, {first} to {last},"
-        return f"{rows} of partition {self._partition}"
+        return f"{rows} of partition {self.partition}"
 
     def _blamed(self, send: Send | EncodedSend, error: InvalidArgument) -> InvalidArgument:
         """Return the error with the row and column that caused it."""
@@ -365,7 +364,7 @@ class RetryingSender:
             column = wrong_column(message, self._rules, self._options.namespace)
             if column is not None:
                 return InvalidArgument(
-                    f"row {row} of partition {self._partition}, column {column[0]}: {column[1]}"
+                    f"row {row} of partition {self.partition}, column {column[0]}: {column[1]}"
                 )
         return InvalidArgument(f"{self._named(send)}: {error}")
 

@@ -76,19 +76,10 @@ def sends(
     partition: int,
 ) -> Iterator[Send | EncodedSend]:
     """Split rows into sends; those of one destination keep the order of their rows."""
+    destinations = _by_destination(rows, queues, partition)
     if isinstance(rows, EncodedRows):
-        return encoded_sends(rows, queues, cuts, partition)
-    return _sends_of_messages(rows, _by_destination(rows, queues, partition), cuts)
-
-
-def encoded_sends(
-    rows: EncodedRows,
-    queues: Mapping[str, Sequence[MessageQueue]],
-    cuts: BatchLimits,
-    partition: int,
-) -> Iterator[EncodedSend]:
-    """Split encoded rows into sends, as `sends`."""
-    return _sends_of_encoded(rows, _by_destination(rows, queues, partition), cuts)
+        return _sends_of_encoded(rows, destinations, cuts)
+    return _sends_of_messages(rows, destinations, cuts)
 
 
 def _sends_of_messages(

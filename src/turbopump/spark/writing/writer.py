@@ -26,7 +26,6 @@ from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender
 from turbopump.spark.writing.row_converter import ConvertedRows, Origin, RowConverter
 from turbopump.spark.writing.row_encoder import ROWS_MAX, EncodedRows, RowEncoder
-from turbopump.spark.writing.send_paths import SendPaths
 from turbopump.spark.writing.sent_rows import SentRows
 from turbopump.spark.writing.sink_columns import SinkColumns, sink_columns
 from turbopump.spark.writing.write_marks import MarkSurvey
@@ -193,17 +192,18 @@ def _send(
 ) -> Written:
     reader = RowConverter(columns, options, origin)
     encoder = RowEncoder(columns, options, origin, unique_ids(shared.session))
-    paths = SendPaths(shared, sending, BlockingSender(shared, sending, options, origin.partition))
+    sender = BlockingSender(shared, sending, options, origin.partition)
     first_row = 0
     try:
         for batch in batches:
             if not sent.is_all:
-                paths.take(_unsent(encoder, reader, batch, first_row, sent))
+                sender.take(_unsent(encoder, reader, batch, first_row, sent))
             first_row += batch.num_rows
-        counts = paths.finish()
+        sender.finish()
     finally:
-        paths.close()
+        sender.close()
     sent.require_no_more(first_row)
+    counts = sending.counts
     skipped = first_row - counts.rows
     return Written(counts.rows, counts.sends, counts.body_bytes, counts.repeated, skipped)
 
