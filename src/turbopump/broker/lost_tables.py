@@ -11,7 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 from turbopump.broker.topics import Topics
 from turbopump.tables import Table
-from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from turbopump.wire.names import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TRANSACTION_TOPICS,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -70,4 +75,5 @@ def queue_counts(queues: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _queues_wanted(name: str) -> int:
-    return 1 if name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) else _QUEUES_WANTED
+    has_one = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) or name in TRANSACTION_TOPICS
+    return 1 if has_one else _QUEUES_WANTED

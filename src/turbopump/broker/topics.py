@@ -30,6 +30,7 @@ from turbopump.wire.names import (
     SYSTEM_PREFIX,
     SYSTEM_TOPICS,
     TEMPLATE_TOPIC,
+    TRANSACTION_TOPICS,
     check_name,
     is_forbidden_to_send,
     retry_topic,
@@ -203,7 +204,8 @@ class Topics(VersionedTable[TopicConfig]):
         made = {
             name: _topic(name, count)
             for name, count in queues.items()
-            if name not in self._table and check_name(name) is None and not self.is_system(name)
+            if name not in self._table and check_name(name) is None
+            if name in TRANSACTION_TOPICS or not self.is_system(name)
         }
         if made:
             self._put(made)

@@ -37,6 +37,8 @@ SYSTEM_TOPICS = frozenset(
         OFFSET_MOVED_TOPIC,
     }
 )
+TRANSACTION_TOPICS = frozenset({HALF_TOPIC, HALF_OPERATIONS_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
+"""Topics that a broker creates for its first transaction, with one queue each."""
 _FORBIDDEN = frozenset(
     {
         SCHEDULE_TOPIC,

@@ -16,6 +16,8 @@ from turbopump.wire import properties
 from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.headers import UpdateConsumerOffset
+from turbopump.wire.names import TRANSACTION_TOPICS
+from unit.store.support import record
 
 Damage = Callable[[Path], object]
 
@@ -164,6 +166,26 @@ async def test_a_topic_that_a_crash_has_kept_out_of_the_table_comes_back(
         assert topic is not None
         assert topic.write_queue_nums == 4, "as many as clients ask for"
     assert "1 topics were recovered" in caplog.text
+
+
+@virtual_time()
+async def test_topics_of_transactions_that_a_crash_kept_out_of_the_table_come_back(
+    tmp_path: Path,
+) -> None:
+    topics_file = tmp_path / "config" / "topics.json"
+    async with running_broker(tmp_path) as (broker, client):
+        await asyncio.sleep(1)
+        before = topics_file.read_bytes()
+        for name in TRANSACTION_TOPICS:
+            broker.state.topics.create_internal(name, queues=1)
+            broker.store.append([record(topic=name)]).durable.result()
+    topics_file.write_bytes(before)
+    async with running_broker(tmp_path) as (broker, client):
+        for name in TRANSACTION_TOPICS:
+            topic = broker.state.topics.find(name)
+            assert topic is not None
+            assert topic.read_queue_nums == 1
+            assert len(await client.messages(name, 0)) == 1
 
 
 @virtual_time()

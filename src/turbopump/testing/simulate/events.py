@@ -369,6 +369,8 @@ class ReplicaHolds(Event):
     replica: str
     contents: Mapping[MessageQueue, tuple[int, tuple[Stored, ...]]]
     is_start: bool
+    followed: str = ""
+    """The machine with whose log it has compared its own; perhaps a master that was replaced."""
 
     @property
     def who(self) -> str:

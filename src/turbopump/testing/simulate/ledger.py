@@ -126,7 +126,7 @@ class Ledger:
         )
         """What each slave has of its master's queues, and since when."""
         self._lost_copies: defaultdict[str, set[tuple[MessageQueue, int]]] = defaultdict(set)
-        """By slave: the places of messages that it had and lost with the power."""
+        """By slave: the places of messages that it had and lost, as it may."""
         self._copied: defaultdict[str, set[tuple[str, tuple[MessageQueue, int] | None]]] = (
             defaultdict(set)
         )
@@ -217,6 +217,10 @@ class Ledger:
         acknowledged = self.acknowledged.get(key)
         since_us = 0 if acknowledged is None else acknowledged.at_us
         return self.plan.is_sync or not self.may_be_lost(machine, since_us)
+
+    def was_replaced(self, machine: str, broker: str) -> bool:
+        """Whether a machine, if one is given, is not the master of a broker name."""
+        return machine not in ("", self.masters[broker])
 
     def was_left_behind(self, key: str) -> bool:
         """Whether a copy of a message was on a master only that was replaced since."""
@@ -406,6 +410,7 @@ class Ledger:
             place
             for place, (_, since_us) in before.items()
             if self.may_be_lost(event.replica, since_us)
+            or self.was_replaced(event.followed, place[0].broker)
         }
         self.copies[event.replica] = {}
         for queue, (begin, messages) in event.contents.items():

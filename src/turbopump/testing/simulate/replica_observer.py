@@ -79,10 +79,16 @@ class ReplicaObserver:
             self._seen[slave.name] = seen
             # Its log may be cut before it is promoted, if it ever is.
             self._world.abandoned.pop(slave.name, None)
-            now_us = self._world.now_us
-            self._world.history.add(ReplicaHolds(now_us, slave.name, contents, is_start))
+            now_us, followed = self._world.now_us, "" if is_start else self._followed(broker)
+            self._world.history.add(ReplicaHolds(now_us, slave.name, contents, is_start, followed))
         self._note_messages(seen)
         self._compare_reported(slave, seen)
+
+    def _followed(self, slave: Broker) -> str:
+        """Return the machine that a slave follows; empty if it knows none."""
+        link = slave.replication.status.master
+        host = "" if link is None else link.address.rpartition(":")[0]
+        return self._world.machine_at(host) if host else ""
 
     def _note_last_copies(self) -> None:
         """Note what slaves have reported to their master just before they change their role."""

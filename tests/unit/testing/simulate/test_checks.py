@@ -687,6 +687,16 @@ def test_a_promoted_slave_that_was_long_up_since_it_lost_messages_with_the_power
     assert "acknowledged messages are kept" in after_loss_at(20)
 
 
+@pytest.mark.parametrize(("followed", "expected"), [("a", set()), ("a-1", {"copies stay"})])
+def test_a_slave_cuts_what_the_replaced_master_lost_that_it_still_follows(
+    followed: str, expected: set[str]
+) -> None:
+    copies = [copied("m0"), copied("m0", slave="a-2")]
+    cut = ReplicaHolds(s(3), "a-2", {}, is_start=False, followed=followed)
+    events = [up(0), holds(0), *copies, *sent("m0"), promoted(2, "m0"), cut]
+    assert violations(events, plan(replicas=SYNC_MASTER)) == expected
+
+
 def test_a_promoted_slave_whose_power_failed_again_after_it_had_lost_messages() -> None:
     first = [slave_down(6, Down.POWER_LOST), holds(7)]
     second = [slave_down(30, Down.POWER_LOST), holds(31), promoted(32)]

@@ -54,8 +54,8 @@ class AcknowledgedCopied:
 class CopiesKept:
     """A slave loses no message that its master still has.
 
-    But for what had not been flushed in asynchronous mode, when its power fails, and for a new
-    disk.
+    But for what had not been flushed in asynchronous mode, when its power fails, for a new disk,
+    and for what it cuts off because a master that was replaced, which it still follows, lost it.
     """
 
     name = "copies stay"
@@ -75,6 +75,8 @@ class CopiesKept:
         for (queue, offset), (message, since_us) in ledger.copies[event.replica].items():
             begin, found = event.contents.get(queue, (0, ()))
             if 0 <= offset - begin < len(found) and found[offset - begin] == message:
+                continue
+            if ledger.was_replaced(event.followed, queue.broker):
                 continue
             masters = ledger.stored.get(queue, {}).get(offset)
             if masters is None or masters.record != message.record:
