@@ -104,7 +104,7 @@ def _check_bool(key: str, value: object, _least: int, _most: int | None) -> None
 
 def _check_text(key: str, value: object, least: int, most: int | None) -> None:
     ok = isinstance(value, str) and len(value) >= least and not set(value) & set("\n\r\0")
-    require(ok, key, value, "a text on one line")
+    require(ok, key, value, "a text on one line" + (", not empty" if least else ""))
     chars_max = most or _TEXT_CHARS_MAX
     if isinstance(value, str) and len(value) > chars_max:
         raise InvalidArgument(f"{key} must be at most {chars_max} characters, got {len(value)}")

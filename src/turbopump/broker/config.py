@@ -43,7 +43,7 @@ _FILTER_SERVERS_MAX = 64
 _BULK_COUNT_MAX = 16_384
 """This many of the smallest messages exceed the bytes that a pull usually returns."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
-_NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
+_NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots"
 
 
 class Role(Enum):

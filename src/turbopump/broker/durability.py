@@ -57,9 +57,9 @@ class Late(Struct, frozen=True):
         """Return the answer to a send-back; on success the consumer commits the original message.
 
         If the flush failed after a success, the message would be lost. After an error the consumer
-        tries again, so there are two copies if the flush succeeds. But what waits for a slave is
-        stored here, before any second copy: trying again would not make it safer, and each copy
-        would delay a slow slave further.
+        tries again, so there are two copies if the flush succeeds. But a message that waits for a
+        slave is already stored here: another copy would not make it safer, and would delay a slow
+        slave further.
         """
         if self.code == ResponseCode.FLUSH_DISK_TIMEOUT:
             return RemoteError(ResponseCode.SYSTEM_ERROR, self.remark)

@@ -210,8 +210,11 @@ class Membership:
             return []
         now_ms = self._clock.monotonic_ms()
         if (wait_ms := self._locks.withheld_ms(now_ms)) > 0:
-            # Not as if another client held them: the owners go on under the locks that they have.
-            remark = f"this broker grants locks in {wait_ms} ms, when those of the last master end"
+            # An error, not an empty grant: owners keep consuming under the locks they have.
+            remark = (
+                f"this broker was promoted and grants queue locks in {wait_ms} ms,"
+                " when those of the last master have expired"
+            )
             raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self._locks.expiry_ms = self.config.lock_expiry_ms
         granted = self._locks.lock(asked.consumer_group, asked.client_id, queues, now_ms)

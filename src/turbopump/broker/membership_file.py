@@ -76,10 +76,10 @@ class MembershipFile:
     def load(self, groups_max: int, epoch: int = 0) -> None:
         """Restore the members of an earlier run as absent members and owners of their locks.
 
-        An unreadable file does not prevent the start: members reconnect anyway. Locks granted in
-        another epoch were those of another broker, and are not known.
+        An unreadable file does not prevent the start: members reconnect anyway. Locks of another
+        epoch are not restored: another broker has granted locks since.
         """
-        self._epoch = self._epoch_before = epoch
+        self._epoch = epoch
         saved = self._file.load_expendable(
             RememberedGroups, "members of groups are not remembered over this restart"
         )
@@ -147,8 +147,8 @@ class MembershipFile:
         }
 
     def _encoded(self) -> bytes:
-        # A restart before all locks of another broker are over has to wait for them too.
-        is_withheld = self._locks.withheld_ms(self._clock.monotonic_ms())
+        # After a restart meanwhile, locks must be withheld again.
+        is_withheld = self._locks.withheld_ms(self._clock.monotonic_ms()) > 0
         epoch = self._epoch_before if is_withheld else self._epoch
         body, left_out = encoded(self._snapshot(), TABLE_BYTES_MAX, epoch)
         self._note_left_out(left_out)

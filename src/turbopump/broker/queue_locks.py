@@ -30,11 +30,11 @@ class QueueLocks:
         self._withheld_until_ms = 0
 
     def withhold(self, now_ms: int) -> None:
-        """Have no lock granted while clients may still consume under those of another broker."""
+        """Grant no lock while clients may still consume under those of another broker."""
         self._withheld_until_ms = now_ms + TRUST_MS
 
     def withheld_ms(self, now_ms: int) -> int:
-        """Return for how long no lock must be granted; 0 if locks may be."""
+        """Return for how many ms no lock is granted; 0 if locks are."""
         return max(0, self._withheld_until_ms - now_ms)
 
     def lock(

@@ -29,7 +29,7 @@ class QueueLocks:
         self._session = session
         self._group = group
         self._away: set[str] = set()
-        """Brokers whose masters did not respond last time."""
+        """Brokers whose masters did not respond last time, or with an error."""
 
     async def lock(self, queues: Collection[MessageQueue]) -> frozenset[MessageQueue]:
         """Return the queues whose locks this client now holds; none of a broker that fails."""
@@ -71,7 +71,7 @@ class QueueLocks:
     async def _renew_on(self, broker: str, owned: list[OwnedQueue]) -> None:
         locked = await self._lock_on(broker, [each.queue for each in owned])
         if locked is None:
-            # No response is not a refusal: a lock is trusted as long as it was confirmed for.
+            # An error is not a refusal: a lock is trusted as long as it was confirmed for.
             return
         now_ms = self._session.clock.monotonic_ms()
         for each in owned:
@@ -84,7 +84,7 @@ class QueueLocks:
     async def _lock_on(
         self, broker: str, queues: list[MessageQueue]
     ) -> frozenset[MessageQueue] | None:
-        """Return the locked queues, or None if the broker does not respond."""
+        """Return the locked queues, or None if the broker neither grants nor refuses locks."""
         try:
             locked = await lock_calls.lock_queues(
                 self._session,
@@ -97,8 +97,10 @@ class QueueLocks:
         except TurbopumpError as error:
             level = logging.DEBUG if broker in self._away else logging.WARNING
             self._away.add(broker)
-            text = "no locks for %s on %s: %s; only a master grants them, so the queues of this"
-            text += " broker are not consumed in order until it answers"
+            text = (
+                "no locks for %s on %s: %s; without a lock, which only a master grants, its queues"
+            )
+            text += " are not consumed in order"
             _log.log(level, text, self._group, broker, error)
             return None
         if broker in self._away:

@@ -139,9 +139,9 @@ class Dispatcher:
         self._waiting.clear()
 
     def advance(self, confirmed: PhysicalOffset) -> None:
-        """Enter pending messages that end before a position, and notify the listener.
+        """Enter pending messages that end at or before a position, and notify the listener.
 
-        A slave may have flushed only the first part of a message.
+        A slave may have flushed only the first part of the next one.
         """
         waiting = self._waiting
         if not waiting or waiting[0].physical_offset + waiting[0].size > confirmed:

@@ -36,7 +36,7 @@ from turbopump.wire.bodies import ConsumerOffsets
 from turbopump.wire.record import RecordEntry
 
 _TOPICS_NAMED_MAX = 5
-_FILES_TOLD = 3
+_FILES_NAMED_MAX = 3
 _COPIED_AT_ONCE = 1024 * 1024
 _POSITION_MAX = 1 << 60
 """A unit that points further is damaged, and proves nothing."""
@@ -81,7 +81,7 @@ class Losses(Struct, frozen=True):
             command += f" --segment-bytes {self.segment_bytes}"
         return (
             f"{self.directory}: {self.reason}\n"
-            f"  Lost: {_told_topics(self.topics)}.\n"
+            f"  Lost: {_topics_text(self.topics)}.\n"
             "  Is a file system not mounted? Nothing was changed: mount it, or restore the files,"
             " and start again.\n"
             f"  To continue without these messages: {command}"
@@ -275,8 +275,8 @@ class _Search:
         missing += range(self._starts[-1] + size, vouched, size)
         parts = []
         if missing:
-            names = [_name(start) for start in missing[:_FILES_TOLD]]
-            more = len(missing) - _FILES_TOLD
+            names = [_name(start) for start in missing[:_FILES_NAMED_MAX]]
+            more = len(missing) - _FILES_NAMED_MAX
             names += [f"{more:,} more"] if more > 0 else []
             parts.append(f"files are missing: {', '.join(names)}")
         parts += [
@@ -306,7 +306,7 @@ class _PaddedLog(CommitLog):
         return super()._view(start)
 
 
-def _told_topics(topics: dict[str, int]) -> str:
+def _topics_text(topics: dict[str, int]) -> str:
     if not topics:
         return "an unknown number of messages"
     most = sorted(topics.items(), key=lambda each: -each[1])

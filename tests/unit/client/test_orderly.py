@@ -13,11 +13,11 @@ from clusters import Cluster, Recorder, cluster
 from consumers import Seen, committed, consuming, send, sleep_ms
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.push_config import Listening, Retries
-from turbopump.errors import ConnectFailed
+from turbopump.errors import ConnectFailed, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.bodies import LockQueues
-from turbopump.wire.codes import RequestCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
 from turbopump.wire.record import MessageView
 
@@ -297,15 +297,24 @@ async def test_closing_waits_for_the_running_call(tmp_path: Path) -> None:
         assert await committed(world) == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectFailed("as the test wants it"),
+        RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker was promoted"),
+    ],
+)
 @virtual_time()
-async def test_no_answer_to_a_renewal_is_no_refusal(tmp_path: Path) -> None:
+async def test_an_error_is_no_refusal_of_a_renewal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: TurbopumpError
+) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(1), to=QUEUE)
         seen, recorder = Seen(), Recorder()
 
         def refuse(address: str, command: Command) -> None:
             if command.code == RequestCode.LOCK_BATCH_MQ:
-                raise ConnectFailed("as the test wants it")
+                raise error
 
         session = world.session(hooks=[recorder])
         async with consuming(world, seen, orderly=True, session=session):
@@ -314,6 +323,7 @@ async def test_no_answer_to_a_renewal_is_no_refusal(tmp_path: Path) -> None:
             await sleep_ms(25_000)
             await send(world, [b"later"], to=QUEUE)
             await wait_until(lambda: seen.count == 2, 1)
+        assert f"no locks for g on a: {error}; without a lock" in caplog.text
 
 
 @virtual_time()

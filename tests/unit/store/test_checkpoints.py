@@ -11,11 +11,7 @@ from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES
 from turbopump.message import PhysicalOffset
 from turbopump.store import Files, FlushMode, Store, write_behind
-from turbopump.store.checkpoint import (
-    Checkpoint,
-    read_checkpoint,
-    write_checkpoint,
-)
+from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from unit.store.support import FaultyFiles, ManualClock, record, small_config
 
 

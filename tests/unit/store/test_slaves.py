@@ -107,24 +107,6 @@ def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
         assert bodies(slave) == bodies(master)
 
 
-def test_a_message_is_not_readable_before_all_of_it_is_on_disk(tmp_path: Path) -> None:
-    config, files = small_config(FlushMode.SYNC), FaultyFiles()
-    with (
-        Store.open(tmp_path / "a", config) as master,
-        Store.open(tmp_path / "b", config, machine=Machine(files=files)) as slave,
-    ):
-        stored(master, b"x" * 300)
-        start, rest = master.raw(PhysicalOffset(0), 100), master.raw(PhysicalOffset(100), 1000)
-        assert start is not None
-        assert rest is not None
-        slave.append_raw(PhysicalOffset(0), start).result()
-        files.sync_error = errno.EIO
-        assert slave.append_raw(PhysicalOffset(100), rest).exception() is not None
-        slave.dispatch()
-        assert (slave.readable_end, bodies(slave)) == (100, [])
-        files.sync_error = None
-
-
 @pytest.mark.parametrize("room", [0, 10])
 @pytest.mark.parametrize("erase_error", [None, errno.EIO])
 def test_a_new_slave_whose_first_write_fails_is_new_again(

@@ -53,7 +53,7 @@ class Mastership:
         self._clock = clock
         self._asked_ms: dict[int, int] = {}
         """By slave, when it last asked this master for a table."""
-        self._told_ids = ""
+        self._ids_from_master = ""
         self.record = RoleRecord()
         self.saving = Table("role", file, lambda: self.record.encode())
 
@@ -137,11 +137,11 @@ class Mastership:
         """The ids of the slaves of this master, or of a slave's last known master."""
         since_ms = self._clock.monotonic_ms() - SLAVE_SILENCE_MAX_MS
         asking = sorted(each for each, at_ms in self._asked_ms.items() if at_ms >= since_ms)
-        return ",".join(map(str, asking)) or self._told_ids
+        return ",".join(map(str, asking)) or self._ids_from_master
 
     def note_slave_ids(self, ids: str) -> None:
         """Adopt what a slave's master knows of its slaves."""
-        self._told_ids = ids
+        self._ids_from_master = ids
 
     def note_epoch(self, epoch: int) -> None:
         """Adopt the epoch of a slave's master."""

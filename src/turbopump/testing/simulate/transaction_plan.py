@@ -14,7 +14,7 @@ from turbopump.testing.simulate.fault_plan import Fault, FaultKind, planned_faul
 
 _TRANSACTIONS_SHARE = 0.35
 
-_TELLER_FAULTS = (
+_PRODUCER_FAULTS = (
     FaultKind.KILL_PRODUCER,
     FaultKind.ISOLATE,
     FaultKind.PARTITION,
@@ -133,7 +133,7 @@ def _faults(
         if chance.random() < 0.4:
             found.append(planned_fault(chance, chance.choice(_CRASHES), broker, "", load_s))
             continue
-        kind = chance.choice(_TELLER_FAULTS)
+        kind = chance.choice(_PRODUCER_FAULTS)
         ends = [producer, broker if kind in (FaultKind.PARTITION, FaultKind.LOSE) else ""]
         if ends[1] and chance.random() < 0.5:
             ends.reverse()
