@@ -250,14 +250,14 @@ def _with_lag(status: BrokerStatus, master_end: int | None) -> BrokerStatus:
 
 def _refuse_incomplete(broker: str, slaves: Sequence[BrokerStatus]) -> None:
     """Raise if slaves know of others of the same master that name servers do not know."""
-    told = ",".join((each.runtime_info or {}).get("replicationSlaveIds", "") for each in slaves)
+    reported = ",".join((each.runtime_info or {}).get("replicationSlaveIds", "") for each in slaves)
     known = {str(each.node.broker_id) for each in slaves}
-    missing = sorted(set(filter(None, told.split(","))) - known)
+    missing = sorted(set(filter(None, reported.split(","))) - known)
     if missing:
         raise AdministrationError(
-            f"slave {', '.join(missing)} of broker {broker} is not registered with the name server,"
-            " and may have more of the log: brokers register every 30 s, so retry then, or choose a"
-            f" slave with --id ({', '.join(sorted(known))})"
+            f"not registered with the name server: slave {', '.join(missing)} of broker {broker},"
+            " which may have more of the log; brokers register every 30 s, so retry then, or choose"
+            f" one by its id ({', '.join(sorted(known))})"
         )
 
 
