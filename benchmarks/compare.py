@@ -6,7 +6,7 @@
     benchmarks/run NAME ...
 
 Each figure is of one client process against one broker; topics of ours have 8 queues. Rounds are
-interleaved: each measures every system once, so that other work on the machine disturbs all alike.
+interleaved: each measures every system once, so that other work on the machine affects all of them.
 Systems that are not installed are listed as absent. With the NAME of another script in benchmarks/,
 such as growth or spark, that one runs.
 """
@@ -21,7 +21,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -148,11 +148,20 @@ def measure(options: argparse.Namespace, absent: dict[str, str]) -> list[Measure
 
 
 def works(text: str) -> list[str]:
-    chosen = text.split(",")
-    unknown = sorted(set(chosen) - set(WORKS))
+    return some_of(WORKS, text.split(","))
+
+
+def peers(text: str) -> str:
+    some_of(PEER_SERVERS, filter(None, text.split(",")))
+    return text
+
+
+def some_of(known: Iterable[str], chosen: Iterable[str]) -> list[str]:
+    names = list(chosen)
+    unknown = sorted(set(names).difference(known))
     if unknown:
-        raise argparse.ArgumentTypeError(f"expected some of {','.join(WORKS)}, got {unknown[0]!r}")
-    return chosen
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(known)}, got {unknown[0]!r}")
+    return names
 
 
 def body_sizes(text: str) -> list[int]:
@@ -175,18 +184,25 @@ def parsed() -> argparse.Namespace:
         add(f"--{name}", type=kind, help=f"{what} (usual {USUAL[key]:g}, quick {QUICK[key]:g})")
 
     add("--quick", action="store_true", help="a short run that only shows that everything works")
-    amount("rounds", int, "how often each is measured")
-    amount("seconds", float, "of each measurement")
-    amount("warm-up", float, "seconds before each")
+    amount("rounds", int, "measurements of each system")
+    amount("seconds", float, "length of a measurement")
+    amount("warm-up", float, "seconds before a measurement")
     amount("backlog", int, "messages to drain")
-    amount("log-mib", int, "of the log to recover")
-    amount("spark-rows", int, "that Spark reads; it writes a third of them")
-    add("--sizes", type=body_sizes, default=[128], help="of bodies, in bytes")
-    add("--only", type=works, default=list(WORKS), help=f"of {','.join(WORKS)}")
-    add("--peers", default=",".join(PEER_SERVERS), help="empty for none")
+    amount("log-mib", int, "size of the log to recover")
+    amount("spark-rows", int, "rows that Spark reads; it writes a third of them")
+    add("--sizes", type=body_sizes, default=[128], help="sizes of bodies, in bytes (usual 128)")
+    add("--only", type=works, default=list(WORKS), help=f"measure some of {','.join(WORKS)}")
+    every_peer = ",".join(PEER_SERVERS)
+    add("--peers", type=peers, default=every_peer, help=f"some of {every_peer}, or '' for none")
     add("--json", type=Path, help="write all results to this file")
     add("--plot", type=Path, help="draw the medians (PNG or SVG; matplotlib)")
-    add("--from", type=Path, dest="from_file", metavar="JSON", help="show results of a run before")
+    add(
+        "--from",
+        type=Path,
+        dest="from_file",
+        metavar="JSON",
+        help="show the results of an earlier run",
+    )
     add("--markdown", action="store_true", help="print the tables of the documents")
     add("--update-docs", action="store_true", help="write these tables into the documents")
     options = parser.parse_args()

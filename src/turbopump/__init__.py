@@ -67,10 +67,7 @@ else:
         "filters.sql92": "Sql",
         "wire.record": "MessageView",
     }
-    __getattr__ = lazy_names(__name__, _HOMES)
-
-    def __dir__():
-        return sorted(__all__)
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
 __all__ = [

@@ -1,16 +1,21 @@
 """Names of a package that are imported on first use, so that importing the package stays fast."""
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package; ``homes`` has names by module of `turbopump`.
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package with an ``__all__``.
+
+    ``homes`` has names by module of `turbopump`.
 
     ::
 
-        __getattr__ = lazy_names(__name__, {"client.calls": "Found NothingNew"})
+        __getattr__, __dir__ = lazy_names(__name__, {"client.calls": "Found NothingNew"})
     """
     modules = {name: module for module, names in homes.items() for name in names.split()}
 
@@ -19,4 +24,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"turbopump.{modules[name]}"), name)
 
-    return find
+    def public() -> list[str]:
+        return sorted(sys.modules[package].__all__)
+
+    return find, public

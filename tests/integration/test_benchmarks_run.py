@@ -79,6 +79,12 @@ def test_unknown_work_is_refused() -> None:
     assert f"expected some of {known}, got 'sending'" in done.stderr
 
 
+def test_unknown_peer_is_refused() -> None:
+    done = run("--peers", "nats,kafka")
+    assert done.returncode == 2
+    assert "expected some of nats,redis,rabbitmq, got 'kafka'" in done.stderr
+
+
 def test_sizes_are_compared_with_the_same_size(report: Any) -> None:
     bare = [
         report.Measured(report.Case("send", "bare frames", 1, size), [result(rate)])

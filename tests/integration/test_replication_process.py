@@ -97,8 +97,11 @@ def test_a_killed_master_comes_back_as_a_slave(tmp_path: Path) -> None:
                 wait_for(lambda: statuses(nameserver)["SLAVE"]["lag_bytes"] == 0, 60)
                 master.kill()
                 master.wait()
-            printed = turbopump(nameserver, "broker", "promote", "b", "--yes", "--json")
-            done = json.loads(printed)
+            promote = ("broker", "promote", "b", "--json")
+            planned = json.loads(turbopump(nameserver, *promote, "--dry-run"))
+            place = {"cluster": "DefaultCluster", "broker": "b", "broker_id": 1}
+            assert planned == {**place, "address": new_address, "dry_run": True}
+            done = json.loads(turbopump(nameserver, *promote, "--yes"))
             assert (done["address"], done["epoch"], done["missing_bytes"]) == (new_address, 1, None)
             turbopump(nameserver, "message", "send", "orders", "two")
             port = old_address.rpartition(":")[2]

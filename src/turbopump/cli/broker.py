@@ -98,10 +98,9 @@ def promote(
 ) -> None:
     """Make a slave the master, in place of the one it has followed."""
     node = console.admin.clusters.promotable(broker, broker_id)
-    found = {"broker": broker, "broker_id": node.broker_id, "address": node.address}
     slave = f"slave {node.broker_id} of {broker} at {node.address}"
     if console.is_dry_run:
-        console.done({**found, "dry_run": True}, f"Would promote {slave}.")
+        console.done({**row_of(node), "dry_run": True}, f"Would promote {slave}.")
         return
     console.confirm(f"Promote {slave}?")
     done = console.admin.clusters.promote(node, "SYNC_MASTER" if is_sync else "ASYNC_MASTER")

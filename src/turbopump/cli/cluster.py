@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from turbopump.cli.command import Console, command
 from turbopump.cli.output import Column, row_of
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer()
 

@@ -72,7 +72,7 @@ def update_broker(
     )
     if _is_confirmed(changes, console):
         done = console.admin.configuration.change_brokers(wanted, broker=broker, cluster=cluster)
-        _print_changed(done, console, is_shown=not console.is_sure and done == changes)
+        _print_result(done, console, is_shown=not console.is_sure and done == changes)
 
 
 @command(app, confirms=True)
@@ -82,7 +82,7 @@ def update_nameservers(console: Console, settings: SettingsArgument) -> None:
     changes = console.admin.configuration.change_name_servers(wanted, dry_run=True)
     if _is_confirmed(changes, console):
         done = console.admin.configuration.change_name_servers(wanted)
-        _print_changed(done, console, is_shown=not console.is_sure and done == changes)
+        _print_result(done, console, is_shown=not console.is_sure and done == changes)
 
 
 @command(app)
@@ -166,7 +166,7 @@ def _is_confirmed(changes: Sequence[SettingChange], console: Console) -> bool:
     return True
 
 
-def _print_changed(changes: Sequence[SettingChange], output: Output, *, is_shown: bool) -> None:
+def _print_result(changes: Sequence[SettingChange], output: Output, *, is_shown: bool) -> None:
     """Print what servers report after a change."""
     if output.as_json or not is_shown:
         nothing = "Nothing changed: the servers already had these values."

@@ -31,7 +31,7 @@ else:
         "spark.stream_counts": "counted_stream",
         "spark.writing.deduplication": "without_duplicates",
     }
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
 # Every worker that reads, writes or handles messages imports this package.

@@ -103,7 +103,7 @@ class PrometheusListener(LagListener):
         self._by_run: dict[str, set[_Labels]] = {}
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        # Of a repeated batch the group is unknown, and so are its labels.
+        # The group of a repeated batch is unknown, and so are its labels.
         current = {_labels(each) for each in lag_of(event.progress) if each.offsets is not None}
         if current:
             self._keep(str(event.progress.runId), current)

@@ -38,7 +38,7 @@ else:
         "testing.server": "RunningServer running_server",
         "testing.sync_cluster": "running_cluster",
     }
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
 __all__ = [

@@ -193,8 +193,13 @@ def test_delays_that_no_broker_keeps_are_refused(given: dict[str, Any], error: s
 # --- what people see ------------------------------------------------------------------------------
 
 
-def test_dir_shows_every_public_name() -> None:
-    code = "import turbopump; print(set(turbopump.__all__) ^ set(dir(turbopump)))"
+@pytest.mark.parametrize(
+    "package",
+    ["turbopump", "turbopump.spark", "turbopump.spark.pipelines", "turbopump.testing"],
+)
+def test_dir_shows_every_public_name(package: str) -> None:
+    """Completion in a shell shows names that are imported only on use."""
+    code = f"import {package} as it; print(set(it.__all__) ^ set(dir(it)))"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert shown.stdout == "set()\n"
 

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.listener import (
 
 from turbopump.message import MessageQueue
 from turbopump.spark import LagListener, PrometheusListener, SourceLag
+from turbopump.spark.pipelines import archive_writer
 from turbopump.spark.query_lag import Spread, lag, lag_of
 from turbopump.spark.reading.offsets import Marks, nested, reported
 
@@ -127,6 +128,18 @@ def test_a_batch_that_spark_repeats_after_a_restart_has_rows_but_no_lag() -> Non
     assert str(found) == (
         "orders, batch 3: 70 rows from 2 queues; lag unknown: the batch is repeated"
     )
+
+
+def test_an_archive_shows_no_total_while_the_lag_is_unknown() -> None:
+    def shown(last: StreamingQueryProgress | None) -> tuple[int | None, int | None]:
+        query, writer = SimpleNamespace(lastProgress=last), SimpleNamespace(rows=70)
+        step = archive_writer._step(cast(Any, query), cast(Any, writer))
+        return step.done, step.total
+
+    repeated = source({queue(0): 7}, None, {queue(0): (NOON_MS, 1)})
+    assert shown(None) == (70, None)
+    assert shown(progress(repeated)) == (70, None)
+    assert shown(progress(ORDERS)) == (70, 136)
 
 
 def test_each_source_of_a_query_has_its_own_lag() -> None:

@@ -190,16 +190,17 @@ def test_a_queue_whose_order_counts_has_one_batch_on_its_way() -> None:
         assert written(broker, [rows]).rows == 80
 
 
-def test_rows_that_go_another_way_keep_their_place() -> None:
-    """Delayed ones go one by one, over the session and another connection."""
+def part(first: int, delay: int) -> pa.RecordBatch:
+    """Return rows of one queue; delayed ones are sent one by one."""
+    return batch(20, first, delayLevel=[delay] * 20, queueId=[2] * 20)
 
-    def part(first: int, delay: int) -> pa.RecordBatch:
-        return batch(20, first, delayLevel=[delay] * 20, queueId=[2] * 20)
 
+def test_rows_sent_one_by_one_keep_their_place() -> None:
     with scripted_broker(taken) as broker:
         done = written(broker, [part(0, 0), part(20, 3), part(40, 0)])
     assert (done.rows, done.sends) == (60, 2 + 20 + 2)
     assert broker.stored == bodies(60)
+    assert len({each.peer for each in broker.batches}) == 1
 
 
 def test_rows_before_a_wrong_one_are_stored() -> None:
@@ -266,6 +267,23 @@ def test_a_lost_connection_is_made_anew_and_its_batches_are_sent_again() -> None
     assert done.rows == 200
     assert done.repeated >= 1
     assert set(broker.stored) == set(bodies(200))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_rows_sent_one_by_one_are_retried_in_their_order(*, is_cut: bool) -> None:
+    def decide(each: Batch) -> Command | None:
+        if each.number != 10:
+            return taken(each)
+        if not is_cut:
+            return refused(each, ResponseCode.SYSTEM_BUSY)
+        each.peer.abort("cut by the test")
+        return None
+
+    with scripted_broker(decide) as broker:
+        done = written(broker, [part(0, 0), part(20, 3), part(40, 0)])
+    assert (done.rows, done.sends, done.repeated) == (60, 2 + 20 + 2, 1)
+    assert broker.stored == bodies(60)
 
 
 @pytest.mark.slow

@@ -109,6 +109,17 @@ async def test_all_rows_are_stored_when_it_is_finished(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_messages_of_a_task_get_their_ids_from_one_generator(tmp_path: Path) -> None:
+    """Ids of several generators differ only by chance."""
+    async with sending(tmp_path, batch_size=1) as (task, world):
+        await sent(task, numbered(20))
+        ids = [str(message.unique_key) for message in stored(world)]
+        assert len(set(ids)) == 20
+        # Address, process and generator; the time and a counter follow.
+        assert len({each[:20] for each in ids}) == 1
+
+
+@virtual_time()
 async def test_no_rows_connect_to_nobody(tmp_path: Path) -> None:
     async with sending(tmp_path) as (task, _):
         await take(task, ConvertedRows(0, []))

@@ -36,7 +36,7 @@ else:
         "spark.pipelines.plots": "save_lag_plot save_trace_plot",
         "spark.pipelines.trace_analysis": "TraceReport trace",
     }
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
 __all__ = [

@@ -272,9 +272,10 @@ def _run(query: StreamingQuery, writer: _Writer, watch: Watch, stop: threading.E
 
 def _step(query: StreamingQuery, writer: _Writer) -> Step:
     progress = query.lastProgress
-    if progress is None:
+    lags = None if progress is None else lag_of(progress)
+    if lags is None or any(each.offsets_total is None for each in lags):
         return Step("messages archived", writer.rows)
-    left = sum(each.offsets_total or 0 for each in lag_of(progress))
+    left = sum(each.offsets_total or 0 for each in lags)
     return Step("messages archived", writer.rows, writer.rows + left)
 
 

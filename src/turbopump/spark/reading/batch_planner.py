@@ -18,7 +18,7 @@ async def plan_batch(cluster: Cluster, options: SourceOptions) -> list[Partition
     if not isinstance(options.start, OfGroup) and not isinstance(options.end, OfGroup):
         # A group's committed offset is not the user's choice.
         _require_order(start, end)
-    # Spark reads it later, and again if a DataFrame is used twice.
+    # Tasks read later, or again if a DataFrame is used twice: the topic may be re-created before.
     marks = await cluster.marks({queue: end[queue] for queue in start if end[queue] > start[queue]})
     return plan(ranges_between(start, end, marks), options.plan, queues=len(start))
 

@@ -69,13 +69,13 @@ class _QueueSnapshot:
     """Up to where there are messages to read."""
     closed: frozenset[MessageQueue] = frozenset()
     """Queues that are currently unreadable."""
-    anew: frozenset[MessageQueue] = frozenset()
+    returned: frozenset[MessageQueue] = frozenset()
     """Queues that were deleted and re-created."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LastSnapshot:
-    """The inputs of a look; the next look has the same result while these are the same objects."""
+    """A snapshot and its inputs; while these are the same objects, so is the next snapshot."""
 
     start: Offsets
     known: tuple[MessageQueue, ...]
@@ -178,7 +178,7 @@ class MicroBatchPlanner:
             end = await self._end(seen, is_limited=is_limited)
         if end is not start and end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
-        self._left -= seen.anew
+        self._left -= seen.returned
         return await self._marked(start, end)
 
     async def _marked(self, start: Offsets, end: Offsets) -> Offsets:
@@ -283,9 +283,9 @@ class MicroBatchPlanner:
                 for queue, high in highs.items()
                 if reached[queue] >= kept[queue]
             }
-        anew = self._left & (new.keys() | again.keys())
-        seen = _QueueSnapshot(reached, new, target, closed=frozenset(unreadable), anew=anew)
-        if not (unreadable or new or unchecked or anew or doubtful or self._frozen):
+        returned = self._left & (new.keys() | again.keys())
+        seen = _QueueSnapshot(reached, new, target, closed=frozenset(unreadable), returned=returned)
+        if not (unreadable or new or unchecked or returned or doubtful or self._frozen):
             self._last_snapshot = _LastSnapshot(start, known, read, found, seen)
         return seen
 
@@ -336,9 +336,9 @@ class MicroBatchPlanner:
         self._reported = frozenset(lost)
 
     async def _limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
-        """Return the ends of queues whose brokers are available; the next look asks again.
+        """Return the ends of queues whose brokers are available; the next call asks again.
 
-        With `freeze` there is no next look, so it waits for all brokers.
+        With `freeze` there is no next call, so it waits for all brokers.
         """
         if self._frozen is None:
             return await self._cluster.known_limits(queues)
@@ -387,7 +387,7 @@ class MicroBatchPlanner:
 
         Such a topic was deleted and re-created, or its broker lost the end of its log. Either way
         the message with the highest log position has changed, so only that one is checked for each
-        topic and broker. The first look checks all: what happened before is unknown. An idle stream
+        topic and broker. The first call checks all: what happened before is unknown. An idle stream
         skips this.
         """
         marks = self.marks

@@ -44,7 +44,7 @@ class QueueRange:
     start: int
     end: int
     last: LastMessage | None = field(default=None, compare=False)
-    """None if it is unknown. Not in this range if a queue's messages are split."""
+    """None if unknown. In another range if the queue is split into several."""
 
     @property
     def rows(self) -> int:

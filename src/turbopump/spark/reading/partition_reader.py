@@ -36,7 +36,7 @@ from turbopump.spark.shared_session import SharedSession, shared_session
 _log = logging.getLogger(__name__)
 
 _ANY = LastMessage(-1, -1, 2**63 - 1)
-"""Before it is every message, and none is equal."""
+"""Stands for an unknown last message: none is stored after it, and none equals it."""
 
 _FAILURES_MAX = 3
 """After this many consecutive failures of direct reads, a task stops trying them."""
@@ -190,7 +190,7 @@ class PartitionReader:
 
         ``numbers`` are the records' indices into ``sources``. Raises DataLost if losses are errors.
         """
-        replaced = replaced_rows(run, [each.last for each in sources], numbers)
+        replaced = _replaced_rows(run, [each.last for each in sources], numbers)
         if replaced is None:
             return run
         row = int(replaced.argmax())
@@ -201,7 +201,7 @@ class PartitionReader:
     def _require_unchanged(
         self, shared: SharedSession, ranges: Sequence[QueueRange], pulling: Pulling
     ) -> None:
-        """Check the last messages of filtered ranges: what does not match is not received.
+        """Check the last messages of filtered ranges, which brokers return only if they match.
 
         Raises DataLost if a topic was re-created and losses are errors.
         """
@@ -275,12 +275,13 @@ def _span_numbers(run: RecordRun, chunk: BufferedChunk) -> Int64s:
     return np.searchsorted(begins, run.starts, side="right") - 1
 
 
-def replaced_rows(
+def _replaced_rows(
     run: RecordRun, lasts: Sequence[LastMessage | None], numbers: Int64s | int
 ) -> Mask | None:
-    """Return which records were stored after the plan, None if all were there.
+    """Return which records were stored after their batch was planned, None if there are none.
 
-    A log only grows: whatever is behind a queue's last planned message was not planned.
+    ``numbers`` are the records' indices into ``lasts``. A log only grows, so a record that is
+    stored after the last planned message of its queue replaced a planned one.
     """
     if not len(run) or not any(lasts):
         return None

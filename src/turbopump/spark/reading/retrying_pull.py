@@ -1,7 +1,7 @@
-"""Pulling a range of a queue through the session, with retries: what `BlockingPull` leaves.
+"""Pulling a range of a queue through the session, with retries, where `BlockingPull` stopped.
 
-One request at a time, the next one while records are decoded: it handles unavailable brokers,
-slaves, and messages that are gone.
+It handles unavailable brokers, slaves, and messages that are gone. One request is pending at a
+time, also while records are decoded.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def property_columns(run: RecordRun) -> PropertyColumns:
     time if texts have the same layout, 0.65 without `same_layout`, and 1.0 with `_MixedNames` only;
     with the same names and values of different lengths, 0.7 and 1.0.
     """
-    alike = run.of_same_width(run.properties)
-    found = None if alike is None else same_layout(alike)
+    texts = run.of_same_width(run.properties)
+    found = None if texts is None else same_layout(texts)
     if found is not None:
         return found
     text, offsets = _joined(run)

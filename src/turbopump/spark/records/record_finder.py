@@ -57,9 +57,9 @@ def find_in_spans(data: bytes | memoryview, spans: Sequence[Span]) -> tuple[Reco
     view = memoryview(data).cast("B") if isinstance(data, memoryview) else memoryview(data)
     if len(view) > INT_MAX:
         raise InvalidArgument(f"records must be at most {INT_MAX} bytes, got {len(view)}")
-    alike = _alike(view, spans)
-    if alike is not None:
-        return alike, None
+    uniform = _uniform_run(view, spans)
+    if uniform is not None:
+        return uniform, None
     starts, damaged_at = _found(view, spans)
     run, first = _checked(view, starts)
     return run, damaged_at if first is None else first
@@ -74,7 +74,7 @@ def damage_at(data: bytes | memoryview, at: int) -> RecordError:
     return RecordError("incomplete record", at)
 
 
-def _alike(view: memoryview, spans: Sequence[Span]) -> RecordRun | None:
+def _uniform_run(view: memoryview, spans: Sequence[Span]) -> RecordRun | None:
     """Find records of one topic with the layout of the first.
 
     None if layouts differ, or if something is wrong, which must be searched for in each record.

@@ -193,8 +193,8 @@ class RecordRun:
     def bodies(self) -> Column:
         """Return the bodies as they are stored."""
         if self._bodies is None:
-            alike = self.of_same_width(self.body)
-            self._bodies = self.binary(self.body) if alike is None else same_width(alike)
+            found = self.of_same_width(self.body)
+            self._bodies = self.binary(self.body) if found is None else same_width(found)
         return self._bodies
 
     def only_topic(self) -> bytes | None:

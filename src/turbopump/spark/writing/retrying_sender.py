@@ -134,6 +134,7 @@ class RetryingSender:
         self.producer = Producer(options.group, session=session, config=options.producer())
         rules = options.rules()
         self._rules = rules
+        self._ids = unique_ids(session)
         # A batch is checked like a body.
         bytes_max = min(options.batch_bytes, rules.body_bytes_max)
         self.cuts = BatchLimits(options.batch_size, bytes_max, rules.compress_from_bytes)
@@ -273,10 +274,9 @@ class RetryingSender:
         if isinstance(send, EncodedSend):
             topic = topic_of(send.destination)
             return encoded_batch(topic, send.message_id, send.body, rules, namespace)
-        ids = unique_ids(self._session)
         if len(send.messages) == 1:
-            return outgoing(send.messages[0], ids.next(), rules, namespace)
-        return outgoing_batch(send.messages, ids.many(len(send.messages)), rules, namespace)
+            return outgoing(send.messages[0], self._ids.next(), rules, namespace)
+        return outgoing_batch(send.messages, self._ids.many(len(send.messages)), rules, namespace)
 
     async def _next_queue(
         self, send: Send | EncodedSend, failed: MessageQueue | None
