@@ -102,7 +102,7 @@ async def test_no_slave_is_chosen_while_name_servers_lack_one(tmp_path: Path) ->
         await replicas.start_nameserver()
         await until_registered(replicas, {1})
         with pytest.raises(
-            AdministrationError, match="not registered .*: slave 2 of broker broker-a"
+            AdministrationError, match=r"not registered .*: slave 2 of broker broker-a"
         ):
             await admin.clusters.promotable(NAME)
         assert (await admin.clusters.promotable(NAME, 1)).broker_id == 1
