@@ -276,7 +276,8 @@ def decode_record(data: bytes | memoryview, at: int = 0, *, check_crc: bool = Fa
         raise RecordError(
             f"properties of {text_length} bytes do not end with their record", topic_end
         )
-    return MessageView(*fields, body, topic, text)
+    values = (*fields, body, topic, text)
+    return MessageView(*values)
 
 
 def decode_entry(
