@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 
 from isal.isal_zlib import crc32
 from msgspec import Struct
@@ -243,22 +244,39 @@ def encode_blank(size: int) -> bytes:
 
 def decode_record(data: bytes | memoryview, at: int = 0, *, check_crc: bool = False) -> MessageView:
     """Read the record at a position; ``check_crc`` also verifies the body's checksum."""
-    fixed = _layout(data, at)
+    # Without further calls while nothing is wrong: consumers do this for each message.
+    left = len(data) - at
+    fixed = _FIXED[data[at + _SYS_FLAG_LOW_BYTE_AT] >> 4 & 0b11] if left >= FIXED_BYTES else None
+    if fixed is None or left < fixed.size:
+        raise RecordError(f"{max(0, left)} bytes are too few for a record", at)
     fields = fixed.unpack_from(data, at)
     size, magic, body_length = fields[0], fields[1], fields[-1]
-    if magic not in _MAGICS:
-        raise RecordError(f"magic number 0x{magic:08X} is not a message's", at + 4)
-    if size > len(data) - at:
-        raise RecordError(f"record of {size} bytes, but {len(data) - at} are left", at)
     body_at, end = at + fixed.size, at + size
     topic_length_at = body_at + body_length
-    if body_length < 0 or topic_length_at >= end:
-        raise RecordError(f"body of {body_length} bytes in a record of {size}", body_at - 4)
-    body = bytes(data[body_at:topic_length_at])
-    topic, properties_at = _topic(data, topic_length_at, end, magic)
+    if magic not in _MAGICS or size > left or body_length < 0 or topic_length_at >= end:
+        raise _wrong_lengths(size, magic, body_length, at, left, body_at)
+    if magic == MAGIC:
+        topic_at = topic_length_at + 1
+        text_at = topic_at + data[topic_length_at] + _PROPERTIES_LENGTH.size
+    else:
+        topic_at, text_at = _v2_topic(data, topic_length_at, end)
+    topic_end = text_at - _PROPERTIES_LENGTH.size
+    if text_at > end:
+        length = topic_end - topic_at
+        raise RecordError(f"topic of {length} bytes does not fit into its record", topic_length_at)
+    try:
+        topic = str(data[topic_at:topic_end], "utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError("topic is not UTF-8", topic_at) from error
+    body, text = bytes(data[body_at:topic_length_at]), bytes(data[text_at:end])
     if check_crc and body_crc(body) != fields[2]:
         raise RecordError(f"body does not match its checksum {fields[2]}", body_at)
-    values = (*fields, body, topic, _properties(data, properties_at, end))
+    (text_length,) = _PROPERTIES_LENGTH.unpack_from(data, topic_end)
+    if text_length != len(text):
+        raise RecordError(
+            f"properties of {text_length} bytes do not end with their record", topic_end
+        )
+    values = (*fields, body, topic, text)
     return MessageView(*values)
 
 
@@ -297,42 +315,69 @@ def decode_entry(
 
 def decode_records(data: bytes | memoryview) -> Iterator[MessageView]:
     """Read a run of records as in the answer to a pull."""
-    at = 0
+    at, lengths = 0, (0, 0, 0)
     while at < len(data):
         view = decode_record(data, at)
         yield view
         at += view.size
+        before, lengths = lengths, (view.size, view.body_length, len(view.stored_properties))
+        if lengths == before:
+            for alike in _records_like(view, data, at):
+                yield alike
+                at += view.size
 
 
-def _layout(data: bytes | memoryview, at: int) -> struct.Struct:
-    """Return the layout of the record's fixed part, which depends on its hosts."""
-    left = len(data) - at
-    if left >= FIXED_BYTES:
-        fixed = _FIXED[data[at + _SYS_FLAG_LOW_BYTE_AT] >> _HOST_BITS_SHIFT & 0b11]
-        if left >= fixed.size:
-            return fixed
-    raise RecordError(f"{max(0, left)} bytes are too few for a record", at)
+def _records_like(first: MessageView, data: bytes | memoryview, at: int) -> Iterator[MessageView]:
+    """Read the records from a position on as long as they have the layout of another one.
+
+    Mostly all of an answer have it. Unpacking each as a whole takes a third of the time.
+    """
+    if first.magic != MAGIC:
+        return
+    name, topic, text_length = first.topic, first.topic.encode(), len(first.stored_properties)
+    between = bytes((len(topic),)) + topic + _PROPERTIES_LENGTH.pack(text_length)
+    lengths, host_bits = (first.size, MAGIC, first.body_length), first.sys_flag & _HOST_BITS
+    layout = _whole_layout(
+        host_bits >> _HOST_BITS_SHIFT, first.body_length, len(between), text_length
+    )
+    whole = (len(data) - at) // layout.size * layout.size
+    # Each by its name: a list of them takes half as long again.
+    for (
+        size, magic, crc, queue_id, flag, offset, position, sys_flag, born_ms, born_ip, born_port,
+        store_ms, store_ip, store_port, times, prepared, body_length, body, found, text,
+    ) in layout.iter_unpack(memoryview(data)[at : at + whole]):  # fmt: skip
+        is_alike = found == between and (size, magic, body_length) == lengths
+        if not is_alike or sys_flag & _HOST_BITS != host_bits:
+            return
+        yield MessageView(
+            size, magic, crc, queue_id, flag, offset, position, sys_flag, born_ms, born_ip,
+            born_port, store_ms, store_ip, store_port, times, prepared, body_length, body, name,
+            text,
+        )  # fmt: skip
 
 
-def _topic(data: bytes | memoryview, at: int, end: int, magic: int) -> tuple[str, int]:
-    if magic == MAGIC:
-        length, start = data[at], at + 1
-    elif end - at < _V2_TOPIC_LENGTH.size:
+@lru_cache(maxsize=256)
+def _whole_layout(widths: int, *lengths: int) -> struct.Struct:
+    """Return the layout of a record with its body, what is between the two, and its properties."""
+    return struct.Struct(_FIXED[widths].format + "".join(f"{length}s" for length in lengths))
+
+
+def _wrong_lengths(
+    size: int, magic: int, body_length: int, at: int, left: int, body_at: int
+) -> RecordError:
+    if magic not in _MAGICS:
+        return RecordError(f"magic number 0x{magic:08X} is not a message's", at + 4)
+    if size > left:
+        return RecordError(f"record of {size} bytes, but {left} are left", at)
+    return RecordError(f"body of {body_length} bytes in a record of {size}", body_at - 4)
+
+
+def _v2_topic(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return where topic and properties of a record of release 5 begin."""
+    if end - at < _V2_TOPIC_LENGTH.size:
         raise RecordError("record ends before its topic", at)
-    else:
-        length, start = _V2_TOPIC_LENGTH.unpack_from(data, at)[0], at + _V2_TOPIC_LENGTH.size
-    stop = start + length
-    if length < 0 or stop + _PROPERTIES_LENGTH.size > end:
+    (length,) = _V2_TOPIC_LENGTH.unpack_from(data, at)
+    if length < 0:
         raise RecordError(f"topic of {length} bytes does not fit into its record", at)
-    try:
-        return str(data[start:stop], "utf-8"), stop
-    except UnicodeDecodeError as error:
-        raise RecordError("topic is not UTF-8", start) from error
-
-
-def _properties(data: bytes | memoryview, at: int, end: int) -> bytes:
-    (length,) = _PROPERTIES_LENGTH.unpack_from(data, at)
-    start = at + _PROPERTIES_LENGTH.size
-    if length < 0 or start + length != end:
-        raise RecordError(f"properties of {length} bytes do not end with their record", at)
-    return bytes(data[start:end])
+    start = at + _V2_TOPIC_LENGTH.size
+    return start, start + length + _PROPERTIES_LENGTH.size

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +102,44 @@ def test_round_trip(record: Record, queue_offset: int, offset: int, stored_ms: i
     assert view.sys_flag & ~0x30 == record.sys_flag & ~0x30
     assert (view.queue_offset, view.physical_offset) == (queue_offset, offset)
     assert view.store_timestamp_ms == stored_ms
+
+
+def outcome(views: Iterable[MessageView]) -> list[object]:
+    """Return all fields of each message, and the error that ends them."""
+    found: list[object] = []
+    try:
+        found.extend(msgspec.structs.astuple(view) for view in views)
+    except RecordError as error:
+        found.append(str(error))
+    return found
+
+
+def one_by_one(data: bytes) -> Iterator[MessageView]:
+    at = 0
+    while at < len(data):
+        view = decode_record(data, at)
+        yield view
+        at += view.size
+
+
+@given(st.lists(records, min_size=1, max_size=2), st.lists(st.integers(0, 1), max_size=8))
+def test_a_run_is_read_as_its_records_are(kinds: list[Record], order: list[int]) -> None:
+    chosen = [kinds[number % len(kinds)] for number in order]
+    data = b"".join(
+        record.encode(QueueOffset(number), PhysicalOffset(number), number)
+        for number, record in enumerate(chosen)
+    )
+    assert outcome(decode_records(data)) == outcome(one_by_one(data))
+    assert len(outcome(decode_records(memoryview(data)))) == len(chosen)
+
+
+def test_a_run_with_a_flipped_bit_is_read_as_its_records_are() -> None:
+    data = bytearray(GOLDEN * 4)
+    for bit in range(8 * 2 * len(GOLDEN), 8 * 3 * len(GOLDEN)):
+        data[bit // 8] ^= 1 << bit % 8
+        damaged = bytes(data)
+        assert outcome(decode_records(damaged)) == outcome(one_by_one(damaged))
+        data[bit // 8] ^= 1 << bit % 8
 
 
 def plain_view(body: bytes = b"hello", text: str = "", sys_flag: int = 0) -> MessageView:

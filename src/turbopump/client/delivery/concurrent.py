@@ -13,6 +13,7 @@ from msgspec import Struct
 from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.results import (
     ConsumeContext,
+    ConsumeResult,
     Verdict,
     acknowledged_count,
     with_next_attempt,
@@ -29,6 +30,8 @@ from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
 
+# Looking up a member of an enumeration takes as long as a call.
+_SUCCESS = ConsumeResult.SUCCESS
 _TRY_AGAIN_MS = 5000
 _EXPIRED_PER_SWEEP_MAX = 16
 _EXPIRED_DELAY_LEVEL = 3
@@ -114,8 +117,10 @@ class ConcurrentDelivery:
         """Deliver new messages of a queue to the listener."""
         size, group, queue = self._config.batch_max, self._group, owned.queue
         self._workers.submit(
-            Batch(owned, messages[at : at + size], ConsumeContext(group, queue))
-            for at in range(0, len(messages), size)
+            [
+                Batch(owned, messages[at : at + size], ConsumeContext(group, queue))
+                for at in range(0, len(messages), size)
+            ]
         )
 
     async def close(self, timeout_ms: int) -> None:
@@ -153,7 +158,9 @@ class ConcurrentDelivery:
             if verdict is None or owned.is_dropped:
                 # Another member owns the queue now, and gets these messages again.
                 continue
-            count = acknowledged_count(verdict.result, batch.context.acknowledged, len(messages))
+            wanted, count = batch.context.acknowledged, len(messages)
+            if verdict.result is not _SUCCESS or wanted is not None:
+                count = acknowledged_count(verdict.result, wanted, count)
             settled = done.get(owned)
             if settled is None:
                 settled = done[owned] = Settled()

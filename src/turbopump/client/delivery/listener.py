@@ -22,7 +22,8 @@ Listen = SyncListen | AsyncListen
 """``def handle(messages, context)`` runs in a thread, ``async def`` on the loop."""
 
 
-_SUCCESS = Verdict(ConsumeResult.SUCCESS)
+_DONE = ConsumeResult.SUCCESS
+_SUCCESS = Verdict(_DONE)
 """The outcome of most calls: they take less than a millisecond."""
 
 _calling: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("calling", default=None)
@@ -66,6 +67,9 @@ class Listener:
         except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
             return self._failed(messages, context, start_ms, error)
         else:
+            # As `_answered`, without a call for most messages.
+            if answer is _DONE and not self._hooks and self.clock.monotonic_ms() == start_ms:
+                return _SUCCESS
             return self._answered(messages, context, start_ms, answer)
         finally:
             _calling.reset(before)
@@ -87,6 +91,9 @@ class Listener:
         except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
             return self._failed(messages, context, start_ms, error)
         else:
+            # As `_answered`, without a call for most messages.
+            if answer is _DONE and not self._hooks and self.clock.monotonic_ms() == start_ms:
+                return _SUCCESS
             return self._answered(messages, context, start_ms, answer)
         finally:
             _calling.reset(before)
@@ -105,8 +112,6 @@ class Listener:
         if isinstance(answer, ConsumeResult):
             if self._hooks:
                 self._end(messages, context, answer)
-            if answer is ConsumeResult.SUCCESS and not spent_ms:
-                return _SUCCESS
             return Verdict(answer, spent_ms)
         _log.warning(
             "the listener of %s returned %r for %s: expected a ConsumeResult, will retry",

@@ -204,9 +204,8 @@ class TaskWorkers(Generic[J]):
             task.add_done_callback(self._ended)
 
     def _grow_soon(self) -> None:
-        if self._jobs and not self._is_growth_due:
-            self._is_growth_due = True
-            asyncio.get_running_loop().call_soon(self._grow_now)
+        self._is_growth_due = True
+        asyncio.get_running_loop().call_soon(self._grow_now)
 
     def _grow_now(self) -> None:
         self._is_growth_due = False
@@ -221,7 +220,9 @@ class TaskWorkers(Generic[J]):
         turns = 0
         while self._jobs and len(self._active) <= self.size:
             job = self._jobs.popleft()
-            self._grow_soon()
+            # Once in a turn: a call for each job would cost more than the check.
+            if self._jobs and not self._is_growth_due:
+                self._grow_soon()
             self._in_jobs += 1
             try:
                 await self._run(job)
