@@ -28,7 +28,16 @@ from turbopump.wire.hosts import split_address
 from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 BODY = b"x" * 128
-PROPERTIES = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01TagA"
+COMMANDS = 1024
+"""Different requests, sent in turn, so that messages have different keys, as those of clients."""
+
+
+def properties_with(number: int) -> str:
+    """Return the properties of a message with a unique key."""
+    return f"UNIQ_KEY\x017F00000100002A9F{number:016X}\x02WAIT\x01true\x02TAGS\x01TagA"
+
+
+PROPERTIES = properties_with(0)
 
 
 def send_request(
@@ -125,8 +134,9 @@ async def flood(address: str, in_flight: int, seconds: float, *commands: Command
     return requests.answered
 
 
-def batch_request(count: int, body: bytes, queue_id: int = 0) -> Command:
-    entries = [BatchEntry(body, PROPERTIES.encode()) for _ in range(count)]
+def batch_request(count: int, body: bytes, queue_id: int = 0, first: int = 0) -> Command:
+    numbers = range(first, first + count)
+    entries = [BatchEntry(body, properties_with(number).encode()) for number in numbers]
     return send_request(queue_id, encode_batch(entries), batch=True)
 
 
@@ -143,10 +153,10 @@ async def main() -> None:
     options = parser.parse_args()
     body = b"x" * options.size
     commands = [
-        batch_request(options.batch, body, queue)
+        batch_request(options.batch, body, number % options.queues, number * options.batch)
         if options.batch > 1
-        else send_request(queue, body)
-        for queue in range(options.queues)
+        else send_request(number % options.queues, body, properties=properties_with(number))
+        for number in range(COMMANDS)
     ]
     await flood(options.address, options.concurrency, options.warm_up, *commands)
     watched, watch = WatchedProcesses(options.cpu_of), Stopwatch()
