@@ -14,7 +14,8 @@ from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import StoreConfig
 from turbopump.store.dispatch import INVISIBLE_BIT
 from turbopump.store.entry_batch import Batch, EntryBatch
-from turbopump.store.log_scan import UNWRITTEN, scan
+from turbopump.store.entry_run import EntryRun
+from turbopump.store.log_scan import UNWRITTEN, scan_runs
 from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, MAGIC, Record, RecordEntry
 from turbopump.wire.record_batch import RecordBatch
@@ -117,17 +118,17 @@ class Appender:
             )
         log.write(data)
 
-    def complete_records(self, start: PhysicalOffset) -> list[RecordEntry]:
+    def complete_records(self, start: PhysicalOffset) -> list[RecordEntry | EntryRun]:
         """Return the completely written messages from a position on.
 
         Raises InvalidArgument if the bytes after them cannot become a message.
         """
-        entries = []
-        for found in scan(self._log, start, check_crc=False, end=self._log.written):
-            if isinstance(found, RecordEntry):
-                entries.append(found)
-            else:
+        entries: list[RecordEntry | EntryRun] = []
+        for found in scan_runs(self._log, start, check_crc=False, end=self._log.written):
+            if isinstance(found, int):
                 self._check_unfinished(found)
+            else:
+                entries.append(found)
         return entries
 
     def _check_unfinished(self, position: PhysicalOffset) -> None:

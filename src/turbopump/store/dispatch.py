@@ -6,9 +6,10 @@ It can restart at any earlier position: messages already entered are recognised 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import lru_cache
-from typing import Protocol
+from itertools import groupby
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from turbopump.wire import properties, sysflag
 from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.names import SCHEDULE_TOPIC
+from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import RecordEntry
 from turbopump.wire.record_batch import RecordBatch
 
@@ -37,12 +39,18 @@ _WAITING_MAX = 64
 """Messages that may wait to be entered while there is no listener: batching costs less. A stored
 batch counts as one, since its messages are entered together anyway."""
 
+_RUN_MIN = 64
+"""Fewer records in a run are entered faster one by one."""
+
 INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & sysflag.Transaction.ROLLBACK.value
 """Set in the system flag of prepared and rolled back messages, and of no others."""
 
 _ENTRY_END = properties.ENTRY_END.encode()
 
 Listener = Callable[[list[Arrival]], None]
+
+Entry: TypeAlias = RecordEntry | EntryBatch | EntryRun
+"""One or more consecutive messages of the log that are to be entered."""
 
 
 ANY_TAG = None
@@ -95,7 +103,7 @@ class Dispatcher:
         self._removed = queues.removed
         self._index = index
         self._delay_levels = delay_levels
-        self._waiting: deque[RecordEntry | EntryBatch] = deque()
+        self._waiting: deque[Entry] = deque()
         self.listener: Listener | None = None
         self.watched = _NO_QUEUE
         self.crowded: list[ConsumeQueue] = []
@@ -121,7 +129,7 @@ class Dispatcher:
         """Store timestamp of that message; 0 if there was none since the start."""
         return self._waiting[-1].store_timestamp_ms if self._waiting else self.store_timestamp_ms
 
-    def follow(self, entries: Sequence[RecordEntry | EntryBatch]) -> bool:
+    def follow(self, entries: Sequence[Entry]) -> bool:
         """Remember messages to be entered once they are confirmed.
 
         Returns whether to enter them as soon as possible: there is a listener, or they are many.
@@ -144,7 +152,7 @@ class Dispatcher:
         A slave may have flushed only the first part of the next one.
         """
         waiting = self._waiting
-        if not waiting or waiting[0].physical_offset + waiting[0].size > confirmed:
+        if not waiting or waiting[0].physical_offset >= confirmed:
             return
         if waiting[-1].physical_offset + waiting[-1].size <= confirmed:
             due = list(waiting)
@@ -153,39 +161,128 @@ class Dispatcher:
             due = []
             while waiting[0].physical_offset + waiting[0].size <= confirmed:
                 due.append(waiting.popleft())
+            first = waiting[0]
+            if type(first) is EntryRun and (count := first.count_before(confirmed)):
+                due.append(first.part(slice(count)))
+                waiting[0] = first.part(slice(count, None))
         self.enter_all(due)
 
-    def enter_all(self, entries: Sequence[RecordEntry | EntryBatch]) -> None:
+    def enter_all(self, entries: Sequence[Entry]) -> None:
         """Enter messages immediately, and notify the listener."""
         if not entries:
             return
+        if EntryRun in map(type, entries):
+            arrivals = self._enter_runs(entries)
+        else:
+            arrivals = self._enter(cast(Sequence[RecordEntry | EntryBatch], entries))
+        if self.listener is not None:
+            self.listener(arrivals)
+
+    def _enter_runs(self, entries: Sequence[Entry]) -> list[Arrival]:
+        """Enter messages of which some are in runs."""
+        arrivals: list[Arrival] = []
+        for kind, group in groupby(entries, type):
+            if kind is not EntryRun:
+                arrivals += self._enter(cast(list[RecordEntry | EntryBatch], list(group)))
+                continue
+            for run in cast(Iterator[EntryRun], group):
+                for part in run.parts():
+                    found = self.enter_run(part) if len(part) >= _RUN_MIN else None
+                    arrivals += self._enter(part.entries()) if found is None else found
+        return arrivals
+
+    def _enter(self, entries: Sequence[RecordEntry | EntryBatch]) -> list[Arrival]:
         arrivals = self._enter_queues(entries)
         if self._index is not None:
             self._index.add(entries)
         last = entries[-1]
         self.store_timestamp_ms = last.store_timestamp_ms
         self._queues.entered_to = PhysicalOffset(last.physical_offset + last.size)
-        if self.listener is not None:
-            self.listener(arrivals)
+        return arrivals
 
-    def enter_run(self, run: EntryRun, following: Iterable[tuple[ConsumeQueue, Ints]]) -> None:
-        """Enter records of the log that directly follow in each queue; for a start.
+    def enter_run(self, run: EntryRun) -> list[Arrival] | None:
+        """Enter records of the log by column, and return those that are awaited.
 
-        There is no listener then. All records go into the index, unless they are already in it.
+        None if they do not directly follow in each queue: nothing is entered then. All records go
+        into the index, unless they are already in it.
         """
-        texts, positions = run.texts(), run.positions
-        units = run.units(tags_codes(texts))
-        for queue, rows in following:
-            if len(rows):
-                first, last = int(rows[0]), int(rows[-1])
-                end = PhysicalOffset(int(positions[last] + run.sizes[last]))
-                queue.add_units(units[rows].tobytes(), end)
-                time_ms, position = int(run.times_ms[first]), PhysicalOffset(int(positions[first]))
-                self._note_waiting(queue, time_ms, position)
+        following = self._following(run)
+        if following is None:
+            return None
+        queues, rows, counts = following
+        texts, times_ms = run.texts(), run.times_ms[rows].tolist()
+        codes = tags_codes(texts)
+        units = run.units(codes)[rows].tobytes()
+        positions = run.positions
+        starts, ends = positions[rows].tolist(), (positions + run.sizes)[rows].tolist()
+        arrivals: list[Arrival] = []
+        extended: list[tuple[PhysicalOffset, int, ConsumeQueue]] = []
+        first = 0
+        for queue, count in zip(queues, counts, strict=True):
+            end = first + count
+            if count:
+                added = units[first * UNIT_BYTES : end * UNIT_BYTES]
+                queue.add_units(added, PhysicalOffset(ends[end - 1]))
+                extended.append((PhysicalOffset(starts[first]), times_ms[first], queue))
+                arrivals += self._run_arrivals(queue, run, rows[first:end], codes, texts)
+            first = end
+        # In the order of the log: the queue that waits first has the oldest unit.
+        for position, time_ms, queue in sorted(extended):
+            self._note_waiting(queue, time_ms, position)
         if self._index is not None:
             self._index.add_run(run.topic_of_each(), texts, positions, run.times_ms)
         self.store_timestamp_ms = run.store_timestamp_ms
         self._queues.entered_to = run.end
+        return arrivals
+
+    def _following(self, run: EntryRun) -> tuple[list[ConsumeQueue], Ints, list[int]] | None:
+        """Return the queues of a run, the records that they lack, and how many each one lacks.
+
+        None unless these directly follow in each queue.
+        """
+        if np.bitwise_or.reduce(run.sys_flags) & INVISIBLE_BIT:
+            return None
+        queues, parts = [], []
+        for topic, queue_id, part in run.by_queue():
+            first = run.base + int(run.starts[part[0]])
+            if topic == SCHEDULE_TOPIC_BYTES or self._removed.covers(topic, first):
+                return None
+            queues.append(self._queues.for_record(topic, queue_id))
+            parts.append(part)
+        counts = np.array([len(part) for part in parts])
+        number, rows = np.repeat(np.arange(len(parts)), counts), np.concatenate(parts)
+        places = [(queue.max_offset, queue.physical_end) for queue in queues]
+        next_offsets, known_ends = np.array(places)[number].T
+        positions, offsets = run.positions[rows], run.queue_offsets[rows]
+        lacks = positions + run.sizes[rows] > known_ends
+        if (offsets[~lacks] > next_offsets[~lacks]).any():
+            return None
+        rows, number, counts = (
+            rows[lacks],
+            number[lacks],
+            np.bincount(number[lacks], minlength=len(parts)),
+        )
+        # How many of the same queue precede each.
+        before = np.arange(len(rows)) - (np.cumsum(counts) - counts)[number]
+        follows = (offsets[lacks] == next_offsets[lacks] + before) & (
+            positions[lacks] >= known_ends[lacks]
+        )
+        return (queues, rows, counts.tolist()) if follows.all() else None
+
+    def _run_arrivals(
+        self, queue: ConsumeQueue, run: EntryRun, rows: Ints, codes: Ints, texts: PropertyTexts
+    ) -> list[Arrival]:
+        return [
+            Arrival(
+                queue.topic,
+                queue.queue_id,
+                QueueOffset(int(run.queue_offsets[row])),
+                code,
+                int(run.times_ms[row]),
+                texts.parts[row],
+            )
+            for row, code in self._awaited(queue, rows, codes)
+        ]
 
     def _note_waiting(self, queue: ConsumeQueue, time_ms: int, position: PhysicalOffset) -> None:
         """Record that a queue has new units, and whether they are worth a write."""
@@ -224,7 +321,9 @@ class Dispatcher:
                 watch.seen = queue.max_offset
                 wanted = watch.tags_codes
                 if code in wanted or ANY_TAG in wanted or is_delayed:
-                    arrivals.append(_arrival(queue, entry, code))
+                    # The queue's own count: the record's differs where units were missing.
+                    offset = QueueOffset(queue.max_offset - 1)
+                    arrivals.append(_arrival(queue, offset, entry, code))
         return arrivals
 
     def _enter_run(self, queue: ConsumeQueue, run: EntryBatch) -> list[Arrival]:
@@ -239,22 +338,28 @@ class Dispatcher:
         found = _batch_tags_codes(run.batch)
         queue.add_units(run.units(found), PhysicalOffset(run.physical_offset + run.size))
         self._note_waiting(queue, run.store_timestamp_ms, run.physical_offset)
+        awaited = self._awaited(queue, np.arange(len(run)), np.asarray(found))
+        entries = run.entries() if awaited else []
+        return [
+            _arrival(queue, entries[number].queue_offset, entries[number], code)
+            for number, code in awaited
+        ]
+
+    def _awaited(self, queue: ConsumeQueue, rows: Ints, codes: Ints) -> list[tuple[int, int]]:
+        """Return row and tags code of those that are awaited among a queue's newest messages."""
         watch = self.watched.get(queue.key)
         if watch is None:
             return []
         watch.seen, wanted = queue.max_offset, watch.tags_codes
-        codes: list[int] = np.asarray(found).tolist()
-        if ANY_TAG not in wanted and not any(code in wanted for code in set(codes)):
-            # No waiter wants them: the messages need not be examined one by one.
+        each: list[int] = codes[rows].tolist()
+        if ANY_TAG not in wanted and not any(code in wanted for code in set(each)):
+            # The messages need not be examined one by one.
             return []
         return [
-            Arrival(
-                queue.topic, queue.queue_id, entry.queue_offset, code, entry.store_timestamp_ms,
-                entry.properties,
-            )
-            for entry, code in zip(run.entries(), codes, strict=True)
+            (row, code)
+            for row, code in zip(rows.tolist(), each, strict=True)
             if code in wanted or ANY_TAG in wanted
-        ]  # fmt: skip
+        ]
 
     def code_of(self, entry: RecordEntry) -> int:
         """Return a unit's tags code: the tag's hash, or the delivery time of a delayed message."""
@@ -358,9 +463,7 @@ def _delay_level(text: bytes) -> int:
         return 0
 
 
-def _arrival(queue: ConsumeQueue, entry: RecordEntry, code: int) -> Arrival:
-    # The queue's own count, which differs from the record's where units were missing.
-    offset = QueueOffset(queue.max_offset - 1)
+def _arrival(queue: ConsumeQueue, offset: QueueOffset, entry: RecordEntry, code: int) -> Arrival:
     return Arrival(
         queue.topic, queue.queue_id, offset, code, entry.store_timestamp_ms, entry.properties
     )

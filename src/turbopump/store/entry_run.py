@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
+from typing import final
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -31,10 +33,16 @@ _RUN_MIN = 16
 _TRIED_FIRST = 256
 """Records of one size after which the next ones are expected to have it too."""
 
+_RECORDS_AT_ONCE = 2048
+"""Their properties are parsed together, which takes up to 40 times as much memory."""
+
 _ANY_V6 = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _PROPERTIES_LENGTH_BYTES = 2
+_QUEUE_ID_BITS = 32
 
 
+# Final, so that its type can be compared, as with EntryBatch.
+@final
 class EntryRun(Struct, frozen=True, eq=False):
     """What queues and index need of records: a `RecordEntry` for each of them."""
 
@@ -88,10 +96,14 @@ class EntryRun(Struct, frozen=True, eq=False):
         """The latest store timestamp; the last record's, unless the clock was set back."""
         return int(self.times_ms.max())
 
-    def parts(self, count_max: int) -> Iterator[EntryRun]:
-        """Split it into shorter runs."""
-        for first in range(0, len(self), count_max):
-            yield self.part(slice(first, first + count_max))
+    def parts(self) -> Iterator[EntryRun]:
+        """Split it into runs that can be entered in one step."""
+        for first in range(0, len(self), _RECORDS_AT_ONCE):
+            yield self.part(slice(first, first + _RECORDS_AT_ONCE))
+
+    def count_before(self, end: PhysicalOffset) -> int:
+        """Return how many records end at a position or before it."""
+        return int(np.searchsorted(self.starts + self.sizes, end - self.base, "right"))
 
     def part(self, some: slice) -> EntryRun:
         """Return some of the records."""
@@ -131,17 +143,15 @@ class EntryRun(Struct, frozen=True, eq=False):
 
     def by_queue(self) -> Iterator[tuple[bytes, int, Ints]]:
         """Return topic and id of each queue, and the indexes of its records, in order."""
-        for number, topic in enumerate(self.topics):
-            rows = np.arange(len(self))
-            if self.topic_numbers is not None:
-                rows = np.flatnonzero(self.topic_numbers == number)
-            if not len(rows):
-                continue
-            ids = self.queue_ids[rows]
-            order = np.argsort(ids, kind="stable")
-            ids, rows = ids[order], rows[order]
-            for part in np.split(rows, np.flatnonzero(np.diff(ids)) + 1):
-                yield topic, int(self.queue_ids[part[0]]), part
+        keys, numbers = self.queue_ids, self.topic_numbers
+        if numbers is not None:
+            keys = (numbers << _QUEUE_ID_BITS) + keys
+        order = np.argsort(keys, kind="stable")
+        cuts = np.flatnonzero(np.diff(keys[order])) + 1
+        for start, end in pairwise((0, *cuts.tolist(), len(order))):
+            first = order[start]
+            topic = self.topics[0 if numbers is None else numbers[first]]
+            yield topic, int(self.queue_ids[first]), order[start:end]
 
     def entries(self) -> list[RecordEntry]:
         """Return the records one by one."""

@@ -1,23 +1,16 @@
-"""Enters messages of the log into queues and index again, in batches where they follow."""
+"""Enters messages of the log into queues and index again, by column where they follow."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog
-from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.deferred_steps import DeferredSteps
-from turbopump.store.dispatch import INVISIBLE_BIT, SCHEDULE_TOPIC_BYTES, Dispatcher
+from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
 from turbopump.store.entry_run import EntryRun
 from turbopump.store.log_end import records
 from turbopump.store.queues import Queues
 from turbopump.store.write_behind import WriteBehind
-from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.record import FIXED_BYTES, RecordEntry
-
-_RECORDS_AT_ONCE = 2048
-"""Their properties are parsed together, which takes up to 40 times as much memory."""
 
 
 class Replay:
@@ -67,36 +60,14 @@ class Replay:
         """Enter messages; False if earlier ones are missing."""
         if isinstance(found, RecordEntry):
             return self._enter_one(found, complete, unread_bytes)
-        for part in found.parts(_RECORDS_AT_ONCE):
-            following = self._following(part)
-            if following is not None:
-                self._dispatcher.enter_run(part, following)
+        for part in found.parts():
+            if self._dispatcher.enter_run(part) is not None:
                 self._spill(len(part))
             elif not all(
                 self._enter_one(entry, complete, unread_bytes) for entry in part.entries()
             ):
                 return False
         return True
-
-    def _following(self, run: EntryRun) -> list[tuple[ConsumeQueue, Ints]] | None:
-        """Return for each queue the records that it lacks; None unless they directly follow."""
-        if np.bitwise_or.reduce(run.sys_flags) & INVISIBLE_BIT:
-            return None
-        positions, found = run.positions, []
-        for topic, queue_id, rows in run.by_queue():
-            first = PhysicalOffset(int(positions[rows[0]]))
-            if topic == SCHEDULE_TOPIC_BYTES or self._removed.covers(topic, first):
-                return None
-            queue = self._queues.for_record(topic, queue_id)
-            offsets, ends = run.queue_offsets[rows], positions[rows] + run.sizes[rows]
-            known = int(np.searchsorted(ends, queue.physical_end, "right"))
-            expected = np.arange(queue.max_offset, queue.max_offset + len(rows) - known)
-            if (offsets[:known] > queue.max_offset).any() or (offsets[known:] != expected).any():
-                return None
-            if known < len(rows) and positions[rows[known]] < queue.physical_end:
-                return None
-            found.append((queue, rows[known:]))
-        return found
 
     def _enter_one(self, entry: RecordEntry, complete: bool, unread_bytes: int) -> bool:
         if self.is_readable(entry):

@@ -24,8 +24,8 @@ from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.damage import DamageLog
 from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
-from turbopump.store.entry_batch import BATCH_TYPES, EntryBatch
+from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Entry, Listener, Watches
+from turbopump.store.entry_batch import BATCH_TYPES
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal, translate_disk_errors
 from turbopump.store.key_index import KeyIndex
@@ -367,9 +367,7 @@ class Store:
         if isinstance(error, struct.error):
             raise InvalidArgument(f"a number does not fit into its field: {error}") from error
 
-    def _follow(
-        self, entries: Sequence[RecordEntry | EntryBatch], now_ms: int, defer_dispatch: bool
-    ) -> Future[None]:
+    def _follow(self, entries: Sequence[Entry], now_ms: int, defer_dispatch: bool) -> Future[None]:
         """Dispatch messages written at a timestamp, and run due maintenance."""
         is_much = self._dispatcher.follow(entries)
         durable = self._flusher.join() if self._synchronous else self._done

@@ -13,9 +13,11 @@ from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.replication.frames import (
     FRAME_BYTES_MAX,
     ReportDecoder,
+    Transfer,
     TransferDecoder,
     encode_header,
     encode_report,
+    joined,
 )
 from turbopump.broker.replication.master import SLAVES_MAX, SlaveConnection, Slaves
 from turbopump.broker.replication.throttle import Throttle
@@ -74,6 +76,21 @@ def test_frames_as_recorded(frames: list[dict[str, Any]]) -> None:
 def test_frames_that_cannot_be(position: int, size: int) -> None:
     with pytest.raises(FrameError, match=f"frame of {size} bytes at position {position}"):
         list(TransferDecoder().feed(encode_header(PhysicalOffset(position), size)))
+
+
+def test_transfers_are_joined_within_a_file() -> None:
+    def transfer(position: int, data: bytes) -> Transfer:
+        return Transfer(PhysicalOffset(position), memoryview(data))
+
+    given = [(10, b"ab"), (12, b"c"), (13, b""), (13, b"d"), (14, b"ef"), (16, b"g"), (18, b"h")]
+    found = joined((transfer(*each) for each in given), file_bytes=16)
+    assert [(each.position, bytes(each.data)) for each in found] == [
+        (10, b"abc"),
+        (13, b""),
+        (13, b"def"),
+        (16, b"g"),
+        (18, b"h"),
+    ]
 
 
 def test_negative_reports() -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,15 +16,18 @@ from hypothesis import strategies as st
 
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store import Store, entry_run, log_scan, replay
+from turbopump.store import Store, dispatch, entry_run, log_scan
 from turbopump.store.commit_log import CommitLog
+from turbopump.store.dispatch import ANY_TAG, Watch
 from turbopump.store.entry_run import EntryRun
 from turbopump.store.log_scan import scan_runs
+from turbopump.store.outcomes import Arrival
+from turbopump.wire.hashing import tags_code
 from turbopump.wire.hosts import host
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import Record, RecordEntry, encode_blank
 from turbopump.wire.sysflag import Transaction
-from unit.store.support import HOST, ManualClock, record, small_config
+from unit.store.support import GOLDEN_LEVELS, HOST, ManualClock, bodies, record, small_config
 
 SEGMENT_BYTES = 8192
 V6 = host("2001:db8::1", 1)
@@ -57,8 +61,9 @@ def runs(*, allowed: bool) -> Iterator[None]:
             patch.setattr(log_scan, "_PIECE_BYTES", 1000)
             patch.setattr(log_scan, "_PIECE_BYTES_MIN", 200)
             patch.setattr(entry_run, "_RUN_MIN", 2)
+            patch.setattr(dispatch, "_RUN_MIN", 2)
             patch.setattr(entry_run, "_TRIED_FIRST", 3)
-            patch.setattr(replay, "_RECORDS_AT_ONCE", 5)
+            patch.setattr(entry_run, "_RECORDS_AT_ONCE", 5)
         else:
             patch.setattr(log_scan, "find_run", lambda *_, **__: None)
         yield
@@ -201,9 +206,149 @@ def damage(root: Path, missing: str, cut_bytes: int, crashed: bool) -> None:
 def recovered(root: Path) -> Any:
     with Store.open(root, small_config(), machine=Machine(clock=ManualClock())) as store:
         found = store.recovered
-    files = {
+    return found, contents(root)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
         if path.is_file()
     }
-    return found, files
+
+
+# --- slaves ---------------------------------------------------------------------------------------
+
+SLAVE_CONFIG = small_config(segment_bytes=16 * 1024, delay_levels=GOLDEN_LEVELS)
+MIXED_PROPERTIES = st.sampled_from([
+    {"TAGS": "t0", "KEYS": "k1 k2"},
+    {"TAGS": "t1", "KEYS": "k1 ü"},
+    {"TAGS": "", "UNIQ_KEY": "u"},
+    {"TAGS": "ü"},
+    {"KEYS": "k", "DELAY": "2"},
+    {},
+])  # fmt: skip
+SENDS = st.lists(
+    st.tuples(TOPICS, st.integers(0, 2), st.integers(1, 40), MIXED_PROPERTIES, st.integers(0, 9)),
+    min_size=1,
+    max_size=12,
+)
+CUTS = st.lists(
+    st.tuples(st.integers(1, 9000), st.sampled_from([0, 0, 0, 1, 50, 700, 5000])), min_size=1
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SENDS, CUTS, st.booleans(), st.booleans())
+def test_slaves_enter_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    sends: list[tuple[str, int, int, dict[str, str], int]],
+    cuts: list[tuple[int, int]],
+    begins_late: bool,
+    is_told: bool,
+) -> None:
+    """Wherever pieces end, and however far behind them messages are confirmed to be on disk."""
+    root = tmp_path_factory.mktemp("slaves")
+    with Store.open(root / "m", SLAVE_CONFIG, machine=Machine(clock=ManualClock())) as master:
+        removed = sent(master, sends)
+        start = min(16 * 1024 if begins_late else 0, master.written_end)
+        start = start if master.raw(PhysicalOffset(start), 1) is not None else 0
+        outcomes = []
+        for allowed in (False, True):
+            with runs(allowed=allowed):
+                directory = root / str(allowed)
+                steps = followed(directory, master, PhysicalOffset(start), cuts, removed, is_told)
+                outcomes.append((steps, contents(directory)))
+    assert outcomes[0] == outcomes[1]
+
+
+def sent(master: Store, sends: list[tuple[str, int, int, dict[str, str], int]]) -> dict[str, int]:
+    """Store messages; return the topics that were removed, and where the log ended then."""
+    removed: dict[str, int] = {}
+    for topic, queue_id, count, properties, chance in sends:
+        flag = int(Transaction.PREPARED) if chance == 0 else 0
+        queues = [queue_id] if chance < 5 else [0, 2, 1]
+        groups = [
+            [record(b"x" * chance, topic=topic, queue_id=each, sys_flag=flag, **properties)]
+            for each in queues * count
+        ]
+        master.append_all(groups)
+        if topic == "removed" and chance % 2:
+            master.remove_topic(topic)
+            removed[topic] = master.written_end
+    return removed
+
+
+def followed(
+    root: Path,
+    master: Store,
+    position: PhysicalOffset,
+    cuts: list[tuple[int, int]],
+    removed: dict[str, int],
+    is_told: bool,
+) -> list[Any]:
+    """Return the state of a slave after each piece of a master's log."""
+    steps: list[Any] = []
+    confirmed = PhysicalOffset(0)
+    watched = {("a", 0): Watch({tags_code("t1"), 0}), ("b", 1): Watch({ANY_TAG})}
+    told: list[Arrival] = []
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Store.open(root, SLAVE_CONFIG, machine=Machine(clock=ManualClock())) as slave,
+    ):
+        patch.setattr(Store, "readable_end", property(lambda _: confirmed))
+        if is_told:
+            slave.listen(told.extend, watched)
+        for size, unconfirmed in cycle(cuts):
+            piece = raw(master, position, size)
+            if not piece:
+                break
+            slave.append_raw(position, piece)
+            position = PhysicalOffset(position + len(piece))
+            confirmed = PhysicalOffset(max(confirmed, position - unconfirmed))
+            slave.dispatch()
+            steps.append(state(slave))
+            for topic, end in removed.items():
+                if end <= position:
+                    slave.remove_topic(topic, PhysicalOffset(end))
+        confirmed = position
+        slave.dispatch()
+        told.sort(key=lambda arrival: (arrival.topic, arrival.queue_id))
+        seen = [watch.seen for watch in watched.values()]
+        return [*steps, state(slave), told, seen]
+
+
+def raw(master: Store, position: PhysicalOffset, size: int) -> bytes:
+    """Return bytes of a master's log within one file."""
+    in_file = SLAVE_CONFIG.segment_bytes - position % SLAVE_CONFIG.segment_bytes
+    size = min(size, in_file, master.written_end - position)
+    return bytes(master._log.view(position, size) or b"")
+
+
+def state(slave: Store) -> Any:
+    """Return what is entered, and what a checkpoint would be made of."""
+    queues = {
+        queue.key: (queue.min_offset, queue.max_offset, queue.next_offset, queue.physical_end)
+        for queue in slave._queues
+    }
+    oldest = slave._queues.oldest_waiting()
+    waiting = None if oldest is None else (oldest[0].key, oldest[1])
+    dispatcher = slave._dispatcher
+    return (
+        queues, waiting, slave._queues.entered_to, dispatcher.first_waiting,
+        dispatcher.followed_to, dispatcher.followed_ms, dispatcher.store_timestamp_ms,
+    )  # fmt: skip
+
+
+def test_a_slave_enters_ordinary_messages_by_column(tmp_path: Path) -> None:
+    """Or the comparison above would compare nothing."""
+    with (
+        Store.open(tmp_path / "m", SLAVE_CONFIG) as master,
+        Store.open(tmp_path / "s", SLAVE_CONFIG) as slave,
+    ):
+        master.append_all([[record(b"%03d" % number)] for number in range(120)])
+        with pytest.MonkeyPatch.context() as patch, runs(allowed=True):
+            patch.setattr(slave._dispatcher, "_enter_queues", lambda entries: pytest.fail(entries))
+            slave.append_raw(PhysicalOffset(0), raw(master, PhysicalOffset(0), 1 << 20))
+            assert slave.queue_range("Topic", 0)[1] == 120
+        assert bodies(slave) == bodies(master)

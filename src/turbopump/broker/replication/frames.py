@@ -8,7 +8,7 @@ heartbeat.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -96,3 +96,26 @@ class TransferDecoder:
                 " bytes at a position of at least 0"
             )
         self._position, self._left = PhysicalOffset(position), size
+
+
+def joined(transfers: Iterable[Transfer], file_bytes: int) -> Iterator[Transfer]:
+    """Join transfers that continue each other within one file of the log.
+
+    A slave enters messages of large transfers in less time than those of many small ones.
+    """
+    first, parts, end = PhysicalOffset(0), list[memoryview](), 0
+    for transfer in transfers:
+        position, data = transfer.position, transfer.data
+        if parts and data and position == end and position // file_bytes == first // file_bytes:
+            parts.append(data)
+            end += len(data)
+            continue
+        if parts:
+            yield _whole(first, parts)
+        first, parts, end = position, [data], position + len(data) if data else -1
+    if parts:
+        yield _whole(first, parts)
+
+
+def _whole(position: PhysicalOffset, parts: list[memoryview]) -> Transfer:
+    return Transfer(position, parts[0] if len(parts) == 1 else memoryview(b"".join(parts)))

@@ -21,7 +21,7 @@ from turbopump.broker.replication.copying import (
     StartOver,
     Step,
 )
-from turbopump.broker.replication.frames import TransferDecoder, encode_report
+from turbopump.broker.replication.frames import TransferDecoder, encode_report, joined
 from turbopump.broker.replication.status import LinkState, MasterLink
 from turbopump.clock import Clock
 from turbopump.errors import (
@@ -277,6 +277,7 @@ class MasterConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._follower = follower
         self._store = follower.store
+        self._file_bytes = follower.store.config.segment_bytes
         self._clock = follower.clock
         self.copying = copying
         self._transfers = TransferDecoder()
@@ -346,7 +347,7 @@ class MasterConnection(asyncio.Protocol):
         self._heard_ms = self._clock.monotonic_ms()
         has_copied = False
         try:
-            for transfer in self._transfers.feed(data):
+            for transfer in joined(self._transfers.feed(data), self._file_bytes):
                 self._master_end = PhysicalOffset(transfer.position + len(transfer.data))
                 step = self.copying.take(transfer)
                 if isinstance(step, Copied):
