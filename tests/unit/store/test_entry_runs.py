@@ -267,7 +267,7 @@ def sent(master: Store, sends: list[tuple[str, int, int, dict[str, str], int]]) 
     removed: dict[str, int] = {}
     for topic, queue_id, count, properties, chance in sends:
         flag = int(Transaction.PREPARED) if chance == 0 else 0
-        queues = [queue_id] if chance < 5 else [0, 2, 1]
+        queues = [queue_id] if chance < 5 else [2, 0, 1]
         groups = [
             [record(b"x" * chance, topic=topic, queue_id=each, sys_flag=flag, **properties)]
             for each in queues * count
@@ -331,8 +331,7 @@ def state(slave: Store) -> Any:
         queue.key: (queue.min_offset, queue.max_offset, queue.next_offset, queue.physical_end)
         for queue in slave._queues
     }
-    oldest = slave._queues.oldest_waiting()
-    waiting = None if oldest is None else (oldest[0].key, oldest[1])
+    waiting = [(queue.key, since) for queue, since in slave._queues._waiting.items()]
     dispatcher = slave._dispatcher
     return (
         queues, waiting, slave._queues.entered_to, dispatcher.first_waiting,
