@@ -16,12 +16,14 @@ from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.replication.config import ReplicationConfig
 from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.errors import ConnectFailed, WriteFailed
+from turbopump.store.config import StoreConfig
 from turbopump.testing import virtual_loop, virtual_time
 
 
 class EmptyLog:
     """The log of a new slave."""
 
+    config = StoreConfig()
     min_offset = written_end = readable_end = 0
 
 
