@@ -96,6 +96,8 @@ class Appender:
                 queue = self._queues.by_record[entry.topic, entry.queue_id]
                 queue.next_offset = min(queue.next_offset, entry.queue_offset)
         self._entries = []
+        # Also for `write_one`, which starts a new file with what is left here.
+        self._parts.clear()
         if torn or self._log.written != begin:
             self._log.truncate(begin)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turbopump.errors import InvalidArgument, StoreError
+from turbopump.errors import DiskFull, InvalidArgument, StoreError
 from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import FlushMode, Found, Store, StoreConfig, key_index
@@ -216,3 +216,20 @@ def test_a_restart_finds_batches(tmp_path: Path) -> None:
     with Store.open(tmp_path, config()) as store:
         assert store.append(made(["KEYS\x01k"] * 40)).queue_offset == 40
         assert len(bodies(store)) == 80
+
+
+def test_what_a_failed_write_left_is_not_written_with_the_next_file(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), ManualClock()
+    machine = Machine(files=files, clock=clock)
+    with Store.open(tmp_path, small_config(), machine=machine) as store:
+        store.append([record(b"a" * 2600)])
+        files.bytes_left = 10
+        with pytest.raises(DiskFull):
+            store.append_all([[record(b"lost")], [record(b"lost too")]])
+        files.bytes_left = None
+        clock.advance(60_000)
+        # It does not fit into the rest of the file.
+        assert store.append([record(b"b" * 2600)]).physical_offset == 4096
+        assert [body[:1] for body in bodies(store)] == [b"a", b"b"]
+    first, *_ = sorted((tmp_path / "commitlog").iterdir())
+    assert b"lost" not in first.read_bytes()
