@@ -142,7 +142,7 @@ def test_the_command_in_documents_names_no_files(
 ) -> None:
     compare = benchmark("compare")
     chosen = ["--rounds", "5", "--seconds", "1", "--only", "send,drain", "--peers", ""]
-    monkeypatch.setattr(sys, "argv", ["run", *chosen, "--json", "/home/me/out.json"])
+    monkeypatch.setattr(sys, "argv", ["run", *chosen, "--json", "results/out.json"])
     command = compare.command_of(compare.parsed())
     assert command == "benchmarks/run --rounds 5 --only send,drain --peers ''"
 

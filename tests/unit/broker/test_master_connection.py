@@ -1,4 +1,4 @@
-"""A slave's connection to its master that is made too late, or ends before its flush."""
+"""A slave's connection to its master that is opened too late, or ends before its flush."""
 
 from __future__ import annotations
 
