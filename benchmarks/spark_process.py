@@ -131,7 +131,7 @@ async def _send(producer: Producer, batch: list[Message]) -> None:
 def _save_ready_rows(nameserver: str, folder: Path, topic: str) -> None:
     options = SourceOptions.for_batch({"nameserver": nameserver, "topic": topic})
     first = QueueRange(topic, BROKER, 0, 0, READY_ROWS)
-    rows = pa.Table.from_batches(PartitionReader.of(options).read((first,)))
+    rows = pa.Table.from_batches(PartitionReader(options).read((first,)))
     batch = rows.combine_chunks().to_batches()[0]
     path = str(folder / f"{topic}.arrow")
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:

@@ -82,7 +82,7 @@ def read_results(nameserver: str, broker_pid: int, topic: str, queues: int) -> I
     for what, given in FILTERS.items():
         options = SourceOptions.for_batch({"nameserver": nameserver, "topic": topic, **given})
         tasks = plan(ranges, options.plan, queues=queues)
-        read = partial(_read, PartitionReader.of(options), tasks)
+        read = partial(_read, PartitionReader(options), tasks)
         here, there = _Meter(broker_pid).least(read)
         yield [
             f"{queues:,} ranges of {EACH} messages in {len(tasks)} tasks{what}, µs a row",

@@ -228,7 +228,7 @@ def dispatcher_skips_a_message_after_restart(
     right: Function, self: Replay, start: PhysicalOffset, end: PhysicalOffset
 ) -> Any:
     """After a crash, messages enter their queues from the second one on."""
-    entry = self._log.entry_at(start)
+    entry = self.log.entry_at(start)
     return right(self, start if entry is None else PhysicalOffset(start + entry.size), end)
 
 
@@ -351,7 +351,7 @@ def commit_stored_twice(
     """The message of a transaction that commits is stored twice."""
     right(self, key, ending, record)
     if ending.commits:
-        self._writer.append_groups([[record]])
+        self.writer.append_groups([[record]])
 
 
 @bug(Transactions, "load_open", "transactions end as decided")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -50,6 +51,28 @@ def row(view: MessageView, broker: str) -> dict[str, Any]:
     }
 
 
+def decoded(
+    made: RecordColumns,
+    data: bytes | memoryview,
+    broker: str = "b",
+    *,
+    start: int | None = None,
+    end: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Decode whole records; raises RecordError."""
+    made.found(data)
+    run, _ = made.readable(data, start=start, end=end)
+    return made.batches_of(run, broker=broker)
+
+
+def one_batch(
+    made: RecordColumns, data: bytes | memoryview, broker: str = "b", **offsets: int | None
+) -> pa.RecordBatch:
+    """Decode whole records into one batch; raises RecordError."""
+    found = list(decoded(made, data, broker, **offsets))
+    return pa.Table.from_batches(found).combine_chunks().to_batches()[0] if found[1:] else found[0]
+
+
 def rows_of(
     data: bytes,
     columns: Sequence[str] = COLUMNS,
@@ -59,7 +82,7 @@ def rows_of(
     **options: Any,
 ) -> list[dict[str, Any]]:
     made = RecordColumns(columns, **options)
-    batch = made.batch(data, broker="broker-a", start=start, end=end)
+    batch = one_batch(made, data, "broker-a", start=start, end=end)
     batch.validate(full=True)
     assert batch.schema.equals(arrow_schema(columns))
     rows = batch.to_pylist()

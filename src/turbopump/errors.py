@@ -300,6 +300,7 @@ class NoRoute(TurbopumpError):
     retriable = True
 
 
+_SYSTEM_ERROR = 1
 _RETRIABLE_CODES = frozenset({2, 14, 215})
 """Busy, not available, flow control: the peer asks for another try, later or elsewhere."""
 
@@ -312,6 +313,11 @@ class RemoteError(TurbopumpError):
         self.code = code
         self.remark = remark
         self.retriable = code in _RETRIABLE_CODES
+
+    @classmethod
+    def system(cls, remark: str) -> RemoteError:
+        """Return an error for which the protocol has no code of its own (SYSTEM_ERROR)."""
+        return cls(_SYSTEM_ERROR, remark)
 
     def __str__(self) -> str:
         return f"code {self.code}: {self.remark}"

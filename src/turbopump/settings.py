@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints
 
@@ -32,7 +32,6 @@ _KEY = "key"
 PORT_MAX = 0xFFFF
 _TEXT_CHARS_MAX = 255
 """Of names, addresses and the like: some are sent with every answer."""
-_TEXTS_OF_BOOL = {"true": True, "false": False}
 
 
 def data_directory() -> Path:
@@ -194,23 +193,24 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
 # --- from settings to a configuration and back ----------------------------------------------------
 
 
-def configured(kind: type[C], settings: Settings) -> C:
-    """Make a configuration; raises InvalidArgument that names every unknown key and bad value."""
-    by_key = {_key(declared): declared.name for declared in fields(kind)}
-    types_by_name = get_type_hints(kind)
+def configured(config: type[C], settings: Settings) -> C:
+    """Read a configuration; raises InvalidArgument that names every unknown key and bad value."""
+    by_key = {_key(declared): declared.name for declared in fields(config)}
+    types_by_name = get_type_hints(config)
     problems, values = [], {}
     for key, text in settings.items():
         name = by_key.get(key)
         if name is None:
             problems.append(f"unknown setting {key}; expected one of {', '.join(sorted(by_key))}")
             continue
+        kind = _kind(types_by_name[name])
         try:
-            values[name] = _parsed(text, types_by_name[name])
-        except InvalidArgument as error:
-            problems.append(f"{key} must be {error}, got {text!r}")
+            values[name] = kind.read(text)
+        except (ValueError, KeyError):
+            problems.append(f"{key} must be {kind.allowed}, got {text!r}")
     if problems:
         raise InvalidArgument("; ".join(problems))
-    return kind(**values)
+    return config(**values)
 
 
 def described(config: Config) -> dict[str, str]:
@@ -238,36 +238,37 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _parsed(text: str, kind: Any) -> Any:
-    if isinstance(kind, types.UnionType):
+def _kind(declared: Any) -> Kind:
+    if isinstance(declared, types.UnionType):
         # A setting that may be absent: present, it is of the other type.
-        kind = next(each for each in get_args(kind) if each is not types.NoneType)
-    return _PARSERS[kind](text)
+        declared = next(each for each in get_args(declared) if each is not types.NoneType)
+    return KINDS[declared]
 
 
-def _parsed_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidArgument("a whole number") from None
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the values of a type are written."""
+
+    read: Callable[[str], Any]
+    """Raises ValueError or KeyError for invalid text."""
+    write: Callable[[Any], str]
+    allowed: str
 
 
-def _parsed_bool(text: str) -> bool:
-    value = _TEXTS_OF_BOOL.get(text.lower())
-    if value is None:
-        raise InvalidArgument("true or false")
-    return value
-
-
-def _parsed_path(text: str) -> Path:
+def _read_path(text: str) -> Path:
     if not text:
-        raise InvalidArgument("the path of a file")
+        raise ValueError(text)
     return Path(text).expanduser()
 
 
-_PARSERS: dict[type, Callable[[str], object]] = {
-    bool: _parsed_bool,
-    int: _parsed_int,
-    Path: _parsed_path,
-    str: str,
+KINDS: dict[Any, Kind] = {
+    bool: Kind(
+        lambda text: {"true": True, "false": False}[text.lower()],
+        lambda value: str(value).lower(),
+        "true or false",
+    ),
+    int: Kind(int, str, "a whole number"),
+    str: Kind(str, str, "a text"),
+    Path: Kind(_read_path, str, "a path, not empty"),
 }
+"""By the type of a field."""

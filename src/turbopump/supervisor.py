@@ -1,7 +1,6 @@
 """Background work with one owner: named, restarted after errors, and counted.
 
-What is due at about the same time is done together in one turn of the loop; only what waits for
-something has a task.
+Actions due at about the same time run in one turn of the loop; only those that wait have a task.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BACKOFF_MAX_MS = 60_000
 """The pause after a failure; it doubles from the first to the longest while failures follow."""
 
 FATAL_FAILURES = 6
-"""After this many failures in a row of essential work, the owner cannot continue."""
+"""Consecutive failures of essential work after which the owner cannot continue."""
 
 Action = Callable[[], Awaitable[None] | None]
 
@@ -43,13 +42,8 @@ OnFatal = Callable[[str, BaseException], None]
 class Watch:
     """The failures of one piece of background work: logged with its name, and counted.
 
-    May be used from any thread. Work without a supervisor, as in a thread of its own, makes one for
-    itself.
+    May be used from any thread. Work in a thread without a supervisor creates its own.
     """
-
-    __slots__ = (
-        "_in_a_row", "_lock", "_supervisor", "failures", "is_essential", "last_error", "name",
-    )  # fmt: skip
 
     def __init__(
         self, name: str, supervisor: Supervisor | None = None, *, is_essential: bool = False
@@ -64,13 +58,13 @@ class Watch:
         self.last_error: BaseException | None = None
 
     def succeeded(self) -> None:
-        """Note that it works, or works again."""
+        """Note a success."""
         if self._in_a_row:
             _log.warning("%s works again after %d failures", self.name, self._in_a_row)
             self._in_a_row = 0
 
     def failed(self, error: BaseException, *, is_restarted: bool = True) -> int:
-        """Note a failure; return after how many milliseconds to try again, at the earliest."""
+        """Note a failure; return the pause before the next attempt, in ms."""
         with self._lock:
             self.failures += 1
             self._in_a_row += 1
@@ -90,7 +84,7 @@ class Watch:
 
 
 def summary(watches: Iterable[Watch]) -> dict[str, str]:
-    """Return what operators are shown of background work: all names, and all failures."""
+    """Describe background work for operators: all names, and all failures."""
     known = tuple(watches)
     return {
         "backgroundWork": ", ".join(watch.name for watch in known),
@@ -99,7 +93,7 @@ def summary(watches: Iterable[Watch]) -> dict[str, str]:
 
 
 def keep_in_thread(watch: Watch, work: Callable[[], None], is_over: threading.Event) -> None:
-    """Do as `Supervisor.keep` in the thread that calls this; ``is_over`` ends the pauses too."""
+    """Do as `Supervisor.keep` in the calling thread; ``is_over`` ends the pauses too."""
     while not is_over.is_set():
         try:
             work()
@@ -112,9 +106,9 @@ def keep_in_thread(watch: Watch, work: Callable[[], None], is_over: threading.Ev
 class Supervisor:
     """Owns repeated work, work that runs for long and single tasks, until `stop` ends them.
 
-    An unexpected error is logged with its traceback and the name of the work, is counted, and the
-    work is started again after a pause that grows. When essential work keeps failing, ``on_fatal``
-    is called: its owner can no longer keep its guarantees.
+    An unexpected error is logged with its traceback and the name of the work, and counted; the work
+    is restarted with exponential backoff. When essential work keeps failing, ``on_fatal`` is
+    called: its owner can no longer keep its guarantees.
     """
 
     def __init__(self, on_fatal: OnFatal | None = None) -> None:
@@ -130,11 +124,11 @@ class Supervisor:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """What is under way, and what has failed at any time, by name."""
+        """Running work, and work that has ever failed, by name."""
         return tuple(watch for _, watch in sorted(self._watches.items()))
 
     def watch(self, name: str, *, is_essential: bool = False) -> Watch:
-        """Count the failures of work that has a timer or a thread of its own."""
+        """Count the failures of work that has its own timer or thread."""
         found = self._watches.get(name)
         if found is None:
             found = self._watches[name] = Watch(name, self, is_essential=is_essential)
@@ -145,7 +139,7 @@ class Supervisor:
     def every(
         self, name: str, interval: Interval, action: Action, *, first_ms: int | None = None
     ) -> None:
-        """Repeat an action; the pause begins when it is done. The first comes after a pause too."""
+        """Repeat an action; each run, the first too, follows a pause after the last one ended."""
         pause_ms = _interval_ms(interval) if first_ms is None else first_ms
         repeated = _Repeated(self.watch(name), interval, action, pause_ms)
         self._repeated[repeated] = None
@@ -153,18 +147,21 @@ class Supervisor:
 
     def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Run something until it returns or is cancelled; after an error it is run again."""
-        return self._own(self._kept(self.watch(name), work))
+        return self.start(self._kept(self.watch(name), work))
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Own a task that is run once; an error that is a bug is logged, and counted."""
-        return self._own(work)
+        """Run a task once; an error that is a bug is logged and counted."""
+        task = asyncio.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
 
     async def wait(self) -> None:
-        """Wait until all tasks that run now are done, however they end."""
+        """Wait until all running tasks have ended, successfully or not."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End all work, also what is started meanwhile; not the task that asks."""
+        """End all work, including what starts meanwhile, but not the calling task."""
         self.cancel()
         while tasks := self._others():
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -181,12 +178,12 @@ class Supervisor:
             task.cancel()
 
     def _others(self) -> list[asyncio.Future[Any]]:
-        """Return the tasks, but for the one that asks."""
+        """Return all tasks except the calling one."""
         current = asyncio.current_task() if self._tasks else None
         return [task for task in self._tasks if task is not current]
 
     def note_failure(self, watch: Watch, error: BaseException, in_a_row: int) -> None:
-        """Hear of a failure from its watch."""
+        """Note a failure that a watch reports."""
         self._watches[watch.name] = watch
         # A failing disk or peer may be repaired; callers that depend on it are refused until then.
         is_bug = not isinstance(error, OSError | TurbopumpError)
@@ -197,12 +194,6 @@ class Supervisor:
                 self._loop.call_soon_threadsafe(self._on_fatal, watch.name, error)
 
     # --- tasks ------------------------------------------------------------------------------------
-
-    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._ended)
-        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
@@ -241,7 +232,7 @@ class Supervisor:
             if not watch.failures:
                 self._watches.pop(watch.name, None)
 
-    # --- what is repeated -------------------------------------------------------------------------
+    # --- repeated actions -------------------------------------------------------------------------
 
     def _set_timer(self, repeated: _Repeated, pause_ms: int) -> None:
         loop = asyncio.get_running_loop()
@@ -281,8 +272,6 @@ class Supervisor:
 
 class _Repeated:
     """An action, and its pauses."""
-
-    __slots__ = ("_action", "_backoff_ms", "_interval", "_last_ms", "_watch")
 
     def __init__(self, watch: Watch, interval: Interval, action: Action, first_ms: int) -> None:
         self._watch = watch

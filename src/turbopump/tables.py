@@ -1,13 +1,13 @@
 """Tables of servers and clients (topics, groups, offsets) and their files, written off the loop.
 
-A file is replaced as a whole or not at all, and what it held before stays as ``.bak``.
+A file is replaced as a whole or not at all, and its previous content is kept as ``.bak``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -28,20 +28,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _PAUSE_MS = 100
-"""Between two writes of a table: changes that come together are written together."""
+"""Between two writes of a table, so that several changes share a write."""
 _RETRY_MS = 1000
-
-
-def put_into(table: dict[str, T], changes: Mapping[str, T | None]) -> None:
-    """Change some values of a table by their names; None removes one.
-
-    In place: a copy for each change would take the longer, the more there is in the table.
-    """
-    for name, value in changes.items():
-        if value is None:
-            table.pop(name, None)
-        else:
-            table[name] = value
 
 
 class TableWriter:
@@ -54,10 +42,9 @@ class TableWriter:
     async def write(
         self, action: Callable[[], None], then: Callable[[], None] | None = None
     ) -> None:
-        """Write, and call ``then`` if that went well; raises what ``action`` raises.
+        """Write, then call ``then`` on success; raises what ``action`` raises.
 
-        Once begun, both happen even if the caller is cancelled: its peer may be gone, but memory
-        must not say anything else than the disk.
+        Once begun, both happen even if the caller is cancelled: memory and disk must agree.
         """
 
         def follow(written: asyncio.Future[None]) -> None:
@@ -77,7 +64,7 @@ class TableWriter:
 class TableFile:
     """A file that holds one body; written as a whole, or not at all.
 
-    ``is_indented`` makes it easy to read; not for JSON that only Java peers take for some.
+    ``is_indented`` makes it easy to read; not for JSON with bare keys, as Java writes it.
     """
 
     def __init__(
@@ -94,10 +81,9 @@ class TableFile:
         self.writer = writer or TableWriter()
 
     def load(self, kind: type[B]) -> B | None:
-        """Read the body, from the backup if need be; None when there is neither.
+        """Read the body, from the backup if necessary; None if there is neither.
 
-        Raises StoreDamaged when there is something that cannot be read: going on without what it
-        held would write over it.
+        Raises StoreDamaged if the content cannot be read: continuing without it would overwrite it.
         """
         try:
             found, fault = _read(self._files, self.path, kind)
@@ -123,7 +109,7 @@ class TableFile:
         return spare
 
     def load_expendable(self, kind: type[B], consequence: str) -> B | None:
-        """Do the same for what clients restore by themselves: log damage and continue."""
+        """Do the same for state that clients restore by themselves: log damage and continue."""
         try:
             return self.load(kind)
         except (StoreDamaged, OSError) as error:
@@ -131,12 +117,12 @@ class TableFile:
             return None
 
     def _set_aside(self) -> None:
-        """Keep a file that could not be used, lest it becomes the next backup."""
+        """Keep an unusable file under another name, so that it does not become the next backup."""
         if self._files.exists(self.path):
             self._files.rename(self.path, self.path.with_name(self.path.name + ".damaged"))
 
     def save(self, body: bytes) -> None:
-        """Replace the file, on disk when this returns; raises WriteFailed, the old one stays."""
+        """Replace the file durably; on WriteFailed, the old one stays."""
         text = (msgspec.json.format(body, indent=4) if self._is_indented else body).decode()
         with _write_failures(self.path):
             save_text(self._files, self.path, text)
@@ -145,10 +131,10 @@ class TableFile:
 def change_text(
     files: Files, path: Path, change: Callable[[str], str], *, is_new: bool = False
 ) -> None:
-    """Replace a text file by a changed one; raises WriteFailed, the old one stays.
+    """Replace a text file by a changed one; on WriteFailed, the old one stays.
 
-    ``is_new`` lets the file begin with this change. Otherwise one that is missing is a failure:
-    whatever else it held would be missing from a new one.
+    A missing file is created if ``is_new``. Otherwise it is a failure: a new one would lack the
+    rest of its content.
     """
     with _write_failures(path):
         text = "" if is_new and not files.exists(path) else read_text(files, path)
@@ -164,7 +150,7 @@ def _write_failures(path: Path) -> Iterator[None]:
 
 
 def _read(files: Files, path: Path, kind: type[B]) -> tuple[B | None, str]:
-    """Return what a file holds, or what is wrong with it; raises BodyError for what is damaged."""
+    """Return a file's content, or what is wrong with it; raises BodyError if it is damaged."""
     try:
         text = read_file(files, path)
     except FileNotFoundError:
@@ -175,10 +161,10 @@ def _read(files: Files, path: Path, kind: type[B]) -> tuple[B | None, str]:
 
 
 class Table:
-    """Keeps a file up to date with a table in memory, without holding up the event loop.
+    """Keeps a file up to date with a table in memory, without blocking the event loop.
 
-    ``encode`` returns the table as it is now. A write that fails is logged, once until it works
-    again, and repeated: what is not on disk stays to be written.
+    ``encode`` returns the current table. A failed write is logged once, and retried until it
+    succeeds.
     """
 
     def __init__(self, what: str, file: TableFile, encode: Callable[[], bytes]) -> None:
@@ -200,23 +186,20 @@ class Table:
         return self.changes != self._saved_changes
 
     def save_soon(self) -> None:
-        """Have what changed written within about 100 ms, and again until that works.
-
-        Wakes the waiters for a change.
-        """
+        """Write changes within about 100 ms, with retries; wakes the waiters for a change."""
         self.wake_waiters()
         if not self.is_dirty or not (self._saver is None or self._saver.done()):
             return
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            # Before the start and after the end nothing runs that could write: `save_now` does.
+            # Before the start and after the end no loop runs: `save_now` writes.
             return
         name = f"writing of {self.what}"
         self._saver = self.file.writer.work.keep(name, self._save_until_clean)
 
     async def wait_changed(self, timeout_ms: int) -> bool:
-        """Wait for the next change that is to be saved soon; whether it came in time."""
+        """Wait for the next `save_soon`; return whether it came in time."""
         # A new event for each change: waiters for an older one have been woken by it.
         if self._news.is_set():
             self._news = asyncio.Event()
@@ -227,7 +210,7 @@ class Table:
         self._news.set()
 
     async def save(self) -> None:
-        """Return when the table as it is now is on disk; raises WriteFailed.
+        """Return when the current table is on disk; raises WriteFailed.
 
         Callers during a write share the next one.
         """
@@ -245,7 +228,7 @@ class Table:
             self._note_failure(error)
 
     def save_now(self) -> None:
-        """Write what `save` has not written, before returning; for the end. Raises WriteFailed."""
+        """Write unsaved changes synchronously, at the end; raises WriteFailed."""
         if self.is_dirty:
             changes = self.changes
             self.file.save(self._encode())

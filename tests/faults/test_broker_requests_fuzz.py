@@ -79,7 +79,7 @@ def world() -> Parts:
     )
     parts.store.put("T", 0, 1000, 2000)
     parts.store.units["T", 0] = [(0, 10, 1), (10, 10, 1)]
-    parts.offsets.reset("g", "T", {0: 1, 1: 0})
+    parts.offsets.commit_all("g", "T", {0: 1, 1: 0})
     parts.join("g")
     return parts
 

@@ -142,7 +142,7 @@ def test_no_stream_of_bytes_harms_a_client(stream: bytes, seed: int) -> None:
             await asyncio.wait([call])
             connection.abort("done")
             await connection.wait_closed()
-            assert connection.requests_in_flight == 0
+            assert len(connection._protocol.in_flight) == 0
 
     logging.disable(logging.CRITICAL)
     try:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from turbopump.testing.server import RunningServer
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MACHINE = {"cpus": 2, "python": "3.11", "load_average": 0.5}
 
@@ -216,6 +218,7 @@ def test_rabbitmq_runs_as_the_caller_with_files_and_ports_of_its_own(
     assert settings["ERL_EPMD_PORT"] != "4369"
 
 
+@pytest.mark.slow
 def test_other_benchmarks_are_run_by_name() -> None:
     done = subprocess.run(
         [str(BENCHMARKS / "run"), "growth", "--help"], capture_output=True, text=True, check=False
@@ -243,3 +246,33 @@ def test_a_short_run_writes_json_and_a_plot(tmp_path: Path) -> None:
     assert {target["is_met"] for target in value["targets"]} <= {True, False}
     assert "absent: redis (left out with --peers)" in done.stdout
     assert (tmp_path / "out.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.slow
+def test_thousands_of_queues_are_measured_with_few(turbopump_server: RunningServer) -> None:
+    # In a process of its own: sessions of Spark's readers live as long as theirs.
+    program = f"""
+import json, os, sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import spark_queues as many
+from turbopump.net.loop import run
+many.ROUNDS, many.SETTLED_S = 1, float("inf")
+nameserver = {turbopump_server.nameserver!r}
+run(many.create_topic(nameserver, "many", 20))
+run(many.send_to_each(nameserver, "many", range(20), many.EACH))
+asked = nameserver, os.getpid(), "many", 20
+print(json.dumps([*many.read_results(*asked), *many.look_results(*asked, (0, 20))]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [what for what, _, _ in rows] == [
+        "20 ranges of 2 messages in 1 tasks, µs a row",
+        "20 ranges of 2 messages in 1 tasks, by tag, µs a row",
+        "20 ranges of 2 messages in 1 tasks, by SQL, µs a row",
+        "look at 20 queues, 0 with new messages, ms",
+        "look at 20 queues, 20 with new messages, ms",
+    ]
+    assert all(float(here) > 0 for _, here, _ in rows)

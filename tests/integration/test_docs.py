@@ -127,6 +127,7 @@ def test_programs_for_the_cpp_client_run(block: Block, tmp_path: Path) -> None:
     assert "OK" in done.stdout or "0" in done.stdout.split()
 
 
+@pytest.mark.slow
 def test_first_example_consumes_what_it_sends(tmp_path: Path) -> None:
     """It is what people copy: on a fresh cluster, and once more on one that knows its group."""
     block = programs(lambda block: block.page == "README.md")[0]

@@ -231,6 +231,7 @@ async def test_a_slave_loses_power_under_load(tmp_path: Path, flush: str) -> Non
             await cluster.until_copied()
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_a_slave_with_a_full_disk_tries_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -283,6 +284,7 @@ async def test_a_slave_that_is_far_behind_knows_it(tmp_path: Path) -> None:
         assert slave.administration.runtime_info()["replicationLagMillis"] == "0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slaves", [1, 3])
 @virtual_time()
 async def test_a_frame_that_takes_longer_than_a_link_may_be_silent(

@@ -15,6 +15,8 @@ from turbopump.client.subscriptions import Expression, Sql
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 
+pytestmark = pytest.mark.slow
+
 QUEUE = MessageQueue("T", "a", 0)
 NEW = [1, 5, 20]
 """Fewer messages than were lost, as many, and more."""

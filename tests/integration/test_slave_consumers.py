@@ -29,6 +29,8 @@ from turbopump.wire.headers import PullMessage
 from turbopump.wire.record import MessageView
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET
 
+pytestmark = pytest.mark.slow
+
 QUEUE = MessageQueue("T", MASTER, 0)
 FAR_BEHIND = replace(SMALL_STORE, limits=replace(SMALL_STORE.limits, recent_bytes=1000))
 ENABLED = SlaveReadsConfig(enabled=True)

@@ -19,6 +19,8 @@ from turbopump.client.subscriptions import Expression, Sql
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 
+pytestmark = pytest.mark.slow
+
 QUEUE = MessageQueue("T", MASTER, 0)
 FILTERS = pytest.mark.parametrize("wanted", ["a", Sql("TAGS = 'a'")], ids=["tag", "sql"])
 

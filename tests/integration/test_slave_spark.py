@@ -13,6 +13,7 @@ from brokers import SMALL_STORE
 from clusters import Recorder
 from consumers import send
 from replicas import MASTER, SLAVE, replicas
+from stored_rows import one_batch
 from turbopump.broker.config import SlaveReadsConfig
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute
@@ -46,7 +47,7 @@ async def offsets_of(session: Session, start: int, end: int, pulling: Pulling) -
     columns, found = RecordColumns(["queueOffset"]), list[int]()
     try:
         while (chunk := await pull.next_chunk()) is not None:
-            batch = columns.batch(chunk.records, broker="a", start=chunk.start, end=chunk.end)
+            batch = one_batch(columns, chunk.records, start=chunk.start, end=chunk.end)
             found += [int(str(each)) for each in batch.column(0).to_pylist()]
     finally:
         await pull.close()

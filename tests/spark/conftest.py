@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -13,6 +14,11 @@ from servers import Standalone, standalone
 from turbopump.spark.session_builder import session
 
 HERE = Path(__file__).parent
+
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Short programs are over before Java's second compiler and parallel collector pay."""
+# Also for the processes that tests start.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

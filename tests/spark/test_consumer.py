@@ -119,7 +119,9 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
         with Admin(place.nameserver) as admin:
             while (progress := admin.groups.progress(place.group)).lag:
                 assert run.query.isActive
-    assert report == ConsumerReport(report.batches, 2, 2 + 3, 2, "ValueError: no such order")
+    assert report == ConsumerReport(
+        2, 2 + 3, 2, "ValueError: no such order", batches=report.batches
+    )
     calls = Counter(body for body, *_ in place.lines)
     assert calls == {"good": 1, "flaky": 3, "hopeless": 4, "never": 1}
     # Functions see where a message was sent to, and how often it came before.
@@ -205,7 +207,7 @@ def test_batches_are_answered_row_by_row(
     # A namespace is in the names that brokers know, and functions do not see it.
     settings = {"mode": mode, "namespace": "shop", "batch_max": 8}
     report = place.consume(seen, lambda report: report.handled == 21, **settings)
-    assert report == ConsumerReport(report.batches, 21, 1, 0)
+    assert report == ConsumerReport(21, 1, 0, batches=report.batches)
     assert sum(int(count) for count, _ in place.lines) == 22
     assert max(int(count) for count, _ in place.lines) <= 8
     assert {is_right for _, is_right in place.lines} == {"True"}
@@ -220,7 +222,9 @@ def test_exception_in_a_batch_sends_all_of_it_back(place: Place) -> None:
         return True
 
     report = place.consume(handle, lambda report: report.handled == 3, mode="batch", tasks_min=1)
-    assert report == ConsumerReport(report.batches, 3, 3, 0, "ValueError: the database is away")
+    assert report == ConsumerReport(
+        3, 3, 0, "ValueError: the database is away", batches=report.batches
+    )
 
 
 # --- in order -------------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ def test_order_of_each_queue_is_kept_across_failures(place: Place) -> None:
 
     settings = {"ordered": True, "attempts_max": 2, "suspend_ms": 10}
     report = place.consumer(handle, **settings).run(available_now=True)
-    assert report == ConsumerReport(report.batches, 29, 0, 1)
+    assert report == ConsumerReport(29, 0, 1, batches=report.batches)
     seen: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for queue_id, body, times in place.lines:
         seen[queue_id].append((int(body), int(times)))

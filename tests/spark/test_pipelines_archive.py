@@ -124,7 +124,7 @@ def test_interrupted_merge_is_seen_once_and_finished_by_the_next_run(
         raise RuntimeError("died")
 
     with monkeypatch.context() as patch:
-        patch.setattr(compaction, "carry_through", die)
+        patch.setattr(compaction, "complete_merge", die)
         with pytest.raises(RuntimeError, match="died"):
             compact(spark, path)
     assert len(pending_merges(path)) == 1
@@ -150,7 +150,7 @@ def test_merge_that_is_not_alone_or_lost_rows_changes_nothing(
     for batch in range(3):
         spark.range(5).coalesce(1).write.parquet(f"{path}/topic=a/batch=00000000-{batch:010}")
     with (
-        compaction._alone(path),
+        compaction._exclusively(path),
         pytest.raises(SparkError, match=r"another compaction of .* is running"),
     ):
         compact(spark, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imports import calls, modules, name_of
+from imports import calls, mentioning, name_of
 
 STARTS = (
     "create_task",
@@ -37,7 +37,7 @@ OWNERS = {
 def starts() -> dict[str, list[int]]:
     """Return where tasks and threads are started, other than in a group that waits for them."""
     found: dict[str, list[int]] = {}
-    for path in modules():
+    for path in mentioning(STARTS):
         for called, line in calls(path):
             owner, _, last = called.rpartition(".")
             if (last in STARTS or called in STARTS) and owner not in {"group", "tasks"}:

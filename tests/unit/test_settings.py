@@ -128,5 +128,5 @@ def test_every_problem_is_named_at_once() -> None:
     text = str(caught.value)
     assert "queueCount must be a whole number, got 'four'" in text
     assert "isOpen must be true or false, got 'maybe'" in text
-    assert "dataPath must be the path of a file, got ''" in text
+    assert "dataPath must be a path, not empty, got ''" in text
     assert "unknown setting unheardOf; expected one of backupPath, bindAddress" in text

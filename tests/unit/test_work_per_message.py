@@ -30,6 +30,7 @@ import pyarrow as pa
 import pytest
 
 import turbopump
+from pull_peers import in_order, peer, pull_of_ranges
 from scripted_broker import scripted_broker, taken
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.outgoing import split_batch
@@ -40,6 +41,12 @@ from turbopump.client.push_consumer import PushConsumer
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.machine.threads import DaemonThreads
 from turbopump.message import Message, MessageQueue, PhysicalOffset, QueueOffset
+from turbopump.spark.reading.cluster import Cluster as DriverQueries
+from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
+from turbopump.spark.reading.offsets import nested
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.partition_planner import QueueRange
+from turbopump.spark.reading.partition_reader import whole_run
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS
 from turbopump.spark.writing.options import SinkOptions
@@ -47,9 +54,9 @@ from turbopump.spark.writing.row_converter import Origin
 from turbopump.spark.writing.row_encoder import RowEncoder
 from turbopump.spark.writing.send_planner import BatchLimits
 from turbopump.spark.writing.send_planner import sends as planned_sends
-from turbopump.spark.writing.sink_columns import SinkColumns
 from turbopump.store import Store, StoreConfig
 from turbopump.testing import Cluster, running_cluster, virtual_loop
+from turbopump.testing.cluster import BROKER
 from turbopump.testing.memory_transport import Pipe
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import UniqueIds
@@ -119,10 +126,13 @@ class Counter:
         counts = self.counts
 
         def profile(_: FrameType, event: str, called: Any) -> None:
-            if event in counts:
-                counts[event] += 1
-            if event == "c_call" and called.__name__ in _SYSTEM_CALLS:
-                counts["system_call"] += isinstance(called.__self__, _SYSTEM_OBJECTS)
+            # Called very often: whatever is not counted costs as little as possible.
+            if event == "call":
+                counts["call"] += 1
+            elif event == "c_call":
+                counts["c_call"] += 1
+                if called.__name__ in _SYSTEM_CALLS:
+                    counts["system_call"] += isinstance(called.__self__, _SYSTEM_OBJECTS)
 
         # What a collection finalizes depends on what ran before.
         gc.collect()
@@ -288,7 +298,49 @@ def source_rows(_: Path, count: int) -> Work:
     )
     columns, counter = RecordColumns(COLUMNS), Counter()
     with counter.profiling():
-        assert columns.batch(data, broker="broker-a").num_rows == count
+        assert next(columns.batches_of(columns.found(data), broker="broker-a")).num_rows == count
+    return counter.work
+
+
+@in_cluster
+async def looked_at_queues(cluster: Cluster, count: int) -> Work:
+    """A look of Spark's driver at queues that all have a new message."""
+    await cluster.make_topic("many", queues=count)
+    options = {"nameserver": cluster.nameserver, "topic": "many", "group": "driver"}
+    parsed = SourceOptions.for_stream({**options, "startingOffsets": "earliest"})
+    async with (
+        cluster.session() as session,
+        Producer("filler", nameserver=cluster.nameserver) as producer,
+    ):
+        planner = MicroBatchPlanner(DriverQueries(session, parsed), parsed, session.clock)
+        at = await planner.latest({}, is_limited=False)
+        for queue in at:
+            await producer.send(Message("many", BODY), to=queue)
+        at = await planner.latest(at, is_limited=False)
+        for queue in at:
+            await producer.send(Message("many", BODY), to=queue)
+        counter = Counter()
+        with counter.counting():
+            end = await planner.latest(at, is_limited=False)
+            written = nested(end, planner.marks)
+    assert set(written["many"][BROKER].values()) == {2}
+    return counter.work
+
+
+def small_ranges(_: Path, count: int) -> Work:
+    """Ranges of two messages that a task of Spark reads together."""
+    ranges = [QueueRange("T", "a", 0, at, at + 2) for at in range(100, 300)]
+    counter = Counter()
+    with peer(in_order) as connection:
+        pull = pull_of_ranges(connection, list(itertools.islice(itertools.cycle(ranges), count)))
+        columns, rows = RecordColumns(["queueOffset"]), 0
+        with counter.profiling():
+            while (chunk := pull.next_chunk()) is not None:
+                run = whole_run(columns, chunk)
+                assert run is not None
+                rows += len(run)
+        pull.close()
+    assert rows == 2 * count
     return counter.work
 
 
@@ -302,7 +354,7 @@ def sink_rows(_: Path, count: int) -> Work:
     )
     options = SinkOptions(nameserver="127.0.0.1:9876", topic="orders")
     ids = UniqueIds(SYSTEM_CLOCK, b"\x0a\x00\x00\x01", 77, 99)
-    names = SinkColumns(frozenset(rows.schema.names))
+    names = frozenset(rows.schema.names)
     encoder = RowEncoder(names, options, Origin("query", "7", 3), ids)
     queues = {"orders": tuple(MessageQueue("orders", "broker-a", number) for number in range(4))}
     counter = Counter()
@@ -360,10 +412,14 @@ BOUNDS: dict[str, tuple[Scene, Work]] = {
     # each body, over one slice.
     "Spark source, a row": (by_column(source_rows), Work(0.05, 2.2)),
     "Spark sink, a row": (by_column(sink_rows), Work(0.05, 0.05)),
+    # Each queue of a look is a lookup of its last message at the broker, and a few of columns.
+    "Spark driver, a queue with news": (looked_at_queues, Work(4, 14)),
+    "Spark task, a small range": (small_ranges, Work(24.5, 30, system_calls=0.1)),
     "recovered record": (by_column(recovered_records), Work(0.05, 2.2)),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDS)
 def test_work_per_message_is_bounded(tmp_path: Path, name: str) -> None:
     scene, bound = BOUNDS[name]
@@ -379,6 +435,7 @@ def test_work_per_message_is_bounded(tmp_path: Path, name: str) -> None:
     assert not exceeded, f"{name}, for each message: {'; '.join(exceeded)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [False, True])
 def test_counts_are_the_same_each_time(tmp_path: Path, threads: bool) -> None:
     scene = consumption(1, threads=True) if threads else sends(32)

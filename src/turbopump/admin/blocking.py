@@ -7,8 +7,8 @@ does for producers and consumers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from turbopump.admin import (
     administration,
@@ -21,7 +21,7 @@ from turbopump.admin import (
     topics,
     transactions,
 )
-from turbopump.client.blocking import Blocking, blocking, built_by
+from turbopump.client.blocking import Blocking, blocking, built_by, run_on
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -31,36 +31,40 @@ P = ParamSpec("P")
 class _Subject(Generic[C]):
     """One subject of an `Admin`; it runs when that does."""
 
-    def __init__(self, client: C, running: Callable[[], Any]) -> None:
-        self._client = client
+    def __init__(self, find: Callable[[], C], running: Callable[[], Any]) -> None:
+        self._find = find
         # Methods made by `blocking` ask for it.
         self._running = running
 
+    @property
+    def _client(self) -> C:
+        return self._find()
+
 
 def iterating(
-    method: Callable[Concatenate[C, P], AsyncIterator[T]],
+    method: Callable[Concatenate[C, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[Any, P], Generator[T, None, None]]:
-    """Make a method that iterates of one that does so asynchronously."""
+    """Wrap a method that iterates asynchronously."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        step = _Step(_Source(method(self._client, *args, **kwargs)), self._running)
+        source = _Source(method(self._client, *args, **kwargs))
         try:
             while True:
                 try:
-                    yield step.next()
+                    yield run_on(self._running(), source.next)
                 except StopAsyncIteration:
                     return
         finally:
-            step.close()
+            run_on(self._running(), source.close)
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
 
 
 class _Source(Generic[T]):
-    """Something asynchronous, of which one thing is wanted at a time."""
+    """An asynchronous generator whose items are wanted one at a time."""
 
-    def __init__(self, items: AsyncIterator[T]) -> None:
+    def __init__(self, items: AsyncGenerator[T, None]) -> None:
         self._items = items
         # A caller that stops waiting closes it while the next item is still being cancelled.
         self._in_use = asyncio.Lock()
@@ -70,21 +74,8 @@ class _Source(Generic[T]):
             return await anext(self._items)
 
     async def close(self) -> None:
-        end: Callable[[], Coroutine[Any, Any, None]] | None = getattr(self._items, "aclose", None)
         async with self._in_use:
-            if end is not None:
-                await end()
-
-
-class _Step(_Subject[_Source[T]]):
-    """Takes the next of a source."""
-
-    _next: ClassVar[Callable[[Any], Any]] = blocking(_Source.next)
-    close = blocking(_Source.close)
-
-    def next(self) -> T:
-        found: T = self._next()
-        return found
+            await self._items.aclose()
 
 
 class Clusters(_Subject[cluster.Clusters]):
@@ -184,34 +175,14 @@ class Admin(Blocking[administration.Admin]):
     @built_by(administration.Admin)
     def __init__(self) -> None: ...
 
-    @property
-    def clusters(self) -> Clusters:
-        return Clusters(self._client.clusters, self._running)
-
-    @property
-    def topics(self) -> Topics:
-        return Topics(self._client.topics, self._running)
-
-    @property
-    def groups(self) -> Groups:
-        return Groups(self._client.groups, self._running)
-
-    @property
-    def offsets(self) -> Offsets:
-        return Offsets(self._client.offsets, self._running)
-
-    @property
-    def messages(self) -> Messages:
-        return Messages(self._client.messages, self._running)
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        return DeadLetters(self._client.dead_letters, self._running)
-
-    @property
-    def transactions(self) -> Transactions:
-        return Transactions(self._client.transactions, self._running)
-
-    @property
-    def configuration(self) -> Configuration:
-        return Configuration(self._client.configuration, self._running)
+    def _hold(self, client: administration.Admin) -> None:
+        super()._hold(client)
+        # Looked up for each call: starting may replace them.
+        self.clusters = Clusters(lambda: client.clusters, self._running)
+        self.topics = Topics(lambda: client.topics, self._running)
+        self.groups = Groups(lambda: client.groups, self._running)
+        self.offsets = Offsets(lambda: client.offsets, self._running)
+        self.messages = Messages(lambda: client.messages, self._running)
+        self.dead_letters = DeadLetters(lambda: client.dead_letters, self._running)
+        self.transactions = Transactions(lambda: client.transactions, self._running)
+        self.configuration = Configuration(lambda: client.configuration, self._running)

@@ -14,6 +14,7 @@ from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
 from turbopump.wire.mastership import PromoteBroker, PromoteBrokerAnswer
+from turbopump.wire.schema import ExtFields
 
 _REGISTERED_POLL_S = 0.25
 _REGISTERED_POLLS = 80
@@ -133,29 +134,26 @@ class Clusters:
         return await self._runtime_info(node)
 
     async def wipe_write_permission(self, broker: str) -> int:
-        """Let no producer find a broker any more; return how many topics that concerns.
+        """Stop routing producers to a broker; return how many topics that affects.
 
         Consumers continue, so it drains and can be stopped without losing a message.
         """
-        await self._servers.nodes(broker=broker)
-        answers = await self._servers.ask_every_nameserver(
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER, headers.BrokerName(broker_name=broker)
-        )
-        return max(
-            headers.WipeWritePermAnswer.from_ext_fields(answer.ext_fields).wipe_topic_count
-            for answer in answers.values()
-        )
+        answers = await self._ask_about(broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER)
+        found = map(headers.WipeWritePermAnswer.from_ext_fields, answers)
+        return max(each.wipe_topic_count for each in found)
 
     async def add_write_permission(self, broker: str) -> int:
-        """Let producers find a broker again; return how many topics that concerns."""
+        """Route producers to a broker again; return how many topics that affects."""
+        answers = await self._ask_about(broker, RequestCode.ADD_WRITE_PERM_OF_BROKER)
+        found = map(headers.AddWritePermAnswer.from_ext_fields, answers)
+        return max(each.add_topic_count for each in found)
+
+    async def _ask_about(self, broker: str, code: RequestCode) -> Sequence[ExtFields | None]:
+        """Ask all name servers about a broker; raises NotThere."""
         await self._servers.nodes(broker=broker)
-        answers = await self._servers.ask_every_nameserver(
-            RequestCode.ADD_WRITE_PERM_OF_BROKER, headers.BrokerName(broker_name=broker)
-        )
-        return max(
-            headers.AddWritePermAnswer.from_ext_fields(answer.ext_fields).add_topic_count
-            for answer in answers.values()
-        )
+        header = headers.BrokerName(broker_name=broker)
+        answers = await self._servers.ask_every_nameserver(code, header)
+        return [answer.ext_fields for answer in answers.values()]
 
     async def promotable(self, broker: str, broker_id: int | None = None) -> BrokerNode:
         """Return the slave with an id, or the one that has most of the log; raises NotThere.

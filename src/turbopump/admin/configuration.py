@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from turbopump.admin.servers import BrokerNode, Servers, gathered
+from turbopump.admin.servers import BrokerNode, Servers, gathered, none_on
 from turbopump.broker import config_keys
-from turbopump.errors import InvalidArgument, NotThere, RemoteError
+from turbopump.errors import InvalidArgument, NotThere
 from turbopump.settings import parse_properties, render_properties
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
@@ -73,7 +73,7 @@ class Configuration:
             _require_known(f"broker {name}", current, settings)
             _check_values(current, settings)
         if dry_run:
-            return _planned(before, settings)
+            return _happened(before, _changed(before, settings), settings)
         body = render_properties(settings).encode()
         await gathered(
             self._servers.ask(node, RequestCode.UPDATE_BROKER_CONFIG, body=body) for node in masters
@@ -92,7 +92,7 @@ class Configuration:
         for address, current in before.items():
             _require_known(f"name server {address}", current, settings)
         if dry_run:
-            return _planned(before, settings)
+            return _happened(before, _changed(before, settings), settings)
         await self._servers.ask_every_nameserver(
             RequestCode.UPDATE_NAMESRV_CONFIG, body=render_properties(settings).encode()
         )
@@ -103,24 +103,16 @@ class Configuration:
     async def key_values(self, namespace: str) -> dict[str, str]:
         """Return the key-values of a namespace; empty if there are none."""
         header = headers.KvNamespace(namespace=namespace)
-        try:
-            answer = await self._servers.ask_nameserver(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
-        except RemoteError as error:
-            if error.code == ResponseCode.QUERY_NOT_FOUND:
-                return {}
-            raise
-        return KeyValues.decode(whole_body(answer)).table
+        asking = self._servers.ask_nameserver(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
+        answer = await none_on(ResponseCode.QUERY_NOT_FOUND, asking)
+        return {} if answer is None else KeyValues.decode(whole_body(answer)).table
 
     async def key_value(self, namespace: str, key: str) -> str:
         """Return one value; raises NotThere."""
-        header = headers.KvKey(namespace=namespace, key=key)
-        try:
-            answer = await self._servers.ask_nameserver(RequestCode.GET_KV_CONFIG, header)
-        except RemoteError as error:
-            if error.code != ResponseCode.QUERY_NOT_FOUND:
-                raise
-            raise NotThere("key", f"{namespace} {key}") from error
-        return headers.KvValue.from_ext_fields(answer.ext_fields).value or ""
+        value = await self._servers.key_value(namespace, key)
+        if value is None:
+            raise NotThere("key", f"{namespace} {key}")
+        return value
 
     async def put_key_value(self, namespace: str, key: str, value: str) -> None:
         """Write one value to all name servers."""
@@ -172,13 +164,8 @@ def _check_values(current: Mapping[str, str], settings: Mapping[str, str]) -> No
     config_keys.updated(config, settings)
 
 
-def _planned(before: _ByServer, settings: Mapping[str, str]) -> tuple[SettingChange, ...]:
-    return tuple(
-        SettingChange(server, key, current.get(key), value, _is_stored(current))
-        for server, current in before.items()
-        for key, value in settings.items()
-        if current.get(key) != value
-    )
+def _changed(before: _ByServer, settings: Mapping[str, str]) -> _ByServer:
+    return {server: {**current, **settings} for server, current in before.items()}
 
 
 def _happened(

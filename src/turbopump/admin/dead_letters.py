@@ -8,23 +8,23 @@ would not do: all retries of a message share it, and brokers find only the newes
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
-from turbopump.admin.messages import TOOLS_PRODUCER_GROUP, Messages, Span
+from turbopump.admin.messages import TOOLS_PRODUCER_GROUP, Messages
 from turbopump.admin.positions import Earliest, Latest, Position
-from turbopump.admin.range_reader import OffsetRange, RangeReader
+from turbopump.admin.range_reader import RangeReader, Span
 from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
 from turbopump.admin.topics import Topics
-from turbopump.client import calls
+from turbopump.client.message_sender import LoopIO, MessageSender
 from turbopump.client.names import check_topic_for_sending
-from turbopump.client.outgoing import Outgoing
-from turbopump.client.queue_choice import QueueChoice
+from turbopump.client.outgoing import MessageRules, Outgoing
+from turbopump.client.producer_config import ProducerConfig
 from turbopump.client.subscriptions import EVERYTHING
-from turbopump.errors import InvalidArgument, NotThere, RemoteError
+from turbopump.errors import InvalidArgument, NotThere
 from turbopump.message import MessageQueue
 from turbopump.wire import properties
 from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
@@ -37,8 +37,10 @@ REDRIVEN_FROM = "REDRIVEN_FROM"
 _CLOCKS_DIFFER_MS = 3_600_000
 """A copy is younger than its letter, but the clock of its broker may be slow."""
 
-_TRIES_WHEN_BUSY = 20
-_BUSY_PAUSE_MS = 500
+_SENDING = ProducerConfig(
+    send_timeout_ms=ANSWER_MS, retries_max=0, messages=MessageRules(new_topic_queues=1)
+)
+"""A copy that may be stored is not sent again; a busy or restarting broker is waited for."""
 _AT_ONCE = 32
 """Letters that are worked on at the same time."""
 
@@ -153,7 +155,6 @@ class DeadLetters:
         self._topics = topics
         self._messages = messages
         self._reader = RangeReader(servers.session)
-        self._choice = QueueChoice(servers.session.random)
 
     async def span(
         self, group: str, begin: Position | None = None, end: Position | None = None
@@ -163,11 +164,7 @@ class DeadLetters:
         if not await self._servers.has_topic(topic):
             return Span(())
         limits = await self._topics.queues_to_read(topic)
-        begins = await gathered(
-            self._reader.offset_of(each, begin or Earliest()) for each in limits
-        )
-        ends = await gathered(self._reader.offset_of(each, end or Latest()) for each in limits)
-        return Span(tuple(map(OffsetRange, (each.queue for each in limits), begins, ends)))
+        return await self._reader.span(limits, begin or Earliest(), end or Latest())
 
     async def list(
         self,
@@ -246,8 +243,6 @@ class DeadLetters:
         """Whether a copy of a letter is in any of the topics."""
         return await self._has_copy(letter, topics, {})
 
-    # --- inside -----------------------------------------------------------------------------------
-
     async def _one(self, job: _Job, letter: DeadLetter) -> Redriven:
         topic = job.topic_for(letter)
         if topic is None:
@@ -260,7 +255,7 @@ class DeadLetters:
             return Redriven(letter, Outcome.SENT_BEFORE, topic)
         if job.dry_run:
             return Redriven(letter, Outcome.WOULD_BE_SENT, topic)
-        await self._send(copy_of(letter, topic))
+        await self._sender.send_ready(LoopIO(self._servers.session), copy_of(letter, topic))
         return Redriven(letter, Outcome.SENT, topic)
 
     async def _has_copy(
@@ -284,22 +279,9 @@ class DeadLetters:
                 known[topic] = ()
         return known[topic]
 
-    async def _send(self, copy: Outgoing) -> None:
-        session = self._servers.session
-        route = await session.route_to_send(copy.topic, 1)
-        queue = self._choice.next(route.writable)
-        header = copy.header(TOOLS_PRODUCER_GROUP, queue, session.clock.now_ms(), 1)
-        address = session.address_to_write(queue.broker)
-        for tries_left in reversed(range(_TRIES_WHEN_BUSY)):
-            try:
-                await calls.send(session, address, header, copy.body, ANSWER_MS)
-            except RemoteError as error:
-                # It says that it stored nothing, so that a second try makes no second copy.
-                if not error.retriable or not tries_left:
-                    raise
-                await asyncio.sleep(_BUSY_PAUSE_MS / 1000)
-            else:
-                return
+    @cached_property
+    def _sender(self) -> MessageSender:
+        return MessageSender(TOOLS_PRODUCER_GROUP, self._servers.session, _SENDING, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from msgspec import structs
 
 from turbopump.admin.members import (
     Connection,
@@ -16,7 +18,7 @@ from turbopump.admin.members import (
     differences,
     inside,
 )
-from turbopump.admin.servers import BrokerNode, Servers, gathered, not_found
+from turbopump.admin.servers import BrokerNode, Servers, gathered, none_on, not_found
 from turbopump.admin.topics import Topics
 from turbopump.client.names import check_group
 from turbopump.errors import (
@@ -46,6 +48,16 @@ from turbopump.wire.names import dead_letter_topic, retry_topic
 
 _INT_MAX = 2**31 - 1
 _RETRY_QUEUES_MAX = 1024
+_FIELDS = {
+    "group": "group_name",
+    "retries_max": "retry_max_times",
+    "retry_queues": "retry_queue_nums",
+    "can_consume": "consume_enable",
+    "can_broadcast": "consume_broadcast_enable",
+    "broker_id": "broker_id",
+    "slow_broker_id": "which_broker_when_consume_slowly",
+}
+"""The names of a group's settings here and in the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +176,7 @@ class Groups:
         )
 
     async def create(self, settings: GroupSettings, cluster: str | None = None) -> tuple[str, ...]:
-        """Make a group on all brokers; raises AlreadyThere. Return the brokers' names."""
+        """Create a group on all brokers; raises AlreadyThere. Return the brokers' names."""
         check_group(settings.group)
         _check_numbers(settings)
         masters = await self._servers.masters(cluster)
@@ -376,32 +388,24 @@ class Groups:
         header = headers.ProducerGroup(producer_group=group)
         found: list[ClientConnection] = []
         for node in await self._servers.readable():
-            try:
-                answer = await self._servers.ask(
-                    node, RequestCode.GET_PRODUCER_CONNECTION_LIST, header
-                )
-            except RemoteError as error:
-                # The one code for everything; brokers use it for a group without members.
-                if error.code != ResponseCode.SYSTEM_ERROR:
-                    raise
-            else:
+            asking = self._servers.ask(node, RequestCode.GET_PRODUCER_CONNECTION_LIST, header)
+            # The one code for everything; brokers use it for a group without members.
+            answer = await none_on(ResponseCode.SYSTEM_ERROR, asking)
+            if answer is not None:
                 found += ProducerConnections.decode(whole_body(answer)).connection_set
         return tuple(map(connection_of, by_client(found).values()))
 
-    async def _consumers(self, node: BrokerNode, group: str) -> ConsumerConnections | None:
+    async def consumers_on(self, node: BrokerNode, group: str) -> ConsumerConnections | None:
+        """Return the members that are connected to a broker; None if there are none."""
         header = headers.ConsumerGroup(consumer_group=group)
-        try:
-            answer = await self._servers.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-        except RemoteError as error:
-            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                return None
-            raise
-        return ConsumerConnections.decode(whole_body(answer))
+        asking = self._servers.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        answer = await none_on(ResponseCode.CONSUMER_NOT_ONLINE, asking)
+        return None if answer is None else ConsumerConnections.decode(whole_body(answer))
 
     async def _online(
         self, group: str, nodes: Sequence[BrokerNode]
     ) -> Sequence[ConsumerConnections]:
-        bodies = await gathered(self._consumers(node, group) for node in nodes)
+        bodies = await gathered(self.consumers_on(node, group) for node in nodes)
         return [body for body in bodies if body is not None]
 
     async def _connections(
@@ -433,24 +437,12 @@ class Groups:
                 continue
         return None
 
-    # --- inside -----------------------------------------------------------------------------------
-
     async def _table(self, node: BrokerNode) -> dict[str, GroupConfig]:
         answer = await self._servers.ask(node, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         return GroupConfigTable.decode(whole_body(answer)).subscription_group_table
 
     async def _put(self, node: BrokerNode, base: GroupConfig, settings: GroupSettings) -> None:
-        config = GroupConfig(
-            group_name=settings.group,
-            retry_max_times=settings.retries_max,
-            retry_queue_nums=settings.retry_queues,
-            consume_enable=settings.can_consume,
-            consume_broadcast_enable=settings.can_broadcast,
-            broker_id=settings.broker_id,
-            consume_from_min_enable=base.consume_from_min_enable,
-            notify_consumer_ids_changed_enable=base.notify_consumer_ids_changed_enable,
-            which_broker_when_consume_slowly=settings.slow_broker_id,
-        )
+        config = structs.replace(base, **{_FIELDS[n]: v for n, v in asdict(settings).items()})
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         await self._servers.ask(node, code, body=config.encode())
 
@@ -468,12 +460,4 @@ def _check_numbers(settings: GroupSettings) -> None:
 
 
 def _settings(config: GroupConfig) -> GroupSettings:
-    return GroupSettings(
-        config.group_name,
-        config.retry_max_times,
-        config.retry_queue_nums,
-        config.consume_enable,
-        config.consume_broadcast_enable,
-        config.broker_id,
-        config.which_broker_when_consume_slowly,
-    )
+    return GroupSettings(**{name: getattr(config, field) for name, field in _FIELDS.items()})

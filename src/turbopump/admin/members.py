@@ -25,7 +25,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A consumer of a group, and the queues that it owns; None when it did not tell."""
+    """A consumer of a group, and the queues that it owns; None if it did not report them."""
 
     connection: Connection
     queues: tuple[MessageQueue, ...] | None
@@ -33,7 +33,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What some members want of a topic and others do not; None: they do not subscribe to it."""
+    """A subscription that only some members have; None: they do not subscribe to the topic."""
 
     topic: str
     kind: str | None
@@ -121,7 +121,7 @@ def by_client(connections: Iterable[ClientConnection]) -> dict[str, ClientConnec
 
 
 def differences(bodies: Iterable[ConsumerConnections]) -> tuple[Difference, ...]:
-    """Return how members differ in what they want, as all brokers together see it."""
+    """Return how the subscriptions of members differ, as seen by all brokers together."""
     found: dict[tuple[str, str | None, str | None], set[str]] = {}
     for body in bodies:
         for each in body.inconsistent_subscriptions or ():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,9 +13,8 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from turbopump.admin.positions import AtTime, Last, Latest, Start
-from turbopump.admin.range_reader import OffsetRange, RangeReader, merged
-from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
-from turbopump.admin.tail import TopicTail
+from turbopump.admin.range_reader import OffsetRange, RangeReader, Span, merged
+from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered, none_on
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
 from turbopump.client.message_sender import To
@@ -22,8 +22,9 @@ from turbopump.client.producer import Producer
 from turbopump.client.selectors import by_hash
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.subscriptions import EVERYTHING, Expression
-from turbopump.errors import InvalidArgument, NetworkError, NotThere, RemoteError
+from turbopump.errors import InvalidArgument, NetworkError, NoRoute, NotThere, TurbopumpError
 from turbopump.message import Message, MessageQueue, PhysicalOffset, QueueOffset
+from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import DirectConsumption
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
@@ -37,18 +38,14 @@ _log = logging.getLogger(__name__)
 TOOLS_PRODUCER_GROUP = "TOOLS_PRODUCER"
 _FAR_MS = 2**62
 _INDEX_STEP_MS = 1000
-"""Indexes keep whole seconds, rounded down: what is looked for may seem so much older."""
+"""Indexes keep whole seconds, rounded down: a message may seem up to this much older."""
 
+DISCOVERY_INTERVAL_MS = 30_000
+"""How often to look for new queues: as often as clients ask for routes."""
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The messages of a topic in a span of time, and how many there are to read."""
-
-    ranges: tuple[OffsetRange, ...]
-
-    @property
-    def messages(self) -> int:
-        return sum(each.messages for each in self.ranges)
+_AWAY_PAUSE_MS = 1000
+_WAITING_MAX = 1000
+"""Messages read ahead of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +171,8 @@ class Messages:
 
     async def _at(self, address: str, offset: PhysicalOffset) -> MessageView | None:
         """Read the message at a position of a broker's log."""
-        try:
-            return await calls.view_message(self._servers.session, address, offset, ANSWER_MS)
-        except RemoteError as error:
-            if error.code == ResponseCode.SYSTEM_ERROR:
-                return None
-            raise
+        asking = calls.view_message(self._servers.session, address, offset, ANSWER_MS)
+        return await none_on(ResponseCode.SYSTEM_ERROR, asking)
 
     async def by_unique_key(
         self, topic: str, unique_key: str, *, begin_ms: int = 0, end_ms: int = _FAR_MS
@@ -257,11 +250,10 @@ class Messages:
         """Find the messages stored from one time until before another."""
         if end is not None and AtTime(end).epoch_ms < AtTime(begin).epoch_ms:
             raise InvalidArgument(f"end must not be before begin, got {begin} to {end}")
-        stop = Latest() if end is None else AtTime(end)
         limits = await self._topics.queues_to_read(topic)
-        begins = await gathered(self._reader.offset_of(each, AtTime(begin)) for each in limits)
-        ends = await gathered(self._reader.offset_of(each, stop) for each in limits)
-        return Span(tuple(map(OffsetRange, (each.queue for each in limits), begins, ends)))
+        return await self._reader.span(
+            limits, AtTime(begin), Latest() if end is None else AtTime(end)
+        )
 
     def read(
         self, span: Span, *, tags: Expression = EVERYTHING
@@ -317,8 +309,6 @@ class Messages:
             )
         )
 
-    # --- inside -----------------------------------------------------------------------------------
-
     async def _found(self, nodes: Sequence[BrokerNode], header: QueryMessage) -> list[MessageView]:
         found = await gathered(self._query_at(node, header) for node in nodes)
         return sorted(
@@ -336,6 +326,89 @@ class Messages:
     async def _query_at(self, node: BrokerNode, header: QueryMessage) -> list[MessageView]:
         wider = replace(header, begin_timestamp=max(0, header.begin_timestamp - _INDEX_STEP_MS))
         return await calls.query_messages(self._servers.session, node.address, wider, ANSWER_MS)
+
+
+class TopicTail:
+    """Reads the queues of one topic, each by a task of its own."""
+
+    def __init__(
+        self, reader: RangeReader, topics: Topics, topic: str, tags: Expression, since: AtTime
+    ) -> None:
+        self._reader = reader
+        self._topics = topics
+        self._topic = topic
+        self._tags = tags
+        self._since = since
+        self._found: asyncio.Queue[MessageView | Exception] = asyncio.Queue(_WAITING_MAX)
+        self._queues: set[MessageQueue] = set()
+        self._work = Supervisor()
+
+    async def messages(
+        self, begins: Mapping[MessageQueue, QueueOffset]
+    ) -> AsyncGenerator[MessageView, None]:
+        """Yield what arrives: from these offsets on, and in queues that are found later."""
+        for queue, begin in begins.items():
+            self._start(queue, begin)
+        self._work.start(self._reported(self._discover_queues()))
+        try:
+            while True:
+                found = await self._found.get()
+                if isinstance(found, Exception):
+                    raise found
+                yield found
+        finally:
+            await self._work.stop()
+
+    async def _reported(self, reading: Awaitable[None]) -> None:
+        """Pass what ends a reader to the caller, after the messages before it."""
+        try:
+            await reading
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            await self._found.put(error)
+
+    def _start(self, queue: MessageQueue, begin: QueueOffset) -> None:
+        self._queues.add(queue)
+        self._work.start(self._reported(self._follow(queue, begin)))
+
+    async def _follow(self, queue: MessageQueue, at: QueueOffset) -> None:
+        is_away = False
+        while True:
+            try:
+                messages, at = await self._reader.page(queue, at, tags=self._tags, is_held=True)
+            except (NetworkError, NoRoute) as error:
+                if not is_away:
+                    _log.warning("%s cannot be read now: %s", queue, error)
+                is_away = True
+                await asyncio.sleep(_AWAY_PAUSE_MS / 1000)
+                continue
+            is_away = False
+            for message in messages:
+                await self._found.put(message)
+
+    async def _start_at_first(self, limits: QueueLimits) -> None:
+        """Follow a queue from the first message that was stored since this began.
+
+        It need not be new: its broker may have been away, with messages from long before.
+        """
+        try:
+            begin = await self._reader.offset_of(limits, self._since)
+        except TurbopumpError as error:
+            _log.debug("%s cannot be read yet: %s", limits.queue, error)
+            return
+        self._start(limits.queue, begin)
+
+    async def _discover_queues(self) -> None:
+        while True:
+            await asyncio.sleep(DISCOVERY_INTERVAL_MS / 1000)
+            try:
+                limits = await self._topics.queues_to_read(self._topic)
+            except TurbopumpError as error:
+                # The readers of the queues report a broker that is away.
+                _log.debug("%s: queue discovery failed: %s", self._topic, error)
+                continue
+            for each in limits:
+                if each.queue not in self._queues:
+                    await self._start_at_first(each)
 
 
 def _is_whole(message: MessageView) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from turbopump.admin.groups import Groups, GroupSettings
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Latest, Position
 from turbopump.admin.range_reader import RangeReader
-from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
+from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered, none_on
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
-from turbopump.errors import AdministrationError, InvalidArgument, NotThere, RemoteError
+from turbopump.errors import AdministrationError, InvalidArgument, NotThere
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import ConsumerOffsets, KeyValues, QueueOffsets
@@ -101,8 +101,9 @@ class Offsets:
         nodes = {node.broker: node for node in await self._topics.nodes_of(topic)}
         current = await self._committed(nodes.values(), group)
         changes = await gathered(self._change(current.get(e.queue), e, to) for e in chosen)
-        online = await gathered(self._is_running(node, group) for node in nodes.values())
-        return Plan(group, topic, to, any(online), queues is None, tuple(changes))
+        online = await gathered(self._groups.consumers_on(node, group) for node in nodes.values())
+        is_running = any(each is not None for each in online)
+        return Plan(group, topic, to, is_running, queues is None, tuple(changes))
 
     async def apply(self, plan: Plan) -> None:
         """Do what a plan says.
@@ -132,7 +133,7 @@ class Offsets:
         return plan
 
     async def skip(self, group: str, topic: str) -> Plan:
-        """Let a group forget everything that it has not consumed yet."""
+        """Skip everything that a group has not consumed yet; return what was done."""
         return await self.reset(group, topic, Latest())
 
     async def plan_clone(
@@ -176,8 +177,6 @@ class Offsets:
             for broker, name in sorted({(c.queue.broker, c.queue.topic) for c in changes})
         )
 
-    # --- inside -----------------------------------------------------------------------------------
-
     async def _change(
         self, current: QueueOffset | None, limits: QueueLimits, to: Position
     ) -> QueueChange:
@@ -207,29 +206,15 @@ class Offsets:
         }
 
     async def _offsets_on(self, node: BrokerNode) -> dict[str, dict[int, int]]:
-        try:
-            answer = await self._servers.ask(node, RequestCode.GET_ALL_CONSUMER_OFFSET)
-        except RemoteError as error:
-            # The one code for everything; brokers use it until a group has consumed.
-            if error.code == ResponseCode.SYSTEM_ERROR:
-                return {}
-            raise
-        return ConsumerOffsets.decode(whole_body(answer)).offset_table
-
-    async def _is_running(self, node: BrokerNode, group: str) -> bool:
-        header = headers.ConsumerGroup(consumer_group=group)
-        try:
-            await self._servers.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-        except RemoteError as error:
-            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                return False
-            raise
-        return True
+        asking = self._servers.ask(node, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        # The one code for everything; brokers use it until a group has consumed.
+        answer = await none_on(ResponseCode.SYSTEM_ERROR, asking)
+        return {} if answer is None else ConsumerOffsets.decode(whole_body(answer)).offset_table
 
     async def _apply_on(
         self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
     ) -> None:
-        if await self._is_running(node, plan.group):
+        if await self._groups.consumers_on(node, plan.group) is not None:
             if await self._is_ours(node):
                 await self._notify_members(node, plan, targets)
             else:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Latest, Position
-from turbopump.admin.servers import TOOLS_GROUP
+from turbopump.admin.servers import TOOLS_GROUP, gathered
 from turbopump.admin.topics import QueueLimits
 from turbopump.client.calls import Found, OffsetIllegal
 from turbopump.client.pull_config import PullTimes
@@ -37,6 +37,17 @@ class OffsetRange:
     @property
     def messages(self) -> int:
         return max(0, self.end - self.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Messages of a topic, and how many there are to read."""
+
+    ranges: tuple[OffsetRange, ...]
+
+    @property
+    def messages(self) -> int:
+        return sum(each.messages for each in self.ranges)
 
 
 class RangeReader:
@@ -83,6 +94,12 @@ class RangeReader:
             if after <= at:
                 return
             at = after
+
+    async def span(self, limits: Sequence[QueueLimits], begin: Position, end: Position) -> Span:
+        """Return the messages of queues from one position to before another."""
+        begins = await gathered(self.offset_of(each, begin) for each in limits)
+        ends = await gathered(self.offset_of(each, end) for each in limits)
+        return Span(tuple(map(OffsetRange, (each.queue for each in limits), begins, ends)))
 
     async def offset_of(self, limits: QueueLimits, to: Position) -> QueueOffset:
         """Return where a position is in a queue."""

@@ -14,6 +14,7 @@ from turbopump.client.route_cache import NameServers
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.errors import NetworkError, NoNameServer, NotThere, RemoteError
+from turbopump.wire import headers
 from turbopump.wire.bodies import ClusterInfo, TopicList, TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
@@ -53,10 +54,6 @@ class Servers:
         self.nameservers = session.config.nameserver_addresses
         self._nameservers = NameServers(self.nameservers, session.random)
 
-    @property
-    def now_ms(self) -> int:
-        return self.session.clock.now_ms()
-
     # --- name servers -----------------------------------------------------------------------------
 
     async def ask_nameserver(
@@ -92,12 +89,20 @@ class Servers:
                 raise
             raise await self.missing_topic(topic) from error
 
+    async def key_value(self, namespace: str, key: str) -> str | None:
+        """Return a key-value that name servers keep, or None."""
+        header = headers.KvKey(namespace=namespace, key=key)
+        asking = self.ask_nameserver(RequestCode.GET_KV_CONFIG, header)
+        answer = await none_on(ResponseCode.QUERY_NOT_FOUND, asking)
+        if answer is None:
+            return None
+        return headers.KvValue.from_ext_fields(answer.ext_fields).value or ""
+
     async def has_topic(self, topic: str) -> bool:
         """Whether any name server knows a topic."""
         return topic in await self.topic_names()
 
     async def topic_names(self) -> list[str]:
-        """Return the names of all topics."""
         answer = await self.ask_nameserver(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(TopicList.decode(whole_body(answer)).topic_list)
 
@@ -159,10 +164,7 @@ class Servers:
             raise RemoteError(error.code, remark) from error
 
     async def ask_at(self, address: str, command: Command) -> Command:
-        """Send a request to an address."""
         return require_success(await self.session.request(address, command, ANSWER_MS))
-
-    # --- inside -----------------------------------------------------------------------------------
 
     async def _any_nameserver(self, call: Callable[[str], Awaitable[T]]) -> T:
         try:
@@ -178,6 +180,16 @@ class Servers:
             raise NoNameServer(f"no name server answers at {address}: {error}") from error
         except RemoteError as error:
             raise RemoteError(error.code, f"name server {address}: {error.remark}") from error
+
+
+async def none_on(code: ResponseCode, asking: Awaitable[T]) -> T | None:
+    """Return what is awaited, or None if it is refused with this code."""
+    try:
+        return await asking
+    except RemoteError as error:
+        if error.code != code:
+            raise
+        return None
 
 
 def not_found(kind: str, name: str, names: Iterable[str]) -> NotThere:

@@ -1,4 +1,4 @@
-"""Topics: making, changing, deleting, where they are and how full their queues are."""
+"""Topics: creating, changing and deleting them, their routes and the contents of their queues."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from turbopump.admin.servers import ANSWER_MS, TOOLS_GROUP, BrokerNode, Servers, gathered
+from msgspec import structs
+
+from turbopump.admin.servers import ANSWER_MS, TOOLS_GROUP, BrokerNode, Servers, gathered, none_on
 from turbopump.client import calls
 from turbopump.client.names import check_topic
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.routes import PERM_READ, PERM_WRITE
 from turbopump.client.subscriptions import EVERYTHING, subscription
-from turbopump.errors import AlreadyThere, DamagedMessage, InvalidArgument, RemoteError
+from turbopump.errors import AlreadyThere, DamagedMessage, InvalidArgument
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -288,8 +290,6 @@ class Topics:
         """Return the brokers to ask about a topic: the masters, or slaves where there is none."""
         return tuple(each.node for each in (await self.route(topic)).on_brokers)
 
-    # --- inside -----------------------------------------------------------------------------------
-
     async def _chosen(self, cluster: str | None, brokers: Sequence[str]) -> tuple[BrokerNode, ...]:
         if not brokers:
             return await self._servers.masters(cluster)
@@ -318,14 +318,7 @@ class Topics:
 
     async def _order(self, topic: str) -> dict[str, int]:
         """Return the fixed queues of an ordered topic by broker; none when it is not ordered."""
-        header = headers.KvKey(namespace=ORDER_NAMESPACE, key=topic)
-        try:
-            answer = await self._servers.ask_nameserver(RequestCode.GET_KV_CONFIG, header)
-        except RemoteError as error:
-            if error.code == ResponseCode.QUERY_NOT_FOUND:
-                return {}
-            raise
-        text = headers.KvValue.from_ext_fields(answer.ext_fields).value or ""
+        text = await self._servers.key_value(ORDER_NAMESPACE, topic) or ""
         pairs = (entry.rpartition(":") for entry in text.split(";"))
         return {broker: int(count) for broker, _, count in pairs if count.isdecimal()}
 
@@ -336,13 +329,11 @@ class Topics:
 
     async def _limits(self, place: RouteOnBroker, topic: str) -> Sequence[QueueLimits]:
         header = headers.TopicName(topic=topic)
-        try:
-            answer = await self._servers.ask(place.node, RequestCode.GET_TOPIC_STATS_INFO, header)
-        except RemoteError as error:
+        asking = self._servers.ask(place.node, RequestCode.GET_TOPIC_STATS_INFO, header)
+        answer = await none_on(ResponseCode.TOPIC_NOT_EXIST, asking)
+        if answer is None:
             # Name servers hear of a deletion later than the broker.
-            if error.code == ResponseCode.TOPIC_NOT_EXIST:
-                return []
-            raise
+            return []
         table = TopicStats.decode(whole_body(answer)).offset_table
         written = [
             QueueLimits(
@@ -373,18 +364,17 @@ class Topics:
         """Return when a message was stored; None if the queue cannot be read."""
         wanted = subscription(queue.topic, EVERYTHING, 0)
         try:
-            found = await self._reader.pull(queue, offset, wanted, 1, is_held=False)
+            found = await none_on(
+                ResponseCode.NO_PERMISSION,
+                self._reader.pull(queue, offset, wanted, 1, is_held=False),
+            )
         except DamagedMessage as error:
             return None if error.message is None else int(error.message.store_timestamp_ms)
-        except RemoteError as error:
-            if error.code == ResponseCode.NO_PERMISSION:
-                return None
-            raise
         return found.messages[0].store_timestamp_ms if isinstance(found, calls.Found) else None
 
 
 def kind_of(topic: str, system: Collection[str] = ()) -> TopicKind:
-    """Tell what a topic is for; ``system`` are the brokers' own."""
+    """Return what a topic is for; ``system`` are the brokers' own."""
     if topic.startswith(RETRY_PREFIX):
         return TopicKind.RETRY
     if topic.startswith(DEAD_LETTER_PREFIX):
@@ -432,16 +422,9 @@ def _config(
 
 
 def _header(config: TopicConfig) -> headers.CreateTopic:
-    return headers.CreateTopic(
-        topic=config.topic_name,
-        default_topic=TEMPLATE_TOPIC,
-        read_queue_nums=config.read_queue_nums,
-        write_queue_nums=config.write_queue_nums,
-        perm=config.perm,
-        topic_filter_type=config.topic_filter_type,
-        topic_sys_flag=config.topic_sys_flag,
-        order=config.order,
-    )
+    fields = structs.asdict(config)
+    name = fields.pop("topic_name")
+    return headers.CreateTopic(topic=name, default_topic=TEMPLATE_TOPIC, **fields)
 
 
 def _read_queues(old: TopicConfig, queues: int | None, read_queues: int | None) -> int:

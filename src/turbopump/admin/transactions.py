@@ -107,7 +107,7 @@ class Transactions:
         raise NotThere("transaction that has not ended, of message", message_id)
 
     async def resume(self, pending: PendingTransaction) -> None:
-        """Have the producers asked again, as often as for a new one; raises RemoteError."""
+        """Resume the checks of a transaction, as often as for a new one; raises RemoteError."""
         [node] = await self._servers.masters(broker=pending.broker)
         header = ResumeCheck(msg_id=pending.message.offset_id)
         await self._servers.ask(node, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadline, Deadlines
 from turbopump.store.consume_queue import QueueKey
-from turbopump.store.dispatch import ANY_TAG, Watch, Watches
+from turbopump.store.dispatch import ANY_TAG, Watch
 from turbopump.store.outcomes import Arrival
 
 _log = logging.getLogger(__name__)
@@ -111,11 +111,6 @@ class Arrivals:
     def is_full(self) -> bool:
         """Whether the limit of held pulls is reached."""
         return self._count >= self._held_max
-
-    @property
-    def queues(self) -> Watches:
-        """A live view of what pulls wait for, by queue."""
-        return self
 
     def get(self, key: QueueKey, /) -> Watch | None:
         """Return what is waited for in a queue, or in its topic."""

@@ -30,8 +30,7 @@ from turbopump.broker.state import State
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
 from turbopump.broker.store_ticker import StoreTicker
 from turbopump.broker.topics import is_readable
-from turbopump.broker.vip_port import listen_for_vip
-from turbopump.errors import InvalidArgument, ServerFailed
+from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
 from turbopump.machine import Machine
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
@@ -44,6 +43,7 @@ from turbopump.store.scrubber import SLICE_BYTES
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
 from turbopump.tables import Table, TableFile, TableWriter
+from turbopump.timeouts import timeout
 from turbopump.wire.bodies import DataVersion, TopicConfig
 from turbopump.wire.body_limits import BODY_BYTES_MAX
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -172,7 +172,7 @@ class Broker:
             undo.push_async_callback(self._pool.close)
             undo.push_async_callback(self._server.drain, 0)
             await self._server.start()
-            await listen_for_vip(self._server, config.identity.vip_port, self._vip_router)
+            await self._listen_for_vip(config.identity.vip_port)
             reachable = config.identity.reachable_host
             self._advertised = _resolved(reachable, self._server.port)
             config, suspension = await self._mastership.assume(self.address)
@@ -200,6 +200,20 @@ class Broker:
             raise
         _log.info("broker %s listens on %s", config.identity.broker_name, self.address)
 
+    async def _listen_for_vip(self, port: int | None) -> None:
+        """Serve the VIP port too, unless it is None or taken: newer clients do not need it."""
+        if port is None:
+            return
+        try:
+            await self._server.listen_also(port, self._vip_router)
+        except ListenFailed as error:
+            _log.warning(
+                "the VIP port is not served, which Java clients before 4.5 and Apache slaves need:"
+                " %s; free the port or choose another listenPort (vipChannelEnable=false ends"
+                " this warning)",
+                error,
+            )
+
     def _live_config(self, config: BrokerConfig) -> LiveConfig:
         files = self._machine.files
         return LiveConfig(config, self._clock, self._config_path, files, self._writer)
@@ -208,7 +222,7 @@ class Broker:
         """Wait briefly for name servers to answer; the others are retried in the background."""
         self._registration.start(self._work)
         try:
-            async with asyncio.timeout(_REGISTER_MS / 1000):
+            async with timeout(_REGISTER_MS / 1000):
                 await self._registration.wait_tried()
         except TimeoutError:
             _log.warning("not all name servers answered: starting without waiting for them")
@@ -290,7 +304,7 @@ class Broker:
 
     def _run(self) -> None:
         every = self._work.every
-        self.store.listen(self._arrived, self.path.arrivals.queues)
+        self.store.listen(self._arrived, self.path.arrivals)
         self.replica.run()
         if not self.config.identity.is_slave:
             self._run_master()
@@ -385,7 +399,7 @@ class Broker:
     async def _unregister(self) -> None:
         """Unregister from the name servers, without waiting for those that do not answer."""
         try:
-            async with asyncio.timeout(_LEAVE_MS / 1000):
+            async with timeout(_LEAVE_MS / 1000):
                 await self._registration.unregister()
         except TimeoutError:
             _log.warning(
@@ -479,7 +493,7 @@ class Broker:
 
     def _disconnected(self, connection: Connection) -> None:
         if self._ready:
-            self.path.pull_requests.connection_closed(connection)
+            self.path.arrivals.forget(connection)
             self.administration.clients.connection_closed(connection)
             self._filter_servers.connection_closed(connection)
 

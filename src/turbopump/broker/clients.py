@@ -107,8 +107,24 @@ class _Joined(ABC):
         for group in sorted(self._joined.pop(connection, ())):
             self._leave(connection, group)
 
+    def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
+        """Return the connections with a group that has not heard from them for too long.
+
+        They stay members until they are closed: closing notifies the others.
+        """
+        late = (m.connection for m in self._members() if now_ms - m.heartbeat_ms > expiry_ms)
+        return list(dict.fromkeys(late))
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """Return the time of the oldest last heartbeat; now if there are no members."""
+        return min((member.heartbeat_ms for member in self._members()), default=now_ms)
+
     @abstractmethod
     def _leave(self, connection: Peer, name: str) -> None: ...
+
+    @abstractmethod
+    def _members(self) -> Iterator[Member]:
+        """Return the members that can time out."""
 
 
 class Consumers(_Joined):
@@ -267,22 +283,9 @@ class Consumers(_Joined):
             del self._joined[absent], self._absent[client_id]
         return True
 
-    # --- silent members ---------------------------------------------------------------------------
-
-    def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
-        """Return the connections with a group that has not heard from them for too long.
-
-        They stay members until they are closed: closing notifies the others.
-        """
-        return silent(self._members(), now_ms, expiry_ms)
-
-    def oldest_ms(self, now_ms: int) -> int:
-        """Return the time of the oldest last heartbeat; now if there are no members."""
-        return min((member.heartbeat_ms for member in self._members()), default=now_ms)
-
     def _members(self) -> Iterator[Member]:
-        """Return the members that can time out; absent members have their own deadline."""
         members = (member for group in self._groups.values() for member in group.members.values())
+        # Absent ones have their own deadline.
         return (member for member in members if not member.is_absent)
 
     def _leave(self, connection: Peer, name: str) -> None:
@@ -336,14 +339,6 @@ class Producers(_Joined):
         seats = self._by_client_id.setdefault(member.client_id, {})
         seats[group, member.connection] = member
 
-    def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
-        """Return the connections with a group that has not heard from them for too long."""
-        return silent(self._members(), now_ms, expiry_ms)
-
-    def oldest_ms(self, now_ms: int) -> int:
-        """Return the time of the oldest last heartbeat; now if there are no members."""
-        return min((member.heartbeat_ms for member in self._members()), default=now_ms)
-
     def _members(self) -> Iterator[Member]:
         return (member for group in self._groups.values() for member in group.values())
 
@@ -383,13 +378,7 @@ def merged(
     """Return a group's subscriptions after a heartbeat: its topics, each in its newest version."""
     found = {}
     for subscription in fresh:
-        known = old.get(subscription.topic)
-        is_newer = known is None or subscription.sub_version > known.sub_version
-        found[subscription.topic] = subscription if is_newer or known is None else known
+        known = old.get(subscription.topic, subscription)
+        is_newer = subscription.sub_version > known.sub_version
+        found[subscription.topic] = subscription if is_newer else known
     return found
-
-
-def silent(members: Iterable[Member], now_ms: int, expiry_ms: int) -> list[Peer]:
-    """Return the connections of members whose last heartbeat is too long ago."""
-    late = (m.connection for m in members if now_ms - m.heartbeat_ms > expiry_ms)
-    return list(dict.fromkeys(late))

@@ -64,10 +64,6 @@ def _default_broker_name() -> str:
     return re.sub(r"[^%|a-zA-Z0-9_.-]", "-", socket.gethostname())[:127] or "broker"
 
 
-def _default_directory() -> Path:
-    return data_directory() / "store"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityConfig:
     """The broker's identity and addresses."""
@@ -366,7 +362,7 @@ class BrokerConfig:
     limits: LimitsConfig = LimitsConfig()
     intervals: IntervalsConfig = IntervalsConfig()
     directory: Path = field(
-        default_factory=_default_directory, metadata=metadata("storePathRootDir")
+        default_factory=lambda: data_directory() / "store", metadata=metadata("storePathRootDir")
     )
     """The root directory of all files."""
     store: StoreConfig = field(default_factory=StoreConfig)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from turbopump.broker.config import RECORD_EXTRA_BYTES, BrokerConfig, Role
 from turbopump.errors import InvalidArgument
 from turbopump.machine.process import memory_bytes
-from turbopump.settings import Settings, read_settings
+from turbopump.settings import KINDS, Kind, Settings, read_settings
 from turbopump.store.config import UNIT_BYTES, FlushMode
 from turbopump.wire.delay_levels import parse_delay_levels
 
@@ -31,22 +31,13 @@ ALWAYS_BLACKLISTED = frozenset({"brokerConfigPath", "rocketmqHome", "configBlack
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """How a value is written."""
-
-    read: Callable[[str], Any]
-    write: Callable[[Any], str]
-    allowed: str
-
-
-@dataclass(frozen=True, slots=True)
 class Setting:
     """One key, and the field it stands for."""
 
     key: str
     path: str
     """The field, as in ``identity.cluster``."""
-    kind: _Kind
+    kind: Kind
     live: bool = False
     """Whether a change takes effect while the broker runs."""
 
@@ -54,28 +45,8 @@ class Setting:
 # --- reading and writing values -------------------------------------------------------------------
 
 
-def _read_bool(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-def _write_bool(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def _read_parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
-
-
-def _read_hours(text: str) -> frozenset[int]:
-    return frozenset(map(int, _read_parts(text)))
-
-
-def _write_hours(hours: Iterable[int]) -> str:
-    return ";".join(f"{hour:02d}" for hour in sorted(hours))
-
-
-def _write_delays(levels_ms: Iterable[int]) -> str:
-    return " ".join(map(_write_delay, levels_ms))
 
 
 def _write_delay(delay_ms: int) -> str:
@@ -85,52 +56,50 @@ def _write_delay(delay_ms: int) -> str:
     return f"{delay_ms // 1000}s"
 
 
-def _read_reserved(text: str) -> int:
-    # 0 hours means that files may be deleted immediately, which the store knows as the shortest
-    # time.
-    return max(int(text) * _HOUR_MS, 1)
-
-
-def _read_memory_percent(text: str) -> int:
-    return memory_bytes() * int(text) // 100
-
-
-def _write_memory_percent(size: int) -> str:
-    return str(round(size * 100 / memory_bytes()))
-
-
-def _one_of(members: Mapping[str, Enum]) -> _Kind:
+def _one_of(members: Mapping[str, Enum]) -> Kind:
     names = {member: name for name, member in members.items()}
-    return _Kind(members.__getitem__, names.__getitem__, " or ".join(members))
+    return Kind(members.__getitem__, names.__getitem__, " or ".join(members))
 
 
-_INT = _Kind(int, str, "a whole number")
-_BOOL = _Kind(_read_bool, _write_bool, "true or false")
-_TEXT = _Kind(str, str, "a text")
-_PATH = _Kind(lambda text: Path(text).expanduser(), str, "a path")
-_ADDRESSES = _Kind(
+_INT, _BOOL = KINDS[int], KINDS[bool]
+_ADDRESSES = Kind(
     lambda text: tuple(_read_parts(text)), ";".join, "host:port, several separated by ;"
 )
-_KEYS = _Kind(
+_KEYS = Kind(
     lambda text: frozenset(_read_parts(text)),
     lambda keys: ";".join(sorted(keys)),
     "keys separated by ;",
 )
 _ROLE = _one_of({role.value: role for role in Role})
 _FLUSH = _one_of({"ASYNC_FLUSH": FlushMode.ASYNC, "SYNC_FLUSH": FlushMode.SYNC})
-_HOURS = _Kind(_read_hours, _write_hours, "hours from 00 to 23, several separated by ;")
-_RESERVED = _Kind(_read_reserved, lambda ms: str(ms // _HOUR_MS), "a whole number of hours")
-_PERCENT = _Kind(
-    lambda text: int(text) / 100, lambda ratio: str(round(ratio * 100)), "a percentage"
+_HOURS = Kind(
+    lambda text: frozenset(map(int, _read_parts(text))),
+    lambda hours: ";".join(f"{hour:02d}" for hour in sorted(hours)),
+    "hours from 00 to 23, several separated by ;",
 )
-_MEMORY_PERCENT = _Kind(_read_memory_percent, _write_memory_percent, "a percentage")
-_DELAYS = _Kind(parse_delay_levels, _write_delays, "delays such as 1s 5s 10s 1m 2h")
-_PAGES = _Kind(
+_RESERVED = Kind(
+    # With 0 hours files may be deleted immediately: to the store, that is the shortest time.
+    lambda text: max(int(text) * _HOUR_MS, 1),
+    lambda ms: str(ms // _HOUR_MS),
+    "a whole number of hours",
+)
+_PERCENT = Kind(lambda text: int(text) / 100, lambda ratio: str(round(ratio * 100)), "a percentage")
+_MEMORY_PERCENT = Kind(
+    lambda text: memory_bytes() * int(text) // 100,
+    lambda size: str(round(size * 100 / memory_bytes())),
+    "a percentage",
+)
+_DELAYS = Kind(
+    parse_delay_levels,
+    lambda levels_ms: " ".join(map(_write_delay, levels_ms)),
+    "delays such as 1s 5s 10s 1m 2h",
+)
+_PAGES = Kind(
     lambda text: int(text) * _PAGE_BYTES,
     lambda size: str(size // _PAGE_BYTES),
     "a whole number of pages",
 )
-_UNITS = _Kind(
+_UNITS = Kind(
     lambda text: -(-int(text) // UNIT_BYTES),
     lambda units: str(units * UNIT_BYTES),
     "a whole number of bytes",
@@ -139,15 +108,7 @@ _UNITS = _Kind(
 
 # --- the keys -------------------------------------------------------------------------------------
 
-_KINDS: dict[Any, _Kind] = {
-    bool: _BOOL,
-    int: _INT,
-    str: _TEXT,
-    Path: _PATH,
-    Role: _ROLE,
-    tuple[str, ...]: _ADDRESSES,
-    frozenset[str]: _KEYS,
-}
+_KINDS = {**KINDS, Role: _ROLE, tuple[str, ...]: _ADDRESSES, frozenset[str]: _KEYS}
 """By the type of a field."""
 
 

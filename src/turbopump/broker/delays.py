@@ -81,19 +81,6 @@ class DueFilter:
 class Level:
     """One delay level: its delivery progress, and its next run."""
 
-    __slots__ = (
-        "delay_ms",
-        "delivered",
-        "failing",
-        "head",
-        "held_until_ms",
-        "log_end",
-        "number",
-        "offset",
-        "safe_offset",
-        "timer",
-    )
-
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
@@ -185,19 +172,23 @@ class Delays:
     def load(self) -> bool:
         """Load the saved progress, if any."""
         saved = self._file.load(SavedDelays)
-        known = saved or SavedDelays()
-        self._loaded = dict(known.offset_table)
-        self._noted = dict(known.offset_table)
-        self._log_ends = dict(known.log_ends)
+        self._adopt(saved or SavedDelays())
         for level in self._levels:
-            level.offset = level.safe_offset = QueueOffset(self._loaded.get(level.number, 0))
-            # A level that was never saved had delivered nothing when the log was empty.
-            first = None if level.number in self._loaded else 0
-            log_end = self._log_ends.get(level.number, first)
-            if log_end is not None:
-                level.log_end = PhysicalOffset(log_end)
+            if level.log_end is None and level.number not in self._loaded:
+                # It was never saved: it had delivered nothing when the log was empty.
+                level.log_end = PhysicalOffset(0)
+            if level.log_end is not None:
                 self._skip_delivered(level, level.log_end)
         return saved is not None
+
+    def _adopt(self, saved: SavedDelays) -> None:
+        self._loaded, self._log_ends = dict(saved.offset_table), dict(saved.log_ends)
+        self._noted = dict(saved.offset_table)
+        for level in self._levels:
+            log_end = saved.log_ends.get(level.number)
+            level.offset = level.safe_offset = QueueOffset(self._loaded.get(level.number, 0))
+            level.log_end = None if log_end is None else PhysicalOffset(log_end)
+            level.delivered.clear()
 
     def _skip_delivered(self, level: Level, log_end: PhysicalOffset) -> None:
         """Skip what was delivered after the last save, before a crash."""
@@ -218,13 +209,7 @@ class Delays:
 
     def adopt_copy(self, copied: SavedDelays) -> None:
         """Adopt a master's progress; for a slave, which does not deliver."""
-        self._loaded, self._log_ends = dict(copied.offset_table), dict(copied.log_ends)
-        self._noted = dict(copied.offset_table)
-        for level in self._levels:
-            log_end = copied.log_ends.get(level.number)
-            level.offset = level.safe_offset = QueueOffset(self._loaded.get(level.number, 0))
-            level.log_end = None if log_end is None else PhysicalOffset(log_end)
-            level.delivered.clear()
+        self._adopt(copied)
         self._table.changes += 1
         self._table.save_soon()
 

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from enum import Enum
-from typing import Protocol, TypeAlias, TypeVarTuple
+from typing import TypeAlias, TypeVarTuple
 
 from msgspec import Struct
 
+from turbopump.broker.config import OverloadConfig
+from turbopump.broker.replication.master import Slaves
 from turbopump.errors import RemoteError, StoreClosed
-from turbopump.message import PhysicalOffset
 from turbopump.net.deadlines import Deadline, Deadlines
 from turbopump.store.config import FlushMode
 from turbopump.store.outcomes import Appended
@@ -62,7 +63,7 @@ class Late(Struct, frozen=True):
         slave further.
         """
         if self.code == ResponseCode.FLUSH_DISK_TIMEOUT:
-            return RemoteError(ResponseCode.SYSTEM_ERROR, self.remark)
+            return RemoteError.system(self.remark)
         return self.appended
 
 
@@ -82,30 +83,6 @@ Outcome: TypeAlias = Appended | Late | RemoteError
 
 OnOutcome = Callable[[Outcome, *Ts], None]
 """Called once, on the loop, with the outcome and the arguments passed with it."""
-
-
-class Limits(Struct, frozen=True):
-    """How long a promise may take, and how much may wait for the disk in synchronous mode."""
-
-    timeout_ms: int
-    sends_max: int
-    bytes_max: int
-    slave_timeout_ms: int = 3000
-
-
-class Replicas(Protocol):
-    """What a SYNC_MASTER needs of its slaves."""
-
-    def is_available(self, end: PhysicalOffset) -> bool:
-        """Whether a slave is close enough to be waited for up to a position."""
-        ...
-
-    def when_stored(self, end: PhysicalOffset, on_stored: Callable[[bool], None]) -> None:
-        """Call a function with True once a slave has the log up to a position.
-
-        It is called with False when no slave is left, and may be called with True after that.
-        """
-        ...
 
 
 class _Waiter:
@@ -142,20 +119,17 @@ class _Waiter:
             on_outcome(outcome, *self._args)
 
 
-class _Flush:
+class _Flush(Struct):
     """The waiters of one flush."""
 
-    __slots__ = ("sends", "waiters")
-
-    def __init__(self) -> None:
-        self.sends = 0
-        self.waiters: list[_Waiter] = []
+    sends: int = 0
+    waiters: list[_Waiter] = []
 
 
 class Durability:
     """Acknowledges what is stored: immediately, or when the shared flush is done.
 
-    With ``replicas``, which a SYNC_MASTER has, a slave must have it too.
+    With ``slaves``, which a SYNC_MASTER has, one of them must have it too.
 
     In asynchronous mode a write to the operating system is enough. It bounds its dirty pages itself
     and then slows down writes. In synchronous mode each unflushed message also has an entry in
@@ -167,11 +141,11 @@ class Durability:
         self,
         store: Store,
         deadlines: Deadlines,
-        limits: Limits,
-        replicas: Replicas | None = None,
+        limits: OverloadConfig,
+        slaves: Slaves | None = None,
     ) -> None:
         self._store = store
-        self._replicas = replicas
+        self._slaves = slaves
         self._replicating = 0
         self._deadlines = deadlines
         self._limits = limits
@@ -190,7 +164,8 @@ class Durability:
         if not waiting:
             return None
         unflushed_bytes = self._store.written_end - self._store.readable_end
-        if waiting < self._limits.sends_max and unflushed_bytes < self._limits.bytes_max:
+        limits = self._limits
+        if waiting < limits.sends_waiting_max and unflushed_bytes < limits.unflushed_bytes_max:
             return None
         what = f"{self._unflushed} messages of {unflushed_bytes} bytes wait for the disk already"
         if self._replicating:
@@ -217,7 +192,7 @@ class Durability:
 
         ``appended`` is the last of ``sends`` sends.
         """
-        if self._replicas is not None and promise is not Promise.WRITTEN:
+        if self._slaves is not None and promise is not Promise.WRITTEN:
             if self._is_synchronous:
                 self._flush(appended, promise, self._copy, (promise, on_outcome, args), sends)
             else:
@@ -230,7 +205,7 @@ class Durability:
 
     def acknowledge_all(self, appended: Iterable[Appended], reports: Iterable[Report]) -> None:
         """Acknowledge several sends, each with its own report."""
-        if self._replicas is None and not self._is_synchronous:
+        if self._slaves is None and not self._is_synchronous:
             for stored, (_, on_outcome, args) in zip(appended, reports, strict=True):
                 on_outcome(stored, *args)
             return
@@ -255,7 +230,8 @@ class Durability:
         waiter = _Waiter(appended, ResponseCode.FLUSH_DISK_TIMEOUT, on_outcome, args)
         flush.waiters.append(waiter)
         if promise is Promise.DURABLE:
-            waiter.deadline = self._deadlines.add(self._limits.timeout_ms, waiter.expire)
+            timeout_ms = self._limits.sync_flush_timeout_ms
+            waiter.deadline = self._deadlines.add(timeout_ms, waiter.expire)
 
     def _copy(
         self,
@@ -265,12 +241,12 @@ class Durability:
         args: tuple[object, ...],
     ) -> None:
         """Report when a slave has what is on disk here, if one is in sync."""
-        replicas, is_limited = self._replicas, promise is Promise.DURABLE
-        if not isinstance(outcome, Appended) or replicas is None:
+        slaves, is_limited = self._slaves, promise is Promise.DURABLE
+        if not isinstance(outcome, Appended) or slaves is None:
             on_outcome(outcome, *args)
             return
         end = outcome.end_offset
-        if not replicas.is_available(end):
+        if not slaves.is_available(end):
             missing = _late(outcome, ResponseCode.SLAVE_NOT_AVAILABLE)
             on_outcome(missing if is_limited else outcome, *args)
             return
@@ -278,13 +254,13 @@ class Durability:
         code = ResponseCode.FLUSH_SLAVE_TIMEOUT
         waiter = _Waiter(outcome, code, self._copied, (on_outcome, args))
         if is_limited:
-            waiter.deadline = self._deadlines.add(self._limits.slave_timeout_ms, waiter.expire)
+            waiter.deadline = self._deadlines.add(slaves.config.timeout_ms, waiter.expire)
 
         def on_stored(is_stored: bool) -> None:
             if is_stored or not is_limited:
                 waiter.settle(None)
 
-        replicas.when_stored(end, on_stored)
+        slaves.when_stored(end, on_stored)
 
     def _copied(
         self, outcome: Outcome, on_outcome: Callable[..., None], args: tuple[object, ...]
@@ -319,6 +295,12 @@ class Durability:
     def _note_settled(self) -> None:
         if not self._by_flush and not self._replicating:
             self._settled.set()
+
+
+def set_outcome(outcome: Outcome, future: asyncio.Future[Outcome]) -> None:
+    """Complete a future, unless its waiter is gone, as when a connection closes meanwhile."""
+    if not future.done():
+        future.set_result(outcome)
 
 
 def _not_stored(error: BaseException) -> RemoteError:

@@ -14,6 +14,7 @@ from turbopump.filters.server_config import FilterServerConfig
 from turbopump.machine.child_process import wait_or_kill
 from turbopump.net.network import address_text
 from turbopump.supervisor import Supervisor
+from turbopump.timeouts import timeout
 from turbopump.wire.hosts import ANY_HOST
 
 _START_MS = 30_000
@@ -47,7 +48,7 @@ class FilterServerProcesses:
         assert process.stdout is not None
         try:
             process.stdin.write(msgspec.json.encode(self._config(slot)) + b"\n")
-            async with asyncio.timeout(_START_MS / 1000):
+            async with timeout(_START_MS / 1000):
                 line = await process.stdout.readline()
             # A port taken by another process meanwhile is replaced, unless it was configured.
             is_listening = line.strip().isdigit()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from turbopump.broker.config import GroupsConfig
-from turbopump.broker.creation_quota import CreationQuota
 from turbopump.broker.versioned_table import VersionedTable
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
@@ -56,7 +55,6 @@ class Groups(VersionedTable[GroupConfig]):
 
     def __init__(self, config: GroupsConfig, file: TableFile, clock: Clock) -> None:
         self.config = config
-        self._quota = CreationQuota()
         boot = {name: GroupConfig(group_name=name) for name in BOOT_GROUPS}
         super().__init__("groups", file, clock, boot)
 
@@ -87,13 +85,16 @@ class Groups(VersionedTable[GroupConfig]):
         allowed = self.config.auto_create or name.startswith(_SYSTEM_PREFIX)
         if not allowed or check_group_name(name) is not None:
             return None
-        wrong = self._check_room(name) or self._check_share(name, client)
+        wrong = self._check_room(name)
+        if wrong is None:
+            share = self._quota.refusal(client, self.config.groups_max - len(self._table))
+            wrong = share and f"group {name} is not created: {share} (groupsMax)"
         if wrong is not None:
             raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, wrong)
         self._quota.note(name, client)
-        made = GroupConfig(group_name=name)
-        self._put({name: made})
-        return made
+        group = GroupConfig(group_name=name)
+        self._put({name: group})
+        return group
 
     async def update(self, group: GroupConfig) -> None:
         """Create or change a group; on InvalidArgument or WriteFailed nothing has changed."""
@@ -102,14 +103,6 @@ class Groups(VersionedTable[GroupConfig]):
         if wrong is not None:
             raise InvalidArgument(wrong)
         await self._change(name, group)
-
-    async def delete(self, name: str) -> bool:
-        """Delete a group; return whether it was known. On WriteFailed nothing has changed."""
-        if name not in self.table:
-            return False
-        await self._change(name, None)
-        self._quota.forget(name)
-        return True
 
     def adopt_copy(self, copied: GroupConfigTable) -> None:
         """Replace the table and its version by a master's; for a slave."""
@@ -123,11 +116,6 @@ class Groups(VersionedTable[GroupConfig]):
         if name in self._table or count < most:
             return None
         return f"cannot create group {name}: {count} groups exist and groupsMax is {most}"
-
-    def _check_share(self, name: str, client: str) -> str | None:
-        free = self.config.groups_max - len(self._table)
-        wrong = self._quota.refusal(client, free)
-        return wrong and f"group {name} is not created: {wrong} (groupsMax)"
 
 
 def _check_numbers(group: GroupConfig) -> str | None:

@@ -36,7 +36,7 @@ class LiveConfig:
         files: Files | None = None,
         writer: TableWriter | None = None,
     ) -> None:
-        self._current = config
+        self.current = config
         self._clock = clock
         self._path = path
         self._files = files or REAL_FILES
@@ -44,10 +44,6 @@ class LiveConfig:
         self._changing = asyncio.Lock()
         self._listeners: list[OnConfigChange] = []
         self.version = DataVersion(counter=0, timestamp=clock.now_ms())
-
-    @property
-    def current(self) -> BrokerConfig:
-        return self._current
 
     @property
     def stored_in(self) -> str:
@@ -62,8 +58,8 @@ class LiveConfig:
         """Apply new values; raises InvalidArgument or WriteFailed, and then nothing has changed."""
         # One change at a time, or a later write could undo another.
         async with self._changing:
-            fresh = updated(self._current, settings)
-            if fresh == self._current:
+            fresh = updated(self.current, settings)
+            if fresh == self.current:
                 return
             known = {key: text for key, text in settings.items() if key in KEYS}
             if self._path is None or not self.stored_in:
@@ -80,7 +76,7 @@ class LiveConfig:
                 )
 
     def _adopt(self, fresh: BrokerConfig) -> None:
-        old, self._current = self._current, fresh
+        old, self.current = self.current, fresh
         self.version = next_version(self.version, self._clock.now_ms())
         for listener in self._listeners:
             listener(old, fresh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Peer, Producers
 from turbopump.broker.config import GroupsConfig
@@ -39,38 +40,26 @@ Notify = Callable[[str, Iterable[Peer]], None]
 """Notifies clients that the members or topics of a group have changed."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Membership:
     """The members of groups, and the queues that they have locked."""
 
-    def __init__(
-        self,
-        *,
-        config: GroupsConfig,
-        consumers: Consumers,
-        producers: Producers,
-        locks: QueueLocks,
-        members: MembershipFile,
-        topics: Topics,
-        groups: Groups,
-        consumer_filters: ConsumerFilters,
-        conflicts: SubscriptionConflicts,
-        notify: Notify,
-        clock: Clock,
-    ) -> None:
-        self.config = config
-        self._consumers = consumers
-        self._producers = producers
-        self._locks = locks
-        self._members = members
-        self._topics = topics
-        self._groups = groups
-        self._notify = notify
-        self._clock = clock
-        self._consumer_filters = consumer_filters
-        self._conflicts = conflicts
+    config: GroupsConfig
+    consumers: Consumers
+    producers: Producers
+    locks: QueueLocks
+    members: MembershipFile
+    topics: Topics
+    groups: Groups
+    consumer_filters: ConsumerFilters
+    conflicts: SubscriptionConflicts
+    notify: Notify
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._none_silent_before_ms = 0
         self._swept_expiry_ms = 0
-        consumers.listen(self._group_changed)
+        self.consumers.listen(self._group_changed)
 
     # --- joining and leaving ----------------------------------------------------------------------
 
@@ -78,38 +67,38 @@ class Membership:
         """Add a client to its groups, or renew its membership; raises RemoteError."""
         wrong = self._check_groups(beat, peer)
         if wrong is not None:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
-        now_ms, epoch_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+            raise RemoteError.system(wrong)
+        now_ms, epoch_ms = self.clock.monotonic_ms(), self.clock.now_ms()
         member = Member(peer, beat.client_id, language, version, now_ms, epoch_ms)
         self._prepare(beat.consumer_data_set, peer.peer_address)
         for data in beat.consumer_data_set:
-            self._consumers.heartbeat(member, data)
-            self._consumer_filters.register(data.group_name, data.subscription_data_set)
-            self._conflicts.heartbeat(peer, beat.client_id, data)
+            self.consumers.heartbeat(member, data)
+            self.consumer_filters.register(data.group_name, data.subscription_data_set)
+            self.conflicts.heartbeat(peer, beat.client_id, data)
         for producer in beat.producer_data_set:
-            self._producers.heartbeat(member, producer.group_name)
-        self._members.save_soon()
+            self.producers.heartbeat(member, producer.group_name)
+        self.members.save_soon()
 
     def leave(
         self, peer: Peer, client_id: str, producer_group: str | None, consumer_group: str | None
     ) -> None:
         """Remove a client from a group of either kind."""
         if producer_group is not None:
-            self._producers.unregister(peer, producer_group)
+            self.producers.unregister(peer, producer_group)
         if consumer_group is not None:
-            self._consumers.unregister(peer, consumer_group)
-            self._members.unregister_absent(client_id, consumer_group)
-            self._members.save_soon()
+            self.consumers.unregister(peer, consumer_group)
+            self.members.unregister_absent(client_id, consumer_group)
+            self.members.save_soon()
 
     def connection_closed(self, peer: Peer) -> None:
         """Remove a client from all its groups."""
-        self._producers.connection_closed(peer)
-        self._consumers.connection_closed(peer)
-        self._members.save_soon()
+        self.producers.connection_closed(peer)
+        self.consumers.connection_closed(peer)
+        self.members.save_soon()
 
     def forget_absent(self) -> None:
         """Drop members from before a restart that have not reconnected in time."""
-        gone = self._members.forget_absent()
+        gone = self.members.forget_absent()
         if gone:
             names = ", ".join(f"{client_id} of {group}" for group, client_id in gone[:10])
             _log.warning(
@@ -122,21 +111,21 @@ class Membership:
 
     def sweep(self) -> None:
         """Close the connections of silent clients; call it every `SWEEP_INTERVAL_MS`."""
-        now_ms, expiry_ms = self._clock.monotonic_ms(), self.config.client_expiry_ms
+        now_ms, expiry_ms = self.clock.monotonic_ms(), self.config.client_expiry_ms
         # Heartbeats and new members only make it later.
         if now_ms >= self._none_silent_before_ms or expiry_ms != self._swept_expiry_ms:
             self._close_silent(now_ms, expiry_ms)
-        self._locks.forget_expired(now_ms)
-        self._consumer_filters.remove_expired()
-        self._members.save_soon()
+        self.locks.forget_expired(now_ms)
+        self.consumer_filters.remove_expired()
+        self.members.save_soon()
 
     def _close_silent(self, now_ms: int, expiry_ms: int) -> None:
-        silent = self._consumers.expired(now_ms, expiry_ms)
-        silent += self._producers.expired(now_ms, expiry_ms)
+        silent = self.consumers.expired(now_ms, expiry_ms)
+        silent += self.producers.expired(now_ms, expiry_ms)
         for connection in dict.fromkeys(silent):
             _log.info("%s: closed, no heartbeat for %d ms", connection.peer_address, expiry_ms)
             connection.close(f"no heartbeat for {expiry_ms} ms")
-        oldest_ms = min(self._consumers.oldest_ms(now_ms), self._producers.oldest_ms(now_ms))
+        oldest_ms = min(self.consumers.oldest_ms(now_ms), self.producers.oldest_ms(now_ms))
         self._none_silent_before_ms = oldest_ms + expiry_ms
         self._swept_expiry_ms = expiry_ms
 
@@ -147,8 +136,8 @@ class Membership:
         consumers = {data.group_name for data in beat.consumer_data_set}
         producers = {data.group_name for data in beat.producer_data_set}
         for kind, joined, groups in (
-            ("consumer", self._consumers.joined(peer), consumers),
-            ("producer", self._producers.joined(peer), producers),
+            ("consumer", self.consumers.joined(peer), consumers),
+            ("producer", self.producers.joined(peer), producers),
         ):
             count = len(groups | joined)
             if count > GROUPS_MAX:
@@ -165,15 +154,15 @@ class Membership:
         refusals: list[Exception] = []
         for data in consumers:
             try:
-                group = self._groups.find(data.group_name, client)
+                group = self.groups.find(data.group_name, client)
             except RemoteError as error:
                 refusals.append(error)
                 continue
             if group is not None and group.retry_queue_nums > 0:
                 queues[data.unit_mode][data.group_name] = group.retry_queue_nums
         try:
-            self._topics.create_retries(queues[False])
-            self._topics.create_retries(queues[True], sys_flag=_UNIT_RETRY_FLAG)
+            self.topics.create_retries(queues[False])
+            self.topics.create_retries(queues[True], sys_flag=_UNIT_RETRY_FLAG)
         except (WriteRefused, RemoteError) as error:
             refusals.append(error)
         if refusals:
@@ -183,15 +172,15 @@ class Membership:
             )
 
     def _group_changed(self, name: str, group: ConsumerGroup | None) -> None:
-        settings = self._groups.table.get(name)
+        settings = self.groups.table.get(name)
         wanted = settings is None or settings.notify_consumer_ids_changed_enable
         if group is not None and wanted and self.config.notify_changes:
             members = (each.connection for each in group.members.values() if not each.is_absent)
-            self._notify(name, (*members, *self._consumers.pullers(name)))
+            self.notify(name, (*members, *self.consumers.pullers(name)))
 
     def client_ids(self, group: str) -> list[str]:
         """List the members of a group, from which each computes its share of the queues."""
-        return [member.client_id for member in self._consumers.members(group)]
+        return [member.client_id for member in self.consumers.members(group)]
 
     # --- locks for orderly consumption ------------------------------------------------------------
 
@@ -201,30 +190,30 @@ class Membership:
         No client gets a queue that this broker does not have, or one for an invalid group.
         """
         if len(asked.client_id) > CLIENT_ID_CHARS_MAX:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, _client_id_too_long(asked.client_id))
+            raise RemoteError.system(_client_id_too_long(asked.client_id))
         if len(asked.queues) > LOCKS_MAX:
             remark = f"a request must lock at most {LOCKS_MAX} queues, got {len(asked.queues)}"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
-        queues = [queue for queue in asked.queues if self._topics.has_queue(queue)]
-        if not queues or self._groups.find(asked.consumer_group, client) is None:
+            raise RemoteError.system(remark)
+        queues = [queue for queue in asked.queues if self.topics.has_queue(queue)]
+        if not queues or self.groups.find(asked.consumer_group, client) is None:
             return []
-        now_ms = self._clock.monotonic_ms()
-        if (wait_ms := self._locks.withheld_ms(now_ms)) > 0:
+        now_ms = self.clock.monotonic_ms()
+        if (wait_ms := self.locks.withheld_ms(now_ms)) > 0:
             # An error, not an empty grant: owners keep consuming under the locks they have.
             remark = (
                 f"this broker was promoted and grants queue locks in {wait_ms} ms,"
                 " when those of the last master have expired"
             )
             raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
-        self._locks.expiry_ms = self.config.lock_expiry_ms
-        granted = self._locks.lock(asked.consumer_group, asked.client_id, queues, now_ms)
-        self._members.save_soon()
+        self.locks.expiry_ms = self.config.lock_expiry_ms
+        granted = self.locks.lock(asked.consumer_group, asked.client_id, queues, now_ms)
+        self.members.save_soon()
         return granted
 
     def unlock(self, asked: LockQueues) -> None:
         """Release a client's locks."""
-        self._locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
-        self._members.save_soon()
+        self.locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
+        self.members.save_soon()
 
 
 def _client_id_too_long(client_id: str) -> str:

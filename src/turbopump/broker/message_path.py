@@ -5,13 +5,12 @@ from __future__ import annotations
 from random import Random
 
 from turbopump.broker.arrivals import Arrivals
-from turbopump.broker.config import BrokerConfig, Role
+from turbopump.broker.config import Role
 from turbopump.broker.delays import Delays
-from turbopump.broker.durability import Durability, Limits
+from turbopump.broker.durability import Durability
 from turbopump.broker.handlers.common import Requests, handler_table
 from turbopump.broker.handlers.pull import PullRequests
-from turbopump.broker.handlers.queries import QueryRequests
-from turbopump.broker.handlers.queue_ends import QueueEndsRequests
+from turbopump.broker.handlers.queries import QueryRequests, QueueEndsRequests
 from turbopump.broker.handlers.reply import ReplyRequests, push_reply
 from turbopump.broker.handlers.send import SendRequests
 from turbopump.broker.handlers.send_back import SendBackRequests
@@ -49,28 +48,23 @@ class MessagePath:
         slaves: Slaves,
     ) -> None:
         config = state.live.current
-        self._state, self._store, self._clock = state, store, clock
-        self._store_host, self._chance = store_host, chance
+        self._store, self._clock, self._store_host, self._chance = store, clock, store_host, chance
         self.deadlines = Deadlines(clock)
         self.queueing_delay = QueueingDelay(clock)
         self.arrivals = Arrivals(clock, config.long_polling.held_max)
         replicas = slaves if config.identity.role is Role.SYNC_MASTER else None
-        self.durability = Durability(store, self.deadlines, _limits(config), replicas)
+        self.durability = Durability(store, self.deadlines, config.overload, replicas)
         levels = config.store.delay_levels
         is_slave = config.identity.is_slave
         self.writer = MessageWriter(store, self.durability, len(levels), is_slave=is_slave)
         progress = state.file("delayOffset.json")
         self.delays = Delays(store, self.writer, progress, levels, clock, work)
-        self.transactions = self._transactions(work)
-        self.checks = self._checks()
-        self.sends = self._sends()
-        self.pulls = self._pulls()
-        self.retries = self._retries()
-        self.replies = self._replies()
-        self.pull_requests = PullRequests(self.pulls)
+        self._add_transactions(state, work)
+        self._add_sends(state)
+        self._add_pulls(state)
         self._requests: tuple[Requests, ...] = (
             SendRequests(config=state.live, store_host=store_host, sends=self.sends, clock=clock),
-            self.pull_requests,
+            PullRequests(self.pulls),
             SendBackRequests(self.retries),
             ReplyRequests(state.live, store_host, self.replies),
             QueryRequests(state.live, store),
@@ -78,9 +72,8 @@ class MessagePath:
             TransactionRequests(config.identity, self.transactions),
         )
 
-    def _transactions(self, work: Supervisor) -> Transactions:
-        state = self._state
-        return Transactions(
+    def _add_transactions(self, state: State, work: Supervisor) -> None:
+        self.transactions = Transactions(
             store=self._store,
             writer=self.writer,
             topics=state.topics,
@@ -89,10 +82,7 @@ class MessagePath:
             clock=self._clock,
             watch=work.watch("transaction operations"),
         )
-
-    def _checks(self) -> Checks:
-        state = self._state
-        return Checks(
+        self.checks = Checks(
             config=state.live,
             transactions=self.transactions,
             writer=self.writer,
@@ -102,9 +92,8 @@ class MessagePath:
             clock=self._clock,
         )
 
-    def _sends(self) -> Sends:
-        state = self._state
-        return Sends(
+    def _add_sends(self, state: State) -> None:
+        self.sends = Sends(
             config=state.live,
             store_host=self._store_host,
             writer=self.writer,
@@ -115,10 +104,17 @@ class MessagePath:
             clock=self._clock,
             chance=self._chance,
         )
+        self.replies = Replies(
+            store_host=self._store_host,
+            sends=self.sends,
+            writer=self.writer,
+            producers=state.producers,
+            push=push_reply,
+            clock=self._clock,
+        )
 
-    def _pulls(self) -> Pulls:
-        state = self._state
-        return Pulls(
+    def _add_pulls(self, state: State) -> None:
+        self.pulls = Pulls(
             config=state.live,
             store_host=self._store_host,
             store=self._store,
@@ -132,10 +128,7 @@ class MessagePath:
             stats=state.stats,
             clock=self._clock,
         )
-
-    def _retries(self) -> Retries:
-        state = self._state
-        return Retries(
+        self.retries = Retries(
             config=state.live,
             store=self._store,
             writer=self.writer,
@@ -143,17 +136,6 @@ class MessagePath:
             groups=state.groups,
             stats=state.stats,
             chance=self._chance,
-        )
-
-    def _replies(self) -> Replies:
-        state = self._state
-        return Replies(
-            store_host=self._store_host,
-            sends=self.sends,
-            writer=self.writer,
-            producers=state.producers,
-            push=push_reply,
-            clock=self._clock,
         )
 
     @property
@@ -172,13 +154,3 @@ class MessagePath:
 
     def handlers(self) -> dict[int, Handler]:
         return handler_table(self._requests)
-
-
-def _limits(config: BrokerConfig) -> Limits:
-    overload = config.overload
-    return Limits(
-        timeout_ms=overload.sync_flush_timeout_ms,
-        sends_max=overload.sends_waiting_max,
-        bytes_max=overload.unflushed_bytes_max,
-        slave_timeout_ms=config.replication.timeout_ms,
-    )

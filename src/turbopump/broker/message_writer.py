@@ -223,7 +223,7 @@ class MessageWriter:
             return
         except Exception as error:  # noqa: BLE001 - a bug: else most of them would wait forever
             _log.exception("cannot store %d requests", len(burst))
-            failure = RemoteError(ResponseCode.SYSTEM_ERROR, repr(error))
+            failure = RemoteError.system(repr(error))
             for _, on_outcome, args in reports:
                 on_outcome(failure, *args)
             return

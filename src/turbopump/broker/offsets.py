@@ -72,10 +72,12 @@ class Offsets:
         queues = self._table.get(key)
         if queues is None:
             queues = self._table[key] = {}
+        changes = 0
         for queue_id, offset in offsets.items():
             if queues.get(queue_id) != offset:
                 queues[queue_id] = offset
-                self.saving.changes += 1
+                changes += 1
+        self.saving.changes += changes
 
     def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """Return a group's offset in a queue; None if it never committed one."""
@@ -96,14 +98,14 @@ class Offsets:
         return not self._table
 
     @property
-    def snapshot(self) -> ConsumerOffsets:
-        """All offsets, as they are now."""
-        return ConsumerOffsets(offset_table={key: dict(q) for key, q in self._table.items()})
-
-    @property
     def changes(self) -> int:
         """How often anything has been committed or forgotten."""
         return self.saving.changes
+
+    @property
+    def snapshot(self) -> ConsumerOffsets:
+        """All offsets, as they are now."""
+        return ConsumerOffsets(offset_table={key: dict(q) for key, q in self._table.items()})
 
     def encoded(self) -> bytes:
         """Return all offsets as JSON, the form of file and wire; fast, since there may be many."""
@@ -121,11 +123,6 @@ class Offsets:
     def groups_of(self, topic: str) -> set[str]:
         """Return the groups that have offsets in a topic."""
         return {group for name, group in map(_split, self._table) if name == topic}
-
-    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set a group's offsets in several queues of a topic, forward or back."""
-        for queue_id, offset in offsets.items():
-            self.commit(group, topic, queue_id, offset)
 
     def clone(self, source: str, target: str, topic: str) -> None:
         """Copy a group's offsets in a topic to another group, in place of its own."""

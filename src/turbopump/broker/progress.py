@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from msgspec import Struct
-
 from turbopump.broker.clients import Consumers
 from turbopump.broker.groups import Groups
 from turbopump.broker.offsets import Offsets
@@ -15,17 +13,6 @@ from turbopump.errors import RemoteError
 from turbopump.message import QueueOffset
 from turbopump.store.store import Store
 from turbopump.wire.codes import ResponseCode
-
-
-class Commit(Struct, frozen=True):
-    """A group's offset in a queue, to be committed."""
-
-    client: str
-    """The consumer's address, as ``host:port``."""
-    group: str
-    topic: str
-    queue_id: int
-    offset: int
 
 
 @dataclass(slots=True, eq=False)
@@ -46,28 +33,31 @@ class Progress:
             return QueueOffset(0)
         return offset
 
-    def commit(self, commit: Commit) -> None:
-        """Commit a group's offset in a queue.
+    def commit(self, client: str, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Commit a group's offset in a queue; ``client`` is the consumer's address.
 
         Invalid commits are ignored and succeed, as clients expect. One group too many, and an
         offset beyond the end of its queue, raise RemoteError.
         """
-        group, topic, queue_id, offset = commit.group, commit.topic, commit.queue_id, commit.offset
         if offset < 0 or queue_id not in self._queue_ids(topic):
             return
         _, end = self.store.queue_range(topic, queue_id)
         if offset > end:
             # Otherwise the group would skip all messages until the queue has grown that far.
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RemoteError.system(
                 f"commitOffset of {group} in queue {queue_id} of {topic} must be 0 to {end},"
-                f" the end of the queue, got {offset}",
+                f" the end of the queue, got {offset}"
             )
-        if self.groups.find(group, commit.client) is not None:
+        if self.groups.find(group, client) is not None:
             self.offsets.commit(group, topic, queue_id, offset)
 
     def commit_all(
-        self, client: str, group: str, topic: str, offsets: Iterable[tuple[int, int]]
+        self,
+        client: str,
+        group: str,
+        topic: str,
+        queue_ids: Iterable[int],
+        offsets: Iterable[int],
     ) -> list[int]:
         """Commit a group's offsets by queue id; return the queues of those refused.
 
@@ -75,18 +65,21 @@ class Progress:
         looked up once.
         """
         known = self._queue_ids(topic)
-        possible = [(number, at) for number, at in offsets if number in known and at >= 0]
-        ends = self.store.max_offsets(topic, (number for number, _ in possible))
-        accepted = {
-            number: at for (number, at), end in zip(possible, ends, strict=True) if at <= end
-        }
+        named = zip(queue_ids, offsets, strict=True)
+        possible = [(number, at) for number, at in named if number in known and at >= 0]
+        ends = self.store.max_offsets(topic, [number for number, _ in possible])
+        refused = [number for (number, at), end in zip(possible, ends, strict=True) if at > end]
+        accepted = dict(possible)
+        if refused:
+            pairs = zip(possible, ends, strict=True)
+            accepted = {number: at for (number, at), end in pairs if at <= end}
         try:
             is_known = accepted and self.groups.find(group, client) is not None
         except RemoteError:
             return [number for number, _ in possible]
         if is_known:
             self.offsets.commit_all(group, topic, accepted)
-        return [number for (number, at), end in zip(possible, ends, strict=True) if at > end]
+        return refused
 
     def slowest(self, topic: str, left_out: Collection[str]) -> dict[int, int]:
         """Return the offset of the slowest group in each queue, leaving out some groups.

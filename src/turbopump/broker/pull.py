@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVarTuple
 
 import msgspec
@@ -26,7 +27,6 @@ from turbopump.clock import Clock
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.store import outcomes
-from turbopump.store.config import ReadLimits
 from turbopump.store.outcomes import Filter, ReadOutcome
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
@@ -86,39 +86,26 @@ class Held(Struct, eq=False):
             self._on_outcome(outcome, *self._args)
 
 
+@dataclass(eq=False, kw_only=True)
 class Pulls:
     """Answers pulls."""
 
-    def __init__(
-        self,
-        *,
-        config: LiveConfig,
-        store_host: Host,
-        store: Store,
-        writer: MessageWriter,
-        arrivals: Arrivals,
-        topics: Topics,
-        groups: Groups,
-        consumers: Consumers,
-        filters: SubscriptionFilters,
-        offsets: Offsets,
-        stats: Stats,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._store_host = store_host
-        self._store = store
-        self._writer = writer
-        self._arrivals = arrivals
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._filters = filters
-        self._offsets = offsets
-        self._stats = stats
-        self._clock = clock
-        self._take_over(config.current)
-        config.listen(lambda _, changed: self._take_over(changed))
+    config: LiveConfig
+    store_host: Host
+    store: Store
+    writer: MessageWriter
+    arrivals: Arrivals
+    topics: Topics
+    groups: Groups
+    consumers: Consumers
+    filters: SubscriptionFilters
+    offsets: Offsets
+    stats: Stats
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._take_over(self.config.current)
+        self.config.listen(lambda _, changed: self._take_over(changed))
 
     def _take_over(self, config: BrokerConfig) -> None:
         """Derive rules and limits from settings. Large pulls are limited no more strictly."""
@@ -138,14 +125,16 @@ class Pulls:
         Raises RemoteError.
         """
         group = self._check(pull)
-        if self._consumers.has_absent:
-            self._consumers.note_puller(pull.group, pull.client)
+        if self.consumers.has_absent:
+            self.consumers.note_puller(pull.group, pull.client)
         wanted = self._wanted(pull, group)
         # Slaves copy offsets from their master: what is committed here would be lost.
-        if self._writer.is_slave:
+        if self.writer.is_slave:
             return wanted
-        if pull.commit_offset is not None and self._is_committable(pull, pull.commit_offset):
-            self._offsets.commit(pull.group, pull.topic, pull.queue_id, pull.commit_offset)
+        if pull.commit_offset is not None:
+            _, end = self.store.queue_range(pull.topic, pull.queue_id)
+            if 0 <= pull.commit_offset <= end:
+                self.offsets.commit(pull.group, pull.topic, pull.queue_id, pull.commit_offset)
         return wanted
 
     def read(self, pull: Pull, wanted: Filter) -> ReadOutcome | Held:
@@ -154,7 +143,7 @@ class Pulls:
         if (
             pull.hold_ms is not None
             and not isinstance(outcome, outcomes.Found)
-            and not self._arrivals.is_full
+            and not self.arrivals.is_full
             and self.status_of(pull, outcome) is Status.NOT_FOUND
         ):
             return self._hold(pull, wanted, outcome, pull.hold_ms)
@@ -170,29 +159,19 @@ class Pulls:
         rules = self._rules
         if not rules.suggests_slaves and rules.corrects_offsets:
             return MASTER_ID
-        group = self._groups.find(pull.group, pull.client.peer_address)
+        group = self.groups.find(pull.group, pull.client.peer_address)
         known = GroupConfig(group_name=pull.group) if group is None else group
         return rules.suggested_broker_id(known, outcome, pull.offset)
-
-    def forget(self, client: object) -> None:
-        """Drop the held pulls of a disconnected client."""
-        self._arrivals.forget(client)
-
-    def _is_committable(self, pull: Pull, offset: int) -> bool:
-        """Whether an offset lies in its queue, or at its end."""
-        _, end = self._store.queue_range(pull.topic, pull.queue_id)
-        return 0 <= offset <= end
 
     # --- checks, in the order of the protocol -----------------------------------------------------
 
     def _check(self, pull: Pull) -> GroupConfig:
         group, topic = self.require_readable(pull.group, pull.topic, pull.client)
         if not 0 <= pull.queue_id < topic.read_queue_nums:
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RemoteError.system(
                 f"queueId[{pull.queue_id}] is illegal, topic:[{pull.topic}]"
                 f" topicConfig.readQueueNums:[{topic.read_queue_nums}]"
-                f" consumer:[{pull.group}]",
+                f" consumer:[{pull.group}]"
             )
         return group
 
@@ -200,13 +179,13 @@ class Pulls:
         self, group_name: str, topic_name: str, client: Peer
     ) -> tuple[GroupConfig, TopicConfig]:
         """Return group and topic; raises RemoteError if the group may not read the topic."""
-        config = self._config.current
+        config = self.config.current
         if not config.access.can_read:
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{config.identity.reachable_host}] pulling message is forbidden",
             )
-        group = self._groups.find(group_name, client.peer_address)
+        group = self.groups.find(group_name, client.peer_address)
         if group is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -217,7 +196,7 @@ class Pulls:
                 ResponseCode.NO_PERMISSION,
                 f"subscription group no permission, {group_name}",
             )
-        topic = self._topics.find(topic_name)
+        topic = self.topics.find(topic_name)
         if topic is None:
             raise RemoteError(
                 ResponseCode.TOPIC_NOT_EXIST,
@@ -232,13 +211,13 @@ class Pulls:
 
     def _wanted(self, pull: Pull, group: GroupConfig) -> Filter:
         if pull.expression is not None:
-            return self._filters.of_request(pull.expression.text, pull.expression.kind)
+            return self.filters.of_request(pull.expression.text, pull.expression.kind)
         subscription = self._subscription(pull, group)
-        return self._filters.of_subscription(pull.group, subscription)
+        return self.filters.of_subscription(pull.group, subscription)
 
     def _subscription(self, pull: Pull, group: GroupConfig) -> Subscription:
         name = pull.group
-        model = self._consumers.message_model(name)
+        model = self.consumers.message_model(name)
         if model is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group [{name}] is not online"
@@ -248,7 +227,7 @@ class Pulls:
                 ResponseCode.NO_PERMISSION,
                 f"the consumer group[{name}] can not consume by broadcast way",
             )
-        subscription = self._consumers.subscription(name, pull.topic)
+        subscription = self.consumers.subscription(name, pull.topic)
         if subscription is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -264,15 +243,15 @@ class Pulls:
     # --- reading and holding ----------------------------------------------------------------------
 
     def _read(self, pull: Pull, wanted: Filter) -> ReadOutcome:
-        outcome = self._store.read(
+        outcome = self.store.read(
             pull.topic,
             pull.queue_id,
             QueueOffset(pull.offset),
             pull.count_max,
             wanted,
-            self._limits(pull),
+            self._bulk if pull.is_bulk else None,
         )
-        if self._store.cut_ranges and self._was_cut(pull):
+        if self.store.cut_ranges and self._was_cut(pull):
             # It may have read messages of this slave that the master never had, or has lost: only
             # the master knows.
             limits = outcome.min_offset, outcome.max_offset
@@ -282,16 +261,13 @@ class Pulls:
         return self._rules.reported(outcome, pull.offset)
 
     def _was_cut(self, pull: Pull) -> bool:
-        was_cut = self._store.was_cut(pull.topic, pull.queue_id, pull.offset)
+        was_cut = self.store.was_cut(pull.topic, pull.queue_id, pull.offset)
         return was_cut and not self._rules.corrects_offsets
 
-    def _limits(self, pull: Pull) -> ReadLimits | None:
-        return self._bulk if pull.is_bulk else None
-
     def _hold(self, pull: Pull, wanted: Filter, outcome: ReadOutcome, wait_ms: int) -> Held:
-        polling = self._config.current.long_polling
+        polling = self.config.current.long_polling
         held = Held(pull, wanted)
-        self._arrivals.hold(
+        self.arrivals.hold(
             HeldPull(
                 queue=(pull.topic, pull.queue_id),
                 offset=pull.offset,
@@ -324,15 +300,15 @@ class Pulls:
         """Count what a pull found, and record a pull at an invalid offset."""
         if isinstance(outcome, outcomes.Found):
             count, size = len(outcome.sizes), outcome.size
-            self._stats.get(pull.group, pull.topic, pull.queue_id, count, size)
+            self.stats.get(pull.group, pull.topic, pull.queue_id, count, size)
             return
-        self._stats.missed()
+        self.stats.missed()
         if self.status_of(pull, outcome) is Status.MOVED:
             self._report_offset_moved(pull, outcome.next_offset)
 
     def _report_offset_moved(self, pull: Pull, offset: int) -> None:
         """Store an event for operators: a group pulled at an offset without messages."""
-        queue = MessageQueue(pull.topic, self._config.current.identity.broker_name, pull.queue_id)
+        queue = MessageQueue(pull.topic, self.config.current.identity.broker_name, pull.queue_id)
         event = {
             "consumerGroup": pull.group,
             "messageQueue": queue,
@@ -341,18 +317,18 @@ class Pulls:
         }
         # Only a note: a store that refuses writes must still answer reads.
         with contextlib.suppress(RemoteError):
-            record = self._writer.record(
+            record = self.writer.record(
                 Draft(
                     topic=OFFSET_MOVED_TOPIC,
                     queue_id=0,
                     properties={names.TAGS: pull.group, names.KEYS: pull.group},
                     body=msgspec.json.encode(event),
-                    born_timestamp_ms=self._clock.now_ms(),
-                    born_host=self._store_host,
-                    store_host=self._store_host,
+                    born_timestamp_ms=self.clock.now_ms(),
+                    born_host=self.store_host,
+                    store_host=self.store_host,
                 )
             )
-            self._writer.append_now([record], Promise.WRITTEN, _unreported)
+            self.writer.append_now([record], Promise.WRITTEN, _unreported)
 
 
 def _unreported(_: Outcome) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from turbopump.broker.config import AccessConfig, BrokerConfig
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, WireError
 from turbopump.machine.timers import set_within
+from turbopump.net.connection import Connection
+from turbopump.net.pool import ConnectionPool
 from turbopump.supervisor import Supervisor
+from turbopump.timeouts import timeout
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     BrokerRegistration,
@@ -37,18 +40,6 @@ ANNOUNCE_WAIT_MS = 3000
 """How long the caller waits for name servers after a topic change; tools wait 5 s in all."""
 
 UNREGISTER_TIMEOUT_MS = 3000
-
-
-class NameServerConnection(Protocol):
-    """Connection operations used here."""
-
-    async def request(self, command: Command, timeout_ms: int) -> Command: ...
-
-
-class NameServers(Protocol):
-    """Operations of the connection pool used here."""
-
-    async def connection(self, address: str) -> NameServerConnection: ...
 
 
 class MasterAddress(Struct, frozen=True):
@@ -75,7 +66,7 @@ class Registration:
         *,
         config: BrokerConfig,
         topics: Topics,
-        pool: NameServers,
+        pool: ConnectionPool,
         address: str,
         ha_address: str,
         epoch: int = 0,
@@ -162,10 +153,7 @@ class Registration:
         else:
             body = self._body({name: table[name] for name in changed if name in table})
         header = headers.RegisterBroker(
-            broker_name=self._identity.broker_name,
-            broker_addr=self._identity.broker_addr,
-            cluster_name=self._identity.cluster_name,
-            broker_id=self._identity.broker_id,
+            **asdict(self._identity),
             ha_server_addr=self._ha_address,
             compressed=self.config.registration.compressed,
             body_crc32=body_crc(body),
@@ -234,23 +222,17 @@ def permitted(topics: Mapping[str, TopicConfig], access: AccessConfig) -> dict[s
     }
 
 
-class _Announced(Struct, frozen=True):
-    """The last registration a name server received, and over which connection."""
-
-    connection: NameServerConnection
-    version: DataVersion
-
-
 class _NameServerLink:
     """Keeps one name server informed."""
 
-    def __init__(self, registration: Registration, pool: NameServers, server: str) -> None:
+    def __init__(self, registration: Registration, pool: ConnectionPool, server: str) -> None:
         self._registration = registration
         self._pool = pool
         self.server = server
         self.tried = asyncio.Event()
         """Set after the first attempt to register, successful or not."""
-        self._announced: _Announced | None = None
+        self._announced: tuple[Connection, DataVersion] | None = None
+        """The version the name server received last, and over which connection."""
         self._changed: dict[str, None] = {}
         self._news = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
@@ -284,7 +266,7 @@ class _NameServerLink:
         waiting, self._waiting = self._waiting, []
         timeout_ms = self._registration.config.registration.timeout_ms
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 failure = await self._try(timeout_ms, only_if_changed)
         except TimeoutError:
             failure = f"no answer within {timeout_ms} ms"
@@ -300,7 +282,7 @@ class _NameServerLink:
     async def unregister(self) -> None:
         """Unregister from the name server."""
         try:
-            async with asyncio.timeout(UNREGISTER_TIMEOUT_MS / 1000):
+            async with timeout(UNREGISTER_TIMEOUT_MS / 1000):
                 connection = await self._pool.connection(self.server)
                 await connection.request(self._registration.unregistration(), UNREGISTER_TIMEOUT_MS)
         except (NetworkError, TimeoutError) as error:
@@ -318,7 +300,7 @@ class _NameServerLink:
         answer = await connection.request(command, timeout_ms)
         if answer.code != ResponseCode.SUCCESS:
             return f"code {answer.code}: {answer.remark}"
-        self._announced = _Announced(connection, version)
+        self._announced = connection, version
         header = headers.RegisterBrokerAnswer.from_ext_fields(answer.ext_fields)
         self._registration.note_master(header)
         body = whole_body(answer)
@@ -326,9 +308,7 @@ class _NameServerLink:
             self._registration.note_ordered(self.server, KeyValues.decode(body).table)
         return None
 
-    def _partial(
-        self, connection: NameServerConnection, changed: dict[str, None]
-    ) -> Iterable[str] | None:
+    def _partial(self, connection: Connection, changed: dict[str, None]) -> Iterable[str] | None:
         """Return the topics to register; None for all.
 
         A part is enough only for a name server that knows the rest: it would take the version of
@@ -337,12 +317,12 @@ class _NameServerLink:
         announced = self._announced
         knows_rest = (
             announced is not None
-            and announced.connection is connection
-            and announced.version.counter + len(changed) == self._registration.version.counter
+            and announced[0] is connection
+            and announced[1].counter + len(changed) == self._registration.version.counter
         )
         return changed if changed and knows_rest else None
 
-    async def _is_current(self, connection: NameServerConnection, timeout_ms: int) -> bool:
+    async def _is_current(self, connection: Connection, timeout_ms: int) -> bool:
         answer = await connection.request(self._registration.version_query(), timeout_ms)
         if answer.code != ResponseCode.SUCCESS:
             return False

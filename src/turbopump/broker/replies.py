@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from turbopump.broker.clients import Member, Producers
-from turbopump.broker.durability import Late, Outcome, Promise
+from turbopump.broker.durability import Late, Outcome, Promise, set_outcome
 from turbopump.broker.message_writer import Draft, MessageWriter, waits_for_disk
 from turbopump.broker.send import Send, Sends, host_of
 from turbopump.clock import Clock
@@ -89,11 +89,5 @@ class Replies:
         )
         kept: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         promise = Promise.DURABLE if waits_for_disk(properties) else Promise.WRITTEN
-        self.writer.append_now([self.writer.record(draft)], promise, _finish, kept)
+        self.writer.append_now([self.writer.record(draft)], promise, set_outcome, kept)
         return await kept
-
-
-def _finish(outcome: Outcome, kept: asyncio.Future[Outcome]) -> None:
-    # Cancelled when the connection closes meanwhile.
-    if not kept.done():
-        kept.set_result(outcome)

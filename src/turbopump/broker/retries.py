@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import TypeVarTuple
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.message_writer import Draft, MessageWriter, refusal
+from turbopump.broker.message_writer import Draft, MessageWriter, draft_like, refusal
 from turbopump.broker.send import UNIT_RETRY_TOPIC
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, is_writable
@@ -64,27 +65,17 @@ OnSentBack = Callable[[Appended | Dropped | RemoteError, *Ts], None]
 """Called once with the outcome; without success, the consumer has to keep the message."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Retries:
     """Stores failed messages again."""
 
-    def __init__(
-        self,
-        *,
-        config: LiveConfig,
-        store: Store,
-        writer: MessageWriter,
-        topics: Topics,
-        groups: Groups,
-        stats: Stats,
-        chance: Random,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._writer = writer
-        self._topics = topics
-        self._groups = groups
-        self._stats = stats
-        self._chance = chance
+    config: LiveConfig
+    store: Store
+    writer: MessageWriter
+    topics: Topics
+    groups: Groups
+    stats: Stats
+    chance: Random
 
     def accept(self, failed: SendBack, on_outcome: OnSentBack[*Ts], *args: *Ts) -> None:
         """Store a failed message again, for a later retry or as a dead letter.
@@ -93,7 +84,7 @@ class Retries:
         of the copy says: the consumer then commits the failed message.
         """
         try:
-            self._writer.refuse_if_suspended()
+            self.writer.refuse_if_suspended()
             group = self._group(failed.group, failed.client)
             if group.retry_queue_nums <= 0:
                 on_outcome(Dropped(), *args)
@@ -105,7 +96,7 @@ class Retries:
             on_outcome(refusal(error), *args)
             return
         topic = message.topic
-        self._writer.append_soon(
+        self.writer.append_soon(
             [record], Promise.DURABLE, self._stored, failed.group, topic, on_outcome, args
         )
 
@@ -118,20 +109,20 @@ class Retries:
         if is_damaged:
             # The copy gets a valid checksum; it must not pass for an intact message.
             reason = "the body does not match its checksum, sent back as a dead letter"
-            self._store.note_damaged(message.physical_offset, reason)
+            self.store.note_damaged(message.physical_offset, reason)
             damaged = {**message.properties, names.DAMAGED_BODY_CRC: str(message.body_crc)}
             message = replace(message, _properties=damaged)
         gives_up = message.reconsume_times >= most or failed.delay_level < 0 or is_damaged
         if gives_up:
-            target = self._topics.create_internal(dead_letter_topic(failed.group), queues=1)
+            target = self.topics.create_internal(dead_letter_topic(failed.group), queues=1)
             level = 0
         else:
             target = retry
             level = failed.delay_level or FIRST_RETRY_LEVEL + message.reconsume_times
         if target.write_queue_nums < 1:
             raise _not_writable(target.topic_name)
-        queue_id = self._chance.randrange(target.write_queue_nums)
-        return self._writer.record(_again(message, target.topic_name, queue_id, level))
+        queue_id = self.chance.randrange(target.write_queue_nums)
+        return self.writer.record(_again(message, target.topic_name, queue_id, level))
 
     def _stored(
         self,
@@ -145,17 +136,17 @@ class Retries:
         if isinstance(outcome, Late):
             outcome = outcome.for_consumer()
         if not isinstance(outcome, RemoteError):
-            self._stats.sent_back(group, topic)
+            self.stats.sent_back(group, topic)
         on_outcome(outcome, *args)
 
     def _group(self, name: str, client: str) -> GroupConfig:
-        group = self._groups.find(name, client)
+        group = self.groups.find(name, client)
         if group is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
             )
-        if not self._config.current.access.can_write:
-            host = self._config.current.identity.reachable_host
+        if not self.config.current.access.can_write:
+            host = self.config.current.identity.reachable_host
             raise RemoteError(
                 ResponseCode.NO_PERMISSION, f"the broker[{host}] sending message is forbidden"
             )
@@ -164,24 +155,21 @@ class Retries:
     def _retry_topic(self, failed: SendBack, group: GroupConfig) -> TopicConfig:
         unit = UNIT_RETRY_TOPIC if failed.unit_mode else 0
         name = retry_topic(failed.group)
-        topic = self._topics.create_internal(name, queues=group.retry_queue_nums, sys_flag=unit)
+        topic = self.topics.create_internal(name, queues=group.retry_queue_nums, sys_flag=unit)
         if not is_writable(topic):
             raise _not_writable(name)
         return topic
 
     def _failed_message(self, failed: SendBack) -> MessageView:
-        stored = self._store.message_at(PhysicalOffset(failed.position))
+        stored = self.store.message_at(PhysicalOffset(failed.position))
         if stored is None:
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {failed.position}"
-            )
+            raise RemoteError.system(f"look message by offset failed, {failed.position}")
         found = decode_record(stored)
         if not _is_called(found, failed.message_id):
             # The consumer's own was lost in a power failure, and this one has its place in the log.
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RemoteError.system(
                 f"look message by offset failed, {failed.position}: found {found.message_id},"
-                f" expected {failed.message_id}",
+                f" expected {failed.message_id}"
             )
         return found
 
@@ -207,15 +195,5 @@ def _again(failed: MessageView, topic: str, queue_id: int, level: int) -> Draft:
     properties.setdefault(names.ORIGIN_MESSAGE_ID, failed.offset_id)
     properties[names.WAIT] = "false"
     properties[names.DELAY] = str(level)
-    return Draft(
-        topic=topic,
-        queue_id=queue_id,
-        properties=properties,
-        body=failed.stored_body,
-        flag=failed.flag,
-        sys_flag=failed.sys_flag,
-        born_timestamp_ms=failed.born_timestamp_ms,
-        born_host=failed.born_host,
-        store_host=failed.store_host,
-        reconsume_times=failed.reconsume_times + 1,
-    )
+    draft = draft_like(failed, topic, queue_id, properties)
+    return replace(draft, reconsume_times=failed.reconsume_times + 1)

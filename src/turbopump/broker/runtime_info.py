@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from turbopump.wire.record import decode_entry
 
 _VERSION_NAME = "V4_9_8"
 _NO_TIME = "-1"
+_DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
 _GIB = 1024**3
 
 _CONSTANT = {
@@ -30,6 +32,7 @@ _CONSTANT = {
     "putLatency99": "0.00",
     "putLatency999": "0.00",
     "dispatchMaxBuffer": "0",
+    "pageCacheLockTimeMills": "0",
     "pullThreadPoolQueueHeadWaitTimeMills": "0",
     "queryThreadPoolQueueSize": "0",
     "queryThreadPoolQueueCapacity": "0",
@@ -48,36 +51,25 @@ class Load(Struct, frozen=True):
     send_wait_ms: int = 0
     """How long the oldest of them has waited."""
     pulls_held: int = 0
-    append_ms: int = 0
-    """How long the append in progress has taken."""
 
 
+@dataclass(eq=False, kw_only=True)
 class RuntimeInfo:
     """Collects a broker's runtime information."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        stats: Stats,
-        store: Store,
-        delay_progress: Callable[[], DelayOffsets],
-        clock: Clock,
-        files: Files = REAL_FILES,
-        load: Callable[[], Load] = Load,
-        work: Callable[[], Iterable[Watch]] = tuple,
-    ) -> None:
-        self.config = config
-        self._stats = stats
-        self._store = store
-        self._delay_progress = delay_progress
-        self._clock = clock
-        self._files = files
-        self._load = load
-        self._work = work
+    config: BrokerConfig
+    stats: Stats
+    store: Store
+    delay_progress: Callable[[], DelayOffsets]
+    clock: Clock
+    files: Files = REAL_FILES
+    load: Callable[[], Load] = Load
+    work: Callable[[], Iterable[Watch]] = tuple
+
+    def __post_init__(self) -> None:
         self.replication: Callable[[], dict[str, str]] = dict
-        self._boot_ms = clock.now_ms()
-        self._boot_monotonic_ms = clock.monotonic_ms()
+        self._boot_ms = self.clock.now_ms()
+        self._boot_monotonic_ms = self.clock.monotonic_ms()
 
     def __call__(self) -> dict[str, str]:
         """Return all keys and values."""
@@ -88,14 +80,14 @@ class RuntimeInfo:
             **self._days(),
             **self._log(),
             **self._disk(self.config.directory),
-            **self._waiting(self._load()),
+            **self._waiting(self.load()),
             **self._delays(),
             **self.replication(),
-            **summary(self._work()),
+            **summary(self.work()),
         }
 
     def _life(self) -> dict[str, str]:
-        seconds = (self._clock.monotonic_ms() - self._boot_monotonic_ms) // 1000
+        seconds = (self.clock.monotonic_ms() - self._boot_monotonic_ms) // 1000
         minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
         running = f"{days} days, {hours % 24} hours, {minutes % 60} minutes, {seconds % 60} seconds"
         return {
@@ -109,30 +101,29 @@ class RuntimeInfo:
         }
 
     def _counts(self) -> dict[str, str]:
-        puts = self._stats.puts
-        found, missed = self._stats.found_rates(), self._stats.missed_rates()
+        puts = self.stats.puts
+        found, missed = self.stats.found_rates(), self.stats.missed_rates()
         return {
             "putMessageTimesTotal": str(puts.messages),
-            "putMessageFailedTimes": str(self._stats.failures.times),
+            "putMessageFailedTimes": str(self.stats.failures.times),
             "putMessageSizeTotal": str(puts.bytes),
             "putMessageAverageSize": str(puts.bytes / puts.messages if puts.messages else 0.0),
-            "putTps": _rates(self._stats.put_rates()),
+            "putTps": _rates(self.stats.put_rates()),
             "getFoundTps": _rates(found),
             "getMissTps": _rates(missed),
             "getTotalTps": _rates(_both(found, missed)),
-            "getTransferedTps": _rates(self._stats.transferred_rates()),
+            "getTransferedTps": _rates(self.stats.transferred_rates()),
         }
 
     def _days(self) -> dict[str, str]:
-        found = {}
-        for name, days in (("Put", self._stats.put_days()), ("Get", self._stats.get_days())):
-            found[f"msg{name}TotalYesterdayMorning"] = str(days.yesterday_morning)
-            found[f"msg{name}TotalTodayMorning"] = str(days.today_morning)
-            found[f"msg{name}TotalTodayNow"] = str(days.now)
-        return found
+        return {
+            f"msg{name}Total{when}": str(count)
+            for name, days in (("Put", self.stats.put_days()), ("Get", self.stats.get_days()))
+            for when, count in zip(_DAYS, days, strict=True)
+        }
 
     def _log(self) -> dict[str, str]:
-        store = self._store
+        store = self.store
         unreadable = store.written_end - store.readable_end
         return {
             # Ours: why messages are refused; empty when they are not.
@@ -151,12 +142,12 @@ class RuntimeInfo:
         }
 
     def _earliest(self) -> str:
-        message = self._store.message_at(self._store.min_offset)
+        message = self.store.message_at(self.store.min_offset)
         entry = None if message is None else decode_entry(message)
         return _NO_TIME if entry is None else str(entry.store_timestamp_ms)
 
     def _disk(self, directory: Path) -> dict[str, str]:
-        ratio, space = f"{self._files.used_ratio(directory):.2f}", self._files.space(directory)
+        ratio, space = f"{self.files.used_ratio(directory):.2f}", self.files.space(directory)
         total, free = space.total_bytes / _GIB, space.free_bytes / _GIB
         capacity = f"Total : {total:.1f} GiB, Free : {free:.1f} GiB."
         return {
@@ -173,30 +164,21 @@ class RuntimeInfo:
             "sendThreadPoolQueueHeadWaitTimeMills": str(load.send_wait_ms),
             "pullThreadPoolQueueSize": str(load.pulls_held),
             "pullThreadPoolQueueCapacity": str(self.config.long_polling.held_max),
-            "pageCacheLockTimeMills": str(load.append_ms),
         }
 
     def _delays(self) -> dict[str, str]:
         found = {}
-        for level, offset in self._delay_progress().offset_table.items():
-            _, high = self._store.queue_range(SCHEDULE_TOPIC, level - 1)
+        for level, offset in self.delay_progress().offset_table.items():
+            _, high = self.store.queue_range(SCHEDULE_TOPIC, level - 1)
             found[f"scheduleMessageOffset_{level}"] = f"{offset},{high}"
         return found
 
 
 def _both(one: Rates, other: Rates) -> Rates:
-    return Rates(
-        _sum(one.last_10_s, other.last_10_s),
-        _sum(one.last_minute, other.last_minute),
-        _sum(one.last_10_minutes, other.last_10_minutes),
-    )
-
-
-def _sum(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
+    pairs = zip(one, other, strict=True)
+    return tuple(None if a is None or b is None else a + b for a, b in pairs)
 
 
 def _rates(rates: Rates) -> str:
     """Format the rates as tools split them: at blanks, missing ones left empty."""
-    every = (rates.last_10_s, rates.last_minute, rates.last_10_minutes)
-    return " ".join("" if rate is None else str(rate) for rate in every)
+    return " ".join("" if rate is None else str(rate) for rate in rates)

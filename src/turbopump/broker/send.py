@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from typing import TypeVarTuple
@@ -101,38 +102,28 @@ class _Target(Struct, frozen=True):
     """Bits that all messages of the topic get."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Sends:
     """Accepts messages."""
 
-    def __init__(
-        self,
-        *,
-        config: LiveConfig,
-        store_host: Host,
-        writer: MessageWriter,
-        queueing_delay: QueueingDelay,
-        topics: Topics,
-        groups: Groups,
-        stats: Stats,
-        clock: Clock,
-        chance: Random,
-    ) -> None:
-        self._config = config
-        self._store_host = store_host
-        id_bytes = len(offset_id(store_host, PhysicalOffset(0))) + 1
+    config: LiveConfig
+    store_host: Host
+    writer: MessageWriter
+    queueing_delay: QueueingDelay
+    topics: Topics
+    groups: Groups
+    stats: Stats
+    clock: Clock
+    chance: Random
+
+    def __post_init__(self) -> None:
+        id_bytes = len(offset_id(self.store_host, PhysicalOffset(0))) + 1
         self._batch_messages_max = (HEADER_BYTES_MAX - _OTHER_FIELDS_BYTES) // id_bytes
-        self._writer = writer
-        self._queueing_delay = queueing_delay
-        self._topics = topics
-        self._groups = groups
-        self._stats = stats
-        self._clock = clock
-        self._chance = chance
         self._is_closed = False
         # Queues to which most messages may go without further checks, by topic and queue.
         self._targets: dict[tuple[str, int], _Target] = {}
-        self._take_over(config.current)
-        config.listen(lambda _, changed: self._take_over(changed))
+        self._take_over(self.config.current)
+        self.config.listen(lambda _, changed: self._take_over(changed))
 
     def _take_over(self, config: BrokerConfig) -> None:
         """Prepare what every message is checked with, and what it gets."""
@@ -146,7 +137,7 @@ class Sends:
     def accept(self, send: Send, on_outcome: OnSent[*Ts], *args: *Ts) -> None:
         """Refuse immediately, or report the outcome when the message is stored."""
         try:
-            if self._is_closed or self._queueing_delay.wait_ms > self._wait_max_ms:
+            if self._is_closed or self.queueing_delay.wait_ms > self._wait_max_ms:
                 raise self._busy()
             target = self._target(send)
             try:
@@ -156,14 +147,14 @@ class Sends:
             except InvalidArgument as error:
                 raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         except (RemoteError, WriteRefused) as error:
-            self._stats.put_failed()
+            self.stats.put_failed()
             # The latter: a new topic that could not be saved.
             on_outcome(refusal(error), send.queue_id, *args)
             return
         # Retried copies inherit WAIT=false: their consumer commits the original once they are
         # acknowledged, so the broker's mode decides.
         promise = _DURABLE if waits or _is_retry(send) else _WRITTEN
-        self._writer.append_soon(records, promise, self._stored, send, target, on_outcome, args)
+        self.writer.append_soon(records, promise, self._stored, send, target, on_outcome, args)
 
     def _stored(
         self,
@@ -185,11 +176,11 @@ class Sends:
             else:
                 appended = outcome.appended
         if appended is None:
-            self._stats.put_failed()
+            self.stats.put_failed()
         else:
             positions = appended.physical_offsets
             size = appended.end_offset - positions[0]
-            self._stats.put(target.topic, target.queue_id, len(positions), size)
+            self.stats.put(target.topic, target.queue_id, len(positions), size)
         on_outcome(outcome, target.queue_id, *args)
 
     def close(self) -> None:
@@ -202,7 +193,7 @@ class Sends:
         return RemoteError(
             ResponseCode.SYSTEM_BUSY,
             "[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait behind"
-            f" {self._queueing_delay.wait_ms} ms of work: start flow control for a while",
+            f" {self.queueing_delay.wait_ms} ms of work: start flow control for a while",
         )
 
     # --- checks -----------------------------------------------------------------------------------
@@ -213,8 +204,8 @@ class Sends:
         target = self._targets.get((send.topic, send.queue_id))
         if (
             target is not None
-            and target.config is self._topics.find(send.topic)
-            and self._writer.suspension is None
+            and target.config is self.topics.find(send.topic)
+            and self.writer.suspension is None
             and not self._sends_from_ms
         ):
             return target
@@ -224,12 +215,12 @@ class Sends:
         topic = self.admit(send)
         queue_id = send.queue_id
         if queue_id < 0:
-            queue_id = self._chance.randrange(topic.write_queue_nums)
+            queue_id = self.chance.randrange(topic.write_queue_nums)
         name = topic.topic_name
         is_retry = name.startswith(RETRY_PREFIX)
         if is_retry and self._is_hopeless(send):
             dead_letters = dead_letter_topic(name.removeprefix(RETRY_PREFIX))
-            name, queue_id = self._topics.create_internal(dead_letters, queues=1).topic_name, 0
+            name, queue_id = self.topics.create_internal(dead_letters, queues=1).topic_name, 0
         multi_tags = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
         target = _Target(topic, name, name.encode(), queue_id, multi_tags)
         if queue_id == send.queue_id and not is_retry and not topic.order:
@@ -241,22 +232,21 @@ class Sends:
 
     def admit(self, send: Send) -> TopicConfig:
         """Return the topic to store a message in, created from its template if needed."""
-        self._writer.refuse_if_suspended()
+        self.writer.refuse_if_suspended()
         starts_ms = self._sends_from_ms
-        if starts_ms and starts_ms > self._clock.now_ms():
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR,
-                f"broker unable to service, until {starts_ms} (startAcceptSendRequestTimeStamp)",
+        if starts_ms and starts_ms > self.clock.now_ms():
+            raise RemoteError.system(
+                f"broker unable to service, until {starts_ms} (startAcceptSendRequestTimeStamp)"
             )
         if is_forbidden_to_send(send.topic):
             raise RemoteError(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{send.topic}] is forbidden."
             )
-        topic = self._topics.find(send.topic)
+        topic = self.topics.find(send.topic)
         if topic is None:
             topic = self._create_topic(send)
         # A broker without write permission still takes plain sends: routes keep clients away.
-        if topic.order and not self._config.current.access.can_write:
+        if topic.order and not self.config.current.access.can_write:
             raise self._forbidden("sending message")
         if not 0 <= send.queue_id < topic.write_queue_nums:
             _check_queue(send.queue_id, topic)
@@ -265,17 +255,17 @@ class Sends:
     def _create_topic(self, send: Send) -> TopicConfig:
         wrong = check_name(send.topic)
         if wrong is not None:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
+            raise RemoteError.system(wrong)
         unit = 0
         if send.unit_mode:
             unit = UNIT_RETRY_TOPIC if _is_retry(send) else UNIT_TOPIC
-        topic = self._topics.create_by_send(
+        topic = self.topics.create_by_send(
             send.topic, send.default_topic, send.default_topic_queue_nums, unit, send.client
         )
         if topic is None:
             raise RemoteError(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{send.topic}] not exist, apply first please! No topic can be made from"
+                f"topic[{send.topic}] not exist, apply first please! No topic can be created from"
                 f" the template {send.default_topic!r} here.",
             )
         return topic
@@ -283,7 +273,7 @@ class Sends:
     def _is_hopeless(self, send: Send) -> bool:
         """Whether a message was retried as often as its group allows."""
         name = send.topic.removeprefix(RETRY_PREFIX)
-        group = self._groups.find(name, send.client)
+        group = self.groups.find(name, send.client)
         if group is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
@@ -299,7 +289,7 @@ class Sends:
         )
 
     def _forbidden(self, what: str) -> RemoteError:
-        place = self._config.current.identity.reachable_host
+        place = self.config.current.identity.reachable_host
         return RemoteError(ResponseCode.NO_PERMISSION, f"the broker[{place}] {what} is forbidden")
 
     # --- storing ----------------------------------------------------------------------------------
@@ -323,7 +313,7 @@ class Sends:
         if delay_level_of(properties) == 0 and not half:
             # Delayed messages keep it, as in Apache RocketMQ.
             properties.pop(names.WAIT, None)
-        properties[names.CLUSTER] = self._config.current.identity.cluster
+        properties[names.CLUSTER] = self.config.current.identity.cluster
         draft = Draft(
             topic=target.topic,
             queue_id=target.queue_id,
@@ -333,20 +323,20 @@ class Sends:
             sys_flag=send.sys_flag | target.sys_flag,
             born_timestamp_ms=send.born_timestamp_ms,
             born_host=host_of(send.client),
-            store_host=self._store_host,
+            store_host=self.store_host,
             reconsume_times=send.reconsume_times,
         )
         if not half:
-            return [self._writer.record(draft)], waits
-        if self._config.current.transactions.rejected:
+            return [self.writer.record(draft)], waits
+        if self.config.current.transactions.rejected:
             raise self._forbidden("sending transaction message")
-        prepare_topics(self._topics)
+        prepare_topics(self.topics)
         return [record_of(half_draft(draft, send.producer_group))], waits
 
     def _batch(self, send: Send, target: _Target) -> tuple[Group, bool]:
         """Return the records of a batch, and whether the sender waits for the disk."""
         in_transaction = transaction_of(send.sys_flag) is not Transaction.NONE
-        cluster = self._config.current.identity.cluster
+        cluster = self.config.current.identity.cluster
         of_all, waits, is_delayed = _shared_properties(send.properties, cluster)
         if not send.body or is_delayed or in_transaction:
             raise RemoteError(
@@ -380,7 +370,7 @@ class Sends:
             sys_flag=send.sys_flag | target.sys_flag,
             born_timestamp_ms=send.born_timestamp_ms,
             born_host=host_of(send.client),
-            store_host=self._store_host,
+            store_host=self.store_host,
             reconsume_times=send.reconsume_times,
         )
 
@@ -389,9 +379,8 @@ def _check_queue(queue_id: int, topic: TopicConfig) -> None:
     """Refuse a queue that a topic does not have; fewer may be written to than read."""
     queues = queues_of(topic)
     if queue_id >= queues or (queue_id < 0 and topic.write_queue_nums < 1):
-        raise RemoteError(
-            ResponseCode.SYSTEM_ERROR,
-            f"request queueId[{queue_id}] is illegal: topic {topic.topic_name} has {queues} queues",
+        raise RemoteError.system(
+            f"request queueId[{queue_id}] is illegal: topic {topic.topic_name} has {queues} queues"
         )
 
 

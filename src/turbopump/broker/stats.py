@@ -9,11 +9,11 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from turbopump.clock import Clock
@@ -23,47 +23,31 @@ SAMPLE_INTERVAL_MS = 10_000
 _HOUR_SAMPLE_MS = 10 * 60_000
 _DAY_SAMPLE_MS = 3_600_000
 _RATES_OVER_MS = (10_000, 60_000, 600_000)
-_DEAD_ROWS_MIN = 64
 
 _MESSAGES, _BYTES, _TIMES = range(3)
 _COLUMNS = 3
+_NOTHING = array("q", [0] * _COLUMNS)
 
 _Sample: TypeAlias = "array[int]"
 """The numbers of all counters in sequence; a numpy array takes longer to build."""
+Rates: TypeAlias = tuple[float | None, ...]
+"""Events per second over the last 10 s, minute and ten minutes; None before enough time."""
 K = TypeVar("K")
 
 
+@dataclass(slots=True, eq=False)
 class Counter:
     """A counter of messages, their bytes, and the requests that they came in."""
 
-    __slots__ = ("bytes", "messages", "row", "times")
+    row: int
+    messages: int = 0
+    bytes: int = 0
+    times: int = 0
 
-    def __init__(self, row: int) -> None:
-        self.row = row
-        self.messages = 0
-        self.bytes = 0
-        self.times = 0
-
-    def add(self, messages: int, size: int, times: int = 1) -> None:
+    def add(self, messages: int, size: int) -> None:
         self.messages += messages
         self.bytes += size
-        self.times += times
-
-
-class Rates(Struct, frozen=True):
-    """Events per second over the last 10 s, minute and ten minutes; None before enough time."""
-
-    last_10_s: float | None
-    last_minute: float | None
-    last_10_minutes: float | None
-
-
-class DayTotals(Struct, frozen=True):
-    """Messages counted since the start: at the last two midnights, and now."""
-
-    yesterday_morning: int
-    today_morning: int
-    now: int
+        self.times += 1
 
 
 class Stats:
@@ -158,8 +142,7 @@ class Stats:
 
     def view(self, name: str, key: str) -> BrokerStats | None:
         """Return one statistic by its protocol name; None if nothing of it was counted."""
-        find = self._finders().get(name)
-        counters = [] if find is None else find(key)
+        counters = self._counters(name, key)
         if not counters:
             return None
         column = _BYTES if name.endswith("_SIZE") else _MESSAGES
@@ -189,59 +172,46 @@ class Stats:
         """Return the rates of pulls that found none."""
         return self._rates(self.misses, _TIMES)
 
-    def put_days(self) -> DayTotals:
+    def put_days(self) -> tuple[int, int, int]:
+        """Return the messages stored since the start: at the last two midnights, and now."""
         return self._days.totals(0, self.puts.messages)
 
-    def get_days(self) -> DayTotals:
+    def get_days(self) -> tuple[int, int, int]:
+        """Return the same of messages delivered."""
         return self._days.totals(1, self.gets.messages)
 
-    def _finders(self) -> dict[str, Callable[[str], list[Counter]]]:
-        """How the counters of a statistic are found by its key."""
-        return {
-            "TOPIC_PUT_NUMS": self._of_topic,
-            "TOPIC_PUT_SIZE": self._of_topic,
-            "QUEUE_PUT_NUMS": self._of_queue,
-            "QUEUE_PUT_SIZE": self._of_queue,
-            "GROUP_GET_NUMS": self._of_group,
-            "GROUP_GET_SIZE": self._of_group,
-            "QUEUE_GET_NUMS": self._of_group_queue,
-            "QUEUE_GET_SIZE": self._of_group_queue,
-            "SNDBCK_PUT_NUMS": self._of_sent_back,
-            "BROKER_PUT_NUMS": lambda key: [self.puts] if key == self._cluster else [],
-            "BROKER_GET_NUMS": lambda key: [self.gets] if key == self._cluster else [],
-        }
-
-    def _of_topic(self, topic: str) -> list[Counter]:
-        return self._puts_of.get(topic, [])
-
-    def _of_queue(self, key: str) -> list[Counter]:
-        topic, _, queue_id = key.rpartition("@")
-        return _found(self._put.get((topic, int(queue_id)))) if queue_id.isdecimal() else []
-
-    def _of_group(self, key: str) -> list[Counter]:
-        topic, _, group = key.partition("@")
-        return self._gets_of.get((topic, group), [])
-
-    def _of_group_queue(self, key: str) -> list[Counter]:
-        parts = key.split("@")
-        if len(parts) != 3 or not parts[1].isdecimal():
-            return []
-        return _found(self._get.get((parts[0], parts[2], int(parts[1]))))
-
-    def _of_sent_back(self, key: str) -> list[Counter]:
-        topic, _, group = key.partition("@")
-        return _found(self._sent_back.get((topic, group)))
+    def _counters(self, name: str, key: str) -> list[Counter]:
+        """Return the counters of a statistic by its protocol name and its key."""
+        topic, _, last = key.rpartition("@")
+        match name:
+            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE":
+                return self._puts_of.get(key, [])
+            case "QUEUE_PUT_NUMS" | "QUEUE_PUT_SIZE":
+                found = self._put.get((topic, _number(last)))
+            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE":
+                return self._gets_of.get((topic, last), [])
+            case "QUEUE_GET_NUMS" | "QUEUE_GET_SIZE":
+                topic, _, queue_id = topic.rpartition("@")
+                found = self._get.get((topic, last, _number(queue_id)))
+            case "SNDBCK_PUT_NUMS":
+                found = self._sent_back.get((topic, last))
+            case "BROKER_PUT_NUMS" | "BROKER_GET_NUMS":
+                total = self.puts if name == "BROKER_PUT_NUMS" else self.gets
+                found = total if key == self._cluster else None
+            case _:
+                found = None
+        return [] if found is None else [found]
 
     def _rates(self, counter: Counter, column: int) -> Rates:
-        return Rates(*(self._table.rate(counter, column, over_ms) for over_ms in _RATES_OVER_MS))
+        return tuple(self._table.rate(counter, column, over_ms) for over_ms in _RATES_OVER_MS)
 
     def _forget(self, counters: dict[K, Counter], unwanted: Callable[[K], bool]) -> None:
         for key in [key for key in counters if unwanted(key)]:
             self._table.forget(counters.pop(key))
 
 
-def _found(counter: Counter | None) -> list[Counter]:
-    return [] if counter is None else [counter]
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else -1
 
 
 def _window(change: Sequence[int], span_ms: int, column: int) -> StatsWindow:
@@ -276,29 +246,12 @@ class _History:
         added: list[int] = (_sum(last, rows) - _sum(first, rows)).tolist()
         return added, end_ms - start_ms
 
-    def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        self.samples = deque(
-            ((ms, _kept(sample, rows)) for ms, sample in self.samples),
-            self.samples.maxlen,
-        )
-
 
 def _sum(sample: _Sample, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    table = np.frombuffer(sample, np.int64).reshape(-1, _COLUMNS)
     # A counter that is younger than the sample was zero then.
-    total: NDArray[np.int64] = _table(sample)[_known(sample, rows)].sum(axis=0)
+    total: NDArray[np.int64] = table[rows[rows < len(table)]].sum(axis=0)
     return total
-
-
-def _table(sample: _Sample) -> NDArray[np.int64]:
-    return np.frombuffer(sample, np.int64).reshape(-1, _COLUMNS)
-
-
-def _kept(sample: _Sample, rows: NDArray[np.int64]) -> _Sample:
-    return array("q", _table(sample)[_known(sample, rows)].ravel().tolist())
-
-
-def _known(sample: _Sample, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    return rows[rows < len(sample) // _COLUMNS]
 
 
 class _Table:
@@ -306,7 +259,7 @@ class _Table:
 
     def __init__(self) -> None:
         self._counters: list[Counter] = []
-        self._dead: set[Counter] = set()
+        self._free_rows: list[int] = []
         self._recent = _History(SAMPLE_INTERVAL_MS, _RATES_OVER_MS[-1] // SAMPLE_INTERVAL_MS + 1)
         self.histories = (
             _History(SAMPLE_INTERVAL_MS, 7),
@@ -316,15 +269,22 @@ class _Table:
         """Of a minute, an hour and a day."""
 
     def counter(self) -> Counter:
-        made = Counter(len(self._counters))
-        self._counters.append(made)
-        return made
+        if self._free_rows:
+            return self._counters[self._free_rows.pop()]
+        self._counters.append(Counter(len(self._counters)))
+        return self._counters[-1]
 
     def forget(self, counter: Counter) -> None:
-        self._dead.add(counter)
+        """Give the row of a counter to the next new one, with an empty history."""
+        at = counter.row * _COLUMNS
+        for history in self.histories:
+            for _, sample in history.samples:
+                if at < len(sample):
+                    sample[at : at + _COLUMNS] = _NOTHING
+        self._counters[counter.row] = Counter(counter.row)
+        self._free_rows.append(counter.row)
 
     def sample(self, now_ms: int) -> None:
-        self._compact()
         sample = array("q", [n for c in self._counters for n in (c.messages, c.bytes, c.times)])
         for history in self.histories:
             history.offer(now_ms, sample)
@@ -340,18 +300,6 @@ class _Table:
         at = counter.row * _COLUMNS + column
         added = last[at] - first[at]
         return added * 1000 / (end_ms - start_ms)
-
-    def _compact(self) -> None:
-        """Close the gaps of forgotten counters once there are many."""
-        if len(self._dead) < max(_DEAD_ROWS_MIN, len(self._counters) // 2):
-            return
-        alive = [counter for counter in self._counters if counter not in self._dead]
-        rows = np.array([counter.row for counter in alive], np.int64)
-        for history in self.histories:
-            history.keep_rows(rows)
-        for row, counter in enumerate(alive):
-            counter.row = row
-        self._counters, self._dead = alive, set()
 
 
 _FIXED_ROWS = 4
@@ -372,8 +320,8 @@ class _Days:
             self._day_ms = _local_day_ms(now_ms)
             self._yesterday, self._today = self._today, (puts, gets)
 
-    def totals(self, which: int, now: int) -> DayTotals:
-        return DayTotals(self._yesterday[which], self._today[which], now)
+    def totals(self, which: int, now: int) -> tuple[int, int, int]:
+        return self._yesterday[which], self._today[which], now
 
 
 def _local_day_ms(epoch_ms: int) -> tuple[int, int]:

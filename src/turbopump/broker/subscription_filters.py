@@ -70,10 +70,9 @@ class SubscriptionFilters:
 
     def _require_sql(self, kind: str) -> None:
         if kind != tags.SQL92 or not self._config.current.filters.sql_enabled:
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RemoteError.system(
                 "The broker does not support consumer to filter message by"
-                f" {kind[:_SHOWN_CHARS_MAX]}",
+                f" {kind[:_SHOWN_CHARS_MAX]}"
             )
 
     def _newest(self, group: str, subscription: Subscription) -> Filter:

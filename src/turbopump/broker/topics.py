@@ -13,7 +13,6 @@ from turbopump.broker.config import (
     IdentityConfig,
     TopicsConfig,
 )
-from turbopump.broker.creation_quota import CreationQuota
 from turbopump.broker.versioned_table import VersionedTable
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
@@ -32,23 +31,12 @@ from turbopump.wire.names import (
     TEMPLATE_TOPIC,
     TRANSACTION_TOPICS,
     check_name,
-    is_forbidden_to_send,
     retry_topic,
 )
 
 _READ_WRITE = PERM_READ | PERM_WRITE
 _ALL_PERMS = _READ_WRITE | PERM_INHERIT
 _SCHEDULE_QUEUES_MIN = 18
-
-__all__ = [
-    "Topics",
-    "check_name",
-    "check_shape",
-    "is_forbidden_to_send",
-    "is_readable",
-    "is_writable",
-    "queues_of",
-]
 
 OnTopicChange = Callable[[TopicConfig], None]
 """Called with a created or changed topic; after it was saved, if an operator did it."""
@@ -76,7 +64,6 @@ class Topics(VersionedTable[TopicConfig]):
         self._listeners: list[OnTopicChange] = []
         self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
         self._boot[SCHEDULE_TOPIC] = _topic(SCHEDULE_TOPIC, max(delay_levels, _SCHEDULE_QUEUES_MIN))
-        self._quota = CreationQuota()
         super().__init__("topics", file, clock, dict(self._boot))
 
     def load(self) -> bool:
@@ -139,17 +126,17 @@ class Topics(VersionedTable[TopicConfig]):
         known = self._table.get(name)
         if known is not None or check_name(name) is not None:
             return known
-        made = self._from_template(name, template, queues_wanted, sys_flag)
-        if made is None and name.startswith(RETRY_PREFIX):
-            made = _topic(name, 1, sys_flag=sys_flag)
-        if made is not None:
+        created = self._from_template(name, template, queues_wanted, sys_flag)
+        if created is None and name.startswith(RETRY_PREFIX):
+            created = _topic(name, 1, sys_flag=sys_flag)
+        if created is not None:
             wrong = self._quota.refusal(client, self.config.topics_max - len(self._table))
             if wrong is not None:
                 text = f"topic[{name}] is not created: {wrong} (topicsMax)"
                 raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, text)
-            self._make([made])
+            self._create([created])
             self._quota.note(name, client)
-        return made
+        return created
 
     def create_internal(
         self, name: str, queues: int, perm: int = _READ_WRITE, sys_flag: int = 0
@@ -162,9 +149,9 @@ class Topics(VersionedTable[TopicConfig]):
         known = self._table.get(name)
         if known is not None:
             return known
-        made = _topic(name, queues, perm, sys_flag)
-        self._make([made])
-        return made
+        created = _topic(name, queues, perm, sys_flag)
+        self._create([created])
+        return created
 
     def create_retries(self, queues: Mapping[str, int], sys_flag: int = 0) -> None:
         """Create missing retry topics of groups, given by their numbers of queues.
@@ -174,7 +161,7 @@ class Topics(VersionedTable[TopicConfig]):
         wanted = ((retry_topic(group), count) for group, count in queues.items())
         missing = [(name, count) for name, count in wanted if name not in self._table]
         if missing:
-            self._make([_topic(name, count, sys_flag=sys_flag) for name, count in missing])
+            self._create([_topic(name, count, sys_flag=sys_flag) for name, count in missing])
 
     async def update(self, topic: TopicConfig) -> None:
         """Create or change a topic; the order flag stays as the name servers have it.
@@ -191,25 +178,17 @@ class Topics(VersionedTable[TopicConfig]):
         await self._change(topic.topic_name, topic)
         self._notify([topic])
 
-    async def delete(self, name: str) -> bool:
-        """Delete a topic; return whether it was known. On WriteFailed nothing has changed."""
-        if name not in self._table:
-            return False
-        await self._change(name, None)
-        self._quota.forget(name)
-        return True
-
     def recover(self, queues: Mapping[str, int]) -> dict[str, TopicConfig]:
         """Add missing topics, given by their numbers of queues; return those added."""
-        made = {
+        added = {
             name: _topic(name, count)
             for name, count in queues.items()
             if name not in self._table and check_name(name) is None
             if name in TRANSACTION_TOPICS or not self.is_system(name)
         }
-        if made:
-            self._put(made)
-        return made
+        if added:
+            self._put(added)
+        return added
 
     def adopt_copy(self, copied: TopicConfigTable) -> list[str]:
         """Replace the table and its version by a master's; return the topics that it lacks."""
@@ -258,7 +237,7 @@ class Topics(VersionedTable[TopicConfig]):
             topic_sys_flag=sys_flag,
         )
 
-    def _make(self, topics: list[TopicConfig]) -> None:
+    def _create(self, topics: list[TopicConfig]) -> None:
         wrong = self._check_room(topics)
         if wrong is not None:
             raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, wrong)

@@ -1,7 +1,8 @@
-"""A table of named settings with a version, as topics and groups are."""
+"""A table of named settings with a version, as of topics and groups, with quotas by host."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -10,7 +11,7 @@ import msgspec
 
 from turbopump.clock import Clock
 from turbopump.errors import WriteFailed
-from turbopump.tables import Table, TableFile, put_into
+from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import DataVersion
 from turbopump.wire.schema import Body
 
@@ -22,6 +23,47 @@ def next_version(version: DataVersion, now_ms: int) -> DataVersion:
     return DataVersion(counter=version.counter + 1, timestamp=now_ms)
 
 
+class CreationQuota:
+    """The names that clients created by using them, by host.
+
+    A host may create names while it has created fewer than there are free places. So one host can
+    take half of a table, the next one half of the rest, and some is always left for others. Names
+    that operators create, or that existed at the start, count for no host.
+    """
+
+    def __init__(self) -> None:
+        self._creators: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def refusal(self, address: str, free: int) -> str | None:
+        """Return why a client must not create another name, or None."""
+        host = _host(address)
+        count = self._counts[host]
+        # A full table is reported elsewhere.
+        if not host or free <= 0 or count < free:
+            return None
+        return f"clients at {host} have created {count} names; {free} are left for other hosts"
+
+    def note(self, name: str, address: str) -> None:
+        """Note a name that a client created."""
+        host = _host(address)
+        if host:
+            self._creators[name] = host
+            self._counts[host] += 1
+
+    def forget(self, name: str) -> None:
+        """Release the place of a deleted name."""
+        host = self._creators.pop(name, None)
+        if host is not None:
+            self._counts[host] -= 1
+            if not self._counts[host]:
+                del self._counts[host]
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
 class VersionedTable(Generic[T]):
     """Settings by name: each change counts immediately, and is saved soon or waited for."""
 
@@ -29,6 +71,7 @@ class VersionedTable(Generic[T]):
         self._file = file
         self._clock = clock
         self._table = table
+        self._quota = CreationQuota()
         self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
         self.saving = Table(what, file, lambda: msgspec.json.encode(self.snapshot))
 
@@ -42,9 +85,21 @@ class VersionedTable(Generic[T]):
         """All of them and their version, as they are now; never changed afterwards."""
         raise NotImplementedError
 
+    async def delete(self, name: str) -> bool:
+        """Delete settings; return whether they were known. On WriteFailed nothing has changed."""
+        if name not in self._table:
+            return False
+        await self._change(name, None)
+        self._quota.forget(name)
+        return True
+
     def _put(self, changes: Mapping[str, T | None]) -> None:
         """Put settings, or with None remove them, and have that saved soon."""
-        put_into(self._table, changes)
+        for name, value in changes.items():
+            if value is None:
+                self._table.pop(name, None)
+            else:
+                self._table[name] = value
         self._note_change(next_version(self.data_version, self._clock.now_ms()))
 
     def _note_change(self, version: DataVersion) -> None:

@@ -27,6 +27,7 @@ from turbopump.wire.codes import ResponseCode
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from turbopump.admin import Destination
     from turbopump.admin.blocking import Admin
 
 NAMESERVER = "127.0.0.1:9876"
@@ -51,12 +52,10 @@ DryRunOption: TypeAlias = Annotated[
 
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of a topic."""
     return _names(ctx, incomplete, lambda admin: admin.topics.names())
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of a group."""
     return _names(
         ctx, incomplete, lambda admin: [each.settings.group for each in admin.groups.list()]
     )
@@ -69,6 +68,19 @@ GroupArgument: TypeAlias = Annotated[
     str, typer.Argument(help="Name of the consumer group.", autocompletion=complete_group)
 ]
 ClusterOption: TypeAlias = Annotated[str | None, option("Only in this cluster.")]
+TagsOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="EXPRESSION", help="Only with these tags, as 'created || paid'.")
+]
+RedriveToOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="origin|retry|TOPIC",
+        help="To the topic it came from, the group's retries, or a topic.",
+    ),
+]
+AgainOption: TypeAlias = Annotated[
+    bool, option("Also letters that were redriven before.", "--again")
+]
 
 
 @contextmanager
@@ -128,6 +140,13 @@ def local_now() -> datetime:
     from datetime import datetime
 
     return datetime.now().astimezone()
+
+
+def destination(text: str) -> Destination | str:
+    """Return where `RedriveToOption` sends dead letters."""
+    from turbopump.admin import Destination
+
+    return Destination(text) if text in {each.value for each in Destination} else text
 
 
 def advice(error: Exception) -> str | None:

@@ -13,7 +13,7 @@ import typer
 from turbopump.cli.administration import TopicArgument, require_range
 from turbopump.cli.command import Console, command
 from turbopump.cli.options import option
-from turbopump.cli.output import Column, Output
+from turbopump.cli.output import Output, columns
 from turbopump.errors import InvalidArgument, NotThere
 
 if TYPE_CHECKING:
@@ -52,16 +52,10 @@ CpuOfOption = Annotated[
     ),
 ]
 
-COLUMNS = (
-    Column("messages", "MESSAGES", "number"),
-    Column("seconds", "SECONDS", "number"),
-    Column("messages_per_second", "MESSAGES/S", "number"),
-    Column("mib_per_second", "MIB/S", "number"),
-    Column("client_cpu_us", "CLIENT CPU µS", "number"),
-    Column("watched_cpu_us", "WATCHED CPU µS", "number"),
-    Column("p50_ms", "P50 MS"),
-    Column("p99_ms", "P99 MS"),
-    Column("max_ms", "MAX MS"),
+COLUMNS = columns(
+    "messages:number seconds:number messages_per_second=MESSAGES/S:number"
+    " mib_per_second=MIB/S:number client_cpu_us=CLIENT_CPU_µS:number"
+    " watched_cpu_us=WATCHED_CPU_µS:number p50_ms p99_ms max_ms"
 )
 
 
@@ -210,8 +204,8 @@ def _measure(
     value = {"work": name, "topic": topic, "processes": processes, **used, **found}
     sent = found["bytes"]
     shown = {**found, "mib_per_second": sent and sent / found["seconds"] / 2**20}
-    columns = [each for each in COLUMNS if shown[each.key] is not None]
-    output.one(value, [shown], columns, _described(name, topic, processes, used))
+    wanted = [each for each in COLUMNS if shown[each.key] is not None]
+    output.one(value, [shown], wanted, _described(name, topic, processes, used))
 
 
 def _described(name: str, topic: str, processes: int, used: dict[str, Any]) -> str:

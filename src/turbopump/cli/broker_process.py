@@ -22,6 +22,7 @@ from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.errors import ServerFailed
 from turbopump.machine.child_process import wait_or_kill
 from turbopump.supervisor import Supervisor
+from turbopump.timeouts import timeout
 
 _START_S = 60.0
 """A store that was not closed is checked first."""
@@ -65,7 +66,7 @@ class _BrokerProcess:
         assert process.stdout is not None
         try:
             process.stdin.write(msgspec.json.encode(self._job) + b"\n")
-            async with asyncio.timeout(_START_S):
+            async with timeout(_START_S):
                 line = (await process.stdout.readline()).decode().strip()
             self._started(line.removeprefix(_READY) if line.startswith(_READY) else None)
             code = await process.wait()

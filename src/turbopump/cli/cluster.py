@@ -7,16 +7,11 @@ from typing import Annotated
 import typer
 
 from turbopump.cli.command import Console, command
-from turbopump.cli.output import Column, row_of
+from turbopump.cli.output import Column, columns, row_of
 
 app = typer.Typer()
 
-_REPLICATION = (
-    Column("role", "ROLE"),
-    Column("link", "LINK"),
-    Column("lag_bytes", "LAG BYTES", "number"),
-    Column("lag_ms", "BEHIND", "duration"),
-)
+_REPLICATION = columns("role link lag_bytes:number lag_ms=BEHIND:duration")
 """Shown where a broker has slaves: a terminal of 80 columns has no room for them elsewhere."""
 
 BrokerArgument = Annotated[str, typer.Argument(help="Name of the broker.")]
@@ -26,13 +21,8 @@ BrokerArgument = Annotated[str, typer.Argument(help="Name of the broker.")]
 def list_clusters(console: Console) -> None:
     """List the brokers of all clusters."""
     rows = [row_of(node) for cluster in console.admin.clusters.list() for node in cluster.nodes]
-    columns = (
-        Column("cluster", "CLUSTER"),
-        Column("broker", "BROKER"),
-        Column("broker_id", "ID", "number"),
-        Column("address", "ADDRESS"),
-    )
-    console.rows(rows, columns, nothing="No brokers are registered.")
+    shown = columns("cluster broker broker_id=ID:number address")
+    console.rows(rows, shown, nothing="No brokers are registered.")
 
 
 @command(app)
@@ -46,20 +36,14 @@ def status(
     for row in rows:
         # `cluster info` shows it.
         del row["runtime_info"]
-    columns = (
-        Column("cluster", "CLUSTER"),
-        Column("broker", "BROKER"),
-        Column("broker_id", "ID", "number"),
+    shown = (
+        *columns("cluster broker broker_id=ID:number"),
         *(_REPLICATION if any(row["broker_id"] for row in rows) else ()),
-        Column("version", "VERSION"),
-        Column("in_per_s", "IN/S", "number"),
-        Column("out_per_s", "OUT/S", "number"),
-        Column("in_today", "IN TODAY", "number"),
-        Column("out_today", "OUT TODAY", "number"),
-        Column("disk_used", "DISK", "part"),
-        *([Column("error", "ERROR")] if any(row["error"] for row in rows) else []),
+        *columns("version in_per_s=IN/S:number out_per_s=OUT/S:number"),
+        *columns("in_today:number out_today:number disk_used=DISK:part"),
+        *columns("error" if any(row["error"] for row in rows) else ""),
     )
-    console.rows(rows, columns, nothing="No brokers are registered.")
+    console.rows(rows, shown, nothing="No brokers are registered.")
     if any(row["error"] for row in rows):
         raise typer.Exit(1)
 
@@ -68,8 +52,7 @@ def status(
 def info(console: Console, broker: BrokerArgument) -> None:
     """Show all runtime information that a broker reports."""
     table = console.admin.clusters.runtime_info(broker)
-    columns = [Column(key, key) for key in sorted(table)]
-    console.fields(dict(sorted(table.items())), columns)
+    console.fields(dict(sorted(table.items())), [Column(key, key) for key in sorted(table)])
 
 
 @command(app, confirms=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ from turbopump.cli.administration import ClusterOption
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import parse_pairs
 from turbopump.cli.options import option
-from turbopump.cli.output import Column, Output, row_of
+from turbopump.cli.output import Output, columns, row_of
 
 if TYPE_CHECKING:
     from turbopump.admin import SettingChange
@@ -26,18 +27,9 @@ SettingsArgument = Annotated[
 ]
 NamespaceArgument = Annotated[str, typer.Argument(help="Namespace of key-values.")]
 
-_SETTINGS = (
-    Column("server", "SERVER"),
-    Column("key", "KEY"),
-    Column("value", "VALUE"),
-)
-_CHANGES = (
-    Column("server", "SERVER"),
-    Column("key", "KEY"),
-    Column("old", "OLD"),
-    Column("new", "NEW"),
-)
-_KEY_VALUES = (Column("key", "KEY"), Column("value", "VALUE"))
+_SETTINGS = columns("server key value")
+_CHANGES = columns("server key old new")
+_KEY_VALUES = columns("key value")
 
 
 @command(app)
@@ -66,23 +58,14 @@ def update_broker(
     cluster: ClusterOption = None,
 ) -> None:
     """Change settings of brokers while they run: of all, of a cluster, or of one."""
-    wanted = parse_pairs(settings, "setting")
-    changes = console.admin.configuration.change_brokers(
-        wanted, broker=broker, cluster=cluster, dry_run=True
-    )
-    if _is_confirmed(changes, console):
-        done = console.admin.configuration.change_brokers(wanted, broker=broker, cluster=cluster)
-        _print_result(done, console, is_shown=not console.is_sure and done == changes)
+    change = console.admin.configuration.change_brokers
+    _update(console, settings, partial(change, broker=broker, cluster=cluster))
 
 
 @command(app, confirms=True)
 def update_nameservers(console: Console, settings: SettingsArgument) -> None:
     """Change settings of all name servers while they run."""
-    wanted = parse_pairs(settings, "setting")
-    changes = console.admin.configuration.change_name_servers(wanted, dry_run=True)
-    if _is_confirmed(changes, console):
-        done = console.admin.configuration.change_name_servers(wanted)
-        _print_result(done, console, is_shown=not console.is_sure and done == changes)
+    _update(console, settings, console.admin.configuration.change_name_servers)
 
 
 @command(app)
@@ -131,9 +114,6 @@ def delete_kv(
     console.done(row, f"Deleted {namespace} {key}.")
 
 
-# --- inside ---------------------------------------------------------------------------------------
-
-
 def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], output: Output) -> None:
     from turbopump.admin.servers import not_found
 
@@ -148,6 +128,16 @@ def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], outpu
         if not keys or key in keys
     ]
     output.rows(rows, _SETTINGS, nothing="No settings.")
+
+
+def _update(
+    console: Console, settings: list[str], change: Callable[..., Sequence[SettingChange]]
+) -> None:
+    wanted = parse_pairs(settings, "setting")
+    changes = change(wanted, dry_run=True)
+    if _is_confirmed(changes, console):
+        done = change(wanted)
+        _print_result(done, console, is_shown=not console.is_sure and done == changes)
 
 
 def _is_confirmed(changes: Sequence[SettingChange], console: Console) -> bool:

@@ -17,27 +17,28 @@ import typer
 
 from turbopump.cli.administration import (
     FAILED,
+    AgainOption,
     GroupArgument,
+    RedriveToOption,
+    TagsOption,
     complete_group,
+    destination,
     local_now,
     require_range,
 )
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_body, format_number, parse_time
 from turbopump.cli.options import option
-from turbopump.cli.output import Column, json_line, progress_bar
+from turbopump.cli.output import columns, json_line, progress_bar
 from turbopump.errors import InvalidArgument
 from turbopump.wire.names import DEAD_LETTER_PREFIX, retry_topic
 
 if TYPE_CHECKING:
-    from turbopump.admin import DeadLetter, Destination, LetterFilter, Outcome, Redriven, Span
+    from turbopump.admin import DeadLetter, LetterFilter, Outcome, Redriven, Span
     from turbopump.admin.blocking import Admin
 
 app = typer.Typer()
 
-TagsOption = Annotated[
-    str, typer.Option(metavar="EXPRESSION", help="Only with these tags, as 'created || paid'.")
-]
 KeyOption = Annotated[str | None, option("Only with this key.")]
 OriginOption = Annotated[str | None, option("Only letters originally sent to this topic.")]
 IdOption = Annotated[
@@ -50,13 +51,8 @@ UntilOption = Annotated[
     str | None, option("Only letters dead-lettered before then.", metavar="TIME")
 ]
 
-_LETTERS = (
-    Column("died_ms", "DIED", "time"),
-    Column("origin_topic", "ORIGIN"),
-    Column("attempts", "TRIES", "number"),
-    Column("tags", "TAGS"),
-    Column("letter_id", "LETTER ID", "id"),
-    Column("short_body", "BODY"),
+_LETTERS = columns(
+    "died_ms=DIED:time origin_topic=ORIGIN attempts=TRIES:number tags letter_id:id short_body=BODY"
 )
 
 
@@ -109,36 +105,25 @@ def show(
     places = [*filter(None, [letter.origin_topic]), retry_topic(group)]
     is_redriven = console.admin.dead_letters.is_redriven(letter, places)
     own = {**_row(letter), "is_redriven": is_redriven}
-    columns = (
-        Column("letter_id", "letter id"),
-        Column("origin_topic", "origin"),
-        Column("attempts", "tries"),
-        Column("died_ms", "died", "time"),
-        Column("is_redriven", "sent back"),
-        *FIELDS[1:2],
-        *FIELDS[3:],
+    own_fields = (
+        "letter_id origin_topic=origin attempts=tries died_ms=died:time is_redriven=sent_back"
     )
-    console.fields(own if console.as_json else {**shown_row(letter.message), **own}, columns)
+    shown = (*columns(own_fields, str), *FIELDS[1:2], *FIELDS[3:])
+    console.fields(own if console.as_json else {**shown_row(letter.message), **own}, shown)
 
 
 @command(app, confirms=True)
 def redrive(
     console: Console,
     group: GroupArgument,
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="origin|retry|TOPIC",
-            help="To the topic it came from, the group's retries, or a topic.",
-        ),
-    ] = "origin",
+    to: RedriveToOption = "origin",
     tags: TagsOption = "*",
     key: KeyOption = None,
     origin: OriginOption = None,
     letter: IdOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    again: Annotated[bool, option("Also letters that were redriven before.", "--again")] = False,
+    again: AgainOption = False,
     create_topic: Annotated[
         bool, option("Let the broker re-create a deleted origin.", "--create-topic")
     ] = False,
@@ -158,7 +143,7 @@ def redrive(
     with progress_bar("Redriving", span.messages) as advance:
         for done in console.admin.dead_letters.redrive(
             group,
-            to=_destination(to),
+            to=destination(to),
             wanted=_filter(tags, key, origin, letter or ()),
             span=span,
             again=again,
@@ -212,9 +197,6 @@ def export(
         console.done(value, f"Exported {format_number(count)} dead letters to {output}.")
 
 
-# --- inside ---------------------------------------------------------------------------------------
-
-
 def _list_groups(console: Console) -> None:
     rows = []
     for topic in console.admin.topics.names():
@@ -223,12 +205,8 @@ def _list_groups(console: Console) -> None:
             last_ms = max((each.last_stored_ms or 0 for each in status.queues), default=0)
             row = {"group": topic.removeprefix(DEAD_LETTER_PREFIX), "letters": status.messages}
             rows.append({**row, "last_ms": last_ms or None})
-    columns = (
-        Column("group", "GROUP"),
-        Column("letters", "LETTERS", "number"),
-        Column("last_ms", "LAST", "time"),
-    )
-    console.rows(rows, columns, nothing="No group has dead letters.")
+    shown = columns("group letters:number last_ms=LAST:time")
+    console.rows(rows, shown, nothing="No group has dead letters.")
 
 
 def _require(admin: Admin, group: str) -> None:
@@ -252,12 +230,6 @@ def _filter(tags: str, key: str | None, origin: str | None, ids: Sequence[str]) 
     from turbopump.admin import LetterFilter
 
     return LetterFilter(tags=tags, key=key, origin_topic=origin, ids=ids)
-
-
-def _destination(text: str) -> Destination | str:
-    from turbopump.admin import Destination
-
-    return Destination(text) if text in {each.value for each in Destination} else text
 
 
 def _print_outcomes(group: str, outcomes: Counter[Outcome]) -> None:

@@ -15,7 +15,7 @@ from turbopump.cli.administration import (
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_duration, format_number
 from turbopump.cli.options import option
-from turbopump.cli.output import Column, Output, progress_bar, row_of
+from turbopump.cli.output import Output, columns, progress_bar, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,14 +24,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_SETTINGS = (
-    Column("group", "GROUP"),
-    Column("retries_max", "RETRIES", "number"),
-    Column("retry_queues", "RETRY QUEUES", "number"),
-    Column("can_consume", "CONSUMES"),
-    Column("can_broadcast", "BROADCASTS"),
-    Column("broker_id", "READS FROM", "number"),
-    Column("slow_broker_id", "SLOW FROM", "number"),
+_SETTINGS = columns(
+    "group retries_max=RETRIES:number retry_queues:number can_consume=CONSUMES"
+    " can_broadcast=BROADCASTS broker_id=READS_FROM:number slow_broker_id=SLOW_FROM:number"
 )
 
 
@@ -55,14 +50,13 @@ def list_groups(
         for each in found
         if all_kinds or each.settings.group not in BOOT_GROUPS
     ]
-    columns = (
+    shown = (
         _SETTINGS[0],
-        Column("members", "MEMBERS", "number"),
-        Column("is_consistent", "CONSISTENT"),
+        *columns("members:number is_consistent=CONSISTENT"),
         *_SETTINGS[1:3],
-        Column("brokers", "BROKERS"),
+        *columns("brokers"),
     )
-    console.rows(rows, columns, nothing="No groups; the first consumer of a group creates it.")
+    console.rows(rows, shown, nothing="No groups; the first consumer of a group creates it.")
 
 
 @command(app)
@@ -121,10 +115,9 @@ def update(
     before = [{"broker": each.broker, **row_of(each.before)} for each in changes]
     after = [{"broker": each.broker, **row_of(each.after)} for each in changes]
     value = {"before": before, "after": after}
-    columns = (Column("broker", "BROKER"), *_SETTINGS)
     is_changed = before != after
     done = f"Changed group {group}." if is_changed else f"Group {group} is already like this."
-    console.one(value, after, columns, done)
+    console.one(value, after, (*columns("broker"), *_SETTINGS), done)
 
 
 @command(app, confirms=True)
@@ -178,17 +171,10 @@ def progress(
 
 def _print_progress(found: Progress, output: Output, *, with_members: bool) -> None:
     rows = [row_of(each, "lag") for each in found.queues]
-    columns = (
-        Column("topic", "TOPIC"),
-        Column("broker", "BROKER"),
-        Column("queue_id", "QUEUE", "number"),
-        Column("committed", "COMMITTED", "number"),
-        Column("max_offset", "MAX", "number"),
-        Column("lag", "LAG", "number"),
-        Column("delay_ms", "DELAY", "duration"),
-        Column("client_id", "MEMBER")
-        if with_members
-        else Column("last_consumed_ms", "LAST CONSUMED", "time"),
+    shown = columns(
+        "topic broker queue_id=QUEUE:number committed:number max_offset=MAX:number lag:number"
+        " delay_ms=DELAY:duration "
+        + ("client_id=MEMBER" if with_members else "last_consumed_ms=LAST_CONSUMED:time")
     )
     value = {**_progress_row(found), "queues": rows}
     late = f", {format_duration(found.delay_ms)} late" if found.lag else ""
@@ -196,7 +182,7 @@ def _print_progress(found: Progress, output: Output, *, with_members: bool) -> N
     summary = f"Lag {format_number(found.lag)}{late}; the group is {state}."
     if not rows:
         summary = f"Nothing is committed yet; the group is {state}."
-    output.one(value, rows, columns, summary)
+    output.one(value, rows, shown, summary)
 
 
 def _progress_of_all(console: Console, topic: str | None) -> None:
@@ -210,14 +196,10 @@ def _progress_of_all(console: Console, topic: str | None) -> None:
             advance()
             if found.queues or name not in BOOT_GROUPS:
                 rows.append(_progress_row(found))
-    columns = (
-        Column("group", "GROUP"),
-        Column("is_running", "RUNNING"),
-        Column("lag", "LAG", "number"),
-        Column("delay_ms", "DELAY", "duration"),
-        Column("consumed_per_s", "PER S", "number"),
+    shown = columns(
+        "group is_running=RUNNING lag:number delay_ms=DELAY:duration consumed_per_s=PER_S:number"
     )
-    console.rows(rows, columns, nothing="No groups; the first consumer of a group creates it.")
+    console.rows(rows, shown, nothing="No groups; the first consumer of a group creates it.")
 
 
 def _progress_row(found: Progress) -> dict[str, Any]:
@@ -241,7 +223,6 @@ def members(console: Console, group: GroupArgument) -> None:
         }
         for each in found.members
     ]
-    columns = (*_CONNECTION, Column("queues", "QUEUES"))
     value = {
         "group": group,
         "consume_type": found.consume_type,
@@ -255,7 +236,7 @@ def members(console: Console, group: GroupArgument) -> None:
     model = (found.message_model or "").lower()
     summary = f"{len(rows)} members, {model}, of {wants}." if rows else "The group has no members."
     lines = [summary, *_difference_lines(found.differences)]
-    console.one(value, rows, columns, "\n".join(lines))
+    console.one(value, rows, (*_CONNECTION, *columns("queues")), "\n".join(lines))
 
 
 def _difference_lines(differences: Sequence[Difference]) -> list[str]:
@@ -282,14 +263,9 @@ def inspect(
     """Show the state of a member: cached messages per queue, rates and settings."""
     found = console.admin.groups.inspect(group, client_id, with_stacks=stacks)
     rows = [row_of(each) for each in found.queues]
-    columns = (
-        Column("topic", "TOPIC"),
-        Column("broker", "BROKER"),
-        Column("queue_id", "QUEUE", "number"),
-        Column("committed", "COMMITTED", "number"),
-        Column("held", "HELD", "number"),
-        Column("is_locked", "LOCKED"),
-        Column("last_pulled_ms", "LAST PULLED", "time"),
+    shown = columns(
+        "topic broker queue_id=QUEUE:number committed:number held:number is_locked=LOCKED"
+        " last_pulled_ms=LAST_PULLED:time"
     )
     value = {
         "client_id": found.client_id,
@@ -305,7 +281,7 @@ def inspect(
         for topic, rate in found.consumed_per_s.items()
     ]
     lines += [f"{key}={text}" for key, text in sorted(found.settings.items())]
-    console.one(value, rows, columns, "\n".join([*lines, found.stacks or ""]).strip())
+    console.one(value, rows, shown, "\n".join([*lines, found.stacks or ""]).strip())
 
 
 @command(app)
@@ -318,9 +294,4 @@ def producers(
     console.rows(rows, _CONNECTION, nothing=nothing)
 
 
-_CONNECTION = (
-    Column("client_id", "CLIENT"),
-    Column("address", "ADDRESS"),
-    Column("language", "LANGUAGE"),
-    Column("version", "VERSION"),
-)
+_CONNECTION = columns("client_id=CLIENT address language version")

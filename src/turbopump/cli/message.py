@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turbopump.cli.administration import (
+    TagsOption,
     TopicArgument,
     complete_group,
     complete_topic,
@@ -36,9 +37,6 @@ app = typer.Typer()
 
 STDIN = "-"
 
-TagsOption = Annotated[
-    str, typer.Option(metavar="EXPRESSION", help="Only with these tags, as 'created || paid'.")
-]
 TopicOption = Annotated[str | None, option("The topic it is in.", autocompletion=complete_topic)]
 
 

@@ -6,38 +6,22 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from turbopump.cli.formats import format_body, format_time, printable
-from turbopump.cli.output import Column
+from turbopump.cli.output import columns
 
 if TYPE_CHECKING:
     from turbopump.wire.record import MessageView
 
 _BODY_CHARS_MAX = 60
 
-COLUMNS = (
-    Column("stored_ms", "STORED", "time"),
-    Column("queue_id", "QUEUE", "number"),
-    Column("offset", "OFFSET", "number"),
-    Column("tags", "TAGS"),
-    Column("message_id", "MESSAGE ID", "id"),
-    Column("short_body", "BODY"),
+COLUMNS = columns(
+    "stored_ms=STORED:time queue_id=QUEUE:number offset:number tags message_id:id short_body=BODY"
 )
 
-FIELDS = (
-    Column("topic", "topic"),
-    Column("message_id", "message id"),
-    Column("offset_id", "offset id"),
-    Column("queue_id", "queue"),
-    Column("offset", "offset"),
-    Column("tags", "tags"),
-    Column("keys", "keys"),
-    Column("born_ms", "born", "time"),
-    Column("born_host", "born host"),
-    Column("stored_ms", "stored", "time"),
-    Column("store_host", "store host"),
-    Column("reconsume_times", "retries"),
-    Column("property_texts", "properties"),
-    Column("body_bytes", "body bytes"),
-    Column("body_shown", "body"),
+FIELDS = columns(
+    "topic message_id offset_id queue_id=queue offset tags keys born_ms=born:time born_host"
+    " stored_ms=stored:time store_host reconsume_times=retries property_texts=properties body_bytes"
+    " body_shown=body",
+    str,
 )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from turbopump.cli.administration import reported
@@ -38,7 +36,8 @@ def nameserver(
 
     with reported():
         settings = {
-            **_store_path(config),
+            # Where changes by requests are written, unless it is TOML.
+            **given(configStorePath=config if config and not is_toml(config) else None),
             **settings_of("nameserver", file_settings(config)),
             **given(bindAddress=host, listenPort=port),
         }
@@ -49,8 +48,3 @@ def nameserver(
         server = NameServer(chosen, SocketNetwork())
         log = LogSettings(log_level, log_format)
         serve(server, lambda running: ready_line(nameserver=running.address), log=log)
-
-
-def _store_path(config: Path | None) -> dict[str, str]:
-    """Write changes by requests to the file that the settings came from, unless it is TOML."""
-    return {} if config is None or is_toml(config) else {"configStorePath": str(config)}

@@ -11,7 +11,7 @@ from turbopump.cli.administration import GroupArgument, TopicArgument, complete_
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_number, parse_queues, parse_time
 from turbopump.cli.options import option
-from turbopump.cli.output import Column, row_of
+from turbopump.cli.output import columns, row_of
 from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("broker", "BROKER"),
-    Column("queue_id", "QUEUE", "number"),
-    Column("current", "CURRENT", "number"),
-    Column("target", "NEW", "number"),
-    Column("repeats", "REPEATS", "number"),
-    Column("skips", "SKIPS", "number"),
+_COLUMNS = columns(
+    "topic broker queue_id=QUEUE:number current:number target=NEW:number repeats:number"
+    " skips:number"
 )
 
 

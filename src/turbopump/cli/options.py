@@ -32,21 +32,17 @@ def option(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002 - type
     return typer.Option(*names, help=help, show_default=False, **settings)
 
 
+def _port(default: str) -> Any:
+    return typer.Option(
+        parser=_parse_port, metavar="PORT", help="0 takes any free port.", show_default=default
+    )
+
+
 HostOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name or IP address to listen at.", show_default="127.0.0.1")
 ]
-NameServerPortOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        parser=_parse_port, metavar="PORT", help="0 takes any free port.", show_default="9876"
-    ),
-]
-BrokerPortOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        parser=_parse_port, metavar="PORT", help="0 takes any free port.", show_default="10911"
-    ),
-]
+NameServerPortOption: TypeAlias = Annotated[int | None, _port("9876")]
+BrokerPortOption: TypeAlias = Annotated[int | None, _port("10911")]
 LogLevelOption: TypeAlias = Annotated[
     LogLevel, typer.Option(help="Log messages of this severity and above.")
 ]
@@ -71,7 +67,6 @@ PrintConfigOption: TypeAlias = Annotated[
 
 
 def file_settings(path: Path | None) -> dict[str, str]:
-    """Read the file of settings, if there is one."""
     return {} if path is None else read_settings(path)
 
 

@@ -56,6 +56,23 @@ class Column:
         return self.kind in _RIGHT
 
 
+def columns(words: str, case: Callable[[str], str] = str.upper) -> tuple[Column, ...]:
+    """Declare columns, separated by blanks: ``key``, ``key=TITLE``, ``key:kind``, or all three.
+
+    Without a title, it is the key in capitals, or in another case; underscores become blanks.
+
+    ::
+
+        columns("topic queue_id=QUEUE:number last_stored_ms=LAST_STORED:time")
+    """
+    found = []
+    for word in words.split():
+        names, _, kind = word.partition(":")
+        key, _, title = names.partition("=")
+        found.append(Column(key, (title or case(key)).replace("_", " "), kind or "text"))
+    return tuple(found)
+
+
 def row_of(value: DataclassInstance, *computed: str) -> dict[str, Any]:
     """Return the fields of a value, including those of a queue or node in it, and properties."""
     from turbopump.message import MessageQueue
@@ -102,18 +119,14 @@ class Output:
         """Print one thing, a line for each of its values, or one JSON object."""
         if self.as_json:
             self.line(value)
-            return
-        _print_fields(value, columns)
+        else:
+            _print_fields(value, columns)
 
     def done(self, value: Row, text: str) -> None:
         """Say what was done."""
-        if self.as_json:
-            self.line(value)
-        else:
-            typer.echo(text)
+        typer.echo(json_line(value) if self.as_json else text)
 
     def line(self, value: Row) -> None:
-        """Print one JSON object on one line."""
         typer.echo(json_line(value))
 
 
@@ -124,7 +137,6 @@ def json_line(value: Row) -> str:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal."""
     return stream.isatty()
 
 

@@ -13,15 +13,18 @@ import typer
 
 from turbopump.cli.administration import (
     NAMESERVER,
+    AgainOption,
     DryRunOption,
     GroupArgument,
     JsonOption,
     NameServerOption,
+    RedriveToOption,
     YesOption,
     administration,
     complete_group,
     complete_topic,
     confirm,
+    destination,
     local_now,
     reported,
 )
@@ -32,8 +35,6 @@ from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from datetime import datetime
-
-    from turbopump.admin import Destination
 
 app = typer.Typer()
 
@@ -210,14 +211,8 @@ def redrive(
     where: WhereOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="origin|retry|TOPIC",
-            help="To the topic it came from, the group's retries, or a topic.",
-        ),
-    ] = "origin",
-    again: Annotated[bool, option("Also letters that were redriven before.", "--again")] = False,
+    to: RedriveToOption = "origin",
+    again: AgainOption = False,
     rate: RateOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -244,7 +239,7 @@ def redrive(
                 where=where,
                 since=first,
                 until=last,
-                to=_destination(to),
+                to=destination(to),
                 again=again,
                 rate_per_s=rate,
                 is_dry_run=dry_run,
@@ -411,9 +406,3 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else parse_time(text, local_now())
-
-
-def _destination(text: str) -> Destination | str:
-    from turbopump.admin import Destination
-
-    return Destination(text) if text in {each.value for each in Destination} else text

@@ -9,7 +9,7 @@ import typer
 
 from turbopump.cli.administration import DryRunOption, JsonOption, YesOption, confirm, reported
 from turbopump.cli.formats import format_number
-from turbopump.cli.output import Column, Output, progress_bar
+from turbopump.cli.output import Output, columns, progress_bar
 from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -23,12 +23,8 @@ StoreArgument: TypeAlias = Annotated[
     Path, typer.Argument(metavar="DIR", help="The store's directory, which has commitlog in it.")
 ]
 
-_LOST_TOPICS = (Column("topic", "TOPIC"), Column("messages", "LOST MESSAGES", "number"))
-_DAMAGE = (
-    Column("path", "FILE"),
-    Column("position", "AT BYTE", "number"),
-    Column("reason", "DAMAGE"),
-)
+_LOST_TOPICS = columns("topic messages=LOST_MESSAGES:number")
+_DAMAGE = columns("path=FILE position=AT_BYTE:number reason=DAMAGE")
 
 
 @app.command()

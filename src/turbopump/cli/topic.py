@@ -10,7 +10,7 @@ from turbopump.cli.administration import ClusterOption, DryRunOption, TopicArgum
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_number
 from turbopump.cli.options import option
-from turbopump.cli.output import Column, row_of
+from turbopump.cli.output import columns, row_of
 
 if TYPE_CHECKING:
     from turbopump.admin import TopicInfo
@@ -26,12 +26,8 @@ PermissionOption = Annotated[
 ]
 ReadQueuesOption = Annotated[int | None, option("Queues that consumers read, if it differs.")]
 
-_ON_BROKERS = (
-    Column("broker", "BROKER"),
-    Column("write_queues", "WRITE", "number"),
-    Column("read_queues", "READ", "number"),
-    Column("permission", "PERM"),
-    Column("is_ordered", "ORDERED"),
+_ON_BROKERS = columns(
+    "broker write_queues=WRITE:number read_queues=READ:number permission=PERM is_ordered=ORDERED"
 )
 
 
@@ -56,15 +52,10 @@ def list_topics(
         for topic in found
         if all_kinds or topic.kind.value == "normal"
     ]
-    columns = (
-        Column("topic", "TOPIC"),
-        *([Column("kind", "KIND")] if all_kinds else []),
-        Column("queues", "QUEUES", "number"),
-        Column("permission", "PERM"),
-        Column("brokers", "BROKERS"),
-    )
+    kind = "kind" if all_kinds else ""
+    shown = columns(f"topic {kind} queues:number permission=PERM brokers")
     nothing = "No topics; create one with `turbopump topic create NAME`."
-    console.rows(rows, columns, nothing=nothing)
+    console.rows(rows, shown, nothing=nothing)
 
 
 @command(app)
@@ -174,17 +165,11 @@ def route(console: Console, topic: TopicArgument) -> None:
         for each in found.on_brokers
         for broker_id, address in each.addresses.items()
     ]
-    columns = (
-        Column("cluster", "CLUSTER"),
-        Column("broker", "BROKER"),
-        Column("broker_id", "ID", "number"),
-        Column("address", "ADDRESS"),
-        *_ON_BROKERS[1:4],
-    )
+    shown = (*columns("cluster broker broker_id=ID:number address"), *_ON_BROKERS[1:4])
     order = f" Ordered: {found.order}." if found.order else ""
     value = {"topic": topic, "order": found.order, "brokers": rows}
     summary = f"{sum(each.write_queues for each in found.on_brokers)} queues to write.{order}"
-    console.one(value, rows, columns, summary)
+    console.one(value, rows, shown, summary)
 
 
 @command(app)
@@ -192,24 +177,20 @@ def status(console: Console, topic: TopicArgument) -> None:
     """Show the offsets of each queue, and when its last message was stored."""
     found = console.admin.topics.status(topic)
     rows = [row_of(each, "messages") for each in found.queues]
-    columns = (
-        Column("broker", "BROKER"),
-        Column("queue_id", "QUEUE", "number"),
-        Column("min_offset", "MIN", "number"),
-        Column("max_offset", "MAX", "number"),
-        Column("messages", "MESSAGES", "number"),
-        Column("last_stored_ms", "LAST STORED", "time"),
+    shown = columns(
+        "broker queue_id=QUEUE:number min_offset=MIN:number max_offset=MAX:number messages:number"
+        " last_stored_ms=LAST_STORED:time"
     )
     value = {"topic": topic, "messages": found.messages, "queues": rows}
     summary = f"{format_number(found.messages)} messages in {len(rows)} queues."
-    console.one(value, rows, columns, summary)
+    console.one(value, rows, shown, summary)
 
 
 @command(app)
 def groups(console: Console, topic: TopicArgument) -> None:
     """List the groups that consume a topic, or once did."""
     rows = [{"group": group} for group in console.admin.topics.groups(topic)]
-    console.rows(rows, [Column("group", "GROUP")], nothing=f"No group consumes topic {topic}.")
+    console.rows(rows, columns("group"), nothing=f"No group consumes topic {topic}.")
 
 
 def _warn_of_unread(topic: TopicInfo) -> None:

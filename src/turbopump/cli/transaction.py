@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from turbopump.cli.administration import FAILED, require_range
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_body, format_number
 from turbopump.cli.options import option
-from turbopump.cli.output import Column
+from turbopump.cli.output import columns
 from turbopump.errors import InvalidArgument, RemoteError
 
 if TYPE_CHECKING:
@@ -25,14 +26,9 @@ GroupOption = Annotated[str | None, option("Only of this producer group.")]
 BrokerOption = Annotated[str | None, option("Only on this broker.")]
 GivenUpOption = Annotated[bool, option("Only those that are no longer checked.", "--given-up")]
 
-_TRANSACTIONS = (
-    Column("state", "STATE"),
-    Column("age_ms", "AGE", "duration"),
-    Column("checks", "CHECKS", "number"),
-    Column("group", "PRODUCER GROUP"),
-    Column("topic", "TOPIC"),
-    Column("message_id", "MESSAGE ID", "id"),
-    Column("short_body", "BODY"),
+_TRANSACTIONS = columns(
+    "state age_ms=AGE:duration checks:number group=PRODUCER_GROUP topic message_id:id"
+    " short_body=BODY"
 )
 
 
@@ -65,12 +61,12 @@ def show(
 
     pending = console.admin.transactions.find(message_id)
     own = _row(pending)
-    columns = (
-        *(Column(each.key, each.title.lower(), each.kind) for each in _TRANSACTIONS[:5]),
-        Column("broker", "broker"),
+    shown = (
+        *(replace(each, title=each.title.lower()) for each in _TRANSACTIONS[:5]),
+        *columns("broker", str),
         *FIELDS[1:],
     )
-    console.fields(own if console.as_json else {**shown_row(pending.message), **own}, columns)
+    console.fields(own if console.as_json else {**shown_row(pending.message), **own}, shown)
 
 
 @command(app, confirms=True)
@@ -104,9 +100,6 @@ def resume(
     if every and not chosen and not console.as_json:
         typer.echo("No abandoned transactions.")
     _fail_if_left(failed, wanted - {each for pending in chosen for each in pending.ids})
-
-
-# --- inside ---------------------------------------------------------------------------------------
 
 
 def _chosen(

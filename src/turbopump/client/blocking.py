@@ -21,12 +21,13 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer, worker
 from turbopump.client.background import LoopThread, background, is_loop_thread
 from turbopump.client.config import ClientConfig
 from turbopump.client.handlers import Handler
+from turbopump.client.life_cycle import LifeCycle, ServingLifeCycle, stop_signals
 from turbopump.client.message_sender import (
     HandOverIO,
     MessageSender,
@@ -35,30 +36,15 @@ from turbopump.client.message_sender import (
     run_to_end,
 )
 from turbopump.client.session import Session
-from turbopump.client.stop_signals import stop_signals
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ForkedClient, NotRunning
 from turbopump.machine.process import process_id, start_thread
 from turbopump.wire.record import MessageView
 
-
-class Client(Protocol):
-    """The methods that all asynchronous clients have."""
-
-    async def start(self) -> None: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
 A = TypeVar("A")
 S = TypeVar("S")
-C = TypeVar("C", bound=Client)
-S_ = TypeVar("S_", push_consumer.PushConsumer, worker.Worker)
+C = TypeVar("C", bound=LifeCycle)
+S_ = TypeVar("S_", bound=ServingLifeCycle)
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -107,7 +93,7 @@ class Blocking(Generic[C]):
                 return
             thread = background.join()
             try:
-                _result(thread, self._client.start)
+                run_on(thread, self._client.start)
             except BaseException:
                 background.leave(thread)
                 raise
@@ -154,7 +140,7 @@ class Blocking(Generic[C]):
         assert self._closed is not None
         try:
             self._wait_for_calls()
-            _result(thread, self._client.__aexit__, *exit_)
+            run_on(thread, self._client.__aexit__, *exit_)
         finally:
             _open.pop(self, None)
             background.leave(thread)
@@ -197,7 +183,7 @@ class _Opened:
     """The cleanup of a client that was not closed."""
 
     thread: LoopThread
-    client: Client
+    client: LifeCycle
     promises: set[concurrent.futures.Future[Any]]
 
     def close(self, end_s: float) -> None:
@@ -232,7 +218,7 @@ def _close_all() -> None:
         each.close(end_s)
 
 
-def _result(
+def run_on(
     thread: LoopThread,
     call: Callable[P, Coroutine[Any, Any, T]],
     *args: P.args,
@@ -267,7 +253,7 @@ def blocking(
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         bound = functools.partial(method, self._client)
-        return _result(self._running(), bound, *args, **kwargs)
+        return run_on(self._running(), bound, *args, **kwargs)
 
     return _documented(call, method)
 
@@ -382,10 +368,16 @@ def sending(
 def _documented(call: T, method: Callable[..., object]) -> T:
     """Give a method the name and docstring of the wrapped one, without ``await``."""
     text = (method.__doc__ or "").replace("async with", "with").replace("await ", "")
+    text = text.replace("async def", "def")
     # `__wrapped__` is where `help` and notebooks find the parameters.
     for name, value in (("__name__", method.__name__), ("__doc__", text), ("__wrapped__", method)):
         setattr(call, name, value)
     return call
+
+
+def documented_by(method: Callable[..., object]) -> Callable[[T], T]:
+    """Give a method the name, parameters and docstring of an asynchronous one."""
+    return functools.partial(_documented, method=method)
 
 
 # --- the clients ----------------------------------------------------------------------------------
@@ -503,17 +495,12 @@ class LitePullConsumer(Blocking[lite_pull_consumer.LitePullConsumer]):
 class Serving(Blocking[S_]):
     """A client that calls the application until it is closed."""
 
+    @documented_by(ServingLifeCycle.wait)
     def wait(self, *, handle_signals: bool = True) -> None:
-        """Wait until the client is closed.
-
-        In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for running
-        functions, commits, and this returns. A second signal ends the process. Handlers that the
-        program installed stay in place; with ``handle_signals=False``, no handler is replaced.
-        """
         thread = self._running()
         begin = functools.partial(thread.post, self._client.begin_closing)
         with stop_signals(begin) if handle_signals else contextlib.nullcontext():
-            _result(thread, self._client.wait, handle_signals=False)
+            run_on(thread, self._client.wait, handle_signals=False)
 
     def _is_called_back(self) -> bool:
         return super()._is_called_back() or self._client.is_calling

@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Self
 
 from turbopump.client import transactions
+from turbopump.client.arguments import check_callable
 from turbopump.client.background import LoopThread
-from turbopump.client.blocking import Producer, blocking, built_by
+from turbopump.client.blocking import Producer, blocking, built_by, documented_by
 from turbopump.client.delivery.listener import is_async
 from turbopump.client.message_sender import To
 from turbopump.client.send_hooks import SendReceipt
-from turbopump.client.transaction_ends import TransactionState, require_function, state_from
+from turbopump.client.transaction_ends import TransactionState, state_from
 from turbopump.errors import ClientError, InvalidArgument
 from turbopump.message import Message
 
@@ -120,41 +121,19 @@ class TransactionProducer(Producer):
     @built_by(transactions.TransactionProducer)
     def __init__(self) -> None: ...
 
+    @documented_by(transactions.TransactionProducer.transaction)
     def transaction(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> Transaction:
-        """Return a transaction for one message, for use with ``with``.
-
-        Entering it raises what `send` raises, and TransactionNotStarted if the half message is not
-        safe; the block does not run then. A half message that may have been stored is not sent
-        again: each copy would be committed.
-
-        ::
-
-            with producer.transaction(Message("orders", b"hello")) as transaction:
-                database.insert_order(transaction.id)
-        """
         self._running()
         begun = self._client.transaction(message, to=to, timeout_ms=timeout_ms)
         return Transaction(begun, self._running)
 
+    @documented_by(transactions.TransactionProducer.send_in_transaction)
     def send_in_transaction(
         self, message: Message, execute: Execute, *, to: To = None, timeout_ms: int | None = None
     ) -> Transaction:
-        """Call ``execute`` with a transaction, and end it in the returned state.
-
-        An exception rolls back and is re-raised. Any result other than a `TransactionState` is
-        logged and means UNKNOWN.
-
-        ::
-
-            def execute(transaction):
-                database.insert_order(transaction.id)
-                return TransactionState.COMMIT
-
-            transaction = producer.send_in_transaction(Message("orders", b"hello"), execute)
-        """
-        require_function("execute", execute)
+        check_callable("execute", execute, "(transaction)")
         if is_async(execute):
             raise InvalidArgument(
                 "execute must not be async: turbopump.aio.TransactionProducer awaits functions"

@@ -42,7 +42,6 @@ class BrokerRequests:
         self._work = work
 
     def router(self) -> Router:
-        """Return the router for requests from brokers."""
         return Router(
             {
                 RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,

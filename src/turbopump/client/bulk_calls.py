@@ -5,8 +5,6 @@ Topics, groups and queues are named as brokers know them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from turbopump.client.calls import Caller, require_success
@@ -27,17 +25,13 @@ async def queue_ends(
 
 
 async def message_marks(
-    caller: Caller, broker: str, topic: str, offsets: Mapping[int, int], timeout_ms: int
-) -> list[tuple[int, int]]:
-    """Return when and where the messages at offsets by queue id were stored (91005).
-
-    In the same order; -1 for missing messages.
-    """
+    caller: Caller, broker: str, topic: str, positions: QueuePositions, timeout_ms: int
+) -> MessageMarks:
+    """Return when and where messages were stored, in the same order (91005)."""
     header = headers.TopicName(topic=topic)
-    command = request(RequestCode.GET_MESSAGE_MARKS, header, body=_positions(offsets))
+    command = request(RequestCode.GET_MESSAGE_MARKS, header, body=msgspec.json.encode(positions))
     answer = require_success(await caller.request(broker, command, timeout_ms))
-    found = MessageMarks.decode(whole_body(answer))
-    return list(zip(found.store_timestamps, found.positions, strict=True))
+    return MessageMarks.decode(whole_body(answer))
 
 
 async def commit_offsets(
@@ -45,12 +39,13 @@ async def commit_offsets(
     broker: str,
     group: str,
     topic: str,
-    offsets: Mapping[int, int],
+    positions: QueuePositions,
     timeout_ms: int,
 ) -> list[int]:
-    """Commit a group's offsets by queue id; return the queues refused (91006)."""
+    """Commit a group's offsets; return the queues refused (91006)."""
     header = headers.OffsetsOfGroup(consumer_group=group, topic=topic)
-    command = request(RequestCode.UPDATE_CONSUMER_OFFSETS, header, body=_positions(offsets))
+    body = msgspec.json.encode(positions)
+    command = request(RequestCode.UPDATE_CONSUMER_OFFSETS, header, body=body)
     answer = require_success(await caller.request(broker, command, timeout_ms))
     return RefusedOffsets.decode(whole_body(answer)).queue_ids
 
@@ -64,8 +59,3 @@ async def committed_offsets(
     answer = require_success(await caller.request(broker, command, timeout_ms))
     found = QueuePositions.decode(whole_body(answer))
     return dict(zip(found.queue_ids, found.offsets, strict=True))
-
-
-def _positions(offsets: Mapping[int, int]) -> bytes:
-    body = QueuePositions(queue_ids=list(offsets), offsets=list(offsets.values()))
-    return msgspec.json.encode(body)

@@ -1,4 +1,4 @@
-"""One typed function for each client request; those for locks are in `lock_calls`.
+"""One typed function for each client request, except for queue locks (`queue_locks`).
 
 Responses that mean failure raise `RemoteError`; connection failures raise `NetworkError`. Nothing
 is retried here: only the caller knows whether that is safe.
@@ -33,11 +33,9 @@ class Caller(Protocol):
 
     async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
         """Send a request and return its response, whatever its code."""
-        ...
 
     async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
         """Send a request without a response; the timeout covers connecting and writing."""
-        ...
 
 
 def require_success(answer: Command) -> Command:
@@ -96,24 +94,16 @@ class Stored(Struct, frozen=True):
     offset_id: str
     queue_id: int
     queue_offset: QueueOffset
-    transaction_id: str | None = None
     region: str | None = None
 
 
 def stored(answer: Command) -> Stored:
-    """Decode the response to a send."""
     status = _STATUS_BY_CODE.get(answer.code)
     if status is None:
         raise RemoteError(answer.code, answer.remark or "")
     header = headers.SendMessageAnswer.from_ext_fields(answer.ext_fields)
-    return Stored(
-        status,
-        header.msg_id,
-        header.queue_id,
-        QueueOffset(header.queue_offset),
-        header.transaction_id,
-        header.region,
-    )
+    offset = QueueOffset(header.queue_offset)
+    return Stored(status, header.msg_id, header.queue_id, offset, header.region)
 
 
 async def send(

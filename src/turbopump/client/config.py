@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from random import Random
 
 from turbopump.client.arguments import joined_addresses
@@ -62,8 +62,9 @@ class ClientConfig:
         object.__setattr__(self, "nameserver", joined_addresses(self.nameserver))
         for address in self.nameserver_addresses:
             split_address(address)
-        for name in _NUMBERS:
-            require_at_least(name, getattr(self, name), 1)
+        for field in fields(self):
+            if isinstance(field.default, int):
+                require_at_least(field.name, getattr(self, field.name), 1)
         for name in ("namespace", "instance", "host"):
             text = getattr(self, name)
             if any(mark.isspace() or mark == "@" for mark in text):
@@ -80,15 +81,6 @@ class ClientConfig:
                 f"{NAMESERVER_VARIABLE}"
             )
         return addresses
-
-
-_NUMBERS = (
-    "request_timeout_ms",
-    "route_interval_ms",
-    "heartbeat_interval_ms",
-    "persist_interval_ms",
-    "requests_in_flight_max",
-)
 
 
 def client_id(config: ClientConfig, random: Random) -> str:

@@ -6,13 +6,12 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import assert_never
+from typing import Any
 
 import msgspec
 
-from turbopump.client import calls
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
-from turbopump.client.delivery.orderly import OrderlyDelivery
+from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.names import without_namespace
 from turbopump.client.offsets import OffsetStore, RemoteOffsets
 from turbopump.client.owned_queue import OwnedQueue
@@ -28,11 +27,12 @@ from turbopump.client.rebalance import Rebalancer
 from turbopump.client.replicas import Replica
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
-from turbopump.client.start_position import At, AtEnd, AtTime, start_in
+from turbopump.client.start_position import start_offset
 from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
 from turbopump.errors import ConnectionLost, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.supervisor import Supervisor, Watch
+from turbopump.timeouts import timeout
 from turbopump.wire import properties
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.names import retry_topic
@@ -46,8 +46,6 @@ _BEFORE_OTHER_OFFSET_MS = 10_000
 _LISTENER_WAIT_MS = 1000
 _MS_PER_MINUTE = 60_000
 
-Delivery = ConcurrentDelivery | OrderlyDelivery
-
 
 class Consumption:
     """Owns the queues of one consumer and the tasks that work on them."""
@@ -60,7 +58,7 @@ class Consumption:
         settings: PushSettings,
         subscriptions: Mapping[str, Subscription],
         refresh_subscription: Callable[[str], None],
-        delivery: Delivery,
+        delivery: Delivery[Any],
         offsets: OffsetStore,
         locks: QueueLocks | None,
         stats: ConsumerStats,
@@ -194,7 +192,7 @@ class Consumption:
         owned.is_leaving = True
         if self._locks is not None:
             try:
-                async with asyncio.timeout(_LISTENER_WAIT_MS / 1000):
+                async with timeout(_LISTENER_WAIT_MS / 1000):
                     await owned.idle.wait()
             except TimeoutError:
                 return False
@@ -253,7 +251,8 @@ class Consumption:
         self.offsets.positions.forget(queue)
         session = self._session
         try:
-            start = await self._start_offset(queue)
+            stored = await self.offsets.stored(queue)
+            start = await start_offset(session, queue, stored, self._settings.start_from)
             replica = await session.replica_of(queue)
             source = session.source(replica.address)
             owned = OwnedQueue(queue, start, session.clock.monotonic_ms())
@@ -269,23 +268,6 @@ class Consumption:
         if self._locks is not None:
             owned.locked_ms = now_ms
         return owned
-
-    async def _start_offset(self, queue: MessageQueue) -> QueueOffset:
-        session, timeout_ms = self._session, self._session.config.request_timeout_ms
-        stored = await self.offsets.stored(queue)
-        match start_in(queue.topic, stored, self._settings.start_from):
-            case At(offset):
-                return offset
-            case AtEnd():
-                # A slave may not know offsets that the group committed in the meantime: starting at
-                # its end could skip messages.
-                address = session.address_to_write(queue.broker)
-                return await calls.max_offset(session, address, queue, timeout_ms)
-            case AtTime(timestamp_ms):
-                address = await session.address_of(queue)
-                return await calls.offset_at(session, address, queue, timestamp_ms, timeout_ms)
-            case never:
-                assert_never(never)
 
     def _drop(self, owned: OwnedQueue) -> None:
         owned.drop()

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from turbopump.client import calls
-from turbopump.client.calls import Caller, Found, OffsetIllegal, PullOutcome
+from turbopump.client.calls import Found, OffsetIllegal, PullOutcome
 from turbopump.client.replicas import Replica, is_refused
 from turbopump.client.routes import MASTER_ID
 from turbopump.errors import DamagedMessage, TurbopumpError
@@ -25,6 +25,9 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.record import MessageView
 from turbopump.wire.sysflag import PULL_SUBSCRIPTION
+
+if TYPE_CHECKING:
+    from turbopump.client.session import Session
 
 _log = logging.getLogger(__name__)
 
@@ -100,22 +103,10 @@ def last_pulled(
     return before._replace(source=source, end=outcome.next_offset)
 
 
-class Reader(Caller, Protocol):
-    """Reads from the replicas of brokers; a `Session`."""
-
-    def keep_to_master(self, broker: str) -> None:
-        """Read from the master for a while, as long as it is reachable."""
-        ...
-
-    def source(self, address: str) -> Source:
-        """Return the source of a pull from an address."""
-        ...
-
-
 class Place(NamedTuple):
     """The queue, the group that reads it, and the replica it reads from."""
 
-    caller: Reader
+    session: Session
     replica: Replica
     group: str
     queue: MessageQueue
@@ -145,7 +136,7 @@ async def continued(
     text = "%s at %s has other messages than %s had: pulling goes back to %d"
     _log.warning(text, place.queue, replica.address, last.source.address, offset)
     # Its slaves may still have the messages that it lost, and would be read alternately with it.
-    place.caller.keep_to_master(place.queue.broker)
+    place.session.keep_to_master(place.queue.broker)
     return OffsetIllegal(offset, outcome.min_offset, outcome.max_offset, MASTER_ID)
 
 
@@ -157,21 +148,21 @@ async def offset_to_commit(
     That is the position, a lower one if the master has other messages before it, or None if the
     connection was lost again.
     """
-    caller, address = place.caller, place.replica.address
+    session, address = place.session, place.replica.address
     # The first comparison may have to connect.
     for _ in range(2):
-        source = caller.source(address)
+        source = session.source(address)
         if source.connection and source == compared:
             return compared, position
         first = await _first_to_read(place, last)
-        if source.connection and caller.source(address) == source:
+        if source.connection and session.source(address) == source:
             return (source, position) if first is None else (compared, min(position, first))
     return compared, None
 
 
 async def last_pulled_at_start(place: Place, start: QueueOffset) -> LastPulled:
     """Return what to compare if the connection is lost before the first response to a pull."""
-    last = LastPulled(place.caller.source(place.replica.address), None, start, start)
+    last = LastPulled(place.session.source(place.replica.address), None, start, start)
     return last if start == 0 else await caught_up(place, last)
 
 
@@ -183,7 +174,7 @@ async def caught_up(place: Place, last: LastPulled) -> LastPulled:
     except TurbopumpError:
         return last
     found = outcome.messages[0] if isinstance(outcome, Found) and outcome.messages else None
-    is_same = place.caller.source(place.replica.address) == last.source
+    is_same = place.session.source(place.replica.address) == last.source
     if found is None or found.queue_offset != offset or not is_same:
         return last
     return last._replace(message=StoredMessage.of(found), since=last.end)
@@ -247,7 +238,7 @@ async def _pull_any(place: Place, offset: QueueOffset) -> PullOutcome:
         sub_version=0,
         broker_name=queue.broker,
     )
-    return await calls.pull(place.caller, place.replica.address, header, place.timeout_ms)
+    return await calls.pull(place.session, place.replica.address, header, place.timeout_ms)
 
 
 async def _offset_by_time(place: Place, message: StoredMessage) -> QueueOffset:
@@ -258,6 +249,6 @@ async def _offset_by_time(place: Place, message: StoredMessage) -> QueueOffset:
     """
     since_ms = max(0, message.store_timestamp_ms - _CLOCK_SKEW_MS)
     found = await calls.offset_at(
-        place.caller, place.replica.address, place.queue, since_ms, place.timeout_ms
+        place.session, place.replica.address, place.queue, since_ms, place.timeout_ms
     )
     return min(found, message.queue_offset)

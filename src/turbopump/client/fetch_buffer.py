@@ -75,7 +75,6 @@ class FetchBuffer:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """The assigned queues."""
         return tuple(self._queues)
 
     def __len__(self) -> int:
@@ -91,7 +90,6 @@ class FetchBuffer:
         return found
 
     def add(self, queue: MessageQueue) -> None:
-        """Assign a queue."""
         if queue not in self._queues:
             self._queues[queue] = QueueBuffer()
             self._turn.append(queue)

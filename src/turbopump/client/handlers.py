@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -77,7 +77,11 @@ class Handler(Generic[P, T]):
             return ()
         if isinstance(returned, Message):
             return (returned,)
-        if isinstance(returned, list) and returned and all(_is_message(e) for e in returned):
+        if (
+            isinstance(returned, list)
+            and returned
+            and all(isinstance(e, Message) for e in returned)
+        ):
             return returned
         if self.to is None:
             raise InvalidArgument(
@@ -169,9 +173,9 @@ def _decoders(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[st
     bodies = []
     for name, parameter in signature.parameters.items():
         if parameter.annotation is MessageView:
-            found[name] = _message
+            found[name] = lambda message, _: message
         elif parameter.annotation is ConsumeContext:
-            found[name] = _context
+            found[name] = lambda _, context: context
         elif parameter.default is parameter.empty:
             bodies.append(name)
             found[name] = _body_decoder(function, parameter)
@@ -198,18 +202,6 @@ def _body_decoder(function: Callable[..., Any], parameter: inspect.Parameter) ->
     return lambda message, _: decoder.decode(message.body)
 
 
-def _message(message: MessageView, _: ConsumeContext) -> MessageView:
-    return message
-
-
-def _context(_: MessageView, context: ConsumeContext) -> ConsumeContext:
-    return context
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, Message)
-
-
 def _model(kind: Any, value: object) -> object:
     """Decode classes that validate themselves, such as Pydantic models."""
     if hasattr(kind, "model_validate"):
@@ -232,7 +224,7 @@ class HandlerGroup:
 
     group: str
     settings: GroupSettings
-    by_topic: Mapping[str, Handler[..., Any]]
+    by_topic: dict[str, Handler[..., Any]]
 
 
 def grouped(handlers: Iterable[object]) -> list[HandlerGroup]:
@@ -243,9 +235,8 @@ def grouped(handlers: Iterable[object]) -> list[HandlerGroup]:
             raise InvalidArgument(
                 f"expected functions decorated with @consumer(topic, group=...), got {handler!r}"
             )
-        known = groups.get(handler.group)
-        if known is None:
-            known = HandlerGroup(handler.group, handler.settings, {})
+        new = HandlerGroup(handler.group, handler.settings, {})
+        known = groups.setdefault(handler.group, new)
         if handler.topic in known.by_topic:
             raise InvalidArgument(
                 f"group {handler.group!r} has two functions for topic {handler.topic!r}; give them "
@@ -256,8 +247,7 @@ def grouped(handlers: Iterable[object]) -> list[HandlerGroup]:
                 f"functions of group {handler.group!r} must have the same start_from, orderly, "
                 "listening and retries, since they are one consumer"
             )
-        topics = {**known.by_topic, handler.topic: handler}
-        groups[handler.group] = replace(known, by_topic=topics)
+        known.by_topic[handler.topic] = handler
     if not groups:
         raise InvalidArgument("pass at least one function decorated with @consumer(...)")
     return list(groups.values())

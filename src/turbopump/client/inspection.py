@@ -65,10 +65,10 @@ def running_info(
 def stacks() -> str:
     """Return the current stack of every thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = []
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the only way to see them
-        parts.append(f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}")
-    return "\n".join(parts)
+    return "\n".join(
+        f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()  # noqa: SLF001 - the only way to see them
+    )
 
 
 async def direct_consumption(

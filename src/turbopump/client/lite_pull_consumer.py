@@ -15,12 +15,12 @@ from turbopump.client.arguments import check_callable, check_subscriptions, chec
 from turbopump.client.config import ClientConfig
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.fetcher import Fetcher
-from turbopump.client.group_members import group_members
 from turbopump.client.life_cycle import LifeCycle, leave, require_running, started
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.pull_config import LitePullConfig
 from turbopump.client.queue_reader import QueueReader, require_offset
+from turbopump.client.rebalance import group_members
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
@@ -29,6 +29,7 @@ from turbopump.errors import InvalidArgument, NetworkError, NotRunning, Turbopum
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
 from turbopump.supervisor import Supervisor, Watch
+from turbopump.timeouts import timeout
 from turbopump.wire.bodies import ConsumerData, ConsumeType, MessageModel, Subscription
 from turbopump.wire.record import MessageView
 
@@ -129,12 +130,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         running.balance_wanted.set()
 
     async def unsubscribe(self, topic: str) -> None:
-        """Unsubscribe from a topic.
-
-        ::
-
-            await consumer.unsubscribe("orders")
-        """
+        """Unsubscribe from a topic."""
         running = self._require_running()
         self._expressions.pop(topic, None)
         self._subscriptions.pop(topic, None)
@@ -158,41 +154,21 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         await self._own(running, list(queues))
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues of a topic.
-
-        ::
-
-            queues = await consumer.queues("orders")
-        """
+        """Return the queues of a topic."""
         return await self._require_running().reader.queues(topic)
 
     def assignment(self) -> frozenset[MessageQueue]:
-        """Return the queues being read.
-
-        ::
-
-            print(consumer.assignment())
-        """
+        """Return the queues being read."""
         return frozenset(self._require_running().buffer.queues)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Stop reading queues until `resume`; already fetched messages stay buffered.
-
-        ::
-
-            consumer.pause(queue)
-        """
+        """Stop reading queues until `resume`; already fetched messages stay buffered."""
         running = self._require_running()
         for queue in queues:
             running.buffer[queue].is_paused = True
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Resume reading paused queues.
-
-        ::
-
-            consumer.resume(queue)
-        """
+        """Resume reading paused queues."""
         running = self._require_running()
         for queue in queues:
             running.buffer[queue].is_paused = False
@@ -218,7 +194,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         require_at_least("count_max", count, 1)
         await self._finish(running)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_ms / 1000):
+            async with timeout(limit_ms / 1000):
                 return await self._take(running, count)
         return []
 
@@ -256,53 +232,28 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
     # --- positions --------------------------------------------------------------------------------
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue reading a queue at another offset.
-
-        ::
-
-            await consumer.seek(queue, 0)
-        """
+        """Continue reading a queue at another offset."""
         running = self._require_running()
         running.buffer.restart(queue, require_offset("offset", offset))
         running.fetcher.start(queue)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Continue reading a queue at its oldest message.
-
-        ::
-
-            await consumer.seek_to_begin(queue)
-        """
+        """Continue reading a queue at its oldest message."""
         await self.seek(queue, await self._require_running().reader.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Continue reading a queue at its end: skip to messages that arrive from now on.
-
-        ::
-
-            await consumer.seek_to_end(queue)
-        """
+        """Continue reading a queue at its end: skip to messages that arrive from now on."""
         await self.seek(queue, await self._require_running().reader.max_offset(queue))
 
     async def commit(self) -> None:
-        """Commit all messages delivered so far.
-
-        ::
-
-            await consumer.commit()
-        """
+        """Commit all messages delivered so far."""
         running = self._require_running()
         running.buffer.finish()
         positions = running.buffer.positions().items()
         await asyncio.gather(*(running.fetcher.commit(*position) for position in positions))
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """Return the group's committed offset, or None if the broker has none.
-
-        ::
-
-            offset = await consumer.committed(queue)
-        """
+        """Return the group's committed offset, or None if the broker has none."""
         return await self._require_running().reader.committed(queue)
 
     async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
@@ -334,9 +285,8 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         if self._running is not None:
             self._running.balance_wanted.set()
 
-    def route_changed(self, topic: str) -> None:
-        if topic in self.topics():
-            self.members_changed()
+    def route_changed(self, topic: str) -> None:  # noqa: ARG002 - all topics are rebalanced
+        self.members_changed()
 
     def progress(self, topic: str) -> Mapping[MessageQueue, int]:
         if self._running is None:
@@ -352,8 +302,6 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             queue = running.reader.user_queue(on_wire)
             if on_wire.topic == topic and queue in running.buffer:
                 await self.seek(queue, offset)
-
-    # --- internals --------------------------------------------------------------------------------
 
     def _new_running(self, session: Session) -> _Running:
         reader = QueueReader(session, self.group, self._config.times)
@@ -384,7 +332,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             if self._expressions:
                 await self._balance(running)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_BALANCE_INTERVAL_MS / 1000):
+                async with timeout(_BALANCE_INTERVAL_MS / 1000):
                     await running.balance_wanted.wait()
 
     async def _balance(self, running: _Running) -> None:

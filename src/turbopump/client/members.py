@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 from weakref import WeakSet
 
 from turbopump.client.names import INNER_PRODUCER_GROUP
@@ -70,11 +71,7 @@ class ConsumerMember:
         """Return the position of each owned queue, in memory (221)."""
         return {}
 
-    async def running_info(
-        self,
-        *,
-        with_stacks: bool,  # noqa: ARG002 - for overrides
-    ) -> RunningInfo:
+    async def running_info(self, *, with_stacks: bool) -> RunningInfo:  # noqa: ARG002 - for overrides
         """Return the internal state that operators can inspect (307)."""
         return RunningInfo(subscription_set=list(self.heartbeat_data().subscription_data_set))
 
@@ -110,7 +107,6 @@ class Members:
         )
 
     def expect(self, member: ProducerMember | ConsumerMember) -> None:
-        """Note that a member is about to join."""
         self._joining.add(member)
 
     def add(self, member: ProducerMember | ConsumerMember) -> None:
@@ -121,20 +117,14 @@ class Members:
                 f"this client has a {kind} of group {member.group!r} already; give the second one "
                 "another ClientConfig(instance=...)"
             )
-        if isinstance(member, ProducerMember):
-            self.producers[member.group] = member
-        else:
-            self.consumers[member.group] = member
+        self._of_kind(member)[member.group] = member
 
     def remove(self, member: ProducerMember | ConsumerMember) -> bool:
         """Remove a member; return whether it existed."""
         self._joining.discard(member)
         if self._of_kind(member).get(member.group) is not member:
             return False
-        if isinstance(member, ProducerMember):
-            del self.producers[member.group]
-        else:
-            del self.consumers[member.group]
+        del self._of_kind(member)[member.group]
         return True
 
     def topics(self) -> set[str]:
@@ -143,7 +133,6 @@ class Members:
         return found.union(*(consumer.topics() for consumer in self.consumers.values()))
 
     def heartbeat(self, client_id: str) -> Heartbeat:
-        """Return the heartbeat for brokers."""
         return Heartbeat(
             client_id=client_id,
             producer_data_set=[
@@ -153,7 +142,5 @@ class Members:
             consumer_data_set=[each.heartbeat_data() for each in self.consumers.values()],
         )
 
-    def _of_kind(
-        self, member: ProducerMember | ConsumerMember
-    ) -> Mapping[str, ProducerMember | ConsumerMember]:
+    def _of_kind(self, member: ProducerMember | ConsumerMember) -> dict[str, Any]:
         return self.producers if isinstance(member, ProducerMember) else self.consumers

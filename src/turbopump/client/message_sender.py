@@ -6,11 +6,10 @@ With one that blocks, `run_to_end` runs a send on the caller's thread, without a
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol, TypeVar
 
 from turbopump.client import calls
@@ -38,11 +37,12 @@ from turbopump.net.fifo_waiters import FifoWaiters
 from turbopump.net.limits import require_at_least
 from turbopump.net.request_protocol import Request
 from turbopump.net.thread_request import ThreadRequest
+from turbopump.timeouts import timeout
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import UniqueIds
-from turbopump.wire.send_request_frames import SendRequest
+from turbopump.wire.prepared_frames import SendRequest
 
 _log = logging.getLogger(__name__)
 
@@ -59,15 +59,12 @@ class SendIO(Protocol):
 
     async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         """Send a request and return its response, whatever its code."""
-        ...
 
     async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
         """Send a request without a response; the timeout covers connecting and writing."""
-        ...
 
     async def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run something that needs the session's event loop, such as a route lookup."""
-        ...
 
 
 Attempt = Callable[[SendIO, Outgoing, MessageQueue, int], Awaitable[A]]
@@ -172,8 +169,9 @@ class MessageSender:
     ) -> Coroutine[Any, Any, SendReceipt]:
         """Send a message; ``extra`` are protocol properties. Checks it immediately."""
         if self._scopes:
+            ready_of = functools.partial(self._ready_one, extra)
             return self._send_in_scopes(
-                io, [message], extra, to, timeout_ms, self._attempt, self._receipt
+                io, [message], ready_of, to, timeout_ms, self._attempt, self._receipt
             )
         ready = self._ready(message, extra)
         return self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
@@ -188,7 +186,9 @@ class MessageSender:
     ) -> Coroutine[Any, Any, SendReceipt]:
         """Send messages of one topic as one batch. Checks them immediately."""
         if self._scopes:
-            return self._send_batch_in_scopes(io, messages, to, timeout_ms)
+            return self._send_in_scopes(
+                io, messages, self._ready_batch, to, timeout_ms, self._attempt, self._receipt
+            )
         ready = self._ready_batch(messages)
         return self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
 
@@ -203,8 +203,9 @@ class MessageSender:
     ) -> Coroutine[Any, Any, None]:
         """Send a message without waiting for a response. Checks it immediately."""
         if self._scopes:
+            ready_of = functools.partial(self._ready_one, None)
             return self._send_in_scopes(
-                io, [message], None, to, timeout_ms, self._attempt_oneway, _no_receipt
+                io, [message], ready_of, to, timeout_ms, self._attempt_oneway, _no_receipt
             )
         ready = self._ready(message, None)
         return self._deliver(io, ready, to, timeout_ms, self._attempt_oneway, _no_receipt)
@@ -228,7 +229,6 @@ class MessageSender:
         return self._request(sent, queue).header
 
     def end_ms(self, timeout_ms: int | None) -> int:
-        """Return the deadline of a call."""
         return self._clock.monotonic_ms() + self.limit_ms(timeout_ms)
 
     def limit_ms(self, timeout_ms: int | None) -> int:
@@ -258,34 +258,26 @@ class MessageSender:
         ids = self.ids.many(len(messages))
         return outgoing_batch(messages, ids, self._config.messages, self._namespace)
 
+    def _ready_one(self, extra: Mapping[str, str] | None, messages: Sequence[Message]) -> Outgoing:
+        (message,) = messages
+        return self._ready(message, extra)
+
     async def _send_in_scopes(
         self,
         io: SendIO,
         messages: Sequence[Message],
-        extra: Mapping[str, str] | None,
+        ready_of: Callable[[Sequence[Message]], Outgoing],
         to: To,
         timeout_ms: int | None,
         attempt: Attempt[A],
         receipt_of: ReceiptOf[A, R],
     ) -> R:
-        with self._around(messages) as (given,):
-            ready = self._ready(given, extra)
-            return await self._deliver(io, ready, to, timeout_ms, attempt, receipt_of)
-
-    async def _send_batch_in_scopes(
-        self, io: SendIO, messages: Sequence[Message], to: To, timeout_ms: int | None
-    ) -> SendReceipt:
-        with self._around(messages) as given:
-            ready = self._ready_batch(given)
-            return await self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
-
-    @contextmanager
-    def _around(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        """Enter the scopes, the first one outermost."""
+        """Enter the scopes, the first one outermost, and send what they make of the messages."""
         with ExitStack() as stack:
             for scope in self._scopes:
                 messages = stack.enter_context(scope.sending(self._group, messages))
-            yield messages
+            ready = ready_of(messages)
+            return await self._deliver(io, ready, to, timeout_ms, attempt, receipt_of)
 
     async def _deliver(
         self,
@@ -409,7 +401,7 @@ class MessageSender:
         left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
         waiting = self._lookups.setdefault(topic, FifoWaiters())
         try:
-            async with asyncio.timeout(left_ms / 1000):
+            async with timeout(left_ms / 1000):
                 found = await waiting.after(
                     self._session.route_to_send(topic, self._new_topic_queues)
                 )

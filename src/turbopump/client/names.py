@@ -27,7 +27,6 @@ _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 
 def check_topic(topic: str) -> None:
-    """Refuse an invalid topic name."""
     _check("topic", topic, TOPIC_CHARS_MAX)
 
 
@@ -50,7 +49,6 @@ def check_topic_to_subscribe(topic: str) -> None:
 
 
 def check_group(group: str) -> None:
-    """Refuse an invalid group name."""
     _check("group", group, GROUP_CHARS_MAX)
     if group in _DEFAULT_GROUPS:
         raise InvalidArgument(f"group must be a name of your own, got {group!r}")

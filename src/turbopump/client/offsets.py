@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
-from typing import Protocol
 
 from turbopump.client import calls
 from turbopump.client.replicas import Replica
@@ -60,33 +60,32 @@ class Positions:
         self.changes += 1
 
 
-class OffsetStore(Protocol):
+class OffsetStore(ABC):
     """Where offsets persist."""
 
-    positions: Positions
+    def __init__(self) -> None:
+        self.positions = Positions()
 
-    async def open(self) -> None:
+    async def open(self) -> None:  # noqa: B027 - brokers are asked for each queue
         """Read the stored offsets, if reading them once is enough."""
-        ...
 
+    def close(self) -> None:  # noqa: B027 - brokers keep the offsets
+        """Release what `open` acquired."""
+
+    @abstractmethod
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         """Return the stored offset of a queue, or None; raises TurbopumpError."""
-        ...
 
+    @abstractmethod
     def has_uncommitted(self, queues: Collection[MessageQueue]) -> bool:
         """Whether a routine `persist` has anything to commit."""
-        ...
 
+    @abstractmethod
     async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
         """Commit the positions of these queues; failures are logged and retried next time.
 
         A routine commit may leave out offsets known to be committed.
         """
-        ...
-
-    def close(self) -> None:
-        """Release what `open` acquired."""
-        ...
 
 
 class CommitHistory:
@@ -121,11 +120,11 @@ OffsetToCommit = Callable[[MessageQueue, Replica, QueueOffset], Awaitable[QueueO
 """Returns what to commit instead of a position; None to commit nothing now."""
 
 
-class RemoteOffsets:
+class RemoteOffsets(OffsetStore):
     """Offsets on the brokers, shared by the group."""
 
     def __init__(self, session: Session, group: str) -> None:
-        self.positions = Positions()
+        super().__init__()
         self._history: defaultdict[MessageQueue, CommitHistory] = defaultdict(CommitHistory)
         self._session = session
         self._group = group
@@ -134,12 +133,6 @@ class RemoteOffsets:
         self._seen: tuple[int, int] | None = None
         """The state in which everything was committed, valid until the time below."""
         self._settled_until_ms = 0
-
-    async def open(self) -> None:
-        """Do nothing: brokers are asked for each queue."""
-
-    def close(self) -> None:
-        """Do nothing: brokers keep the offsets."""
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         # Apache RocketMQ's client takes any error for "none" and then skips all messages. Here it
@@ -210,12 +203,12 @@ class RemoteOffsets:
         return None if offset is None or latest is None else min(offset, latest)
 
 
-class LocalOffsets:
+class LocalOffsets(OffsetStore):
     """Offsets in this client's own file, in the format of Apache RocketMQ's client."""
 
     def __init__(self, path: Path, machine: Machine | None = None) -> None:
+        super().__init__()
         machine = machine or Machine()
-        self.positions = Positions()
         self._files = machine.files
         writer = TableWriter(machine.background)
         self._file = TableFile(path, self._files, writer, is_indented=False)
@@ -252,12 +245,7 @@ class LocalOffsets:
         offset = self.positions.of(queue)
         return offset is not None and self._stored.get(queue) != offset
 
-    async def persist(
-        self,
-        queues: Collection[MessageQueue],
-        *,
-        is_routine: bool = False,  # noqa: ARG002 - the file is known to hold what it held
-    ) -> None:
+    async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:  # noqa: ARG002 - the file is known to hold what it held
         for queue in queues:
             offset = self.positions.of(queue)
             if offset is not None and self._stored.get(queue) != offset:

@@ -23,7 +23,7 @@ from turbopump.wire.compression import deflate
 from turbopump.wire.delay_levels import DELAY_LEVELS, parse_delay_levels
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.names import RETRY_PREFIX
-from turbopump.wire.send_request_frames import SendRequest, send_request_frames
+from turbopump.wire.prepared_frames import SendRequest, send_request_frames
 from turbopump.wire.sysflag import (
     Compression,
     Transaction,

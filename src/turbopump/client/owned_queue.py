@@ -84,13 +84,12 @@ class OwnedQueue:
     def _reach(self) -> int:
         """How far pulling is ahead of the oldest unfinished message.
 
-        The cache's own span ignores messages finished above a stuck one: it would limit nothing.
+        Messages finished above a stuck one count too, or nothing would limit them.
         """
         first = self.cache.first
         return 0 if first is None else self.next_offset - 1 - first.queue_offset
 
     async def wait_for_room(self) -> None:
-        """Wait until messages are finished."""
         self._room = asyncio.get_running_loop().create_future()
         try:
             await self._room
@@ -98,7 +97,6 @@ class OwnedQueue:
             self._room = None
 
     def note_room(self) -> None:
-        """Wake the puller waiting for room."""
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 

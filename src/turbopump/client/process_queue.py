@@ -43,8 +43,6 @@ class ProcessQueue(Generic[M]):
         self._consuming = False
         self.count = 0
         self.bytes = 0
-        self.behind = 0
-        """How many messages the broker had after the last ones put."""
 
     @property
     def cached_offsets(self) -> list[int]:
@@ -65,19 +63,11 @@ class ProcessQueue(Generic[M]):
         self._trim()
         return self._cached[self._order[0]] if self._order else None
 
-    @property
-    def span(self) -> int:
-        """The difference between the highest and lowest cached offset."""
-        self._trim()
-        return self._order[-1] - self._order[0] if self._order else 0
-
-    def put(self, messages: Sequence[M], max_offset: int | None = None) -> bool:
+    def put(self, messages: Sequence[M]) -> bool:
         """Add pulled messages; return whether an orderly run must start to take them."""
         if not self._put_at_end(messages):
             for message in messages:
                 self._put_one(message)
-        if messages and max_offset is not None and max_offset > messages[-1].queue_offset:
-            self.behind = max_offset - messages[-1].queue_offset
         if not self._cached or self._consuming:
             return False
         self._consuming = True
@@ -119,7 +109,6 @@ class ProcessQueue(Generic[M]):
     # --- in order ---------------------------------------------------------------------------------
 
     def peek(self, count: int) -> list[M]:
-        """Return the first messages without taking them."""
         self._trim()
         offsets = (offset for offset in self._order if offset in self._cached)
         return [self._cached[offset] for offset in islice(offsets, count)]
@@ -158,7 +147,7 @@ class ProcessQueue(Generic[M]):
         self._cached.clear()
         self._taken.clear()
         self._order.clear()
-        self.count = self.bytes = self.behind = 0
+        self.count = self.bytes = 0
 
     # --- order ------------------------------------------------------------------------------------
 

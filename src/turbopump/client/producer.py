@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import logging
 from collections.abc import Sequence
 
@@ -19,10 +21,11 @@ from turbopump.client.replies import Reply, reply_properties, reply_topic, reque
 from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
-from turbopump.client.submitted import Submitted
-from turbopump.errors import RequestTimeout
+from turbopump.errors import NotRunning, RequestTimeout
+from turbopump.machine.process import process_id
 from turbopump.message import Message, MessageQueue
 from turbopump.supervisor import Supervisor
+from turbopump.timeouts import timeout
 from turbopump.wire.headers import CheckTransactionState
 from turbopump.wire.record import MessageView
 
@@ -158,12 +161,7 @@ class Producer(LifeCycle, ProducerMember):
     async def send_oneway(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> None:
-        """Send a message without an acknowledgement: fastest, but messages may be lost.
-
-        ::
-
-            await producer.send_oneway(Message("metrics", b"42"))
-        """
+        """Send a message without an acknowledgement: fastest, but messages may be lost."""
         running = self.running
         await running.sender.send_oneway(running.io, message, to=to, timeout_ms=timeout_ms)
 
@@ -189,7 +187,7 @@ class Producer(LifeCycle, ProducerMember):
         with session.replies.expected() as (correlation_id, promise):
             extra = request_properties(correlation_id, session.client_id, limit_ms)
             try:
-                async with asyncio.timeout(limit_ms / 1000):
+                async with timeout(limit_ms / 1000):
                     await sender.send(running.io, message, to=to, timeout_ms=limit_ms, extra=extra)
                     return await promise
             except TimeoutError:
@@ -215,12 +213,7 @@ class Producer(LifeCycle, ProducerMember):
         await calls.send_reply(running.session, address, header, sent.body, limit_ms)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues of a topic that accept messages.
-
-        ::
-
-            queues = await producer.queues("orders")
-        """
+        """Return the queues of a topic that accept messages."""
         running = self.running
         sender = running.sender
         route = await sender.route(running.io, sender.broker_topic(topic), sender.end_ms(None))
@@ -262,3 +255,83 @@ class Running:
         """Wait for all submitted messages; each has its own timeout."""
         await self.tasks.wait()
         self.submitted.close()
+
+
+class Submitted:
+    """The submitted messages of one running producer; the number without an outcome is bounded."""
+
+    def __init__(self, count_max: int) -> None:
+        self.places = asyncio.Semaphore(count_max)
+        self._pending = 0
+        self._cancelled = 0
+        self._loop = asyncio.get_running_loop()
+        self._pid = process_id()
+        _running.add(self)
+
+    def follow(self, task: asyncio.Task[SendReceipt], on_sent: OnSent | None) -> None:
+        """Track a message that holds a slot, and free the slot when its outcome is known."""
+        self._pending += 1
+        task.add_done_callback(functools.partial(self._settle, on_sent))
+
+    def close(self) -> None:
+        """Expect no further messages."""
+        _running.discard(self)
+
+    def _settle(self, on_sent: OnSent | None, done: asyncio.Task[SendReceipt]) -> None:
+        self.places.release()
+        self._pending -= 1
+        if done.cancelled():
+            self._note_cancelled()
+            error: BaseException | None = NotRunning("the send was cancelled")
+        else:
+            error = done.exception()
+            if on_sent is None and error is not None:
+                # The future reports it too, but the program may never check it.
+                _log.warning("a submitted message was not sent: %s", error)
+        if on_sent is None:
+            return
+        if isinstance(error, Exception):
+            _call_back(on_sent, None, error)
+        elif error is None:
+            _call_back(on_sent, done.result(), None)
+
+    def _note_cancelled(self) -> None:
+        self._cancelled += 1
+        if self._cancelled == 1:
+            # A loop that ends cancels all of them together: log one line.
+            self._loop.call_soon(self._report_cancelled)
+
+    def _report_cancelled(self) -> None:
+        _log.error(
+            "%d submitted messages were cancelled before they were stored: close the producer"
+            " before its event loop ends",
+            self._cancelled,
+        )
+        self._cancelled = 0
+
+    def report_lost(self) -> None:
+        """Report messages whose event loop has ended, at process exit."""
+        is_over = not self._loop.is_running()
+        if self._pending and is_over and self._pid == process_id():
+            _log.error(
+                "%d submitted messages were not sent: their event loop ended, and the producer was"
+                " not closed before",
+                self._pending,
+            )
+
+
+def _call_back(on_sent: OnSent, receipt: SendReceipt | None, error: Exception | None) -> None:
+    try:
+        on_sent(receipt, error)
+    except BaseException:  # noqa: BLE001 - the user's code must not end the loop
+        _log.exception("the callback of a send failed")
+
+
+_running: set[Submitted] = set()
+"""Of open producers; not weak, or garbage collection would hide lost messages."""
+
+
+@atexit.register
+def _report_lost() -> None:
+    for each in _running:
+        each.report_lost()

@@ -93,12 +93,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
     # --- reading ----------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues of a topic.
-
-        ::
-
-            queues = await consumer.queues("orders")
-        """
+        """Return the queues of a topic."""
         return await self._require_running().reader.queues(topic)
 
     async def pull(
@@ -142,10 +137,6 @@ class PullConsumer(LifeCycle, ConsumerMember):
 
         Level 0 lets the broker choose a delay that grows with each attempt. The message is
         redelivered through the group's retry topic, ``%RETRY%`` followed by its name.
-
-        ::
-
-            await consumer.send_back(message, queue)
         """
         sending = self._require_running().retry_sender
         if not await sending.send_back(queue, message, delay_level):
@@ -154,40 +145,20 @@ class PullConsumer(LifeCycle, ConsumerMember):
     # --- positions --------------------------------------------------------------------------------
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """Return the group's committed offset, or None if the broker has none.
-
-        ::
-
-            offset = await consumer.committed(queue)
-        """
+        """Return the group's committed offset, or None if the broker has none."""
         return await self._require_running().reader.committed(queue)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Commit the offset at which the group resumes.
-
-        ::
-
-            await consumer.commit(queue, outcome.next_offset)
-        """
+        """Commit the offset at which the group resumes."""
         reader = self._require_running().reader
         await reader.commit(queue, require_offset("offset", offset))
 
     async def min_offset(self, queue: MessageQueue) -> QueueOffset:
-        """Return the offset of the oldest message.
-
-        ::
-
-            offset = await consumer.min_offset(queue)
-        """
+        """Return the offset of the oldest message."""
         return await self._require_running().reader.min_offset(queue)
 
     async def max_offset(self, queue: MessageQueue) -> QueueOffset:
-        """Return the offset of the next message to be stored.
-
-        ::
-
-            offset = await consumer.max_offset(queue)
-        """
+        """Return the offset of the next message to be stored."""
         return await self._require_running().reader.max_offset(queue)
 
     async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:

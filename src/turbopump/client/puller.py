@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, assert_never
+from typing import Any, assert_never
 
 from msgspec import structs
 
@@ -21,6 +21,7 @@ from turbopump.client.continuity import (
     last_pulled_at_start,
     offset_to_commit,
 )
+from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Pulling, QueueLimits
@@ -62,14 +63,6 @@ _UNKNOWN = frozenset(
 )
 
 
-class Delivery(Protocol):
-    """Receives pulled messages."""
-
-    is_orderly: bool
-
-    def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PullContext:
     """The state shared by the pullers of one consumer."""
@@ -77,7 +70,7 @@ class PullContext:
     session: Session
     group: str
     pulling: Pulling
-    delivery: Delivery
+    delivery: Delivery[Any]
     positions: Positions
     stats: ConsumerStats
     resumed: asyncio.Event
@@ -326,7 +319,9 @@ class Puller:
         match outcome:
             case Found():
                 context.stats.pulled(owned.queue.topic, len(outcome.messages), spent_ms)
-                if context.pulling.interval_ms:
+                # If the next pull will only wait, listeners are called before it is sent.
+                has_more = outcome.next_offset < outcome.max_offset
+                if context.pulling.interval_ms or not has_more:
                     await self._pause(context.pulling.interval_ms)
             case NothingNew() | NothingMatched():
                 if owned.cache.is_empty:
@@ -371,5 +366,5 @@ class Puller:
     def _give(self, found: Found, wanted: Subscription) -> None:
         messages = self._context.prepared(matching(found.messages, wanted))
         if messages:
-            begins = self._owned.cache.put(messages, found.max_offset)
+            begins = self._owned.cache.put(messages)
             self._context.delivery.deliver(self._owned, messages, begins=begins)

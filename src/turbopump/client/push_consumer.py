@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,13 +19,14 @@ from turbopump.client.arguments import (
     checked_path,
 )
 from turbopump.client.config import ClientConfig
-from turbopump.client.consumption import Consumption, Delivery
+from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
+from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.delivery.listener import ConsumeHook, Listen, Listener
 from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.delivery.results import ConsumeContext
 from turbopump.client.inspection import direct_consumption, running_info
-from turbopump.client.life_cycle import LifeCycle, leave, require_running
+from turbopump.client.life_cycle import ServingLifeCycle, leave, require_running
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
@@ -37,7 +37,6 @@ from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.stats import ConsumerStats
-from turbopump.client.stop_signals import stop_signals
 from turbopump.client.subscriptions import (
     EVERYTHING,
     SQL92,
@@ -65,7 +64,7 @@ _BROADCAST_INSTANCE = "DEFAULT"
 """A broadcasting consumer stores offsets under its client id, which must survive a restart."""
 
 
-class PushConsumer(LifeCycle, ConsumerMember):
+class PushConsumer(ServingLifeCycle, ConsumerMember):
     """Delivers every message of its topics to a listener, at least once.
 
     ::
@@ -103,6 +102,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
         client: ClientConfig | None = None,
         session: Session | None = None,
     ) -> None:
+        super().__init__()
         check_group(group)
         check_listener(listener)
         check_subscriptions(subscriptions)
@@ -138,8 +138,6 @@ class PushConsumer(LifeCycle, ConsumerMember):
         self._session: Session | None = None
         self._running: Consumption | None = None
         self._listener: Listener | None = None
-        self._closed = asyncio.Event()
-        self._closing: asyncio.Task[None] | None = None
         self._started_ms = 0
 
     # --- life cycle -------------------------------------------------------------------------------
@@ -170,20 +168,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
             await leave(session, self)
             raise
 
-    async def close(self) -> None:
-        """Stop pulling, wait for running listeners, commit, leave the group.
-
-        Called from the listener or a hook, it does not wait: the consumer closes after that call.
-        """
-        closing = self.begin_closing()
-        if closing is not None and not self.is_calling:
-            await asyncio.shield(closing)
-
     def begin_closing(self) -> asyncio.Task[None] | None:
-        """Close in a separate task, which outlives its caller; call on the loop only.
-
-        Return that task, or None if there is nothing to close.
-        """
         running, session = self._running, self._session
         if running is not None and session is not None:
             session.require_own_process()
@@ -202,22 +187,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
 
     @property
     def is_calling(self) -> bool:
-        """Whether the caller runs in a listener or hook of this consumer."""
         return self._listener is not None and self._listener.is_calling
-
-    async def wait(self, *, handle_signals: bool = True) -> None:
-        """Wait until the consumer is closed.
-
-        In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for running
-        listeners, commits, and this returns. A second signal ends the process. Handlers that the
-        program installed stay in place; with ``handle_signals=False``, no handler is replaced.
-        """
-        loop = asyncio.get_running_loop()
-        begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
-        with stop_signals(begin) if handle_signals else contextlib.nullcontext():
-            await self._closed.wait()
-            if self._closing is not None:
-                await asyncio.shield(self._closing)
 
     # --- while running ----------------------------------------------------------------------------
 
@@ -349,8 +319,6 @@ class PushConsumer(LifeCycle, ConsumerMember):
             self._listener, messages, context, is_orderly=self._settings.is_orderly
         )
 
-    # --- internals --------------------------------------------------------------------------------
-
     async def _begin(self, session: Session) -> Consumption:
         self._closed.clear()
         self._started_ms = session.clock.now_ms()
@@ -404,7 +372,7 @@ class PushConsumer(LifeCycle, ConsumerMember):
         offsets: OffsetStore,
         locks: QueueLocks | None,
         stats: ConsumerStats,
-    ) -> Delivery:
+    ) -> Delivery[Any]:
         own, clock, positions = self._settings, session.clock, offsets.positions
         back = None if own.is_broadcast else RetrySender(session, self.group, own.attempts_max)
         common = (self.group, listener, own.listening)

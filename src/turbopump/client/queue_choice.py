@@ -38,7 +38,6 @@ class BrokerFaults:
         self._faults: dict[str, Fault] = {}
 
     def note(self, broker: str, latency_ms: int, now_ms: int) -> None:
-        """Record the duration of a send."""
         self._faults[broker] = Fault(latency_ms, now_ms + avoided_for_ms(latency_ms))
 
     def is_available(self, broker: str, now_ms: int) -> bool:

@@ -6,11 +6,14 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable
 
-from turbopump.client import lock_calls
+from turbopump.client.calls import require_success
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
 from turbopump.message import MessageQueue
+from turbopump.wire.bodies import LockedQueues, LockQueues
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command, request, whole_body
 
 _log = logging.getLogger(__name__)
 
@@ -56,15 +59,12 @@ class QueueLocks:
         """Release locks; those of an unreachable broker expire."""
         for broker, of_broker in _by_broker(queues).items():
             try:
-                await lock_calls.unlock_queues(
-                    self._session,
-                    self._session.address_to_write(broker),
-                    self._session.client_id,
-                    self._group,
-                    of_broker,
-                    _LOCK_TIMEOUT_MS,
-                    is_oneway=is_oneway,
-                )
+                address = self._session.address_to_write(broker)
+                command = self._command(RequestCode.UNLOCK_BATCH_MQ, of_broker)
+                if is_oneway:
+                    await self._session.oneway(address, command, _LOCK_TIMEOUT_MS)
+                else:
+                    require_success(await self._session.request(address, command, _LOCK_TIMEOUT_MS))
             except TurbopumpError as error:
                 _log.warning("locks of %s on %s not released: %s", self._group, broker, error)
 
@@ -86,27 +86,26 @@ class QueueLocks:
     ) -> frozenset[MessageQueue] | None:
         """Return the locked queues, or None if the broker neither grants nor refuses locks."""
         try:
-            locked = await lock_calls.lock_queues(
-                self._session,
-                self._session.address_to_write(broker),
-                self._session.client_id,
-                self._group,
-                queues,
-                _LOCK_TIMEOUT_MS,
-            )
+            address = self._session.address_to_write(broker)
+            command = self._command(RequestCode.LOCK_BATCH_MQ, queues)
+            answer = await self._session.request(address, command, _LOCK_TIMEOUT_MS)
+            locked = LockedQueues.decode(whole_body(require_success(answer))).queues
         except TurbopumpError as error:
             level = logging.DEBUG if broker in self._away else logging.WARNING
             self._away.add(broker)
-            text = (
-                "no locks for %s on %s: %s; without a lock, which only a master grants, its queues"
-            )
-            text += " are not consumed in order"
+            text = "no locks for %s on %s: %s; without a lock, which only masters grant, its"
+            text += " queues are not consumed in order"
             _log.log(level, text, self._group, broker, error)
             return None
         if broker in self._away:
             self._away.remove(broker)
             _log.info("%s grants locks for %s again", broker, self._group)
-        return locked
+        return frozenset(locked)
+
+    def _command(self, code: RequestCode, queues: list[MessageQueue]) -> Command:
+        own_id = self._session.client_id
+        body = LockQueues(client_id=own_id, consumer_group=self._group, queues=queues)
+        return request(code, body=body.encode())
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

@@ -33,7 +33,7 @@ from turbopump.client.pull_config import PullTimes
 from turbopump.client.replicas import Replica, first_slave_id, is_refused, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
-from turbopump.client.start_position import At, AtEnd, AtTime, StartFrom, start_in
+from turbopump.client.start_position import StartFrom, start_offset
 from turbopump.client.subscriptions import TAG, matching
 from turbopump.errors import (
     ConnectionLost,
@@ -92,7 +92,6 @@ class QueueReader:
         """The connection to the master over which its messages matched those pulled."""
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the readable queues of a topic."""
         found = await self._session.readable_queues(self.wire_topic(topic))
         return tuple(map(self.user_queue, found)) if self._session.config.namespace else found
 
@@ -136,11 +135,10 @@ class QueueReader:
         count_max: int,
         *,
         is_held: bool,
-        is_lite: bool = False,
         timeout_ms: int | None = None,
     ) -> RecordsOutcome:
         """Read as `pull`, but leave the messages in their stored form, including other tags."""
-        how = _How(is_held, is_lite, timeout_ms)
+        how = _How(is_held, timeout_ms=timeout_ms)
         return (await self._pull(queue, offset, wanted, count_max, how))[1]
 
     async def _pull(
@@ -364,16 +362,15 @@ class QueueReader:
         )
 
     async def min_offset(self, queue: MessageQueue) -> QueueOffset:
-        """Return the offset of the oldest message."""
-        on_wire = self.wire_queue(queue)
-        address = await self._session.address_of(on_wire)
-        return await calls.min_offset(self._session, address, on_wire, self._timeout_ms)
+        return await calls.min_offset(*await self._found(queue), self._timeout_ms)
 
     async def max_offset(self, queue: MessageQueue) -> QueueOffset:
-        """Return the offset of the next message to be stored."""
+        return await calls.max_offset(*await self._found(queue), self._timeout_ms)
+
+    async def _found(self, queue: MessageQueue) -> tuple[Session, str, MessageQueue]:
+        """Return where to ask about a queue, and its name there."""
         on_wire = self.wire_queue(queue)
-        address = await self._session.address_of(on_wire)
-        return await calls.max_offset(self._session, address, on_wire, self._timeout_ms)
+        return self._session, await self._session.address_of(on_wire), on_wire
 
     async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
         """Return the offset of the first message stored at or after a point in time."""
@@ -381,24 +378,12 @@ class QueueReader:
 
     async def start_offset(self, queue: MessageQueue, start_from: StartFrom) -> QueueOffset:
         """Return where to start: at the committed offset, or else at the configured position."""
-        match start_in(queue.topic, await self.committed(queue), start_from):
-            case At(offset):
-                return offset
-            case AtEnd():
-                # Not at the end of a slave, which may not know of the group's offsets yet.
-                address = self._session.address_to_write(queue.broker)
-                on_wire = self.wire_queue(queue)
-                return await calls.max_offset(self._session, address, on_wire, self._timeout_ms)
-            case AtTime(timestamp_ms):
-                return await self.offset_at_ms(queue, timestamp_ms)
+        stored = await self.committed(queue)
+        return await start_offset(self._session, self.wire_queue(queue), stored, start_from)
 
     async def offset_at_ms(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
         """Return the offset for a time in milliseconds, as `offset_at`."""
-        on_wire = self.wire_queue(queue)
-        address = await self._session.address_of(on_wire)
-        return await calls.offset_at(
-            self._session, address, on_wire, timestamp_ms, self._timeout_ms
-        )
+        return await calls.offset_at(*await self._found(queue), timestamp_ms, self._timeout_ms)
 
     @property
     def _timeout_ms(self) -> int:
@@ -421,7 +406,6 @@ class QueueReader:
 
 
 def require_offset(name: str, offset: int) -> QueueOffset:
-    """Refuse a negative offset."""
     if offset < 0:
         raise InvalidArgument(f"{name} must be 0 or more, got {offset}")
     return QueueOffset(offset)

@@ -6,16 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from turbopump.client import calls
 from turbopump.client.allocation import Strategy, allocated
-from turbopump.client.group_members import group_members
-from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
-from turbopump.errors import NoRoute, TurbopumpError
+from turbopump.errors import NoRoute, RemoteError, TurbopumpError
 from turbopump.machine.timers import Repeated
 from turbopump.message import MessageQueue
 from turbopump.wire.names import RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from turbopump.client.consumption import Consumption
 
 _log = logging.getLogger(__name__)
 
@@ -53,24 +55,6 @@ def changes(
     return Changes(gained=tuple(queue for queue in wanted if queue not in kept), lost=lost)
 
 
-class Owner(Protocol):
-    """The owner of the queues."""
-
-    owned: dict[MessageQueue, OwnedQueue]
-
-    async def lose(self, owned: OwnedQueue) -> bool:
-        """Drop a queue; return False if it cannot be released yet."""
-        ...
-
-    async def gain(self, queues: Sequence[MessageQueue]) -> list[OwnedQueue]:
-        """Prepare queues for pulling; those that cannot start yet are retried next time."""
-        ...
-
-    async def begin(self, topic: str, gained: Sequence[OwnedQueue]) -> None:
-        """Start pulling the new queues of a topic."""
-        ...
-
-
 class Rebalancer:
     """Keeps the owned queues equal to those that the strategy allocates to this client."""
 
@@ -80,7 +64,7 @@ class Rebalancer:
         group: str,
         strategy: Strategy | None,
         topics: Callable[[], Collection[str]],
-        owner: Owner,
+        owner: Consumption,
     ) -> None:
         self._session = session
         self._group = group
@@ -117,7 +101,6 @@ class Rebalancer:
         return SOON_MS
 
     async def balance(self) -> None:
-        """Balance every topic once."""
         # Two concurrent rounds would both gain what neither owns yet.
         async with self._balancing:
             await self._balance()
@@ -184,3 +167,33 @@ class Rebalancer:
             known = await group_members(self._session, address, self._group)
             self._members_at[address] = known
         return known
+
+
+async def group_members(session: Session, address: str, group: str) -> list[str]:
+    """Return the client ids of a group's members, including this client's own if possible.
+
+    A list without it means that the broker lost track of this client, and that the other members
+    share its queues now or soon. So it sends a heartbeat and asks again. If the id is still
+    missing, the list is returned unchanged: it gives this client no queues, since two owners of a
+    queue are worse than none. Raises TurbopumpError if the broker does not respond: then no member
+    is known to have taken over, and the caller keeps its queues until it can ask again.
+    """
+    timeout_ms = session.config.request_timeout_ms
+    try:
+        members = await calls.consumer_ids(session, address, group, timeout_ms)
+    except RemoteError:
+        # Brokers respond this way if a group has no members at all.
+        members = []
+    if session.client_id in members:
+        return members
+    await session.heartbeat_to(address)
+    members = await calls.consumer_ids(session, address, group, timeout_ms)
+    if session.client_id not in members:
+        _log.warning(
+            "%s does not list this client, %s, as a member of %s although it has just sent a"
+            " heartbeat: it owns no queues until the list names it",
+            address,
+            session.client_id,
+            group,
+        )
+    return members

@@ -66,7 +66,6 @@ class RouteCache:
         self._lookups: dict[str, asyncio.Task[TopicRoute | None]] = {}
 
     def cached(self, topic: str) -> Route | None:
-        """Return the cached route."""
         return self._routes.get(topic)
 
     async def existing(self, topic: str) -> Route:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
 
 from turbopump.message import MessageQueue
 from turbopump.wire.bodies import QUEUES_MAX, QueueData, TopicRoute
@@ -69,8 +71,7 @@ def borrowed_route(topic: str, template: TopicRoute, queues_wanted: int) -> Rout
     """Return the route that a topic will probably have after its first message."""
     queue_datas = [_shrunk(data, queues_wanted) for data in template.queue_datas]
     plain = TopicRoute(broker_datas=template.broker_datas, queue_datas=queue_datas)
-    made = route_of(topic, plain)
-    return Route(topic, made.writable, made.readable, made.brokers, is_borrowed=True)
+    return replace(route_of(topic, plain), is_borrowed=True)
 
 
 def _ordered(topic: str, text: str) -> tuple[MessageQueue, ...]:
@@ -116,10 +117,4 @@ def _queues(topic: str, counts: Iterable[tuple[str, int]]) -> tuple[MessageQueue
 
 def _shrunk(data: QueueData, queues_wanted: int) -> QueueData:
     count = min(queues_wanted, data.read_queue_nums)
-    return QueueData(
-        broker_name=data.broker_name,
-        perm=data.perm,
-        read_queue_nums=count,
-        write_queue_nums=count,
-        topic_sys_flag=data.topic_sys_flag,
-    )
+    return structs.replace(data, read_queue_nums=count, write_queue_nums=count)

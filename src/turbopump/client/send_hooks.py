@@ -50,13 +50,11 @@ class SendHook(Protocol):
 
     def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:
         """See a message before each attempt."""
-        ...
 
     def after_send(
         self, group: str, sent: Outgoing, queue: MessageQueue, outcome: SendReceipt | Exception
     ) -> None:
         """See the outcome of an attempt; not called for one-way messages, which have none."""
-        ...
 
 
 @runtime_checkable
@@ -78,4 +76,3 @@ class SendScope(SendHook, Protocol):
         self, group: str, messages: Sequence[Message]
     ) -> AbstractContextManager[Sequence[Message]]:
         """Yield the messages to send instead: one, or those of a batch."""
-        ...

@@ -16,6 +16,7 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import MessageQueue
+from turbopump.timeouts import timeout
 from turbopump.wire.codes import ResponseCode
 
 RETRIED_CODES = frozenset(
@@ -102,7 +103,6 @@ class SendRetries:
         return self._may_repeat and self._again(queue)
 
     def _again(self, queue: MessageQueue | None) -> bool:
-        """Return whether a retry is left."""
         self.pause_ms = 0
         self._left -= 1
         self.avoided = frozenset() if queue is None else frozenset({queue.broker})
@@ -113,7 +113,7 @@ class SendRetries:
         clock = self._session.clock
         end_ms = clock.monotonic_ms() + self.pause_ms
         with suppress(TimeoutError, TurbopumpError):
-            async with asyncio.timeout(self.pause_ms / 1000):
+            async with timeout(self.pause_ms / 1000):
                 await self._session.refresh_route(self._topic)
         await asyncio.sleep(max(end_ms - clock.monotonic_ms(), 0) / 1000)
 

@@ -343,8 +343,6 @@ class Session:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
         return self._blocking_pool
 
-    # --- internals --------------------------------------------------------------------------------
-
     def _running_pool(self) -> ConnectionPool:
         if process_id() != self.pid:
             self.require_own_process()
@@ -420,22 +418,19 @@ class Session:
 
     def _heartbeat_addresses(self) -> Collection[str]:
         """Return the masters, and with consumers also the slaves: they may read from those."""
-        return _addresses(self._routes.brokers, masters_only=not self.members.consumers)
+        with_slaves = bool(self.members.consumers)
+        return {
+            address: None
+            for addresses in self._routes.brokers.values()
+            for broker_id, address in addresses.items()
+            if with_slaves or broker_id == MASTER_ID
+        }
 
 
 def _required(broker: str, replica: Replica | None) -> Replica:
     if replica is None:
         raise NoRoute(f"broker {broker!r} is not known to the name servers")
     return replica
-
-
-def _addresses(brokers: Mapping[str, Mapping[int, str]], *, masters_only: bool) -> dict[str, None]:
-    return {
-        address: None
-        for addresses in brokers.values()
-        for broker_id, address in addresses.items()
-        if not masters_only or broker_id == MASTER_ID
-    }
 
 
 async def _logged(call: Awaitable[None], failure: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from turbopump.client.arguments import joined_addresses
 from turbopump.client.config import ClientConfig
@@ -12,10 +12,10 @@ from turbopump.client.members import ConsumerMember, ProducerMember
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument
 
-_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientConfig, list[Session]]] = (
+_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientConfig, list[ref[Session]]]] = (
     WeakKeyDictionary()
 )
-
+"""Members keep their sessions alive; a reference from here would keep the event loop alive too."""
 
 SessionFactory = Callable[[ClientConfig], Session]
 
@@ -64,15 +64,15 @@ def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember
     """
     loop = asyncio.get_running_loop()
     by_config = _sessions.setdefault(loop, {})
-    sessions = by_config[config] = [
-        session for session in by_config.get(config, ()) if session.is_running
-    ]
+    known = [session() for session in by_config.get(config, ())]
+    sessions = [session for session in known if session is not None and session.is_running]
     for session in sessions:
         if config.instance or not session.members.expects(member):
             break
     else:
         session = custom_session(config) or Session(config)
         sessions.append(session)
+    by_config[config] = [ref(each) for each in sessions]
     # Before the first await, or two members that start together would choose the same.
     session.members.expect(member)
     return session

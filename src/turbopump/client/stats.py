@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 
 from turbopump.wire.bodies import ConsumeRates
@@ -34,20 +34,13 @@ class ConsumerStats:
     """Counts by topic, and rates over the last minute or, before that, since the start."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, Totals] = {}
+        self._totals: defaultdict[str, Totals] = defaultdict(Totals)
         self._samples: deque[tuple[int, dict[str, Totals]]] = deque(maxlen=_SAMPLES)
         self._sampled_events = -1
 
-    def totals(self, topic: str) -> Totals:
-        """Return the counters of a topic, to be incremented."""
-        found = self._totals.get(topic)
-        if found is None:
-            found = self._totals[topic] = Totals()
-        return found
-
     def called(self, topic: str, consumed: int, failed: int, spent_ms: int, calls: int = 1) -> None:
         """Count calls of the listener."""
-        totals = self.totals(topic)
+        totals = self._totals[topic]
         totals.consumed += consumed
         totals.failed += failed
         totals.calls += calls
@@ -55,7 +48,7 @@ class ConsumerStats:
 
     def pulled(self, topic: str, messages: int, spent_ms: int) -> None:
         """Count a pull that returned messages."""
-        totals = self.totals(topic)
+        totals = self._totals[topic]
         totals.pulled += messages
         totals.pulls += 1
         totals.pulls_ms += spent_ms
@@ -74,7 +67,7 @@ class ConsumerStats:
     def rates(self, topic: str, now_ms: int) -> ConsumeRates:
         """Return a topic's rates, as the protocol reports them."""
         since_ms, earlier = self._samples[0] if self._samples else (now_ms, {})
-        totals = self.totals(topic)
+        totals = self._totals[topic]
         recent = totals.minus(earlier.get(topic, Totals()))
         seconds = max((now_ms - since_ms) / 1000, 1.0)
         return ConsumeRates(

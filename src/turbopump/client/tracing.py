@@ -38,22 +38,13 @@ except ImportError as missing:
 
 Attributes: TypeAlias = dict[str, str | int | Sequence[str]]
 
-_SYSTEM = "messaging.system"
-_OPERATION_NAME = "messaging.operation.name"
-_OPERATION_TYPE = "messaging.operation.type"
-_DESTINATION = "messaging.destination.name"
 _PARTITION = "messaging.destination.partition.id"
-_GROUP = "messaging.consumer.group.name"
 _PRODUCER_GROUP = "messaging.rocketmq.client_group"
 _BATCH_COUNT = "messaging.batch.message_count"
 _MESSAGE_ID = "messaging.message.id"
 _BODY_BYTES = "messaging.message.body.size"
 _TAG = "messaging.rocketmq.message.tag"
 _KEYS = "messaging.rocketmq.message.keys"
-_DELAY_LEVEL = "messaging.rocketmq.message.delay_time_level"
-_ATTEMPT = "turbopump.message.reconsume_times"
-_STATE = "turbopump.transaction.state"
-_FROM_CHECK = "turbopump.transaction.from_check"
 _ERROR = "error.type"
 
 _FAILED = (ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK)
@@ -127,8 +118,8 @@ class SendTracing:
                 **_common("settle", message.topic),
                 _PRODUCER_GROUP: end.group,
                 _MESSAGE_ID: end.transaction_id,
-                _STATE: end.state.name,
-                _FROM_CHECK: end.is_check,
+                "turbopump.transaction.state": end.state.name,
+                "turbopump.transaction.from_check": end.is_check,
             },
         )
         if end.error is not None:
@@ -157,12 +148,7 @@ class ConsumeTracing:
         """Start the span and make it the listener's current one."""
         _begun.set(self._begin(messages, context.group))
 
-    def after_consume(
-        self,
-        messages: Sequence[MessageView],  # noqa: ARG002 - what hooks are given
-        context: ConsumeContext,  # noqa: ARG002 - what hooks are given
-        result: ConsumeResult,
-    ) -> None:
+    def after_consume(self, messages: object, context: object, result: ConsumeResult) -> None:  # noqa: ARG002 - what hooks are given
         """End the span, as failed if the messages will be redelivered."""
         begun = _begun.get()
         if begun is not None:
@@ -228,10 +214,10 @@ def _links(contexts: Sequence[Context]) -> list[Link]:
 
 def _common(operation: str, topic: str) -> Attributes:
     return {
-        _SYSTEM: "rocketmq",
-        _OPERATION_NAME: operation,
-        _OPERATION_TYPE: operation,
-        _DESTINATION: topic,
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": topic,
     }
 
 
@@ -246,7 +232,7 @@ def _of_sending(group: str, messages: Sequence[Message]) -> Attributes:
     if first.keys:
         found[_KEYS] = [first.keys] if isinstance(first.keys, str) else list(first.keys)
     if first.delay_level:
-        found[_DELAY_LEVEL] = first.delay_level
+        found["messaging.rocketmq.message.delay_time_level"] = first.delay_level
     return found
 
 
@@ -255,14 +241,14 @@ def _of_processing(group: str, messages: Sequence[MessageView]) -> Attributes:
     found: Attributes = {
         **_common("process", first.topic),
         _PARTITION: str(first.queue_id),
-        _GROUP: group,
+        "messaging.consumer.group.name": group,
     }
     if len(messages) > 1:
         return {**found, _BATCH_COUNT: len(messages)}
     found |= {
         _MESSAGE_ID: first.message_id,
         _BODY_BYTES: first.body_length,
-        _ATTEMPT: first.reconsume_times,
+        "turbopump.message.reconsume_times": first.reconsume_times,
     }
     if first.tags:
         found[_TAG] = first.tags

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -86,40 +87,29 @@ class TransactionChecks:
         await self._workers.close(_CLOSE_WAIT_MS)
 
     def _call(self, asked: CheckRequest) -> None:
-        before = _calling.set(self)
-        try:
-            answer = self._check(asked.message)
-        except BaseException:  # noqa: BLE001 - the user's code: even sys.exit must not end a worker
-            self._log_failure(asked)
-        else:
-            self._note(asked, answer)
-        finally:
-            _calling.reset(before)
+        with self._checking(asked):
+            self._note(asked, self._check(asked.message))
 
     async def _acall(self, asked: CheckRequest) -> None:
+        with self._checking(asked):
+            self._note(asked, await cast("Awaitable[object]", self._check(asked.message)))
+
+    @contextmanager
+    def _checking(self, asked: CheckRequest) -> Iterator[None]:
+        """Note that the function runs; log what it raises, and leave the state UNKNOWN."""
         before = _calling.set(self)
         try:
-            answer = await cast("Awaitable[object]", self._check(asked.message))
-        except asyncio.CancelledError:
-            if is_being_cancelled():
+            yield
+        except BaseException as error:  # the user's code: even sys.exit must not end a worker
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
-            self._log_failure(asked)
-        except BaseException:  # noqa: BLE001 - the user's code: even sys.exit must not end the loop
-            self._log_failure(asked)
-        else:
-            self._note(asked, answer)
+            text = "check of %s failed for transaction %s: taken as UNKNOWN"
+            _log.exception(text, self._group, asked.message.message_id)
         finally:
             _calling.reset(before)
 
     def _note(self, asked: CheckRequest, answer: object) -> None:
         asked.state = state_from(answer, "check", asked.message.message_id)
-
-    def _log_failure(self, asked: CheckRequest) -> None:
-        _log.exception(
-            "check of %s failed for transaction %s: taken as UNKNOWN",
-            self._group,
-            asked.message.message_id,
-        )
 
     def _answer_all(self, finished: Sequence[CheckRequest]) -> None:
         self._waiting -= len(finished)

@@ -10,7 +10,6 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from turbopump.client.send_hooks import SendHook
-from turbopump.errors import InvalidArgument
 from turbopump.message import Message
 from turbopump.wire.record import MessageView
 from turbopump.wire.sysflag import Transaction as Wire
@@ -69,13 +68,6 @@ class TransactionHook(SendHook, Protocol):
 
     def transaction_ended(self, end: TransactionEnd) -> None:
         """See a decision after it was sent; the broker does not acknowledge it."""
-        ...
-
-
-def require_function(name: str, value: object) -> None:
-    """Refuse an object that cannot be called, before anything is sent."""
-    if not callable(value):
-        raise InvalidArgument(f"{name} must be a function, got {value!r}")
 
 
 def report_end(end: TransactionEnd, hooks: Iterable[TransactionHook]) -> None:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from msgspec import structs
 
 from turbopump.client import calls
+from turbopump.client.arguments import check_callable
 from turbopump.client.calls import SendStatus
 from turbopump.client.config import ClientConfig
 from turbopump.client.message_sender import To
@@ -33,7 +34,6 @@ from turbopump.client.transaction_ends import (
     TransactionHook,
     TransactionState,
     report_end,
-    require_function,
     state_after,
     state_from,
 )
@@ -124,39 +124,19 @@ class Transaction:
         self._begun = await self._begin(self)
 
     async def commit(self) -> None:
-        """Make the message visible to consumers before the block ends.
-
-        ::
-
-            await transaction.commit()
-        """
+        """Make the message visible to consumers before the block ends."""
         await self.end(TransactionState.COMMIT)
 
     async def rollback(self) -> None:
-        """Discard the message without raising an exception.
-
-        ::
-
-            await transaction.rollback()
-        """
+        """Discard the message without raising an exception."""
         await self.end(TransactionState.ROLLBACK)
 
     async def unknown(self) -> None:
-        """Leave the decision to ``check``, as when the outcome of a database commit is unknown.
-
-        ::
-
-            await transaction.unknown()
-        """
+        """Leave the decision to ``check``, as when the outcome of a database commit is unknown."""
         await self.end(TransactionState.UNKNOWN)
 
     async def end(self, state: TransactionState, error: BaseException | None = None) -> None:
-        """End in a state; ``error`` is the reason reported to the broker.
-
-        ::
-
-            await transaction.end(TransactionState.ROLLBACK)
-        """
+        """End in a state; ``error`` is the reason reported to the broker."""
         if not isinstance(state, TransactionState):
             raise InvalidArgument(f"state must be a TransactionState, got {state!r}")
         _, place = self._require_begun()
@@ -243,7 +223,7 @@ class TransactionProducer(Producer):
             session=session,
             hooks=hooks,
         )
-        require_function("check", check)
+        check_callable("check", check, "(message)")
         if isinstance(topics, str):
             raise InvalidArgument(f"topics must be a list of names, got the string {topics!r}")
         for topic in topics or ():
@@ -326,7 +306,7 @@ class TransactionProducer(Producer):
 
             transaction = await producer.send_in_transaction(Message("orders", b"hello"), execute)
         """
-        require_function("execute", execute)
+        check_callable("execute", execute, "(transaction)")
         async with self.transaction(message, to=to, timeout_ms=timeout_ms) as transaction:
             answer: object = execute(transaction)
             if inspect.isawaitable(answer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import functools
 import logging
@@ -16,13 +15,12 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.listener import ConsumeHook, Listen
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.handlers import Handler, HandlerGroup, grouped
-from turbopump.client.life_cycle import LifeCycle
+from turbopump.client.life_cycle import ServingLifeCycle
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.retry_sender import DEAD_LETTER_LEVEL
 from turbopump.client.send_hooks import SendHook
 from turbopump.client.shared_sessions import client_config
-from turbopump.client.stop_signals import stop_signals
 from turbopump.machine.threads import DaemonThreads
 from turbopump.message import Message
 from turbopump.wire.record import MessageView
@@ -30,7 +28,7 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 
-class Worker(LifeCycle):
+class Worker(ServingLifeCycle):
     """Consumes with functions decorated with `turbopump.consumer`.
 
     ::
@@ -48,6 +46,7 @@ class Worker(LifeCycle):
         hooks: Sequence[ConsumeHook] = (),
         send_hooks: Sequence[SendHook] = (),
     ) -> None:
+        super().__init__()
         groups = grouped(handlers)
         config = client_config(nameserver, namespace, client, None)
         self._producer = Producer(groups[0].group, client=config, hooks=send_hooks)
@@ -68,8 +67,6 @@ class Worker(LifeCycle):
         self._threads_max = sum(group.settings.listening.threads for group in groups)
         self._threads: DaemonThreads | None = None
         """Runs plain functions while the worker runs; results are published on the loop."""
-        self._closing: asyncio.Task[None] | None = None
-        self._closed = asyncio.Event()
 
     # --- life cycle -------------------------------------------------------------------------------
 
@@ -87,32 +84,14 @@ class Worker(LifeCycle):
             await self._close()
             raise
 
-    async def close(self) -> None:
-        """Wait for running functions, commit, and leave the groups.
-
-        Called from one of the functions, it does not wait: the worker closes after that call.
-        """
-        closing = self.begin_closing()
-        if closing is not None and not self.is_calling:
-            await asyncio.shield(closing)
-
     def begin_closing(self) -> asyncio.Task[None] | None:
-        """Close in a separate task; return it, or None if there is nothing to close."""
         if self._threads is not None and self._closing is None:
             self._closing = asyncio.create_task(self._close())
         return self._closing
 
     @property
     def is_calling(self) -> bool:
-        """Whether the caller is one of the functions, or a hook."""
         return any(consumer.is_calling for consumer in self._consumers)
-
-    async def wait(self, *, handle_signals: bool = True) -> None:
-        """Wait until the worker is closed; SIGINT and SIGTERM close it, see `PushConsumer.wait`."""
-        loop = asyncio.get_running_loop()
-        begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
-        with stop_signals(begin) if handle_signals else contextlib.nullcontext():
-            await self._closed.wait()
 
     async def _close(self) -> None:
         closing = [consumer.begin_closing() for consumer in self._consumers]

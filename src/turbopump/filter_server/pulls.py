@@ -112,7 +112,7 @@ class Pulls:
                 return command.answer(ResponseCode.SUCCESS, limits, remark="FOUND", body=parts)
             if selection.failure is not None:
                 if selection.seen == 0 and seen == 0:
-                    raise RemoteError(ResponseCode.SYSTEM_ERROR, selection.failure)
+                    raise RemoteError.system(selection.failure)
                 return _nothing_matched(command, limits)
             seen += selection.seen
             offset, count = limits.next_begin_offset, count * _GROWTH

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from turbopump.filter_server import child
 from turbopump.filters.server_config import CodeLimits
+from turbopump.timeouts import timeout
 from turbopump.wire.record import MessageView
 
 _SCRIPT = Path(child.__file__)
@@ -230,7 +231,7 @@ class Sandbox:
     async def _end_text(self) -> str:
         """Return how the process ended, or is about to end."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_MS / 1000):
+            async with timeout(_END_MS / 1000):
                 await self._process.wait()
         code = self._process.returncode
         if code is None:

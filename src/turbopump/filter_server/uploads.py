@@ -51,8 +51,7 @@ class LoadedFilter:
                 try:
                     self.sandbox = await Sandbox.start(self.source, self._limits)
                 except FilterRefused as error:
-                    remark = f"filter {self.label} was refused: {error}"
-                    raise RemoteError(ResponseCode.SYSTEM_ERROR, remark) from error
+                    raise RemoteError.system(f"filter {self.label} was refused: {error}") from error
                 except FilterStopped as error:
                     raise self._stop(error) from error
             return self.sandbox
@@ -88,7 +87,7 @@ class LoadedFilter:
         if self._stopped is not None:
             reason, until_ms = self._stopped
             if self._clock.monotonic_ms() < until_ms:
-                raise RemoteError(ResponseCode.SYSTEM_ERROR, reason)
+                raise RemoteError.system(reason)
             self._stopped = None
 
     def _stop(self, error: FilterStopped) -> RemoteError:
@@ -97,7 +96,7 @@ class LoadedFilter:
         if self._stopped is None:
             _log.warning("%s", reason)
             self._stopped = reason, self._clock.monotonic_ms() + STOPPED_MS
-        return RemoteError(ResponseCode.SYSTEM_ERROR, reason)
+        return RemoteError.system(reason)
 
 
 _Key = tuple[str, str, str]
@@ -165,9 +164,8 @@ class Uploads:
         if key not in self._filters and len(self._filters) >= most:
             await self._remove_unused(REPLACEABLE_MS)
             if len(self._filters) >= most:
-                raise RemoteError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"the filter server runs {most} filters already: raise filterCodesMax",
+                raise RemoteError.system(
+                    f"the filter server runs {most} filters already: raise filterCodesMax"
                 )
         group, topic, name = key
         label = f"{name} of group {group} for topic {topic}"
@@ -200,23 +198,27 @@ def _require_valid(header: RegisterFilterClass, source: bytes) -> None:
     )
     for field, name, most in names:
         if not has_only_allowed_characters(name) or len(name) > most:
-            raise _refused(f"{field} must be 1 to {most} of a-z A-Z 0-9 _-%|, got {name[:300]!r}")
+            raise RemoteError.system(
+                f"{field} must be 1 to {most} of a-z A-Z 0-9 _-%|, got {name[:300]!r}"
+            )
     if not header.class_name.isprintable():
-        raise _refused(f"className must have no control characters, got {header.class_name!r}")
+        raise RemoteError.system(
+            f"className must have no control characters, got {header.class_name!r}"
+        )
     if not 0 < len(header.class_name) <= _NAME_CHARS_MAX:
         count = len(header.class_name)
-        raise _refused(f"className must have 1 to {_NAME_CHARS_MAX} characters, got {count}")
+        raise RemoteError.system(
+            f"className must have 1 to {_NAME_CHARS_MAX} characters, got {count}"
+        )
     if not 0 < len(source) <= SOURCE_BYTES_MAX:
         count = len(source)
-        raise _refused(f"the source must have 1 to {SOURCE_BYTES_MAX} bytes, got {count}")
+        raise RemoteError.system(f"the source must have 1 to {SOURCE_BYTES_MAX} bytes, got {count}")
     if header.class_crc != source_crc(source):
         expected = source_crc(source)
-        raise _refused(f"classCRC must be that of the body, {expected}, got {header.class_crc}")
+        raise RemoteError.system(
+            f"classCRC must be that of the body, {expected}, got {header.class_crc}"
+        )
     try:
         source.decode()
     except UnicodeDecodeError as error:
-        raise _refused(f"the source must be UTF-8: {error}") from error
-
-
-def _refused(remark: str) -> RemoteError:
-    return RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        raise RemoteError.system(f"the source must be UTF-8: {error}") from error

@@ -6,6 +6,7 @@ import ast
 import builtins
 import dis
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -129,15 +130,22 @@ def _source_with_matches(function: object) -> tuple[str, str]:
             f"{name} uses {', '.join(outside)}, which is not sent along: import or define it"
             " inside the function"
         )
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError) as error:
+    source = _text_of(function)
+    # Since Python 3.13, a function made by exec() may get the lines of `python -c` instead.
+    if source is None or not re.match(rf"@|def\s+{name}\b", source):
         raise InvalidArgument(
-            f"the source of {name} cannot be found ({error}): give CodeFilter the source as a text"
-        ) from error
+            f"the source of {name} cannot be found: give CodeFilter the source as a text"
+        )
     if source.startswith("@"):
         raise InvalidArgument(f"{name} has a decorator, which is not sent along: remove it")
     return (source if name == MATCHES else f"{source}\n\n{MATCHES} = {name}\n"), name
+
+
+def _text_of(function: FunctionType) -> str | None:
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return None
 
 
 def _globals_of(code: CodeType) -> Iterator[str]:

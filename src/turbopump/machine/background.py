@@ -1,4 +1,4 @@
-"""Background jobs: what takes long, above all waiting for the disk, is done by workers.
+"""Background jobs: workers do what takes long, such as waiting for the disk.
 
 A worker runs its jobs one after the other. Here it is a thread; in virtual time
 (`turbopump.testing`) the event loop runs the jobs, in an order that only depends on the seed.
@@ -21,11 +21,11 @@ class Worker(Protocol):
     """Runs jobs one after the other, in the order in which they were submitted."""
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Have a job run; raises RuntimeError after `close`."""
+        """Run a job; raises RuntimeError after `close`."""
         ...
 
     def wait_idle(self) -> None:
-        """Return when all jobs are done that were submitted so far."""
+        """Return when all jobs submitted so far are done."""
         ...
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class Background(Protocol):
     """Creates workers, and locks between them and the callers that submit jobs."""
 
     def worker(self, name: str) -> Worker:
-        """Return a new worker; its name is that of its thread, for people."""
+        """Return a new worker; its thread gets the name."""
         ...
 
     def lock(self) -> AbstractContextManager[Any]:
@@ -46,7 +46,7 @@ class Background(Protocol):
 
 
 class ThreadWorker:
-    """A worker that is a thread, which does not keep the process from ending."""
+    """A worker that is a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._threads = DaemonThreads(1, name)
@@ -75,4 +75,4 @@ class Threads:
 
 
 def _nothing() -> None:
-    """Be the last of the jobs."""
+    """Mark the end of the jobs."""

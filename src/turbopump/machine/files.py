@@ -94,7 +94,7 @@ class Files:
 
     @_with_context("create")
     def open_new(self, path: Path) -> int:
-        """Open a file for reading and writing; what it held is gone."""
+        """Open a file for reading and writing; its old content is lost."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
 
     def close(self, fd: int) -> None:
@@ -105,7 +105,7 @@ class Files:
         try:
             written = os.pwrite(fd, data, at)
             while written < len(data):
-                # A signal or a nearly full disk makes a short write; the next one tells which.
+                # A signal or a nearly full disk causes a short write; the next one shows which.
                 written += os.pwrite(fd, memoryview(data)[written:], at + written)
         except OSError as error:
             raise _with_path(error, "write", fd) from error
@@ -173,16 +173,16 @@ class Files:
 
     @_with_context("look up")
     def file_size(self, path: Path) -> int:
-        """Return how many bytes a file has that need not be open."""
+        """Return the size of a file that need not be open."""
         return path.stat().st_size
 
     @_with_context("list")
     def entries(self, path: Path) -> list[Path]:
-        """Return what is in a directory, sorted by name; nothing if there is no such directory."""
+        """Return the entries of a directory, sorted by name; none if it does not exist."""
         return sorted(path.iterdir()) if path.is_dir() else []
 
     def resolve(self, path: Path) -> Path:
-        """Return the same place as an absolute path without links."""
+        """Return the absolute path without links."""
         return path.resolve()
 
     @_with_context("delete")
@@ -195,7 +195,7 @@ class Files:
 
     @_with_context("delete directory")
     def remove_directory(self, path: Path) -> None:
-        """Remove a directory unless something is in it."""
+        """Remove a directory if it is empty."""
         try:
             path.rmdir()
         except OSError as error:
@@ -217,7 +217,7 @@ class Files:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def device(self, path: Path) -> int | None:
-        """Return which file system a path is on; None if there is no such path."""
+        """Return the number of a path's file system; None if the path does not exist."""
         try:
             return path.stat().st_dev
         except FileNotFoundError:
@@ -252,7 +252,7 @@ class Files:
 
     @_with_context("lock")
     def lock(self, fd: int) -> None:
-        """Take the lock that keeps out Java too, or raise OSError; it ends with the process.
+        """Take a lock that excludes Java processes too, or raise OSError; it ends with the process.
 
         It belongs to the open file. Java's kind belongs to the process, and is lost as soon as
         that closes any other descriptor of the file, as a copy of the directory does.
@@ -262,9 +262,9 @@ class Files:
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
-            # Not Linux, or a file system that does not know them.
+            # Not Linux, or a file system without such locks.
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-            # That kind does not keep out others of the same process.
+            # That kind does not exclude the same process.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -272,11 +272,10 @@ REAL_FILES = Files()
 
 
 def create_full_size(files: Files, path: Path, size: int, spare: Path) -> int:
-    """Make a file of its full size, all zeros and no blocks, and return it open.
+    """Create a file of its full size, all zeros and no blocks, and return it open.
 
     It grows under the name ``spare`` first: a kill in between must not leave a short file where
-    only full ones are accepted. That is not its directory, which may be on a disk of its own;
-    then it grows there after all.
+    only full ones are accepted. If ``spare`` is on another disk, it grows in its own directory.
     """
     try:
         return _create_renamed(files, path, size, spare)
@@ -299,10 +298,10 @@ def _create_renamed(files: Files, path: Path, size: int, spare: Path) -> int:
 
 
 def erase_from(files: Files, fd: int, at: int, size: int) -> None:
-    """Make everything from a position on zeros.
+    """Overwrite everything from a position on with zeros.
 
-    Not by cutting the file and growing it again: killed in between, it would have the wrong size.
-    Overwriting takes no space where something was written, and the holes are zeros already.
+    Truncating and growing the file again could leave a wrong size after a kill. Overwriting takes
+    no space where data was written, and holes are zeros already.
     """
     for start, end in list(files.data_ranges(fd, at, size)):
         for part in range(start, end, _ERASED_AT_ONCE):
@@ -310,7 +309,7 @@ def erase_from(files: Files, fd: int, at: int, size: int) -> None:
 
 
 def make_directory_durable(files: Files, path: Path) -> None:
-    """Make a directory, and force to disk the names of all directories that this makes."""
+    """Create a directory and its parents, and force their names to disk."""
     new = [each for each in (path, *path.parents) if not files.exists(each)]
     files.make_directory(path)
     for each in new:
@@ -327,13 +326,13 @@ def closing(files: Files, fd: int) -> Iterator[int]:
 
 
 def read_file(files: Files, path: Path) -> bytes:
-    """Return all that a file holds."""
+    """Return the content of a file."""
     with closing(files, files.open_to_read(path)) as fd:
         return files.read(fd, files.size(fd), 0)
 
 
 def read_text(files: Files, path: Path) -> str:
-    """Return a text file, its lines ended as Python ends them."""
+    """Return the content of a text file, its line ends as in Python."""
     return read_file(files, path).decode().replace("\r\n", "\n")
 
 
@@ -345,23 +344,19 @@ def write_file(files: Files, path: Path, data: bytes) -> None:
 
 def copy_file(files: Files, path: Path, new: Path) -> None:
     """Write the same bytes under another name; they are not forced to disk."""
-    source = files.open_to_read(path)
-    try:
-        target = files.open_new(new)
-        try:
-            size = files.size(source)
-            files.truncate(target, size)
-            for start, end in files.data_ranges(source, 0, size):
-                for at in range(start, end, _COPIED_AT_ONCE):
-                    files.write(target, files.read(source, min(_COPIED_AT_ONCE, end - at), at), at)
-        finally:
-            files.close(target)
-    finally:
-        files.close(source)
+    with (
+        closing(files, files.open_to_read(path)) as source,
+        closing(files, files.open_new(new)) as target,
+    ):
+        size = files.size(source)
+        files.truncate(target, size)
+        for start, end in files.data_ranges(source, 0, size):
+            for at in range(start, end, _COPIED_AT_ONCE):
+                files.write(target, files.read(source, min(_COPIED_AT_ONCE, end - at), at), at)
 
 
 def copy_tree(files: Files, path: Path, new: Path) -> None:
-    """Copy a directory with all that is in it."""
+    """Copy a directory and its content."""
     files.make_directory(new)
     for entry in files.entries(path):
         copy = copy_tree if files.is_directory(entry) else copy_file
@@ -369,7 +364,7 @@ def copy_tree(files: Files, path: Path, new: Path) -> None:
 
 
 def remove_tree(files: Files, path: Path) -> None:
-    """Remove a directory with all that is in it, if there is one."""
+    """Remove a directory and its content, if it exists."""
     for entry in files.entries(path):
         if files.is_directory(entry):
             remove_tree(files, entry)
@@ -379,7 +374,7 @@ def remove_tree(files: Files, path: Path) -> None:
 
 
 def sync_path(files: Files, path: Path) -> None:
-    """Force a file to disk that this thread has not open; one that is gone needs no forcing."""
+    """Force a file to disk that this thread does not have open; ignore a missing one."""
     try:
         fd = files.open(path)
     except FileNotFoundError:
@@ -389,7 +384,7 @@ def sync_path(files: Files, path: Path) -> None:
 
 
 class OpenFiles:
-    """A bounded number of open files, by path; the longest unused gives way."""
+    """A bounded number of open files by path; the least recently used is closed first."""
 
     def __init__(self, files: Files, count_max: int) -> None:
         self._files = files
@@ -397,7 +392,7 @@ class OpenFiles:
         self._fds: OrderedDict[Path, int] = OrderedDict()
 
     def fd(self, path: Path) -> int:
-        """Return the file, opened if it was not; valid until the next call."""
+        """Return a file's descriptor, opened if necessary; valid until the next call."""
         fd = self._fds.get(path)
         if fd is None:
             fd = self.retry_on_emfile(lambda: self._files.open(path))
@@ -407,7 +402,7 @@ class OpenFiles:
         return fd
 
     def adopt(self, path: Path, fd: int) -> None:
-        """Take over a file that has been opened elsewhere."""
+        """Adopt a file that was opened elsewhere."""
         self._close_all_but(self._count_max - 1)
         self._fds[path] = fd
 

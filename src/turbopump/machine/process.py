@@ -11,8 +11,8 @@ _process_id = os.getpid()
 
 
 def process_id() -> int:
-    """Return the number of this process; a child made by fork has another one."""
-    # Kept: clients ask before each request, and a system call each would be felt.
+    """Return the id of this process; a forked child has another one."""
+    # Cached: clients ask before each request, and a system call each time is measurable.
     return _process_id
 
 
@@ -25,7 +25,7 @@ os.register_at_fork(after_in_child=_note_process_id)
 
 
 def environment(name: str) -> str:
-    """Return a variable of the environment; empty if it is not set."""
+    """Return an environment variable; empty if it is not set."""
     return os.environ.get(name, "")
 
 
@@ -42,7 +42,7 @@ def after_fork(action: Callable[[], None]) -> None:
 def start_thread(
     action: Callable[[], object], name: str, *, is_daemon: bool = True
 ) -> threading.Thread:
-    """Start a thread; one that is a daemon does not keep the process from ending."""
+    """Start a thread; a daemon thread does not keep the process alive."""
     thread = threading.Thread(target=action, name=name, daemon=is_daemon)
     thread.start()
     return thread

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from turbopump.machine.files import Files, make_directory_durable
+from turbopump.machine.files import Files, closing, make_directory_durable
 
 
 def save_text(files: Files, path: Path, text: str) -> None:
-    """Replace a file: new text beside it, forced to disk; the old one becomes ``.bak``; rename."""
+    """Replace a file durably; the old one becomes ``.bak``."""
     if not files.exists(path.parent):
         make_directory_durable(files, path.parent)
     fresh, backup = _beside(path, ".tmp"), backup_of(path)
     try:
         _write_synced(files, fresh, text.encode())
     except OSError:
-        # Half a text on a full disk takes up space that others need.
+        # An incomplete file on a full disk takes up space that others need.
         files.remove(fresh)
         raise
     if files.exists(path):
@@ -33,7 +33,7 @@ def save_text(files: Files, path: Path, text: str) -> None:
 
 
 def backup_of(path: Path) -> Path:
-    """Return where the text before the current one is kept."""
+    """Return the path of the backup, the previous text."""
     return _beside(path, ".bak")
 
 
@@ -42,9 +42,6 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _write_synced(files: Files, path: Path, data: bytes) -> None:
-    fd = files.open_new(path)
-    try:
+    with closing(files, files.open_new(path)) as fd:
         files.write(fd, data, 0)
         files.sync(fd)
-    finally:
-        files.close(fd)

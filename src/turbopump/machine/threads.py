@@ -21,8 +21,8 @@ Job = tuple[Future[Any], Callable[[], Any]]
 class DaemonThreads(Executor):
     """An executor whose threads may be left behind.
 
-    The interpreter waits at its end for all threads of a `ThreadPoolExecutor`, so a single job that
-    never returns would keep the process alive for ever. These it does not wait for.
+    At exit, the interpreter waits for all threads of a `ThreadPoolExecutor`, so a single job that
+    never returns would keep the process alive forever. It does not wait for these.
     """
 
     def __init__(self, count_max: int, name: str) -> None:
@@ -31,8 +31,8 @@ class DaemonThreads(Executor):
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._unfinished = 0
-        """Jobs submitted and not done. Counting idle threads instead would have to say which job
-        each of them is going to take, and a thread that has just finished may be faster."""
+        """Jobs submitted and not done. Idle threads cannot be counted instead: one that has just
+        finished may take a job meant for another."""
         self._threads: list[threading.Thread] = []
         self._is_shut = False
 
@@ -58,7 +58,7 @@ class DaemonThreads(Executor):
             self.join()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the threads to end after `shutdown`; tell whether all of them have."""
+        """Wait for the threads to end after `shutdown`; return whether all of them have."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(None if end_s is None else max(0.0, end_s - time.monotonic()))
@@ -89,7 +89,7 @@ class DaemonThreads(Executor):
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             _do(job, self._note_done)
-            # Not kept while it waits: it may hold what others want to be rid of.
+            # Released while it waits: it may reference large objects.
             del job
         # For the next thread, which is to end too.
         self._jobs.put(None)
@@ -116,7 +116,7 @@ def _do(job: Job, note_done: Callable[[], None]) -> None:
 
 
 def busy_threads() -> dict[str, FrameType]:
-    """Return where those threads of the process are that have a job, by their names."""
+    """Return the current frames of the threads that run a job, by thread name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         names.get(ident, str(ident)): frame

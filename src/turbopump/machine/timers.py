@@ -1,7 +1,7 @@
-"""Timers that say of themselves that what they call is only repeated.
+"""Timers of periodic work, marked as such.
 
-A cluster in which nothing happens still beats, pulls and looks around. Virtual time may leave that
-out (`turbopump.testing`), so whoever repeats something says so when setting the timer.
+An idle cluster still sends heartbeats, pulls and polls. Virtual time may skip that
+(`turbopump.testing`), so periodic work marks its timers.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVarTuple
 
+from turbopump.timeouts import timeout
+
 Ts = TypeVarTuple("Ts")
 
 
 class Repeated(Generic[*Ts]):
-    """A callback of work that is done again and again.
+    """A callback of periodic work.
 
     ::
 
-        loop.call_later(30, Repeated(self._look_around))
+        loop.call_later(30, Repeated(self._poll))
     """
 
     __slots__ = ("_callback",)
@@ -31,10 +33,10 @@ class Repeated(Generic[*Ts]):
 
 
 async def set_within(event: asyncio.Event, timeout_ms: int) -> bool:
-    """Wait for an event; whether it came in time."""
+    """Wait for an event; return whether it was set in time."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(None) as limit:
+        async with timeout(None) as limit:
             end = Repeated(lambda: limit.reschedule(loop.time()))
             timer = loop.call_later(timeout_ms / 1000, end)
             try:

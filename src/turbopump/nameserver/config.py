@@ -1,4 +1,4 @@
-"""What can be set about a name server."""
+"""Settings of a name server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from turbopump.settings import PORT_MAX, CheckedSettings, data_directory, settin
 PORT = 9876
 LOCKED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
 """Not changeable by requests: a client could choose the files that the name server writes."""
-
-
-def _default_kv_path() -> Path:
-    return data_directory() / "namesrv" / "kvConfig.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +26,7 @@ class NameServerConfig(CheckedSettings):
     order_message_enable: bool = False
     """Whether routes carry the configuration of ordered topics."""
 
-    kv_config_path: Path = field(default_factory=_default_kv_path)
+    kv_config_path: Path = field(default_factory=lambda: data_directory() / "namesrv/kvConfig.json")
     """The file of key-values; the Java name server reads and writes the same."""
 
     config_store_path: Path | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 
@@ -18,9 +19,10 @@ from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues, TopicList
 from turbopump.wire.codes import RequestCode, ResponseCode, release
 from turbopump.wire.command import Command, whole_body
+from turbopump.wire.schema import Body
 
 STANDARD_JSON_VERSION = release(4, 9, 4)
-"""Older clients want bare integers as keys in a route: some take it apart by hand."""
+"""Older clients need bare integers as keys in a route: some parse it by hand."""
 
 _TEXTS_MAX = 10_000
 """Routes cached as encoded bodies; when there are more, the cache is cleared."""
@@ -32,15 +34,15 @@ ROUTE_MISSING = "No topic route info in name server for the topic: "
 
 
 def route_handlers(routes: RouteTable, kv: KvConfig, config: LiveConfig) -> dict[int, Handler]:
-    """Return what answers questions for routes and changes them, by request code."""
+    """Return the handlers that read and change routes, by request code."""
     both_flags = UNIT_FLAG | UNIT_SUBSCRIPTION_FLAG
     subscription = UNIT_SUBSCRIPTION_FLAG
     return {
         RequestCode.GET_ROUTEINFO_BY_TOPIC: partial(_route, RouteTexts(routes), kv, config),
-        RequestCode.GET_BROKER_CLUSTER_INFO: partial(_cluster_info, routes),
+        RequestCode.GET_BROKER_CLUSTER_INFO: _answering(routes.cluster_info),
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _listing(routes.topics),
         RequestCode.GET_TOPICS_BY_CLUSTER: partial(_topics_in_cluster, routes),
-        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: partial(_system_topics, routes),
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _answering(routes.system_topics),
         RequestCode.GET_UNIT_TOPIC_LIST: _listing(
             partial(routes.topics_flagged, UNIT_FLAG, UNIT_FLAG)
         ),
@@ -65,7 +67,7 @@ class RouteTexts:
         self._texts: dict[tuple[str, str | None, bool], bytes] = {}
 
     def find(self, topic: str, order_conf: str | None, *, is_standard: bool) -> bytes | None:
-        """Return a route's JSON, with bare keys unless it has to be standard; None if unknown."""
+        """Return a route's JSON, with bare keys unless it must be standard; None if unknown."""
         if self._changes != self._routes.changes or len(self._texts) >= _TEXTS_MAX:
             self._changes = self._routes.changes
             self._texts.clear()
@@ -95,25 +97,18 @@ def _route(
     return request.answer(ResponseCode.SUCCESS, body=body)
 
 
-def _cluster_info(routes: RouteTable, request: Command, _: Connection) -> Command:
-    return request.answer(ResponseCode.SUCCESS, body=routes.cluster_info().encode())
+def _answering(body: Callable[[], Body]) -> Handler:
+    return lambda request, _: request.answer(ResponseCode.SUCCESS, body=body().encode())
 
 
 def _listing(topics: Callable[[], list[str]]) -> Handler:
-    def answer(request: Command, _: Connection) -> Command:
-        return request.answer(ResponseCode.SUCCESS, body=TopicList(topic_list=topics()).encode())
-
-    return answer
+    return _answering(lambda: TopicList(topic_list=topics()))
 
 
 def _topics_in_cluster(routes: RouteTable, request: Command, _: Connection) -> Command:
     asked = headers.ClusterName.from_ext_fields(request.ext_fields)
     found = TopicList(topic_list=routes.topics_in(asked.cluster))
     return request.answer(ResponseCode.SUCCESS, body=found.encode())
-
-
-def _system_topics(routes: RouteTable, request: Command, _: Connection) -> Command:
-    return request.answer(ResponseCode.SUCCESS, body=routes.system_topics().encode())
 
 
 def _wipe_write_permission(routes: RouteTable, request: Command, _: Connection) -> Command:
@@ -138,24 +133,17 @@ def _delete_topic(routes: RouteTable, request: Command, _: Connection) -> Comman
 
 
 def ascii_json(text: bytes) -> bytes:
-    """Escape what is not ASCII; in JSON it can only stand inside texts."""
+    """Escape what is not ASCII."""
     if text.isascii():
         return text
-    return "".join(map(_escaped, text.decode())).encode("ascii")
-
-
-def _escaped(character: str) -> str:
-    if character.isascii():
-        return character
-    units = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    return json.dumps(json.loads(text), separators=(",", ":")).encode()
 
 
 # --- key-values -----------------------------------------------------------------------------------
 
 
 def kv_handlers(kv: KvConfig) -> dict[int, Handler]:
-    """Return what serves key-values, by request code."""
+    """Return the handlers of key-values, by request code."""
     return {
         RequestCode.PUT_KV_CONFIG: partial(_put_kv, kv),
         RequestCode.GET_KV_CONFIG: partial(_get_kv, kv),
@@ -169,7 +157,7 @@ async def _put_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
     try:
         await kv.put(entry.namespace, entry.key, entry.value)
     except InvalidArgument as error:
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise RemoteError.system(str(error)) from error
     return request.answer(ResponseCode.SUCCESS)
 
 
@@ -202,7 +190,7 @@ def _list_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
 
 
 def config_handlers(config: LiveConfig) -> dict[int, Handler]:
-    """Return what reads and changes the settings, by request code."""
+    """Return the handlers that read and change settings, by request code."""
     return {
         RequestCode.GET_NAMESRV_CONFIG: partial(_read_config, config),
         RequestCode.UPDATE_NAMESRV_CONFIG: partial(_update_config, config),
@@ -218,6 +206,6 @@ async def _update_config(config: LiveConfig, request: Command, _: Connection) ->
     try:
         changes = parse_properties(whole_body(request).decode())
     except (InvalidArgument, UnicodeDecodeError) as error:
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, f"body: {error}") from error
+        raise RemoteError.system(f"body: {error}") from error
     await config.change(changes)
     return request.answer(ResponseCode.SUCCESS)

@@ -1,4 +1,4 @@
-"""Key-values by namespace, kept in a file: queues of ordered topics, and what operators like."""
+"""Key-values by namespace, saved in a file: queues of ordered topics, and operators' own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbopump.tables import TableFile
 from turbopump.wire.schema import Body
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
-"""Its keys are topics, its values how many queues each broker has: ``broker-a:4;broker-b:4``."""
+"""Its keys are topics; a value has the number of queues by broker: ``broker-a:4;broker-b:4``."""
 
 NAME_CHARS_MAX = 512
 """Of a namespace or a key."""
@@ -21,7 +21,7 @@ VALUE_CHARS_MAX = 64 * 1024
 """The order of a topic's queues, which is in all its routes, for some thousand brokers."""
 
 TEXT_BYTES_MAX = 8 * 1024 * 1024
-"""All of it together: every change writes the whole file, and an answer must fit into a frame."""
+"""Of all key-values: every change writes the whole file, and an answer must fit into a frame."""
 
 Table = Mapping[str, Mapping[str, str]]
 
@@ -38,11 +38,11 @@ class KvConfig:
     def __init__(self, file: TableFile) -> None:
         self._file = file
         self._table: Table = {}
-        # One change after the other, or a slow write could undo a later one.
+        # One change at a time, or a slow write could undo a later one.
         self._changing = asyncio.Lock()
 
     def load(self) -> None:
-        """Read the file, or its backup; raises StoreDamaged when there is one but none is readable.
+        """Read the file, or its backup; raises StoreDamaged if it exists and cannot be read.
 
         Starting empty would overwrite at the next change what an operator could still recover.
         """
@@ -54,11 +54,11 @@ class KvConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> Mapping[str, str] | None:
-        """Return all of a namespace; None when it never had anything."""
+        """Return the key-values of a namespace; None if it never had any."""
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value; raises InvalidArgument for what is too long."""
+        """Set a value; raises InvalidArgument if anything is too long."""
         for what, text, most in (
             ("namespace", namespace, NAME_CHARS_MAX),
             ("key", key, NAME_CHARS_MAX),

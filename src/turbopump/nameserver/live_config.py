@@ -21,30 +21,26 @@ class LiveConfig:
     def __init__(
         self, config: NameServerConfig, writer: TableWriter, files: Files | None = None
     ) -> None:
-        self._current = config
+        self.current = config
         self._writer = writer
         self._files = files or REAL_FILES
         self._changing = asyncio.Lock()
 
-    @property
-    def current(self) -> NameServerConfig:
-        return self._current
-
     async def change(self, changes: Settings) -> None:
-        """Take over new values; raises RemoteError when one is not to be changed, or not so."""
+        """Apply new values; raises RemoteError if one cannot be changed, or is invalid."""
         _require_changeable(changes)
         async with self._changing:
             try:
-                changed = configured(NameServerConfig, {**described(self._current), **changes})
+                changed = configured(NameServerConfig, {**described(self.current), **changes})
             except InvalidArgument as error:
-                raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+                raise RemoteError.system(str(error)) from error
             await self._replace(changed, changes)
 
     async def _replace(self, changed: NameServerConfig, changes: Settings) -> None:
         path = changed.config_store_path
 
         def adopt() -> None:
-            self._current = changed
+            self.current = changed
 
         if path is None:
             adopt()
@@ -66,9 +62,7 @@ def _require_changeable(changes: Settings) -> None:
             )
         if key not in keys_of(NameServerConfig):
             known = ", ".join(sorted(CHANGEABLE_KEYS))
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR, f"unknown setting {key}; expected one of {known}"
-            )
+            raise RemoteError.system(f"unknown setting {key}; expected one of {known}")
         if key not in CHANGEABLE_KEYS:
             remark = f"{key} is only read at the start: change it where the name server is started"
             raise RemoteError(ResponseCode.NO_PERMISSION, remark)

@@ -1,4 +1,4 @@
-"""Requests of brokers: register (103), say good-bye (104), ask whether to register (322)."""
+"""Requests of brokers: register (103), unregister (104), ask whether to register (322)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.nameserver.kv import ORDER_NAMESPACE, KvConfig
-from turbopump.nameserver.routes import MASTER_ID, Master, Registration, RouteTable, TableFull
+from turbopump.nameserver.routes import MASTER_ID, Registration, RouteTable, TableFull
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
@@ -34,7 +34,7 @@ COMBINED_BODY_VERSION = 37
 """3.0.11: older brokers send their topics and nothing else."""
 
 _REMEMBERED_BYTES_MAX = 64 * 1024
-"""Bodies above this, once inflated, are read each time they come."""
+"""Larger bodies, once inflated, are decoded each time."""
 
 _NAME_CHARS_MAX = 512
 """Of brokers, clusters, topics and addresses: twice what any peer creates."""
@@ -44,31 +44,14 @@ _PERM_MAX = 15
 _SHOWN_CHARS_MAX = 200
 
 
-class BrokerConnections:
-    """Over which connection each broker registered last."""
-
-    def __init__(self) -> None:
-        self._by_address: dict[str, Connection] = {}
-
-    def put(self, address: str, connection: Connection) -> None:
-        self._by_address[address] = connection
-
-    def pop(self, address: str) -> Connection | None:
-        """Forget a broker; return its connection."""
-        return self._by_address.pop(address, None)
-
-    def pop_all(self, connection: Connection) -> list[str]:
-        """Forget the brokers of a connection; return their addresses."""
-        gone = [address for address, each in self._by_address.items() if each is connection]
-        for address in gone:
-            del self._by_address[address]
-        return gone
+BrokerConnections = dict[str, Connection]
+"""Over which connection each broker registered last, by the broker's address."""
 
 
 def broker_handlers(
     routes: RouteTable, connections: BrokerConnections, kv: KvConfig, clock: Clock
 ) -> dict[int, Handler]:
-    """Return what serves brokers, by request code."""
+    """Return the handlers of brokers' requests, by request code."""
     return {
         RequestCode.REGISTER_BROKER: partial(_register, routes, connections, kv, clock),
         RequestCode.UNREGISTER_BROKER: partial(_unregister, routes, connections),
@@ -91,9 +74,9 @@ def _register(
     if isinstance(outcome, TableFull):
         _log.error("registration of %s refused: %s", registration.address, outcome.reason)
         return request.answer(ResponseCode.SYSTEM_BUSY, remark=outcome.reason)
-    connections.put(registration.address, peer)
+    connections[registration.address] = peer
     if outcome.displaced is not None:
-        displaced = connections.pop(outcome.displaced)
+        displaced = connections.pop(outcome.displaced, None)
         if displaced is not None and displaced is not peer:
             # Over a new connection it registers all of its topics again, and not only changes.
             displaced.close()
@@ -104,7 +87,7 @@ def _register(
     order = kv.namespace(ORDER_NAMESPACE)
     return request.answer(
         ResponseCode.SUCCESS,
-        _answer_header(outcome.master),
+        outcome.answer,
         body=b"" if order is None else KeyValues(table=dict(order)).encode(),
     )
 
@@ -120,15 +103,7 @@ def _require_newest_epoch(registration: Registration, kv: KvConfig) -> None:
             f" it was replaced by {claim.master_address} with epoch {claim.epoch}"
         )
         _log.warning("%s", remark)
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
-
-
-def _answer_header(master: Master | None) -> headers.RegisterBrokerAnswer:
-    if master is None:
-        return headers.RegisterBrokerAnswer()
-    return headers.RegisterBrokerAnswer(
-        ha_server_addr=master.ha_address, master_addr=master.address
-    )
+        raise RemoteError.system(remark)
 
 
 def _unregister(
@@ -136,10 +111,10 @@ def _unregister(
 ) -> Command:
     broker = headers.BrokerIdentity.from_ext_fields(request.ext_fields)
     if routes.unregister(broker.broker_name, broker.broker_id, broker.broker_addr):
-        connections.pop(broker.broker_addr)
+        connections.pop(broker.broker_addr, None)
         _log.info("%s at %s unregistered", broker.broker_name, broker.broker_addr)
     else:
-        text = "%s said good-bye for %s at %s, which is not known"
+        text = "%s unregistered %s at %s, which is not known"
         _log.info(text, peer.peer_address, broker.broker_name, broker.broker_addr)
     return request.answer(ResponseCode.SUCCESS)
 
@@ -149,11 +124,11 @@ def _query_data_version(
 ) -> Command:
     broker = headers.BrokerIdentity.from_ext_fields(request.ext_fields)
     version = DataVersion.decode(whole_body(request))
-    known = routes.compare_version(broker.broker_addr, version, clock.monotonic_ms())
+    known = routes.known_version(broker.broker_addr, version, clock.monotonic_ms())
     return request.answer(
         ResponseCode.SUCCESS,
-        headers.DataVersionAnswer(changed=known.changed),
-        body=b"" if known.version is None else known.version.encode(),
+        headers.DataVersionAnswer(changed=known != version),
+        body=b"" if known is None else known.encode(),
     )
 
 
@@ -161,13 +136,13 @@ def _query_data_version(
 
 
 def read_registration(request: Command) -> Registration:
-    """Make a registration of a request; raises WireError or RemoteError that says what is wrong."""
+    """Read a registration from a request; raises WireError or RemoteError."""
     header = headers.RegisterBroker.from_ext_fields(request.ext_fields)
     _require_plausible(header)
     body = whole_body(request)
     if header.body_crc32 and header.body_crc32 != body_crc(body):
         remark = f"crc32 not match: the body's is {body_crc(body)}, not {header.body_crc32}"
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        raise RemoteError.system(remark)
     table, filter_servers = _contents(request.version, header, body)
     return Registration(
         name=header.broker_name,
@@ -185,7 +160,7 @@ def read_registration(request: Command) -> Registration:
 def _contents(
     version: int, header: headers.RegisterBroker, body: bytes
 ) -> tuple[TopicConfigTable, tuple[str, ...] | None]:
-    """Return the topics and filter servers; None when the form has no place for the latter."""
+    """Return the topics and filter servers; None for the latter if the layout lacks them."""
     if version < COMBINED_BODY_VERSION:
         table = TopicConfigTable.decode(body) if body else _NO_TOPICS
         _require_plausible_topics(table.topic_config_table)
@@ -206,21 +181,20 @@ def _decoded(body: bytes, *, is_inflated: bool) -> BrokerRegistration:
     _require_plausible_topics(registration.topic_config_serialize_wrapper.topic_config_table)
     servers = registration.filter_server_list
     if len(servers) > _FILTER_SERVERS_MAX or any(len(each) > _NAME_CHARS_MAX for each in servers):
-        raise RemoteError(
-            ResponseCode.SYSTEM_ERROR,
+        raise RemoteError.system(
             f"filterServerList must have at most {_FILTER_SERVERS_MAX} addresses"
-            f" of at most {_NAME_CHARS_MAX} characters",
+            f" of at most {_NAME_CHARS_MAX} characters"
         )
     return registration
 
 
 _remembered = lru_cache(maxsize=64)(_decoded)
-"""Brokers say the same every 30 s."""
+"""Brokers send the same every 30 s."""
 
 _NO_TOPICS = TopicConfigTable(data_version=DataVersion())
 
 
-# --- what no broker says --------------------------------------------------------------------------
+# --- validation -----------------------------------------------------------------------------------
 
 
 def _require_plausible(header: headers.RegisterBroker) -> None:
@@ -228,7 +202,7 @@ def _require_plausible(header: headers.RegisterBroker) -> None:
     if header.broker_id < MASTER_ID:
         problem = f"brokerId must be 0 for a master or more for a slave, got {header.broker_id}"
     if problem is not None:
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, problem)
+        raise RemoteError.system(problem)
 
 
 def _problem_with_names(header: headers.RegisterBroker) -> str | None:
@@ -267,4 +241,4 @@ def _require_plausible_topics(topics: Mapping[str, TopicConfig]) -> None:
         elif not 0 <= topic.perm <= _PERM_MAX:
             problem = f"perm of topic {name} must be 0 to {_PERM_MAX}, got {topic.perm}"
         if problem is not None:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, problem)
+            raise RemoteError.system(problem)

@@ -1,4 +1,4 @@
-"""Who serves which topic: the route table, without IO and without a clock.
+"""Which brokers serve which topic: the route table, without IO and without a clock.
 
 Times are arguments, in milliseconds on any clock that never goes back. A broker *name* stands for a
 master (id 0) and its slaves; each of them is known by the *address* it registered.
@@ -20,6 +20,7 @@ from turbopump.wire.bodies import (
     TopicList,
     TopicRoute,
 )
+from turbopump.wire.headers import RegisterBrokerAnswer
 
 MASTER_ID = 0
 SILENCE_MAX_MS = 120_000
@@ -53,19 +54,11 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
-    """Where a slave finds its master."""
-
-    address: str
-    ha_address: str
-
-
-@dataclass(frozen=True, slots=True)
 class Registered:
     """The broker is known now."""
 
-    master: Master | None
-    """Of a slave, if it is known."""
+    answer: RegisterBrokerAnswer
+    """For a slave: where its master is, if that is known."""
 
     displaced: str | None = None
     """The address that had the broker's name and id before, now removed."""
@@ -73,32 +66,14 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class TableFull:
-    """Nothing was taken note of; the reason is for people."""
+    """The table is full: nothing was registered."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class RouteLimits:
-    """How much a table may hold."""
-
-    brokers_max: int = 10_000
-    topics_max: int = 500_000
-    """Topics, each counted once for every broker name that has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownVersion:
-    """The answer to a broker that asks whether it has to register."""
-
-    changed: bool
-    version: DataVersion | None
-    """What is known of the broker; None when nothing is."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Live:
-    """A broker that is there, under the address it registered."""
+    """A registered broker, by its address."""
 
     name: str
     broker_id: int
@@ -117,25 +92,29 @@ class _Replicas:
 
 
 class RouteTable:
-    """Brokers, their clusters and their topics, as far as they have registered."""
+    """Brokers, their clusters and their topics, as far as they have registered.
 
-    def __init__(self, limits: RouteLimits | None = None) -> None:
-        self._limits = limits or RouteLimits()
+    ``topics_max`` counts a topic once for every broker name that has it.
+    """
+
+    def __init__(self, brokers_max: int = 10_000, topics_max: int = 500_000) -> None:
+        self._brokers_max = brokers_max
+        self._topics_max = topics_max
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Replicas] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}
         """By topic, then by broker name."""
         self._queues_count = 0
         self.changes = 0
-        """Grows whenever an answer may be another than before."""
+        """Grows whenever an answer may change."""
 
     def __contains__(self, address: str) -> bool:
         return address in self._live
 
-    # --- brokers come and go ----------------------------------------------------------------------
+    # --- registrations ----------------------------------------------------------------------------
 
     def register(self, registration: Registration, now_ms: int) -> Registered | TableFull:
-        """Take note of a broker and, if it is a master and they may have changed, of its topics."""
+        """Register a broker and, if it is a master and they may have changed, its topics."""
         full = self._capacity_error(registration)
         if full is not None:
             return full
@@ -153,7 +132,7 @@ class RouteTable:
         )
         if before is not None and self._is_same(registration, before, live):
             self._live[registration.address] = live
-            return Registered(self._master_of(registration))
+            return Registered(self._answer(registration))
         self.changes += 1
         holder = self._place(registration, before)
         is_changed = before is None or before.version != registration.version
@@ -161,20 +140,20 @@ class RouteTable:
             self._put_queues(registration)
         self._live[registration.address] = live
         displaced = None if holder == registration.address else holder
-        return Registered(self._master_of(registration), displaced)
+        return Registered(self._answer(registration), displaced)
 
     def _is_same(self, registration: Registration, before: _Live, live: _Live) -> bool:
-        """Whether a broker is registered just so already, and has only shown that it lives."""
+        """Whether a registration changes nothing, and only shows that the broker is alive."""
         replicas = self._brokers[before.name]
         return replace(before, seen_ms=live.seen_ms) == live and (
             replicas.cluster == registration.cluster
         )
 
     def unregister(self, name: str, broker_id: int, address: str) -> bool:
-        """Remove a broker that says good-bye; return whether it was there.
+        """Remove a broker that unregisters; return whether it was registered.
 
-        Not if it is known otherwise by now: the good-bye of a predecessor must not hit the broker
-        that has taken its place.
+        Only under this name and id: a late request of a predecessor must not remove the broker that
+        has replaced it.
         """
         live = self._live.get(address)
         if live is None or (live.name, live.broker_id) != (name, broker_id):
@@ -182,10 +161,10 @@ class RouteTable:
         return self.remove(address)
 
     def remove(self, address: str) -> bool:
-        """Remove the broker at an address; return whether it was there.
+        """Remove the broker at an address; return whether it was registered.
 
-        With its last address a broker name leaves its cluster and all topics; topics that no broker
-        serves any more vanish.
+        A broker name without addresses is removed from its cluster and its topics, and a topic
+        without brokers is removed.
         """
         live = self._live.pop(address, None)
         if live is None:
@@ -214,23 +193,20 @@ class RouteTable:
         heard_ms = min((live.seen_ms for live in self._live.values()), default=now_ms)
         return heard_ms + SILENCE_MAX_MS
 
-    def compare_version(self, address: str, version: DataVersion, now_ms: int) -> KnownVersion:
-        """Return whether a broker has to register; if not, the query renews its registration."""
+    def known_version(self, address: str, version: DataVersion, now_ms: int) -> DataVersion | None:
+        """Return a broker's registered version, if any; a query with the same one renews it."""
         live = self._live.get(address)
-        if live is None:
-            return KnownVersion(changed=True, version=None)
-        if live.version != version:
-            return KnownVersion(changed=True, version=live.version)
-        self._live[address] = replace(live, seen_ms=now_ms)
-        return KnownVersion(changed=False, version=version)
+        if live is not None and live.version == version:
+            self._live[address] = replace(live, seen_ms=now_ms)
+        return None if live is None else live.version
 
     def _place(self, registration: Registration, before: _Live | None) -> str | None:
-        """Give the broker its name and id; return the address that had them until now."""
+        """Assign a broker's name and id to its address; return the address that had them before."""
         name, broker_id = registration.name, registration.broker_id
         if before is not None and before.name != name:
             self.remove(registration.address)
         elif before is not None and before.broker_id != broker_id:
-            # A slave that was promoted, say. Its name stays, even while it has no address.
+            # Such as a promoted slave. Its name stays, even while it has no address.
             del self._brokers[name].addresses[before.broker_id]
         replicas = self._brokers.setdefault(name, _Replicas(registration.cluster, {}))
         replicas.cluster = registration.cluster
@@ -241,11 +217,10 @@ class RouteTable:
         return holder
 
     def _capacity_error(self, registration: Registration) -> TableFull | None:
-        limits = self._limits
         is_new = registration.address not in self._live
-        if is_new and len(self._live) >= limits.brokers_max:
+        if is_new and len(self._live) >= self._brokers_max:
             return TableFull(
-                f"{limits.brokers_max} brokers are already registered, which is the limit"
+                f"{self._brokers_max} brokers are already registered, which is the limit"
             )
         if registration.broker_id != MASTER_ID:
             return None
@@ -253,8 +228,8 @@ class RouteTable:
             registration.name not in self._queues.get(topic.topic_name, {})
             for topic in registration.topics.values()
         )
-        if fresh > limits.topics_max:
-            return TableFull(f"at most {limits.topics_max} topics can be registered, got {fresh}")
+        if fresh > self._topics_max:
+            return TableFull(f"at most {self._topics_max} topics can be registered, got {fresh}")
         return None
 
     def _put_queues(self, registration: Registration) -> None:
@@ -270,13 +245,14 @@ class RouteTable:
                 topic_sys_flag=topic.topic_sys_flag,
             )
 
-    def _master_of(self, registration: Registration) -> Master | None:
+    def _answer(self, registration: Registration) -> RegisterBrokerAnswer:
         address = self._brokers[registration.name].addresses.get(MASTER_ID)
         if registration.broker_id == MASTER_ID or address is None:
-            return None
-        return Master(address, self._live[address].ha_address)
+            return RegisterBrokerAnswer()
+        ha_address = self._live[address].ha_address
+        return RegisterBrokerAnswer(ha_server_addr=ha_address, master_addr=address)
 
-    # --- what operators change --------------------------------------------------------------------
+    # --- changes by operators ---------------------------------------------------------------------
 
     def wipe_write_permission(self, name: str) -> int:
         """Remove write permission until the broker registers a change; return its topic count."""
@@ -287,7 +263,7 @@ class RouteTable:
         return self._change_permission(name, lambda _: PERM_READ | PERM_WRITE)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, or only its queues in one cluster."""
+        """Remove a topic, or only its queues in one cluster."""
         self.changes += 1
         names = self._brokers.keys() if cluster is None else self._names_in(cluster)
         self._drop_queues([topic], names)
@@ -311,7 +287,7 @@ class RouteTable:
             if not queues:
                 self._queues.pop(topic, None)
 
-    # --- questions --------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute | None:
         """Return a topic's route; None if no broker has it."""
@@ -350,7 +326,7 @@ class RouteTable:
         return [topic for topic, queues in self._queues.items() if names & queues.keys()]
 
     def topics_flagged(self, flags: int, mask: int) -> list[str]:
-        """Return the topics whose system flag, as far as the mask lets through, is ``flags``."""
+        """Return the topics whose system flag, masked, equals ``flags``."""
         return [
             topic
             for topic, queues in self._queues.items()
@@ -358,7 +334,7 @@ class RouteTable:
         ]
 
     def system_topics(self) -> TopicList:
-        """Return the names of clusters and brokers, topics all of them, and a broker to ask."""
+        """Return the names of clusters and brokers, which are topics too, and a broker to ask."""
         clusters = dict.fromkeys(replicas.cluster for replicas in self._brokers.values())
         return TopicList(
             broker_addr=next(iter(self._live), None),
@@ -377,7 +353,7 @@ class RouteTable:
         )
 
     def validate(self) -> None:
-        """Assert what must hold between any two calls; for tests."""
+        """Assert the table's invariants; for tests."""
         placed = {
             address: (name, broker_id)
             for name, replicas in self._brokers.items()

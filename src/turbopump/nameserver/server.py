@@ -1,4 +1,4 @@
-"""A name server: gives clients the routes that brokers register."""
+"""A name server: serves the routes that brokers register to clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turbopump.nameserver.handlers import config_handlers, kv_handlers, route_ha
 from turbopump.nameserver.kv import KvConfig
 from turbopump.nameserver.live_config import LiveConfig
 from turbopump.nameserver.registration import BrokerConnections, broker_handlers
-from turbopump.nameserver.routes import SILENCE_MAX_MS, RouteLimits, RouteTable
+from turbopump.nameserver.routes import SILENCE_MAX_MS, RouteTable
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
 from turbopump.net.router import Router
@@ -37,8 +37,8 @@ class NameServer:
         async with NameServer(NameServerConfig(port=0), SocketNetwork()) as server:
             print(server.address)
 
-    Several name servers know nothing of each other; brokers register with all of them. What brokers
-    tell is kept in memory only: after a restart they tell it again.
+    Name servers do not know each other: brokers register with all of them. Registrations are kept
+    in memory only; after a restart brokers register again.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class NameServer:
         self._writer = TableWriter(machine.background)
         self._config = LiveConfig(config, self._writer, machine.files)
         self._kv = KvConfig(TableFile(config.kv_config_path, machine.files, self._writer))
-        self._routes = RouteTable(RouteLimits(config.brokers_max, config.topics_max))
-        self._connections = BrokerConnections()
+        self._routes = RouteTable(config.brokers_max, config.topics_max)
+        self._connections: BrokerConnections = {}
         self._server = Server(
             network,
             self._router(),
@@ -102,17 +102,18 @@ class NameServer:
         """Remove silent brokers."""
         for address in self._routes.expire(self._clock.monotonic_ms()):
             _log.warning("broker at %s removed: silent for %d ms", address, SILENCE_MAX_MS)
-            connection = self._connections.pop(address)
+            connection = self._connections.pop(address, None)
             if connection is not None:
                 connection.close("the broker was silent for too long")
 
     def _pause_ms(self) -> int:
-        """Scan not before anybody can be silent: brokers that are heard only make it later."""
+        """Return when a broker can time out at the earliest: heartbeats only make it later."""
         now_ms = self._clock.monotonic_ms()
         wait_ms = self._routes.expiry_min_ms(now_ms) - now_ms
         return max(1, math.ceil(wait_ms / SCAN_INTERVAL_MS)) * SCAN_INTERVAL_MS
 
     def _on_disconnect(self, connection: Connection) -> None:
-        for address in self._connections.pop_all(connection):
+        for address in [a for a, each in self._connections.items() if each is connection]:
+            del self._connections[address]
             if self._routes.remove(address):
                 _log.warning("broker at %s removed: its connection closed", address)

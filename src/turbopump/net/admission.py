@@ -17,7 +17,7 @@ class Admission:
         self._free = places
         self._deadlines = deadlines
         self.writable = True
-        """Whether the transport takes more bytes."""
+        """Whether the transport takes more bytes; nothing is admitted until `resume` if not."""
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._admitted = 0
         """Waiters with a place that have not continued yet; no later request may overtake them."""
@@ -65,11 +65,8 @@ class Admission:
         if self._waiting:
             self._admit_next()
 
-    def pause(self) -> None:
-        """Admit nothing until `resume`: the transport is full."""
-        self.writable = False
-
     def resume(self) -> None:
+        """Admit requests again: the transport takes more bytes."""
         self.writable = True
         self._admit_next()
 

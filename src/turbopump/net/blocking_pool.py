@@ -89,7 +89,7 @@ class BlockingPool:
             connection.close()
         if self._is_closed:
             # After the cache update: either this or `close` sees the connection.
-            self._close_all()
+            self.drop_idle()
 
     def close_idle(self) -> None:
         """Close connections that have been idle for too long to be used again."""
@@ -106,13 +106,10 @@ class BlockingPool:
     def close(self) -> None:
         """Close idle connections now, those in use when they are given back."""
         self._is_closed = True
-        self._close_all()
+        self.drop_idle()
 
-    def after_fork(self) -> None:
-        """Start without connections in a child: the parent keeps using its own."""
-        self._close_all()
-
-    def _close_all(self) -> None:
+    def drop_idle(self) -> None:
+        """Close idle connections; in a child of a fork, the parent keeps using its own."""
         while self._idle:
             with suppress(KeyError):
                 self._idle.popitem()[1].close()
@@ -171,7 +168,7 @@ def _close_pools() -> None:
 
 def _reset_pools() -> None:
     for pool in list(_pools):
-        pool.after_fork()
+        pool.drop_idle()
 
 
 after_fork(_reset_pools)

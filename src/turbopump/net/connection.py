@@ -12,17 +12,17 @@ from turbopump.errors import Overloaded
 from turbopump.net.admission import Admission
 from turbopump.net.deadlines import Bucket, Deadline, Deadlines
 from turbopump.net.hooks import Hook
-from turbopump.net.inbox import Inbox, Reader
+from turbopump.net.inbox import Inbox, ReceiveBudget
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
-from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.request_protocol import Request, RequestProtocol
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
 from turbopump.net.thread_request import UNHEARD, Outcome, ThreadRequest
 from turbopump.net.turn_budget import TurnBudget
 from turbopump.net.unread_data import hang_up_check, unread_chunks
+from turbopump.timeouts import timeout
 from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
 from turbopump.wire.framing import encode_parts, frame_length, too_long
 
@@ -92,16 +92,8 @@ class Connection(asyncio.Protocol):
         self._on_served = on_served
         self._admission = Admission(limits.requests_in_flight_max, deadlines)
         self._serving = Serving(self, router, self._send, self._note_serving)
-        reader = Reader(
-            serve=self._serving.serve,
-            finish=self._finish,
-            settle=self._serving.settle,
-            may_read=self._may_read,
-            on_resumed=self._note_quiet,
-            fail=self._close_unread,
-        )
         self._protocol.decoder.typed = router.typed_headers
-        self._inbox = Inbox(self._protocol.decoder, reader, budget)
+        self._inbox = Inbox(self, self._serving, self._protocol.decoder, budget)
         self._ends_handlers = True
         self.is_observed = bool(router.hooks)
         """Whether hooks must see each answer, which rules out `answer_encoded`."""
@@ -127,24 +119,9 @@ class Connection(asyncio.Protocol):
         return self._protocol.chunks_received > 0
 
     @property
-    def requests_in_flight(self) -> int:
-        """Own requests without a response yet."""
-        return len(self._protocol.in_flight)
-
-    @property
-    def handlers_running(self) -> int:
-        """The peer's requests that coroutine handlers are serving."""
-        return self._serving.running
-
-    @property
     def unwritten_bytes(self) -> int:
         """Bytes buffered until the peer reads."""
         return self._outbox.unwritten_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes received and not served, such as those of an unfinished frame."""
-        return self._inbox.held_bytes
 
     async def request(self, request: Request, timeout_ms: int) -> Command:
         """Send a request and return its answer, whatever its code.
@@ -175,7 +152,7 @@ class Connection(asyncio.Protocol):
             del protocol.in_flight[opaque]
             self._admission.leave()
             if self._draining:
-                self._note_quiet()
+                self.note_quiet()
         if response is None:
             protocol.require_open()
             if self._aborts_silent:
@@ -303,9 +280,9 @@ class Connection(asyncio.Protocol):
         side raise ConnectionLost.
         """
         self._draining = True
-        self._serving.refuse_new()
+        self._serving.is_refusing = True
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 while not self._is_quiet:
                     self._quiet.clear()
                     await self._quiet.wait()
@@ -319,7 +296,7 @@ class Connection(asyncio.Protocol):
     async def _wait_cut_off(self) -> None:
         """Wait for cancelled handlers, but not for those that ignore cancellation."""
         try:
-            async with asyncio.timeout(_CANCEL_GRACE_S):
+            async with timeout(_CANCEL_GRACE_S):
                 await self.wait_closed()
         except TimeoutError:
             self._serving.log_running()
@@ -346,7 +323,7 @@ class Connection(asyncio.Protocol):
     def _leave(self) -> None:
         self._admission.leave()
         if self._draining:
-            self._note_quiet()
+            self.note_quiet()
 
     def _send(self, command: Command) -> None:
         self._send_parts(encode_parts(command, self._limits.frame_bytes_max))
@@ -395,7 +372,7 @@ class Connection(asyncio.Protocol):
             self._on_served(taken)
 
     def pause_writing(self) -> None:
-        self._admission.pause()
+        self._admission.writable = False
         self._inbox.adjust()
 
     def resume_writing(self) -> None:
@@ -411,7 +388,7 @@ class Connection(asyncio.Protocol):
             # The peer closed it: what it sent before is carried out, only answers are dropped.
             self._protocol.close_reason = f"lost: {exc}" if exc else "closed by the peer"
             self._ends_handlers = not self._accepted
-            self._serving.stop()
+            self._serving.is_stopped = True
             self._admission.fail_all(self._protocol.lost())
             self._inbox.finish(unread_chunks(self._transport), self._end)
         else:
@@ -436,10 +413,10 @@ class Connection(asyncio.Protocol):
         if self._protocol.close_reason is not None:
             return
         self._protocol.close_reason = reason
-        self._serving.stop()
+        self._serving.is_stopped = True
         self._discard()
         self._admission.fail_all(self._protocol.lost())
-        self._note_quiet()
+        self.note_quiet()
 
     def _discard(self) -> None:
         """Drop what was received and not served, and fail requests in flight."""
@@ -463,14 +440,15 @@ class Connection(asyncio.Protocol):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def _close_unread(self, reason: str) -> None:
+    def close_unread(self, reason: str) -> None:
         """Close because of what the peer sent; its requests before that are carried out."""
         _log.warning("%s: closed, %s", self, reason)
         self._ends_handlers = not self._accepted
         self._inbox.clear()
         self.close(reason)
 
-    def _finish(self, command: Command) -> None:
+    def take_response(self, command: Command) -> None:
+        """Give a response to the waiter of its request."""
         waiter = self._protocol.in_flight.get(command.opaque)
         if waiter is None or waiter.done():
             _log.debug("%s: answer to unknown request %d dropped", self, command.opaque)
@@ -486,17 +464,18 @@ class Connection(asyncio.Protocol):
 
     def _note_serving(self) -> None:
         self._inbox.adjust()
-        self._note_quiet()
+        self.note_quiet()
         if self._closed.is_set() and not self._serving.running:
             if self._idle is not None:
                 self._idle.cancel()
             self._on_ended(self)
 
-    def _note_quiet(self) -> None:
+    def note_quiet(self) -> None:
+        """Wake `drain` if nothing is in progress."""
         if self._draining and self._is_quiet:
             self._quiet.set()
 
-    def _may_read(self) -> bool:
+    def may_read(self) -> bool:
         """Whether answers can be written and not too many handlers run."""
         if self._serving.running >= self._limits.handlers_running_max:
             return False

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
-from typing import Any, TypeVarTuple
+from typing import Any
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.machine.timers import Repeated
-
-Ts = TypeVarTuple("Ts")
 
 GRANULARITY_MS = 50
 
@@ -21,18 +19,14 @@ Bucket = dict[Any, Callable[[Any], None]]
 class Deadline:
     """A call that runs at a deadline unless it is cancelled before."""
 
-    __slots__ = ("_args", "_bucket", "_on_due")
+    __slots__ = ("_bucket", "_on_due")
 
-    def __init__(
-        self, on_due: Callable[..., None], args: tuple[object, ...], bucket: Bucket
-    ) -> None:
+    def __init__(self, on_due: Callable[[], None], bucket: Bucket) -> None:
         self._on_due = on_due
-        self._args = args
         self._bucket = bucket
 
     def fall_due(self) -> None:
-        """Run the call."""
-        self._on_due(*self._args)
+        self._on_due()
 
     def cancel(self) -> None:
         """Cancel the call; does nothing if it has run or is already cancelled."""
@@ -59,10 +53,10 @@ class Deadlines:
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
 
-    def add(self, timeout_ms: int, on_due: Callable[[*Ts], None], *args: *Ts) -> Deadline:
-        """Call ``on_due`` with the arguments after ``timeout_ms``."""
+    def add(self, timeout_ms: int, on_due: Callable[[], None]) -> Deadline:
+        """Call ``on_due`` after ``timeout_ms``."""
         bucket = self.bucket(timeout_ms)
-        deadline = Deadline(on_due, args, bucket)
+        deadline = Deadline(on_due, bucket)
         bucket[deadline] = Deadline.fall_due
         return deadline
 
@@ -77,7 +71,6 @@ class Deadlines:
         return self._open_bucket(number) if bucket is None else bucket
 
     def close(self) -> None:
-        """Cancel all deadlines."""
         for bucket in self._buckets.values():
             bucket.clear()
         self._buckets.clear()

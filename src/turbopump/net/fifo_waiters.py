@@ -21,7 +21,6 @@ class FifoWaiters:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no waiters."""
         return self._last is None
 
     async def after(self, work: Awaitable[T]) -> T:

@@ -21,8 +21,6 @@ class Hook(Protocol):
 
         Return a copy to change it: the request passed in may be sent again.
         """
-        ...
 
     def after_response(self, address: str, request: Command, response: Command) -> None:
         """See a response that was received, or is about to be sent; one-way requests have none."""
-        ...

@@ -5,35 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from turbopump.errors import WireError
 from turbopump.net.outbox import Outbox
-from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.turn_budget import LARGE_CHUNK_BYTES, TurnBudget
 from turbopump.wire.command import FLAG_RESPONSE, Command
 from turbopump.wire.framing import FrameDecoder
 
+if TYPE_CHECKING:
+    from turbopump.net.connection import Connection
+    from turbopump.net.serving import Serving
+
 _REASON_CHARS_MAX = 200
 _NO_FRAMES: Iterator[Command] = iter(())
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """What a connection does with frames."""
-
-    serve: Callable[[Command], None]
-    """Takes a request."""
-    finish: Callable[[Command], None]
-    """Takes a response."""
-    settle: Callable[[], None]
-    """Called after the frames of a chunk."""
-    may_read: Callable[[], bool]
-    """Whether this peer alone allows reading."""
-    on_resumed: Callable[[], None]
-    """Called after delayed frames were served."""
-    fail: Callable[[str], None]
-    """Closes the connection, for a reason."""
 
 
 class Inbox:
@@ -45,13 +30,18 @@ class Inbox:
     turn: TurnBudget
 
     def __init__(
-        self, decoder: FrameDecoder, reader: Reader, budget: ReceiveBudget | None = None
+        self,
+        connection: Connection,
+        serving: Serving,
+        decoder: FrameDecoder,
+        budget: ReceiveBudget | None,
     ) -> None:
         self.decoder = decoder
         self.is_reading = True
         self._frames_taken = 0
-        self.fail = reader.fail
-        self._reader = reader
+        self.fail = connection.close_unread
+        self._connection = connection
+        self._serving = serving
         self._budget = budget
         self._is_noted = False
         self._frames = _NO_FRAMES
@@ -61,7 +51,6 @@ class Inbox:
         """Whether the peer has closed and frames that it sent before are left."""
 
     def open(self, transport: asyncio.Transport, outbox: Outbox, turn: TurnBudget) -> None:
-        """Attach it to a transport."""
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._outbox = outbox
@@ -115,7 +104,7 @@ class Inbox:
         self._note(0)
 
     def _should_read(self) -> bool:
-        return not self.turn.is_over and self._reader.may_read()
+        return not self.turn.is_over and self._connection.may_read()
 
     def _resume(self) -> None:
         """Serve delayed frames, then continue reading."""
@@ -130,7 +119,7 @@ class Inbox:
                 on_finished()
         elif self.is_reading and not self._transport.is_closing():
             self._transport.resume_reading()
-        self._reader.on_resumed()
+        self._connection.note_quiet()
 
     def _read(self) -> None:
         """Serve received frames until none are left or reading must pause."""
@@ -156,14 +145,14 @@ class Inbox:
                     self.turn.note_large()
         finally:
             # Also if the next frame is malformed: those before it are answered.
-            self._reader.settle()
+            self._serving.settle()
 
     def _take_frames(self) -> None:
-        taken, serve = 0, self._reader.serve
+        taken, serve = 0, self._serving.serve
         for command in self._frames:
             taken += 1
             if command.flag & FLAG_RESPONSE:
-                self._reader.finish(command)
+                self._connection.take_response(command)
             else:
                 serve(command)
             if not self.is_reading:
@@ -179,3 +168,33 @@ class Inbox:
         if held_bytes or self._is_noted:
             self._is_noted = held_bytes > 0
             self._budget.note(self, held_bytes, has_begun_another=frames_taken > 0)
+
+
+class ReceiveBudget:
+    """Limits what all connections of a server have received and not served.
+
+    When it is exceeded, the connection is closed whose unfinished frame began first: an honest peer
+    finishes its frame soon, one that hoards memory does not. Closing cannot end in a deadlock, as
+    pausing all of them could.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        # In the order in which the unfinished frame of each began.
+        self._held: dict[Inbox, int] = {}
+        self.held_bytes = 0
+        """What all connections together have received and not served."""
+
+    def note(self, inbox: Inbox, held_bytes: int, *, has_begun_another: bool) -> None:
+        """Update what a connection holds, and whether it finished a frame since the last call."""
+        self.held_bytes += held_bytes - self._held.get(inbox, 0)
+        if has_begun_another or not held_bytes:
+            self._held.pop(inbox, None)
+        if held_bytes:
+            self._held[inbox] = held_bytes
+        while self.held_bytes > self._bytes_max:
+            oldest = next(iter(self._held))
+            reason = f"{self.held_bytes} bytes received and not served on all connections"
+            oldest.fail(f"{reason}, at most {self._bytes_max} allowed")
+            # Closing updates it already; this ends the loop even if it did not.
+            self.held_bytes -= self._held.pop(oldest, 0)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from turbopump.net.tls import ClientTls, ServerTls
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
-class Listener(Protocol):
-    """An address where peers connect."""
+class Listener(ABC):
+    """An address where peers connect, as the name of a socket."""
 
-    @property
-    def host(self) -> str: ...
-
-    @property
-    def port(self) -> int:
+    def __init__(self, at: Sequence[Any]) -> None:
+        self.host = str(at[0])
+        self.port = int(at[1])
         """The port in use, also if port 0 was requested."""
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Stop accepting; existing connections stay open."""
-        ...
 
 
 class Network(Protocol):
@@ -39,7 +37,6 @@ class Network(Protocol):
         tls: ClientTls | None = None,
     ) -> P:
         """Connect, and return the protocol with its transport; raises ConnectFailed."""
-        ...
 
     async def listen(
         self,
@@ -50,7 +47,6 @@ class Network(Protocol):
         tls: ServerTls | None = None,
     ) -> Listener:
         """Accept connections; port 0 takes any free port; raises ListenFailed."""
-        ...
 
 
 def address_text(name: object) -> str:

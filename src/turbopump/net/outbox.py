@@ -57,7 +57,6 @@ class Outbox:
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes that are still in memory."""
         return self._corked_bytes + self._transport.get_write_buffer_size()
 
     def put(self, parts: Sequence[Buffer]) -> None:
@@ -92,7 +91,6 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        """Pass everything to the transport."""
         parts = self._parts
         if not parts:
             return

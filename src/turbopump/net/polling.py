@@ -70,16 +70,12 @@ class BusyPoller:
         self._preempted = 0
         self._credit = 0
         self._found = 0
-        self._is_polling = False
+        self.is_polling = False
+        """Whether the event loop is kept from sleeping."""
         self._served_ns = 0
         self._polled_ns = 0
         self._rests_until_ns = 0
         self._rest_ns = _REST_NS
-
-    @property
-    def is_polling(self) -> bool:
-        """Whether the event loop is kept from sleeping."""
-        return self._is_polling
 
     def served(self, requests: int) -> None:
         """Note that requests which arrived together have been served."""
@@ -92,12 +88,12 @@ class BusyPoller:
         self._served_ns = now_ns
         if came_soon:
             self._credit = min(self._credit + 1, _CREDIT_MAX)
-        if self._is_polling:
+        if self.is_polling:
             self._found += 1
             if self._found == _FOUND_BEFORE_CHECK:
                 self._check_preempted(now_ns)
         elif self._credit > 0 and now_ns >= self._rests_until_ns:
-            self._is_polling = True
+            self.is_polling = True
             self._polled_ns = now_ns
             self._note_preempted()
             asyncio.get_running_loop().call_soon(self._poll)
@@ -110,9 +106,9 @@ class BusyPoller:
             self._rest_ns = min(self._rest_ns * 2, _REST_MAX_NS)
         self._polled_ns = now_ns
         if now_ns < self._rests_until_ns:
-            self._is_polling = False
+            self.is_polling = False
         elif now_ns - self._served_ns > self._poll_ns:
-            self._is_polling = False
+            self.is_polling = False
             self._credit -= _CREDIT_MAX
         else:
             asyncio.get_running_loop().call_soon(self._poll)

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from types import TracebackType
 from typing import Any, Self
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
@@ -23,6 +22,7 @@ from turbopump.net.pool_config import Backoff, PoolConfig
 from turbopump.net.request_protocol import Request
 from turbopump.net.router import Router
 from turbopump.net.thread_request import ThreadRequest
+from turbopump.timeouts import timeout
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import split_address
 
@@ -84,12 +84,7 @@ class ConnectionPool:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connection(self, address: str) -> Connection:
@@ -172,7 +167,7 @@ class ConnectionPool:
         """Return the connection and the remaining time."""
         start_ms = self._clock.monotonic_ms()
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 connection = await self._peer(address).waiting.after(self.connection(address))
         except TimeoutError as error:
             raise ConnectFailed(f"{address}: not connected within {timeout_ms} ms") from error

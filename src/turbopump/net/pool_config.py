@@ -45,16 +45,6 @@ class PoolConfig:
 class Backoff:
     """When one address may be tried again."""
 
-    __slots__ = (
-        "_clock",
-        "_config",
-        "_failed_ms",
-        "_failures",
-        "_last_error",
-        "_random",
-        "next_try_ms",
-    )
-
     def __init__(self, config: PoolConfig, clock: Clock, random: Random) -> None:
         self._config = config
         self._clock = clock
@@ -78,7 +68,6 @@ class Backoff:
         _log.info("%s; next try in %d ms", error, pause_ms)
 
     def has_failed_within(self, time_ms: int) -> bool:
-        """Return whether the last failure is that recent."""
         return bool(self._last_error) and self._clock.monotonic_ms() - self._failed_ms < time_ms
 
     def require_over(self) -> None:

@@ -7,7 +7,7 @@ caller's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -17,28 +17,14 @@ from turbopump.net.hooks import Hook
 from turbopump.net.limits import ConnectionLimits
 from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
 from turbopump.wire.framing import FrameDecoder, encode_parts
+from turbopump.wire.prepared_frames import SendRequest
 
 W = TypeVar("W")
 
 _OPAQUE_BITS = 0x7FFF_FFFF
 
-
-class PreparedRequest(Protocol):
-    """A request that makes its own frame, faster than it would be encoded."""
-
-    @property
-    def code(self) -> int: ...
-
-    def command(self) -> Command:
-        """Return the same request for hooks, which want to see and change it."""
-        ...
-
-    def frame_parts(self, opaque: int, frame_flag: int, frame_bytes_max: int) -> list[Buffer]:
-        """Return the frame; raises InvalidArgument if it exceeds the limit."""
-        ...
-
-
-Request = Command | PreparedRequest
+Request = Command | SendRequest
+"""What is sent: a prepared send makes its own frame, faster than it would be encoded."""
 
 
 class RequestProtocol(Generic[W]):
@@ -98,7 +84,6 @@ class RequestProtocol(Generic[W]):
         return request.frame_parts(opaque, 0, bytes_max)
 
     def oneway_frame(self, request: Request) -> list[Buffer]:
-        """Encode a request that is never answered."""
         opaque = self.unused_opaque()
         if isinstance(request, Command):
             return self.frame(replace(request, flag=request.flag | FLAG_ONEWAY), opaque)
@@ -107,7 +92,6 @@ class RequestProtocol(Generic[W]):
     # --- responses --------------------------------------------------------------------------------
 
     def note_received(self) -> None:
-        """Record that the peer sent something."""
         self.received_ms = self.clock.monotonic_ms()
         self.chunks_received += 1
 

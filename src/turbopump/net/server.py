@@ -6,13 +6,13 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument
 from turbopump.net.connection import Connection, OnChange, no_notice
 from turbopump.net.deadlines import Deadlines
+from turbopump.net.inbox import ReceiveBudget
 from turbopump.net.limits import (
     DEFAULT_LIMITS,
     RECEIVE_BYTES_MAX,
@@ -21,7 +21,6 @@ from turbopump.net.limits import (
 )
 from turbopump.net.network import Listener, Network, address_text
 from turbopump.net.polling import busy_poller
-from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.router import Router
 from turbopump.net.tls import ServerTls
 
@@ -108,12 +107,7 @@ class Server:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -133,11 +127,6 @@ class Server:
     def connections(self) -> tuple[Connection, ...]:
         """The open connections, oldest first."""
         return tuple(self._connections)
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes received on all connections and not served."""
-        return self._budget.held_bytes
 
     async def start(self) -> None:
         """Listen; raises ListenFailed."""

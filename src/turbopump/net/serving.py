@@ -45,7 +45,8 @@ class Serving:
         self._on_change = on_change
         # A dict as an ordered set: handlers are cancelled in the order they were started.
         self._running: dict[asyncio.Future[Command | None], None] = {}
-        self._refusing = False
+        self.is_refusing = False
+        """Whether new requests are refused; running handlers continue."""
         self.is_stopped = False
         """Whether nothing is answered any more."""
 
@@ -56,7 +57,7 @@ class Serving:
 
     def serve(self, request: Command) -> None:
         """Serve a request of the peer; raises nothing."""
-        if self._refusing:
+        if self.is_refusing:
             self._refuse(request)
             return
         try:
@@ -91,14 +92,6 @@ class Serving:
     def settle(self) -> None:
         """Note that all requests of a chunk have been passed in."""
         self._router.settle()
-
-    def refuse_new(self) -> None:
-        """Refuse new requests; running handlers continue."""
-        self._refusing = True
-
-    def stop(self) -> None:
-        """Stop answering: the connection is closed."""
-        self.is_stopped = True
 
     def cancel_all(self) -> None:
         """Cancel running handlers."""

@@ -13,8 +13,10 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 
+from turbopump.net.network import Listener
 from turbopump.net.tls import HANDSHAKE_FIRST_BYTE
 from turbopump.supervisor import Supervisor
+from turbopump.timeouts import timeout
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ FIRST_BYTE_TIMEOUT_S = 10.0
 _PAUSE_AFTER_FAILURE_S = 1.0
 
 
-class SniffingListener:
+class SniffingListener(Listener):
     """Accepts connections, waits for the first byte of each, and starts TLS accordingly.
 
     Starts immediately, on one or more sockets of the same port.
@@ -39,8 +41,8 @@ class SniffingListener:
         context: ssl.SSLContext,
         handshake_timeout_s: float,
     ) -> None:
+        super().__init__(listening[0].getsockname())
         self._listening = tuple(listening)
-        self._at = listening[0].getsockname()
         self._protocol_factory = protocol_factory
         self._context = context
         self._handshake_timeout_s = handshake_timeout_s
@@ -49,14 +51,6 @@ class SniffingListener:
         self._work = Supervisor()
         for at in self._listening:
             self._work.keep(f"accepting at port {self.port}", functools.partial(self._accept, at))
-
-    @property
-    def host(self) -> str:
-        return str(self._at[0])
-
-    @property
-    def port(self) -> int:
-        return int(self._at[1])
 
     async def close(self) -> None:
         """Stop accepting; connections that have sent a byte stay open."""
@@ -96,7 +90,7 @@ class SniffingListener:
     async def _decide(self, accepted: socket.socket) -> None:
         """Hand the connection over as soon as its first byte has arrived."""
         try:
-            async with asyncio.timeout(FIRST_BYTE_TIMEOUT_S):
+            async with timeout(FIRST_BYTE_TIMEOUT_S):
                 await _readable(accepted)
             first = accepted.recv(1, socket.MSG_PEEK)
             if not first:

@@ -14,6 +14,7 @@ from turbopump.errors import ConnectFailed, ListenFailed
 from turbopump.net.network import Listener
 from turbopump.net.sniffing import SniffingListener
 from turbopump.net.tls import ClientTls, ServerTls, TlsMode
+from turbopump.timeouts import timeout
 from turbopump.wire.hosts import split_address
 
 P = TypeVar("P", bound=asyncio.Protocol)
@@ -52,11 +53,10 @@ class SocketNetwork:
         *,
         tls: ClientTls | None = None,
     ) -> P:
-        """Connect, and return the protocol with its transport; raises ConnectFailed."""
         context = None if tls is None else self._context(tls)
         server_name = None if tls is None else tls.server_name or host
         try:
-            async with asyncio.timeout(self._connect_timeout_ms / 1000):
+            async with timeout(self._connect_timeout_ms / 1000):
                 _, protocol = await asyncio.get_running_loop().create_connection(
                     protocol_factory, host, port, ssl=context, server_hostname=server_name
                 )
@@ -136,23 +136,14 @@ def _allows_receive_buffer() -> bool:
         return tried.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= _RECEIVE_BUFFER_BYTES
 
 
-class SocketListener:
+class SocketListener(Listener):
     """A listening socket, or one for each address of the host."""
 
     def __init__(self, servers: Sequence[asyncio.Server]) -> None:
+        super().__init__(servers[0].sockets[0].getsockname())
         self._servers = tuple(servers)
-        self._at = servers[0].sockets[0].getsockname()
-
-    @property
-    def host(self) -> str:
-        return str(self._at[0])
-
-    @property
-    def port(self) -> int:
-        return int(self._at[1])
 
     async def close(self) -> None:
-        """Stop accepting; existing connections stay open."""
         for server in self._servers:
             server.close()
 

@@ -34,7 +34,6 @@ class ThreadRequest:
         """Set while it is in flight: turns an answer, or that there is none, into the outcome."""
 
     def done(self) -> bool:
-        """Return whether it has an outcome."""
         return self.on_answer is None
 
     def set_result(self, answer: Command | None) -> None:

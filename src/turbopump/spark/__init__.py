@@ -7,7 +7,7 @@ reported only where it is needed.
 from typing import TYPE_CHECKING
 
 from turbopump.lazy_names import lazy_names
-from turbopump.spark.worker_exit import end_quietly
+from turbopump.spark.worker_process import end_quietly
 
 if TYPE_CHECKING:
     from turbopump.spark.consumer import ConsumerRun, SparkConsumer

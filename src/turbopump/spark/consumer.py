@@ -6,7 +6,6 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Self
@@ -40,11 +39,10 @@ from turbopump.spark.consuming.progress import (
     start_watched,
 )
 from turbopump.spark.consuming.send_back import SendBack
-from turbopump.spark.observed_metrics import METRICS
 from turbopump.spark.query_lag import source_name
-from turbopump.spark.reading.counted_bad_records import counted_options
 from turbopump.spark.reading.options import SourceOptions, on_bad_record_of
 from turbopump.spark.records.bad_records import OnBadRecord
+from turbopump.spark.stream_counts import METRICS, counted_options
 from turbopump.wire.names import retry_topic
 
 if TYPE_CHECKING:
@@ -122,6 +120,14 @@ class SparkConsumer:
         self._spark = spark
         self._checkpoint = _checkpoint(checkpoint)
         self._tasks_min = tasks_min
+        given = {
+            **_checked_options(options or {}),
+            **_source_options(group, topics, start_from, ordered=ordered),
+            "namespace": namespace,
+            "nameserver": nameserver,
+        }
+        _require_rows_for_null(mode, given)
+        self._options, leaves_out_bad = counted_options(given)
         self._plan = HandlerConfig(
             group=with_namespace(namespace, group),
             namespace=namespace,
@@ -131,25 +137,12 @@ class SparkConsumer:
             attempts_max=attempts_max,
             suspend_ms=suspend_ms,
             exhausted=exhausted,
+            leaves_out_bad=leaves_out_bad,
         )
-        self._options = {
-            **_checked_options(options or {}),
-            **_source_options(group, topics, start_from, ordered=ordered),
-            "namespace": namespace,
-            "nameserver": nameserver,
-        }
-        _require_rows_for_null(mode, self._options)
-        self._options, leaves_out_bad = counted_options(self._options)
-        self._plan = replace(self._plan, leaves_out_bad=leaves_out_bad)
         # Checked here, on the driver, and not in the middle of a query.
         client = SourceOptions.for_stream(self._options).client
         # An executor's environment may name no name server, or another one.
         self._options["nameserver"] = ";".join(client.nameserver_addresses)
-
-    @property
-    def source_options(self) -> Mapping[str, str]:
-        """The options of the source."""
-        return dict(self._options)
 
     def start(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerRun:
         """Start consuming; leaving it as a context manager stops it.

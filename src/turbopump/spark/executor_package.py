@@ -100,7 +100,10 @@ def _write_archive(to: Path, needed: Sequence[Distribution]) -> None:
         tarfile.open(fileobj=compressed, mode="w") as archive,
     ):
         launcher = tarfile.TarInfo("bin/python")
-        text = _launcher_text().encode()
+        version = sys.version_info[:2]
+        system = f"{platform.system()} {platform.machine()}"
+        named = ".".join(map(str, version))
+        text = _LAUNCHER.format(version=named, pair=version, system=system).encode()
         launcher.size, launcher.mode = len(text), 0o755
         archive.addfile(launcher, io.BytesIO(text))
         for name, file in _files(needed):
@@ -111,15 +114,6 @@ def _write_zip(to: Path, needed: Sequence[Distribution]) -> None:
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in _files(needed):
             archive.write(file, name)
-
-
-def _launcher_text() -> str:
-    version = sys.version_info[:2]
-    return _LAUNCHER.format(
-        version=".".join(map(str, version)),
-        pair=version,
-        system=f"{platform.system()} {platform.machine()}",
-    )
 
 
 def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:

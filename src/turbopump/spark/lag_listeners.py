@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
@@ -20,13 +20,12 @@ from turbopump.errors import MissingPackage
 from turbopump.spark.query_lag import SourceLag, lag_of
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Counter, Gauge
+
+    _M = TypeVar("_M", Counter, Gauge)
 
 _log = logging.getLogger(__name__)
-
-
-def _log_lag(lag: SourceLag) -> None:
-    _log.info("%s", lag)
+_log_lag = partial(_log.info, "%s")
 
 
 class LagListener(StreamingQueryListener):
@@ -46,9 +45,6 @@ class LagListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         for each in lag_of(event.progress):
             self._report(each)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         pass
@@ -78,28 +74,20 @@ class PrometheusListener(LagListener):
                 "prometheus", "PrometheusListener needs prometheus-client"
             ) from missing
         super().__init__(self._export)
-        to = REGISTRY if registry is None else registry
-        start = "turbopump_spark"
-        self._offsets = Gauge(
-            f"{start}_lag_offsets", "Unread messages per queue", (*_LABELS, "stat"), registry=to
-        )
-        self._seconds = Gauge(
-            f"{start}_lag_seconds", "Age of the last message read", (*_LABELS, "stat"), registry=to
-        )
-        self._total = Gauge(f"{start}_unread", "Unread messages", _LABELS, registry=to)
-        self._rows = Counter(f"{start}_rows", "Messages read", _LABELS, registry=to)
-        self._bad = Counter(
-            f"{start}_bad_records", "Records that could not be decoded", _LABELS, registry=to
-        )
-        self._batch = Gauge(f"{start}_batch", "Number of the last batch", _LABELS, registry=to)
-        self._metrics = (
-            self._offsets,
-            self._seconds,
-            self._total,
-            self._rows,
-            self._bad,
-            self._batch,
-        )
+        self._metrics: list[Counter | Gauge] = []
+
+        def metric(kind: type[_M], name: str, text: str, *more: str) -> _M:
+            to = REGISTRY if registry is None else registry
+            made = kind(f"turbopump_spark_{name}", text, (*_LABELS, *more), registry=to)
+            self._metrics.append(made)
+            return made
+
+        self._offsets = metric(Gauge, "lag_offsets", "Unread messages per queue", "stat")
+        self._seconds = metric(Gauge, "lag_seconds", "Age of the last message read", "stat")
+        self._total = metric(Gauge, "unread", "Unread messages")
+        self._rows = metric(Counter, "rows", "Messages read")
+        self._bad = metric(Counter, "bad_records", "Records that could not be decoded")
+        self._batch = metric(Gauge, "batch", "Number of the last batch")
         self._by_run: dict[str, set[_Labels]] = {}
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
@@ -119,10 +107,8 @@ class PrometheusListener(LagListener):
         if lag.bad is not None:
             self._bad.labels(*labels).inc(lag.bad)
         for gauge, spread in ((self._offsets, lag.offsets), (self._seconds, lag.seconds)):
-            if spread is not None:
-                gauge.labels(*labels, "min").set(spread.min)
-                gauge.labels(*labels, "avg").set(spread.avg)
-                gauge.labels(*labels, "max").set(spread.max)
+            for stat in ("min", "avg", "max") if spread is not None else ():
+                gauge.labels(*labels, stat).set(getattr(spread, stat))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._keep(str(event.runId), set())

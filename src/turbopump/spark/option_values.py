@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from typing import TypeVar
 
 from turbopump.errors import InvalidArgument
@@ -144,18 +145,16 @@ def on_bad_record(*allowed: OnBadRecord) -> Callable[[str, str], OnBadRecord]:
     return lambda name, text: OnBadRecord(read(name, text))
 
 
-def natural(name: str, text: str) -> int:
+def natural(name: str, text: str, least: int = 0) -> int:
     """Parse a whole number, 0 or more."""
-    if not _is_number(text):
-        raise InvalidArgument(f"option {name} must be a whole number, 0 or more, got {text!r}")
+    if not _is_number(text) or int(text) < least:
+        raise InvalidArgument(
+            f"option {name} must be a whole number, {least} or more, got {text!r}"
+        )
     return int(text)
 
 
-def positive(name: str, text: str) -> int:
-    """Parse a whole number, 1 or more."""
-    if not _is_number(text) or int(text) == 0:
-        raise InvalidArgument(f"option {name} must be a whole number, 1 or more, got {text!r}")
-    return int(text)
+positive = partial(natural, least=1)
 
 
 def size_bytes(name: str, text: str) -> int:
@@ -205,10 +204,10 @@ def timestamp_ms(name: str, text: str, forms: str) -> int:
     if _is_number(text):
         return _plausible_ms(name, text)
     try:
-        moment = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgument(f"option {name} must be {forms}, got {text!r}") from None
-    zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    zoned = parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
     return round(zoned.timestamp() * 1000)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from turbopump.spark.observed_metrics import BAD, observed
 from turbopump.spark.reading.offsets import GROUP, flat, flat_marks, has_marks, report_of
+from turbopump.spark.stream_counts import BAD, observed
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress

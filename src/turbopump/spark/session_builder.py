@@ -141,12 +141,14 @@ def require_reachable(master: str, environment: Mapping[str, str]) -> None:
     )
 
 
-def _require_connect() -> None:
-    """Raise MissingPackage unless PySpark can run as a Spark Connect client.
+def _require_remote(remote: str) -> None:
+    """Raise unless PySpark can run as a Spark Connect client of this server.
 
     PySpark mistakes a program without a file, such as ``python -c``, for its own doctests, and
     without these packages exits as if it had succeeded.
     """
+    if not remote.startswith((_CONNECT, "local")):
+        raise InvalidArgument(f"remote must be sc://HOST:PORT or local[N], got {remote!r}")
     missing = [name for name in _CONNECT_PACKAGES if not _is_there(name)]
     if missing:
         raise MissingPackage(
@@ -161,12 +163,6 @@ def _is_there(package: str) -> bool:
     except ModuleNotFoundError:
         # Not even its parent package exists.
         return False
-
-
-def _require_remote(remote: str) -> None:
-    if not remote.startswith((_CONNECT, "local")):
-        raise InvalidArgument(f"remote must be sc://HOST:PORT or local[N], got {remote!r}")
-    _require_connect()
 
 
 def _new_session(

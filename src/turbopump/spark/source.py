@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -18,14 +19,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
-from turbopump.spark.worker_gc import begin_call
+from turbopump.errors import InvalidArgument
+from turbopump.spark.worker_process import begin_call
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +80,10 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from turbopump.spark.writing.writer import batch_writer
 
-        _refuse_overwriting(overwrite=overwrite)
+        if overwrite:
+            raise InvalidArgument(
+                'mode must be "append", got "overwrite": messages cannot be replaced'
+            )
         return batch_writer(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002 - the arguments are Spark's
@@ -89,18 +92,8 @@ class DefaultSource(DataSource):
         return stream_writer(self.options, schema)
 
 
-def _refuse_overwriting(*, overwrite: bool) -> None:
-    from turbopump.errors import InvalidArgument
-
-    if overwrite:
-        raise InvalidArgument('mode must be "append", got "overwrite": messages cannot be replaced')
-
-
 def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
     """Return options with the columns of a schema, which a user may have given instead."""
-    from dataclasses import replace
-
-    from turbopump.errors import InvalidArgument
     from turbopump.spark.records.schema import KNOWN_COLUMNS, spark_schema
 
     columns = tuple(schema.fieldNames())
@@ -160,23 +153,12 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
 
     begin_call()
     # Spark creates an empty partition of its own if there is none.
-    return PartitionReader.of(options).read(partition.value or ())
+    return PartitionReader(options).read(partition.value or ())
 
 
 # --- stream ---------------------------------------------------------------------------------------
 
 _NO_LIMIT = 2**63 - 1
-
-
-def _refuse_once(limit: ReadLimit) -> None:
-    """Refuse a query of one batch: the first batch of a stream only records where it starts."""
-    from turbopump.errors import InvalidArgument
-
-    if isinstance(limit, ReadAllAvailable):
-        raise InvalidArgument(
-            "trigger(once=True) is not supported: its only batch would record where the stream "
-            "starts and read nothing; use trigger(availableNow=True)"
-        )
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -200,7 +182,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from turbopump.spark.reading.offsets import NO_QUEUES, flat, flat_marks, nested
 
-        _refuse_once(limit)
+        if isinstance(limit, ReadAllAvailable):
+            raise InvalidArgument(
+                "trigger(once=True) is not supported: its only batch would record where the stream "
+                "starts and read nothing; use trigger(availableNow=True)"
+            )
         # With thousands of queues, do not parse the same offsets again.
         if start != self._written:
             self._read, self._written = (flat(start), flat_marks(start)), start
@@ -209,32 +195,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lambda planner: planner.latest(known, has_begun=has_begun, marks=marks),
             is_first=not has_begun,
         )
-        found = end, self._on_driver().marks
+        found = end, self._on_driver().planner.marks
         if found[0] is not known or found[1] is not marks:
             self._read, self._written = found, nested(*found) or NO_QUEUES
         return self._written
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit of the options; `latestOffset` applies all of them.
+        """Return any limit but "all available", by which Spark signals ``trigger(once=True)``.
 
-        Never "all available", which is how Spark signals ``trigger(once=True)`` to a source.
+        `latestOffset` applies all limits of the options itself.
         """
-        trigger = self._options.trigger
-        if trigger.rows_max is None and trigger.bytes_max is not None:
-            return ReadMaxBytes(trigger.bytes_max)
-        if trigger.rows_max is None and trigger.rows_min:
-            return ReadMinRows(trigger.rows_min)
-        return ReadMaxRows(_NO_LIMIT if trigger.rows_max is None else trigger.rows_max)
+        return ReadMaxRows(self._options.trigger.rows_max or _NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._on_driver().run(lambda follow: follow.freeze(), is_first=True)
+        self._on_driver().run(lambda planner: planner.freeze(), is_first=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         from turbopump.spark.reading.offsets import reported
 
         if self._driver is None:
             return None
-        return reported(self._driver.latest_known, self._options.group)
+        return reported(self._driver.planner.latest_known, self._options.group)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         from turbopump.spark.reading.offsets import flat, flat_marks
@@ -260,7 +241,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from turbopump.spark.reading.offsets import flat
 
         offsets = self._read[0] if end == self._written else flat(end)
-        self._on_driver().run(lambda follow: follow.commit(offsets))
+        self._on_driver().run(lambda planner: planner.commit(offsets))
 
     def stop(self) -> None:
         if self._driver is not None:

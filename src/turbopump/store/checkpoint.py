@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from turbopump.machine.files import Files, closing, read_file
 from turbopump.message import PhysicalOffset
@@ -42,23 +43,12 @@ class Checkpoint(Struct, frozen=True, rename="camel"):
 
     def joined(self, other: Checkpoint) -> Checkpoint:
         """Return the later of both in each field."""
-        return Checkpoint(
-            max(self.log_ms, other.log_ms),
-            max(self.queues_ms, other.queues_ms),
-            max(self.index_ms, other.index_ms),
-            max(self.log_end, other.log_end),
-            max(self.queues_end, other.queues_end),
-        )
+        return Checkpoint(*map(max, astuple(self), astuple(other)))
 
     def within(self, log_end: PhysicalOffset) -> Checkpoint:
         """Return what remains of it when the log is cut at a position."""
-        return Checkpoint(
-            self.log_ms,
-            self.queues_ms,
-            self.index_ms,
-            min(self.log_end, log_end),
-            min(self.queues_end, log_end),
-        )
+        ends = min(self.log_end, log_end), min(self.queues_end, log_end)
+        return replace(self, log_end=ends[0], queues_end=ends[1])
 
 
 def read_checkpoint(files: Files, path: Path) -> Checkpoint:

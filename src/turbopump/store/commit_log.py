@@ -13,7 +13,7 @@ from typing import Any
 from turbopump.machine.files import Files, OpenFiles, closing, sync_path
 from turbopump.message import PhysicalOffset
 from turbopump.store.segment import COPIED_AT_ONCE, Segment
-from turbopump.store.segments import Segments
+from turbopump.store.segments import Segments, segment_path
 from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
 
 _SMALL_BYTES = 4 * 1024
@@ -35,6 +35,7 @@ class CommitLog:
         syncing: AbstractContextManager[Any],
     ) -> None:
         self._segments = segments
+        self.segment_bytes, self.directory = segments.segment_bytes, segments.directory
         self.files = self._files = files
         self._open_files = open_files
         # A map takes a second descriptor.
@@ -50,14 +51,6 @@ class CommitLog:
         self._syncing = syncing
         self.written = PhysicalOffset(0)
         self.flushed = PhysicalOffset(0)
-
-    @property
-    def segment_bytes(self) -> int:
-        return self._segments.segment_bytes
-
-    @property
-    def directory(self) -> Path:
-        return self._segments.directory
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -190,7 +183,7 @@ class CommitLog:
         directory = self._files.resolve(self._segments.directory).parent / name
         self._files.make_directory(directory)
         if self._segments.start_at(end) is not None:
-            self._copy_rest(end, self._segments.path_in(directory, end))
+            self._copy_rest(end, segment_path(directory, end))
         while self.starts and (last := self.starts[-1]) > end:
             try:
                 self._segments.move_last(directory)
@@ -198,7 +191,7 @@ class CommitLog:
                 if error.errno != errno.EXDEV:
                     raise
                 # The log is on a different disk.
-                self._copy_rest(PhysicalOffset(last), self._segments.path_in(directory, last))
+                self._copy_rest(PhysicalOffset(last), segment_path(directory, last))
                 self._segments.drop_last()
             self._release(last)
             self._unsynced_names = True
@@ -262,16 +255,13 @@ class CommitLog:
             if self._unsynced_names:
                 # Before the sync, so that a file created meanwhile is not missed.
                 self._unsynced_names = False
-                self._sync_names()
+                try:
+                    self._files.sync_directory(self.directory)
+                except OSError:
+                    self._unsynced_names = True
+                    raise
             self.flushed = max(self.flushed, target)
             return self.flushed
-
-    def _sync_names(self) -> None:
-        try:
-            self._files.sync_directory(self._segments.directory)
-        except OSError:
-            self._unsynced_names = True
-            raise
 
     def close(self) -> None:
         for segment in self._open.values():

@@ -106,7 +106,7 @@ class ConsumeQueue:
         if end <= self.physical_end:
             return False
         if offset < self.max_offset:
-            if not self._is_made_again(offset, physical_offset):
+            if not self._is_re_created(offset, physical_offset):
                 return False
             self.destroy()
         if offset > self.max_offset and self._is_without_units():
@@ -120,7 +120,7 @@ class ConsumeQueue:
             self.next_offset = after
         return True
 
-    def _is_made_again(self, offset: QueueOffset, physical_offset: PhysicalOffset) -> bool:
+    def _is_re_created(self, offset: QueueOffset, physical_offset: PhysicalOffset) -> bool:
         """Whether a message has the offset of an earlier one: its topic was deleted in between.
 
         Only slaves see this: a master drops the queues of a topic that it deletes.
@@ -181,7 +181,7 @@ class ConsumeQueue:
     ) -> None:
         """Overwrite a damaged unit."""
         unit = _packed(position, size, tags_code)
-        self._forget_ahead()
+        self._ahead = b""
         if offset >= self.written_offset:
             at = (offset - self.written_offset) * UNIT_BYTES
             self._pending[at : at + UNIT_BYTES] = unit
@@ -208,9 +208,6 @@ class ConsumeQueue:
             self._checked_from = first
         self._checked_to = end
 
-    def _forget_ahead(self) -> None:
-        self._ahead = b""
-
     def unit(self, offset: QueueOffset) -> tuple[PhysicalOffset, int, int] | None:
         """Return position, size and tags code of one message; None if there is no such unit."""
         data = self.unit_bytes(offset)
@@ -219,7 +216,7 @@ class ConsumeQueue:
         position, size, tags_code = UNIT.unpack(data)
         return PhysicalOffset(position), size, tags_code
 
-    def unit_bytes(self, offset: QueueOffset) -> bytes | bytearray | None:
+    def unit_bytes(self, offset: int) -> bytes | bytearray | None:
         """Return the unit of one message as it is stored; None if there is no such unit."""
         if not self.min_offset <= offset < self.max_offset:
             return None
@@ -229,7 +226,7 @@ class ConsumeQueue:
             if offset >= self.written_offset:
                 at, data = (offset - self.written_offset) * UNIT_BYTES, self._pending
             else:
-                at, data = 0, self.units(offset, 1)
+                at, data = 0, self.units(QueueOffset(offset), 1)
         if data is None or len(data) < at + UNIT_BYTES:
             return None
         return data[at : at + UNIT_BYTES]
@@ -384,7 +381,7 @@ class ConsumeQueue:
 
     def raise_minimum(self, log_min: PhysicalOffset) -> None:
         """Follow the log's deletion: drop files and skip units whose messages are deleted."""
-        self._forget_ahead()
+        self._ahead = b""
         while len(self._segments.starts) > 1 and self._is_first_file_gone(log_min):
             self._open_files.close(self._segments.drop_first())
         first = self._segments.starts[0] // UNIT_BYTES if self._segments.starts else 0
@@ -431,8 +428,8 @@ class ConsumeQueue:
             if not self._files.exists(last):
                 raise FileNotFoundError(
                     errno.ENOENT,
-                    "removed while the store is open: restart the broker, which makes the queue"
-                    " again from the log",
+                    "removed while the store is open: restart the broker, which rebuilds the queue"
+                    " from the log",
                     str(last),
                 )
 
@@ -473,7 +470,7 @@ class ConsumeQueue:
         return count + 1 + int(found[0]) if len(found) else None
 
     def _end_at(self, end: QueueOffset) -> None:
-        self._forget_ahead()
+        self._ahead = b""
         self.max_offset = self.next_offset = self.written_offset = self._stored_from = end
         self._checked_from = self._checked_to = 0
         self.min_offset = min(self.min_offset, end)

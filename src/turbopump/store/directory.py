@@ -20,41 +20,21 @@ class StoreDirectory:
     """Paths, the lock, and the ``abort`` file that exists while a store is open."""
 
     def __init__(self, root: Path, files: Files) -> None:
-        self.root = root
         self.files = self._files = files
         self._lock_fd = -1
+        self._set_root(root)
 
-    @property
-    def commit_log(self) -> Path:
-        return self.root / "commitlog"
-
-    @property
-    def queues(self) -> Path:
-        return self.root / "consumequeue"
-
-    @property
-    def index(self) -> Path:
-        return self.root / "index"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.root / "checkpoint"
-
-    @property
-    def abort(self) -> Path:
-        return self.root / "abort"
-
-    @property
-    def removed_topics(self) -> Path:
-        return self.root / "removed-topics.json"
-
-    @property
-    def unfinished_repair(self) -> Path:
-        return self.root / "repair-unfinished"
+    def _set_root(self, root: Path) -> None:
+        self.root = root
+        self.commit_log = root / "commitlog"
+        self.queues = root / "consumequeue"
+        self.index = root / "index"
+        self.config = root / "config"
+        self.checkpoint = root / "checkpoint"
+        self.abort = root / "abort"
+        self.removed_topics = root / "removed-topics.json"
+        self.unfinished_repair = root / "repair-unfinished"
+        self.spare = root / SPARE_NAME
 
     def new_backup(self, now_ms: int) -> Path:
         """Return a new path for files that a repair replaces."""
@@ -64,14 +44,10 @@ class StoreDirectory:
         )
         return next(each for each in names if not self._files.exists(each))
 
-    @property
-    def spare(self) -> Path:
-        return self.root / SPARE_NAME
-
     def acquire(self) -> None:
         """Create the directory if necessary and lock it."""
         make_directory_durable(self._files, self.root)
-        self.root = self._files.resolve(self.root)
+        self._set_root(self._files.resolve(self.root))
         with _open_here_guard:
             if self.root in _open_here:
                 raise StoreInUse(f"{self.root} is already open in this process")

@@ -137,7 +137,7 @@ class Dispatcher:
         self._waiting += entries
         return self.listener is not None or len(self._waiting) >= _WAITING_MAX
 
-    def tell(self, listener: Listener | None, watched: Watches) -> None:
+    def set_listener(self, listener: Listener | None, watched: Watches) -> None:
         """Set the listener for newly entered messages: watched queues, and delays."""
         self.listener = listener
         self.watched = _NO_QUEUE if listener is None else watched

@@ -214,7 +214,7 @@ def _starts(view: memoryview, at: int, end: int) -> Ints:
 def _of_one_size(view: memoryview, at: int, size: int, count: int) -> int:
     """Return how many consecutive records have a size, up to ``count``."""
     sizes = np.ndarray((count,), ">i4", view, at, (size,))
-    return _leading(sizes == size)
+    return leading(sizes == size)
 
 
 def _with_good_parts(view: memoryview, starts: Ints, base: int) -> EntryRun | None:
@@ -227,13 +227,13 @@ def _with_good_parts(view: memoryview, starts: Ints, base: int) -> EntryRun | No
     ends = starts + sizes
     topics_at = starts + (HEAD_BYTES + 1) + bodies
     good &= topics_at < ends
-    count = _leading(good)
+    count = leading(good)
     topics_at, ends = topics_at[:count], ends[:count]
     topic_lengths = read_at(view, "u1", topics_at - 1)
     texts_at = topics_at + topic_lengths + _PROPERTIES_LENGTH_BYTES
-    count = _leading(texts_at <= ends)
+    count = leading(texts_at <= ends)
     lengths = read_at(view, ">i2", texts_at[:count] - _PROPERTIES_LENGTH_BYTES)
-    count = _leading(lengths == ends[:count] - texts_at[:count])
+    count = leading(lengths == ends[:count] - texts_at[:count])
     if not count:
         return None
     topics, numbers, count = _topics(view, topics_at[:count], topic_lengths[:count])
@@ -272,7 +272,7 @@ def _topics(
     ]
     bad = [number for topic, number in numbers.items() if not is_topic_name(topic)]
     array_of_each = np.array(of_each, np.int64)
-    count = _leading(~np.isin(array_of_each, bad)) if bad else len(of_each)
+    count = leading(~np.isin(array_of_each, bad)) if bad else len(of_each)
     return tuple(numbers), array_of_each[:count], count
 
 
@@ -284,7 +284,7 @@ def _with_good_bodies(run: EntryRun) -> int:
     if isinstance(bodies, np.ndarray):
         bodies = bodies.tolist()
     sums = np.fromiter(map(crc32, bodies), np.int64, len(run))
-    return _leading(sums & INT_MAX == heads["crc"])
+    return leading(sums & INT_MAX == heads["crc"])
 
 
 def _without_zeros(run: EntryRun) -> int:
@@ -308,7 +308,8 @@ def _parts(view: memoryview, starts: Ints, lengths: Ints) -> Sequence[bytes] | N
     return [bytes(view[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
 
 
-def _leading(good: NDArray[np.bool_]) -> int:
+def leading(good: NDArray[np.bool_]) -> int:
+    """Return how many are true before the first that is not."""
     return len(good) if good.all() else int(good.argmin())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -21,6 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Health:
     """Records failures; refuses messages until a probe shows that writing works again.
 
@@ -28,25 +30,16 @@ class Health:
     rewrites what could not be made durable, and flushes that.
     """
 
-    def __init__(
-        self,
-        config: StoreConfig,
-        clock: Clock,
-        log: CommitLog,
-        queues: Queues,
-        dispatcher: Dispatcher,
-        flusher: Flusher,
-        behind: WriteBehind,
-        deferred: DeferredSteps,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._log = log
-        self._queues = queues
-        self._dispatcher = dispatcher
-        self._flusher = flusher
-        self._behind = behind
-        self._deferred = deferred
+    config: StoreConfig
+    clock: Clock
+    log: CommitLog
+    queues: Queues
+    dispatcher: Dispatcher
+    flusher: Flusher
+    behind: WriteBehind
+    deferred: DeferredSteps
+
+    def __post_init__(self) -> None:
         self._torn: tuple[PhysicalOffset, OSError] | None = None
         self._blocked: OSError | None = None
         self._probed_ms = 0
@@ -58,11 +51,11 @@ class Health:
         """Return why messages are refused now; None if they are accepted."""
         if self._disk_used_ratio is not None:
             return DiskFull(f"{self._disk_used_ratio:.0%} of the disk is used")
-        if self._deferred.error is not None:
-            return refusal(self._deferred.error, "opening the store could not be completed")
+        if self.deferred.error is not None:
+            return refusal(self.deferred.error, "opening the store could not be completed")
         if self._torn is not None:
             return refusal(self._torn[1], "an incomplete write could not be undone")
-        failure = self._flusher.failure
+        failure = self.flusher.failure
         if failure is not None:
             refused = WriteFailed(str(failure))
             refused.__cause__ = failure.__cause__
@@ -73,32 +66,25 @@ class Health:
 
     def is_writable(self) -> bool:
         """Whether messages are accepted; retries repairs at intervals."""
-        sick = (
-            self._flusher.failure is not None
-            or self._deferred.error is not None
-            or self._torn is not None
-            or self._blocked is not None
-        )
-        if sick and self._clock.monotonic_ms() - self._probed_ms >= self._heal_interval_ms:
+        troubles = self.flusher.failure, self.deferred.error, self._torn, self._blocked
+        sick = any(trouble is not None for trouble in troubles)
+        interval_ms = self.config.flush.heal_interval_ms
+        if sick and self.clock.monotonic_ms() - self._probed_ms >= interval_ms:
             sick = not self.probe()
         return not sick and self._disk_used_ratio is None
 
-    @property
-    def _heal_interval_ms(self) -> int:
-        return self._config.flush.heal_interval_ms
-
     def probe(self) -> bool:
         """Try all repairs now; return whether they succeeded."""
-        self._probed_ms = self._clock.monotonic_ms()
+        self._probed_ms = self.clock.monotonic_ms()
         try:
-            self._deferred.finish()
+            self.deferred.finish()
             if self._torn is not None:
-                self._log.truncate(self._torn[0])
+                self.log.truncate(self._torn[0])
                 self._torn = None
-            if self._flusher.failure is not None:
+            if self.flusher.failure is not None:
                 self._repair_log()
             if self._blocked is not None:
-                self._behind.try_again()
+                self.behind.try_again()
                 self._blocked = None
         except OSError:
             return False
@@ -110,13 +96,13 @@ class Health:
         """Record that bytes after a position could not be erased."""
         self._torn = at, error
         self.look()
-        self._probed_ms = self._clock.monotonic_ms()
+        self._probed_ms = self.clock.monotonic_ms()
 
     def blocked(self, error: OSError) -> None:
         """Record that queues or index cannot be written; they must not pile up in memory."""
         self._blocked = error
         self.look()
-        self._probed_ms = self._clock.monotonic_ms()
+        self._probed_ms = self.clock.monotonic_ms()
 
     def disk_is_full(self, used_ratio: float | None) -> None:
         """Refuse messages because the disk is too full, or accept them again."""
@@ -125,22 +111,22 @@ class Health:
 
     def look(self) -> None:
         """Collect the failures of the other parts."""
-        troubles = (self._torn, self._blocked, self._disk_used_ratio, self._deferred.error)
+        troubles = (self._torn, self._blocked, self._disk_used_ratio, self.deferred.error)
         self.untroubled = all(trouble is None for trouble in troubles)
 
     def _repair_log(self) -> None:
-        if self._config.flush.mode is FlushMode.SYNC:
+        if self.config.flush.mode is FlushMode.SYNC:
             # What lies after the last flush was neither acknowledged nor readable.
-            self._dispatcher.advance(self._log.flushed)
-            self._dispatcher.forget()
-            self._log.truncate(self._log.flushed)
-            self._queues.removed.fit(self._log.min_offset, self._log.written)
-            for queue in self._queues:
+            self.dispatcher.advance(self.log.flushed)
+            self.dispatcher.forget()
+            self.log.truncate(self.log.flushed)
+            self.queues.removed.fit(self.log.min_offset, self.log.written)
+            for queue in self.queues:
                 queue.next_offset = queue.max_offset
         else:
-            self._log.rewrite_unflushed()
-        self._log.sync()
-        self._flusher.reset()
+            self.log.rewrite_unflushed()
+        self.log.sync()
+        self.flusher.reset()
 
 
 def refusal(error: OSError, what: str) -> WriteRefused:

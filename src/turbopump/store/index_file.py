@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from turbopump.machine.files import Files, OpenFiles, erase_from
 from turbopump.message import PhysicalOffset
 from turbopump.store.consume_queue import EntryAt
+from turbopump.wire.aligned_properties import Ints
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -157,7 +158,8 @@ class IndexFile:
 
     def _write_slots(self) -> None:
         slots = self._loaded_slots()
-        for first, end in _runs(np.flatnonzero(self._dirty_pages).tolist()):
+        # Adjacent pages together, with one call.
+        for first, end in ranges(np.flatnonzero(self._dirty_pages)):
             part = slots[first * _PAGE_SLOTS : end * _PAGE_SLOTS]
             at = HEADER_BYTES + first * _PAGE_SLOTS * SLOT_BYTES
             self._write(part.view(np.uint8).data, at)
@@ -289,16 +291,7 @@ class IndexFile:
         return self._slots
 
     def _write_header(self) -> None:
-        header = self.header
-        data = _HEADER.pack(
-            header.begin_ms,
-            header.end_ms,
-            header.begin_offset,
-            header.end_offset,
-            header.used_slots,
-            header.count,
-        )
-        self._write(data, 0)
+        self._write(_HEADER.pack(*astuple(self.header)), 0)
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
         self._files.write(self._open_files.fd(self.path), data, at)
@@ -307,17 +300,10 @@ class IndexFile:
         return self._files.read(self._open_files.fd(self.path), size, at)
 
 
-def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
-    """Join adjacent pages, so that one call writes them."""
-    first = end = -1
-    for page in pages:
-        if page != end:
-            if end > first:
-                yield first, end
-            first = page
-        end = page + 1
-    if end > first:
-        yield first, end
+def ranges(numbers: Ints) -> list[tuple[int, int]]:
+    """Join consecutive numbers: return the first of each range, and the one after its last."""
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
 
 
 def read_header(data: bytes) -> IndexHeader:

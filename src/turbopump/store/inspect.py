@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from turbopump.errors import RecordError, StoreDamaged
 from turbopump.machine.files import REAL_FILES, Files, closing
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import FILLER_SIZE
-from turbopump.store.index_file import EMPTY, ENTRY_BYTES, HEADER_BYTES, IndexHeader, read_header
+from turbopump.store.index_file import EMPTY, ENTRY_BYTES, HEADER_BYTES, read_header
 from turbopump.store.key_index import is_index_name
 from turbopump.store.log_scan import good_entry, is_blank, next_magic
 from turbopump.store.outcomes import Units
@@ -95,7 +96,7 @@ def walk(
     damage += check_row(found, expected_size([found]))
     for one in damage:
         yield Path(one.path), -1, one
-    used = (start for path, start, size in found if size and _begins(files, path))
+    used = (start for path, start, size in found if size and _head(files, path, 8).strip(b"\0"))
     last_used = max(used, default=-1)
     for path, start, size in found:
         if size:
@@ -177,7 +178,7 @@ class _LogSummary:
         self.entries = LogEntries(files, directory)
         found = numbered_files(files, directory / "commitlog", [])
         self.entries.min_offset = self.entries.end = found[0][1] if found else 0
-        items: dict[int, list[int]] = {start: [] for _, start, _ in found}
+        seen: dict[int, tuple[int, int, MessageView]] = {}
         reached = -1
         for _, start, item in walk(directory, files):
             if start > reached >= 0:
@@ -187,25 +188,21 @@ class _LogSummary:
                 self.damage.append(item)
                 continue
             self._see(item)
-            items[start] = _extended(items[start], start, item)
+            count, first_ms, _ = seen.get(start, (0, item.store_timestamp_ms, item))
+            seen[start] = count + 1, first_ms, item
         for path, start, size in found:
-            count, used, first, last = items[start] or (0, 0, None, None)
-            self.segments.append(
-                SegmentReport(path.name, start, size, used or 0, count or 0, first, last)
-            )
+            report = SegmentReport(path.name, start, size, 0, 0, None, None)
+            if start in seen:
+                count, first_ms, last = seen[start]
+                used = last.physical_offset + last.size - start
+                times = first_ms, last.store_timestamp_ms
+                report = SegmentReport(path.name, start, size, used, count, *times)
+            self.segments.append(report)
 
     def _see(self, view: MessageView) -> None:
         self.entries.end = view.physical_offset + view.size
         if not view.transaction & 0x4:
             self.entries.add(view)
-
-
-def _extended(summary: list[int], start: int, view: MessageView) -> list[int]:
-    used = view.physical_offset + view.size - start
-    time_ms = view.store_timestamp_ms
-    if not summary:
-        return [1, used, time_ms, time_ms]
-    return [summary[0] + 1, used, summary[2], time_ms]
 
 
 def _walk_segment(
@@ -267,10 +264,6 @@ def _unwritten(path: Path, view: memoryview, at: int, more_behind: bool) -> Iter
         yield Damage(str(path), at + int(more[0]), "bytes behind the end of the log")
     elif more_behind:
         yield Damage(str(path), at, "file ends without its closing record")
-
-
-def _begins(files: Files, path: Path) -> bool:
-    return _head(files, path, 8).strip(b"\0") != b""
 
 
 def _head(files: Files, path: Path, size: int) -> bytes:
@@ -348,17 +341,6 @@ def _index(directory: Path, log: _LogSummary) -> list[IndexReport]:
         size = files.file_size(path)
         if size < max(size_max, HEADER_BYTES + header.count * ENTRY_BYTES):
             log.damage.append(Damage(str(path), size, f"file has only {size} bytes"))
-        reports.append(_index_report(path.name, header))
+        covered = astuple(replace(header, count=header.count - 1))
+        reports.append(IndexReport(path.name, *covered))
     return reports
-
-
-def _index_report(name: str, header: IndexHeader) -> IndexReport:
-    return IndexReport(
-        name,
-        header.begin_ms,
-        header.end_ms,
-        header.begin_offset,
-        header.end_offset,
-        header.used_slots,
-        header.count - 1,
-    )

@@ -211,7 +211,7 @@ class KeyIndex:
             if found != file.size:
                 raise StoreDamaged(
                     f"{path} has {found} bytes instead of {file.size}:"
-                    " delete it, or set the numbers of slots and entries the store was made with"
+                    " delete it, or set the numbers of slots and entries the store was created with"
                 )
             file.load_header()
             self._index_files.append(file)
@@ -260,7 +260,8 @@ class KeyIndex:
             return
         for entry in entries:
             if isinstance(entry, EntryBatch):
-                self._pending += _run(entry).parts()
+                texts, time_ms = entry.batch.texts(), entry.store_timestamp_ms
+                self._pending += _new_run([entry.topic], texts, entry.positions, time_ms).parts()
                 self._pending_count += len(entry) - 1
             else:
                 self._pending.append(entry)
@@ -302,7 +303,9 @@ class KeyIndex:
         keys = _keys(self._pending[:count])
         # Only now: messages that could not be searched, for lack of memory, are retried.
         del self._pending[:count]
-        self._pending_count = sum(map(_message_count, self._pending))
+        self._pending_count = sum(
+            len(each.positions) if type(each) is _Run else 1 for each in self._pending
+        )
         return keys
 
     def write_pending(
@@ -397,23 +400,12 @@ class KeyIndex:
         self._index_files.remove(file)
 
 
-def _run(run: EntryBatch) -> _Run:
-    texts, positions = run.batch.texts(), run.positions
-    size = sum(map(len, texts.parts)) if isinstance(positions, list) else int(texts.lengths.sum())
-    return _Run([run.topic], texts, positions, run.store_timestamp_ms, size)
-
-
 def _new_run(
-    topics: list[bytes],
-    texts: PropertyTexts,
-    positions: Ints | list[int],
-    times_ms: Ints | int,
+    topics: list[bytes], texts: PropertyTexts, positions: Ints | list[int], times_ms: Ints | int
 ) -> _Run:
-    return _Run(topics, texts, positions, times_ms, int(texts.lengths.sum()))
-
-
-def _message_count(waiting: RecordEntry | _Run) -> int:
-    return len(waiting.positions) if type(waiting) is _Run else 1
+    # The texts of a list have not been analysed yet.
+    size = sum(map(len, texts.parts)) if isinstance(positions, list) else int(texts.lengths.sum())
+    return _Run(topics, texts, positions, times_ms, size)
 
 
 def _keys(waiting: Sequence[RecordEntry | _Run]) -> Ints:

@@ -30,7 +30,7 @@ from turbopump.store.directory import StoreDirectory
 from turbopump.store.entry_run import EntryRun
 from turbopump.store.log_end import LogEnd
 from turbopump.store.outcomes import Units
-from turbopump.store.segments import Segments, segment_files
+from turbopump.store.segments import Segments, segment_files, segment_path
 from turbopump.store.survey import expected_size, numbered_files, queue_directories, used_units
 from turbopump.wire.bodies import ConsumerOffsets
 from turbopump.wire.record import RecordEntry
@@ -137,16 +137,13 @@ def _losses_of_all(
     end = max([checkpoint.log_end, *(queue.physical_end for queue in queues)])
     has_directory = directory.files.is_directory(directory.commit_log)
     state = "has no files" if has_directory else "does not exist"
-    topics = Counter[str]()
-    for queue in queues:
-        topics[queue.topic] += queue.count_in([_EVERYWHERE])
     # After everything that existed: the units of the queues then point to deleted messages.
     resume_at = -(-max(end, 1) // segment_bytes) * segment_bytes
     return Losses(
         directory=directory.root,
         segment_bytes=segment_bytes,
         reason=f"{directory.commit_log} {state}, but {evidence}",
-        topics=_without_zeros(topics),
+        topics=_lost_by_topic(queues, [_EVERYWHERE]),
         queue_ends={queue.key: queue.end for queue in queues},
         resume_at=resume_at,
         has_log=False,
@@ -216,14 +213,11 @@ class _Search:
             resume_at = end - end % size + size if end < self._starts[-1] + size else end
         if not lost and not cut:
             return None
-        topics = Counter[str]()
-        for queue in self._queues:
-            topics[queue.topic] += queue.count_in(lost)
         return Losses(
             directory=self._directory.root,
             segment_bytes=size,
             reason=self._reason(gaps, cut, end, vouched),
-            topics=_without_zeros(topics),
+            topics=_lost_by_topic(self._queues, lost),
             queue_ends=self._queue_ends,
             lost=tuple(lost),
             missing=tuple(gaps),
@@ -288,7 +282,7 @@ class _Search:
 
 
 def _name(start: int) -> str:
-    return Segments.path_in(Path(), start).name
+    return segment_path(Path(), start).name
 
 
 class _PaddedLog(CommitLog):
@@ -319,7 +313,10 @@ def _topics_text(topics: dict[str, int]) -> str:
     return f"about {sum(topics.values()):,} messages ({named}{more})"
 
 
-def _without_zeros(topics: Counter[str]) -> dict[str, int]:
+def _lost_by_topic(queues: Sequence[QueueUnits], lost: Sequence[Range]) -> dict[str, int]:
+    topics = Counter[str]()
+    for queue in queues:
+        topics[queue.topic] += queue.count_in(lost)
     return {topic: count for topic, count in sorted(topics.items()) if count}
 
 

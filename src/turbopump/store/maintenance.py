@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from turbopump.clock import Clock
 from turbopump.errors import WriteRefused
@@ -17,38 +18,31 @@ from turbopump.store.write_behind import WriteBehind
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Maintenance:
     """Decides what is due; the flusher runs what takes long."""
 
-    def __init__(
-        self,
-        config: FlushConfig,
-        clock: Clock,
-        log: CommitLog,
-        dispatcher: Dispatcher,
-        flusher: Flusher,
-        behind: WriteBehind,
-        health: Health,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._log = log
-        self._dispatcher = dispatcher
-        self._flusher = flusher
-        self._behind = behind
-        self._health = health
+    config: FlushConfig
+    clock: Clock
+    log: CommitLog
+    dispatcher: Dispatcher
+    flusher: Flusher
+    behind: WriteBehind
+    health: Health
+
+    def __post_init__(self) -> None:
         self._refuses = False
-        self._looked_ms = self._flushed_ms = self._written_ms = clock.monotonic_ms()
+        self._looked_ms = self._flushed_ms = self._written_ms = self.clock.monotonic_ms()
 
     def run(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        self._health.is_writable()
-        self._report(self._health.reason())
-        self._log.close_unused()
-        if now_ms - self._looked_ms >= self._config.interval_ms:
+        now_ms = self.clock.monotonic_ms()
+        self.health.is_writable()
+        self._report(self.health.reason())
+        self.log.close_unused()
+        if now_ms - self._looked_ms >= self.config.interval_ms:
             self._looked_ms = now_ms
             self._flush_log(now_ms)
-        if now_ms - self._written_ms >= self._config.queue_interval_ms:
+        if now_ms - self._written_ms >= self.config.queue_interval_ms:
             self._written_ms = now_ms
             self._write_behind(now_ms)
 
@@ -61,36 +55,34 @@ class Maintenance:
         self._refuses = refusal is not None
 
     def _flush_log(self, now_ms: int) -> None:
-        dirty = self._log.written - self._log.flushed
-        overdue = now_ms - self._flushed_ms >= self._config.thorough_interval_ms
-        sync_mode = self._config.mode is FlushMode.SYNC
-        if sync_mode or dirty >= max(1, self._config.dirty_bytes_min) or (overdue and dirty):
+        dirty = self.log.written - self.log.flushed
+        overdue = now_ms - self._flushed_ms >= self.config.thorough_interval_ms
+        sync_mode = self.config.mode is FlushMode.SYNC
+        if sync_mode or dirty >= max(1, self.config.dirty_bytes_min) or (overdue and dirty):
             self._flushed_ms = now_ms
             self.flush()
 
     def flush(self) -> None:
         """Flush the log, then advance the checkpoint."""
         # The next start must find whole messages up to there; a slave may have part of one more.
-        whole = Checkpoint(
-            log_ms=self._dispatcher.followed_ms, log_end=self._dispatcher.followed_to
-        )
-        if self._log.written > self._log.flushed:
-            self._flusher.join()
-        elif self._behind.is_reached(whole):
+        whole = Checkpoint(log_ms=self.dispatcher.followed_ms, log_end=self.dispatcher.followed_to)
+        if self.log.written > self.log.flushed:
+            self.flusher.join()
+        elif self.behind.is_reached(whole):
             return
-        self._flusher.submit(lambda: self._reach(whole))
+        self.flusher.submit(lambda: self._reach(whole))
 
     def _reach(self, whole: Checkpoint) -> None:
         """Runs on the flusher's thread."""
-        if self._flusher.failure is None and self._log.flushed >= whole.log_end:
-            self._behind.reach(whole)
+        if self.flusher.failure is None and self.log.flushed >= whole.log_end:
+            self.behind.reach(whole)
 
     def _write_behind(self, now_ms: int) -> None:
         try:
-            self._behind.write_waiting(now_ms - self._config.queue_interval_ms)
+            self.behind.write_waiting(now_ms - self.config.queue_interval_ms)
         except OSError as error:
-            self._health.blocked(error)
+            self.health.blocked(error)
             return
-        job = self._behind.sync_job(self._dispatcher.store_timestamp_ms)
+        job = self.behind.sync_job(self.dispatcher.store_timestamp_ms)
         if job.is_needed:
-            self._flusher.submit(job)
+            self.flusher.submit(job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from turbopump.clock import Clock
@@ -28,22 +29,17 @@ _GAP_FILES_MAX = 10_000
 """A file further beyond the others has a wrong name, and does not show where the queue ends."""
 
 
+@dataclass(eq=False)
 class QueueRebuild:
     """The queues of one store that one start rebuilds."""
 
-    def __init__(
-        self,
-        directory: StoreDirectory,
-        queues: Queues,
-        segment_bytes: int,
-        files: Files,
-        clock: Clock,
-    ) -> None:
-        self._directory = directory
-        self._queues = queues
-        self._segment_bytes = segment_bytes
-        self._files = files
-        self._clock = clock
+    directory: StoreDirectory
+    queues: Queues
+    segment_bytes: int
+    files: Files
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._damaged: tuple[str, ...] = ()
         self._ends: dict[QueueKey, int] = {}
 
@@ -52,13 +48,13 @@ class QueueRebuild:
 
         Raises StoreDamaged when it is the configured file size that is wrong.
         """
-        begun = queue_directories(self._files, self._kept)
-        damaged = self._queues.load(without=begun)
+        begun = queue_directories(self.files, self._kept)
+        damaged = self.queues.load(without=begun)
         if damaged:
             self._check_size(next(iter(damaged.values())))
         self._damaged = tuple(map(str, damaged.values()))
         for key in (*damaged, *begun):
-            places = (self._place(self._directory.queues, key), self._place(self._kept, key))
+            places = (self._place(self.directory.queues, key), self._place(self._kept, key))
             self._ends[key] = max(map(self._end_of, places))
 
     @property
@@ -70,38 +66,38 @@ class QueueRebuild:
         for reason in self._damaged:
             _log.error("damaged queue, to be rebuilt from the log: %s", reason)
         for key in self._ends:
-            old, kept = self._place(self._directory.queues, key), self._place(self._kept, key)
-            if self._files.exists(kept):
+            old, kept = self._place(self.directory.queues, key), self._place(self._kept, key)
+            if self.files.exists(kept):
                 # A killed start left an unfinished queue.
-                remove_tree(self._files, old)
-            elif self._files.exists(old):
-                self._files.make_directory(kept.parent)
+                remove_tree(self.files, old)
+            elif self.files.exists(old):
+                self.files.make_directory(kept.parent)
                 self._move(old, kept)
-                self._files.sync_directory(kept.parent)
-                self._files.sync_directory(old.parent)
+                self.files.sync_directory(kept.parent)
+                self.files.sync_directory(old.parent)
 
     def keep_ends(self, log_end: PhysicalOffset) -> None:
         """Keep each queue's end after offsets in use, though their messages have expired."""
         for (topic, queue_id), end in self._ends.items():
-            queue = self._queues.for_record(topic.encode(), queue_id)
+            queue = self.queues.for_record(topic.encode(), queue_id)
             if queue.max_offset < end:
                 queue.fill_to(QueueOffset(end))
                 if not queue.is_waiting:
-                    self._queues.mark_waiting(queue, 0, log_end)
+                    self.queues.mark_waiting(queue, 0, log_end)
 
     def finish(self) -> None:
         """Record that the new files are on disk."""
         if self._ends:
-            backup = self._directory.new_backup(self._clock.now_ms())
-            self._files.rename(self._directory.unfinished_repair, backup)
-            self._files.sync_directory(self._directory.root)
+            backup = self.directory.new_backup(self.clock.now_ms())
+            self.files.rename(self.directory.unfinished_repair, backup)
+            self.files.sync_directory(self.directory.root)
             queues = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in self._ends)
             _log.warning("rebuilt queues: %s; their damaged files are in %s", queues, backup)
             self._ends.clear()
 
     @property
     def _kept(self) -> Path:
-        return self._directory.unfinished_repair / self._directory.queues.name
+        return self.directory.unfinished_repair / self.directory.queues.name
 
     @staticmethod
     def _place(queues: Path, key: QueueKey) -> Path:
@@ -111,37 +107,37 @@ class QueueRebuild:
         """Refuse to rebuild all queues of a store that was created with files of another size."""
         sizes = Counter(
             size
-            for key in queue_directories(self._files, self._directory.queues)
-            for _, size in segment_files(self._files, self._place(self._directory.queues, key))
+            for key in queue_directories(self.files, self.directory.queues)
+            for _, size in segment_files(self.files, self._place(self.directory.queues, key))
         )
         del sizes[0]
         most = max(sizes, key=sizes.__getitem__, default=0)
-        if sizes[most] > max(1, sizes[self._segment_bytes]):
+        if sizes[most] > max(1, sizes[self.segment_bytes]):
             raise StoreDamaged(
-                f"{error}. If the configured size is right, move {self._directory.queues} away:"
+                f"{error}. If the configured size is right, move {self.directory.queues} away:"
                 " all queues are then rebuilt from the log"
             )
 
     def _end_of(self, directory: Path) -> int:
         """Return the offset after the last remaining unit of a queue."""
-        size, end, reached = self._segment_bytes, 0, None
-        for path, start, _ in numbered_files(self._files, directory, []):
+        size, end, reached = self.segment_bytes, 0, None
+        for path, start, _ in numbered_files(self.files, directory, []):
             is_likely = reached is None or start - reached <= _GAP_FILES_MAX * size
             if start % size == 0 and is_likely:
-                count = min(len(used_units(self._files, path)[0]), size // UNIT_BYTES)
+                count = min(len(used_units(self.files, path)[0]), size // UNIT_BYTES)
                 end = max(end, start // UNIT_BYTES + count) if count else end
                 reached = start
         return end
 
     def _move(self, old: Path, new: Path) -> None:
         try:
-            self._files.rename(old, new)
+            self.files.rename(old, new)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
             # The queues are on a different disk.
-            part = self._directory.unfinished_repair / "copy"
-            remove_tree(self._files, part)
-            copy_tree(self._files, old, part)
-            self._files.rename(part, new)
-            remove_tree(self._files, old)
+            part = self.directory.unfinished_repair / "copy"
+            remove_tree(self.files, part)
+            copy_tree(self.files, old, part)
+            self.files.rename(part, new)
+            remove_tree(self.files, old)

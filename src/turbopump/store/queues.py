@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
@@ -28,41 +29,35 @@ class Waiting(Struct, frozen=True):
 class _QueuesByRecord(dict[tuple[bytes, int], ConsumeQueue]):
     """Queues by topic and id as in records; created on demand."""
 
-    def __init__(self, made: Callable[[bytes, int], ConsumeQueue]) -> None:
+    def __init__(self, create: Callable[[bytes, int], ConsumeQueue]) -> None:
         super().__init__()
-        self._made = made
+        self._create = create
 
     def __missing__(self, key: tuple[bytes, int]) -> ConsumeQueue:
-        return self._made(*key)
+        return self._create(*key)
 
 
+@dataclass(eq=False)
 class Queues:
     """The queues by topic and id; created on first use, in memory only until units arrive."""
 
-    def __init__(
-        self,
-        directory: Path,
-        segment_bytes: int,
-        files: Files,
-        open_files: OpenFiles,
-        spare: Path,
-        clock: Clock,
-        removed: RemovedTopics,
-    ) -> None:
-        self._clock = clock
-        self.removed = removed
+    directory: Path
+    segment_bytes: int
+    files: Files
+    open_files: OpenFiles
+    spare: Path
+    clock: Clock
+    removed: RemovedTopics
+
+    def __post_init__(self) -> None:
         self.entered_to = PhysicalOffset(0)
         """Position after the last message entered."""
-        self.directory = directory
-        self._segment_bytes = segment_bytes
-        self._files = files
-        self._open_files = open_files
-        self._spare = spare
         self._queues: dict[QueueKey, ConsumeQueue] = {}
+        self._by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self.by_record: Mapping[tuple[bytes, int], ConsumeQueue]
         """The queues of stored or storable messages, by topic and id; created on demand."""
         # Used several times per message: existing queues need no call.
-        self.by_record = self._by_record = _QueuesByRecord(self._made)
+        self.by_record = self._by_record = _QueuesByRecord(self._create)
         # In the order in which they began to wait: the first has the oldest unit.
         self._waiting: dict[ConsumeQueue, Waiting] = {}
 
@@ -72,24 +67,19 @@ class Queues:
 
     def find_all(self, topic: str, queue_ids: Iterable[int]) -> list[ConsumeQueue | None]:
         """Return queues of a topic, None where one does not exist."""
-        find = self._queues.get
-        return [find((topic, queue_id)) for queue_id in queue_ids]
+        return list(map(self._by_topic.get(topic, {}).get, queue_ids))
 
     def for_record(self, topic: bytes, queue_id: int) -> ConsumeQueue:
         """Return the queue of a stored or storable message, created on demand."""
         return self.by_record[topic, queue_id]
 
-    def _made(self, topic: bytes, queue_id: int) -> ConsumeQueue:
-        self.check_name(topic, queue_id)
-        return self._make(topic.decode(), queue_id)
-
-    def check_name(self, topic: bytes, queue_id: int) -> None:
-        """Refuse an invalid topic or queue id."""
+    def _create(self, topic: bytes, queue_id: int) -> ConsumeQueue:
         if queue_id < 0 or not is_topic_name(topic):
             raise InvalidArgument(
                 f"queue {topic!r}, {queue_id}: the topic must be able to name a directory"
                 " and the number must not be negative"
             )
+        return self._add(topic.decode(), queue_id)
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(list(self._queues.values()))
@@ -110,8 +100,8 @@ class Queues:
         """
         self.removed.load()
         damaged = {}
-        for topic, queue_id in queue_directories(self._files, self.directory):
-            queue = self._make(topic, queue_id)
+        for topic, queue_id in queue_directories(self.files, self.directory):
+            queue = self._add(topic, queue_id)
             if queue.key not in without:
                 try:
                     queue.load()
@@ -124,7 +114,7 @@ class Queues:
     ) -> None:
         """Record that a queue has unwritten units, and the message of the first."""
         queue.is_waiting = True
-        self._waiting[queue] = Waiting(self._clock.monotonic_ms(), store_timestamp_ms, position)
+        self._waiting[queue] = Waiting(self.clock.monotonic_ms(), store_timestamp_ms, position)
 
     @property
     def written_to(self) -> PhysicalOffset:
@@ -146,6 +136,7 @@ class Queues:
         queue.destroy()
         self._waiting.pop(queue, None)
         del self._queues[queue.key]
+        del self._by_topic[queue.topic][queue.queue_id]
         del self._by_record[queue.topic.encode(), queue.queue_id]
 
     def remove_topic(self, topic: str, end: PhysicalOffset, log_min: PhysicalOffset) -> None:
@@ -160,11 +151,12 @@ class Queues:
         for queue in queues:
             self.remove(queue)
 
-    def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
+    def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self.directory / topic / str(queue_id)
-        segments = Segments(directory, self._segment_bytes, self._files, self._spare)
-        queue = ConsumeQueue(topic, queue_id, segments, self._files, self._open_files)
+        segments = Segments(directory, self.segment_bytes, self.files, self.spare)
+        queue = ConsumeQueue(topic, queue_id, segments, self.files, self.open_files)
         self._queues[queue.key] = queue
+        self._by_topic.setdefault(topic, {})[queue_id] = queue
         self._by_record[topic.encode(), queue_id] = queue
         return queue
 

@@ -50,13 +50,14 @@ def read_queue(
     low, high = queue.min_offset, queue.max_offset
     if not low <= offset < high:
         return _outside(offset, low, high)
-    count = _units_to_look_at(count_max, limits, wanted)
-    data = queue.units(offset, count)
+    is_everything = wanted is EVERYTHING or wanted == EVERYTHING
+    few = _units_of_answer(count_max, limits)
+    data = queue.units(offset, few if is_everything else max(limits.scan_units_max, count_max))
     if not data:
         per_file = queue.units_per_segment
         following = QueueOffset((offset + per_file) // per_file * per_file)
         return UnitsMissing(next_offset=following, min_offset=low, max_offset=high)
-    if wanted is EVERYTHING or wanted == EVERYTHING:
+    if is_everything:
         good = checked_units(log, queue, offset, data, log.written - limits.recent_bytes)
         if good < len(data) // UNIT_BYTES:
             # The next read handles the rest, which begins with damage.
@@ -70,7 +71,7 @@ def read_queue(
         if found is not None:
             return found
     scan = Scan(log, queue, offset, count_max, limits, wanted, repair)
-    return scan.run(data).outcome(low, high)
+    return scan.run(data)
 
 
 def _outside(offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> ReadOutcome:
@@ -101,12 +102,6 @@ def checked_units(
     good = matching_units(log, queue, offset, ahead if len(ahead) > len(data) else data)
     queue.note_checked(offset, offset + good)
     return min(count, good)
-
-
-def _units_to_look_at(count_max: int, limits: ReadLimits, wanted: Filter) -> int:
-    if wanted is EVERYTHING or wanted == EVERYTHING:
-        return _units_of_answer(count_max, limits)
-    return max(limits.scan_units_max, count_max)
 
 
 def _units_of_answer(count_max: int, limits: ReadLimits) -> int:
@@ -217,22 +212,16 @@ def _few_units(count: int) -> struct.Struct:
 def pieces_of(
     log: CommitLog, units: Sequence[int], sizes: Sequence[int], size: int
 ) -> list[memoryview] | None:
-    """Slice messages from the log, given their positions and sizes; None if they are not there."""
+    """Slice messages from the log, contiguous ones in one piece; None if one is not available.
+
+    ``units`` has position and size of each message.
+    """
     first = units[0]
     if units[-2] + units[-1] - first == size:
         # Positions ascend: if the total has no gap, there is none between two.
         piece = log.view(first, size)
         return None if piece is None else [piece]
-    return _pieces(log, units[::2], sizes)
-
-
-def _pieces(
-    log: CommitLog, positions: Sequence[int], sizes: Sequence[int]
-) -> list[memoryview] | None:
-    """Slice messages from the log, contiguous ones in one piece.
-
-    None if one of them is not available.
-    """
+    positions = units[::2]
     ends = list(map(add, positions, sizes))
     behind = list(compress(range(1, len(ends)), map(ne, ends, positions[1:])))
     begins = [positions[number] for number in (0, *behind)]

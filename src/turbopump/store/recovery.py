@@ -6,6 +6,7 @@ Every step is idempotent: killed halfway, the next start reaches the same result
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec import Struct
@@ -48,33 +49,24 @@ class Recovered(Struct, frozen=True):
     """Messages entered again."""
 
 
+@dataclass(eq=False)
 class Recovery:
     """Makes log, queues and index of one directory agree."""
 
-    def __init__(
-        self,
-        config: StoreConfig,
-        log: CommitLog,
-        queues: Queues,
-        index: KeyIndex | None,
-        dispatcher: Dispatcher,
-        behind: WriteBehind,
-        deferred: DeferredSteps,
-        repair: UnitRepair,
-        damage: DamageLog,
-        rebuild: QueueRebuild,
-    ) -> None:
-        self._config = config
-        self._log = log
-        self._queues = queues
-        self._index = index
-        self._behind = behind
-        self._deferred = deferred
-        self._repair = repair
-        self._damage = damage
-        self._rebuild = rebuild
-        self._removed = queues.removed
-        self._replay = Replay(log, queues, dispatcher, behind, deferred)
+    config: StoreConfig
+    log: CommitLog
+    queues: Queues
+    index: KeyIndex | None
+    dispatcher: Dispatcher
+    behind: WriteBehind
+    deferred: DeferredSteps
+    repair: UnitRepair
+    damage: DamageLog
+    rebuild: QueueRebuild
+
+    def __post_init__(self) -> None:
+        self._removed = self.queues.removed
+        self._replay = Replay(self.log, self.queues, self.dispatcher, self.behind, self.deferred)
         self._last_ms = 0
 
     def run(self, *, crashed: bool) -> Recovered:
@@ -82,65 +74,65 @@ class Recovery:
 
         On a full disk it can be read too; pending writes are deferred.
         """
-        if not self._log.starts:
-            self._deferred.attempt(self._rebuild.set_aside)
-            self._deferred.attempt(self._rebuild.finish)
-            return self._begin_anew(crashed)
+        if not self.log.starts:
+            self.deferred.attempt(self.rebuild.set_aside)
+            self.deferred.attempt(self.rebuild.finish)
+            return self._begin_empty(crashed)
         found = LogEnd(
-            self._log,
-            self._behind.checkpoint,
-            self._queues.physical_end,
+            self.log,
+            self.behind.checkpoint,
+            self.queues.physical_end,
             crashed=crashed,
-            check_crc=self._config.check_crc_on_recovery,
-            clean_check_segments=self._config.clean_check_segments,
+            check_crc=self.config.check_crc_on_recovery,
+            clean_check_segments=self.config.clean_check_segments,
         )
         start = found.start
         end, missing_from = self._find_end(found, crashed)
         self._check_complete(found)
-        self._deferred.attempt(self._rebuild.set_aside)
-        is_end_known = self._behind.checkpoint.log_end == end
-        self._deferred.attempt(lambda: self._behind.fit(end))
+        self.deferred.attempt(self.rebuild.set_aside)
+        is_end_known = self.behind.checkpoint.log_end == end
+        self.deferred.attempt(lambda: self.behind.fit(end))
         cut_bytes = self._cut_log(start, end, crashed)
         self._judge_index(end, crashed)
         is_cut = crashed or cut_bytes > 0 or not is_end_known
         taken_from = self._follow_log(start, end, crashed, is_cut)
         self._finish_removals(end)
-        if self._rebuild.is_needed:
+        if self.rebuild.is_needed:
             missing_from = PhysicalOffset(0)
         elif not crashed:
             # Unless a queue was removed, all of them are complete as far as any reaches.
-            reached = max(self._queues.physical_end, PhysicalOffset(0))
+            reached = max(self.queues.physical_end, PhysicalOffset(0))
             missing_from = min(missing_from, taken_from, reached)
-        elif not len(self._queues):
+        elif not len(self.queues):
             missing_from = PhysicalOffset(0)
         elif taken_from < end:
             missing_from = start
         missing_from = min(missing_from, self._unindexed_from(end))
-        self._replay.run(max(self._log.min_offset, missing_from), end)
-        self._rebuild.keep_ends(end)
-        for queue in self._queues:
+        self._replay.run(max(self.log.min_offset, missing_from), end)
+        self.rebuild.keep_ends(end)
+        for queue in self.queues:
             queue.next_offset = queue.max_offset
-            queue.raise_minimum(self._log.min_offset)
-        self._queues.entered_to = end
-        self._deferred.attempt(lambda: self._make_durable(start, crashed))
-        self._deferred.attempt(self._rebuild.finish)
+            queue.raise_minimum(self.log.min_offset)
+        self.queues.entered_to = end
+        self.deferred.attempt(lambda: self._make_durable(start, crashed))
+        self.deferred.attempt(self.rebuild.finish)
         return Recovered(crashed, end, cut_bytes, self._replay.count)
 
-    def _begin_anew(self, crashed: bool) -> Recovered:
+    def _begin_empty(self, crashed: bool) -> Recovered:
         # Without a log the units are dangling.
-        for queue in self._queues:
-            self._queues.remove(queue)
-        if self._index is not None:
-            self._index.clear()
-        self._log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
-        self._deferred.attempt(lambda: self._behind.fit(PhysicalOffset(0)))
-        self._deferred.attempt(lambda: self._removed.fit(PhysicalOffset(0), PhysicalOffset(0)))
-        self._deferred.attempt(lambda: self._make_durable(PhysicalOffset(0), crashed))
+        for queue in self.queues:
+            self.queues.remove(queue)
+        if self.index is not None:
+            self.index.clear()
+        self.log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
+        self.deferred.attempt(lambda: self.behind.fit(PhysicalOffset(0)))
+        self.deferred.attempt(lambda: self._removed.fit(PhysicalOffset(0), PhysicalOffset(0)))
+        self.deferred.attempt(lambda: self._make_durable(PhysicalOffset(0), crashed))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
     def _find_end(self, found: LogEnd, crashed: bool) -> tuple[PhysicalOffset, PhysicalOffset]:
         """Return where the log ends, and the first message that is not entered, or the end."""
-        index = self._index if crashed else None
+        index = self.index if crashed else None
         indexed = index.end_offset if index is not None else None
         missing_from: PhysicalOffset | None = None
 
@@ -155,7 +147,7 @@ class Recovery:
 
     def _check_complete(self, found: LogEnd) -> None:
         """Refuse a log that ends before what is known to be on disk, before any change."""
-        log, end, vouched = self._log, found.end, found.vouched
+        log, end, vouched = self.log, found.end, found.vouched
         if end < vouched:
             root = log.directory.parent
             losses = find_losses(log.files, root, log.segment_bytes)
@@ -163,7 +155,7 @@ class Recovery:
         for position, behind in found.damaged:
             message = "%s is damaged from %d to %d: the messages in there are lost"
             _log.error(message, log.directory, position, behind)
-        self._damage.log_ranges += len(found.damaged)
+        self.damage.log_ranges += len(found.damaged)
 
     def _first_missing(
         self, found: RecordEntry | EntryRun, indexed: int | None
@@ -181,12 +173,12 @@ class Recovery:
                 first, queue_lacks = lacking, (topic, queue_id)
         if queue_lacks is not None:
             # Now the queue is known to exist, though all of its files may be missing.
-            self._queues.for_record(*queue_lacks)
+            self.queues.for_record(*queue_lacks)
         return PhysicalOffset(int(found.positions[first])) if first < len(found) else None
 
     def _first_lacking(self, run: EntryRun, topic: bytes, queue_id: int, rows: Ints) -> int:
         """Return the first of a queue's records in a run that it lacks, or the run's length."""
-        queue = self._queues.find(topic.decode(), queue_id)
+        queue = self.queues.find(topic.decode(), queue_id)
         rows = rows[run.sys_flags[rows] & INVISIBLE_BIT == 0]
         positions = run.positions[rows]
         ends = positions + run.sizes[rows]
@@ -200,33 +192,33 @@ class Recovery:
             return True
         if not self._replay.is_readable(entry):
             return False
-        queue = self._queues.for_record(entry.topic, entry.queue_id)
+        queue = self.queues.for_record(entry.topic, entry.queue_id)
         return entry.physical_offset + entry.size > queue.physical_end
 
     def _finish_removals(self, end: PhysicalOffset) -> None:
         """Delete the queues of removed topics that a kill or another broker left."""
-        self._deferred.attempt(lambda: self._removed.fit(self._log.min_offset, end))
-        for queue in self._queues:
+        self.deferred.attempt(lambda: self._removed.fit(self.log.min_offset, end))
+        for queue in self.queues:
             last = max(0, queue.last_position - 1)
             if self._removed.covers(queue.topic.encode(), last):
-                self._queues.remove(queue)
+                self.queues.remove(queue)
 
     def _judge_index(self, end: PhysicalOffset, crashed: bool) -> None:
         """Find damaged index files; re-enter what takes little reading."""
-        index = self._index
+        index = self.index
         if index is None:
             return
         # A power failure may lose the end of the log but not its keys: those are cut off later.
         index_end = max(end, PhysicalOffset(index.end_offset + 1)) if crashed else end
-        index.judge(self._log.entry_at, self._log.min_offset, index_end, self._damage)
-        if end - max(index.end_offset, self._log.min_offset) <= _REINDEXED_BYTES_MAX:
+        index.judge(self.log.entry_at, self.log.min_offset, index_end, self.damage)
+        if end - max(index.end_offset, self.log.min_offset) <= _REINDEXED_BYTES_MAX:
             index.discard_newest_damaged()
 
     def _unindexed_from(self, end: PhysicalOffset) -> PhysicalOffset:
         """Return the position to index messages from, if that takes little reading."""
-        if self._index is None or not self._damage.index_files:
+        if self.index is None or not self.damage.index_files:
             return end
-        begin = max(PhysicalOffset(self._index.end_offset), self._log.min_offset)
+        begin = max(PhysicalOffset(self.index.end_offset), self.log.min_offset)
         return begin if end - begin <= _REINDEXED_BYTES_MAX else end
 
     def _follow_log(
@@ -234,36 +226,36 @@ class Recovery:
     ) -> PhysicalOffset:
         """Cut queues and index where the log ends; return where missing entries may begin."""
         taken_from = end
-        for queue in self._queues:
+        for queue in self.queues:
             queue_end = queue.physical_end
             replayed_from = start if crashed else None
             if queue.truncate(end if is_cut else None, replayed_from) or crashed:
-                self._deferred.attempt(queue.erase_unused)
-            self._repair.settle_end(queue, start)
+                self.deferred.attempt(queue.erase_unused)
+            self.repair.settle_end(queue, start)
             if queue.physical_end < queue_end:
                 taken_from = min(taken_from, max(queue.physical_end, PhysicalOffset(0)))
-            queue.raise_minimum(self._log.min_offset)
-        index = self._index
+            queue.raise_minimum(self.log.min_offset)
+        index = self.index
         if index is not None and crashed:
             indexed = index.end_offset
-            self._deferred.attempt(lambda: index.repair(self._behind.checkpoint, end))
+            self.deferred.attempt(lambda: index.repair(self.behind.checkpoint, end))
             if index.end_offset < indexed:
                 taken_from = min(taken_from, start)
         return taken_from
 
     def _cut_log(self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool) -> int:
         """Drop what follows the end; return how many bytes that were."""
-        log = self._log
+        log = self.log
         cut_bytes = log.used_bytes_after(end)
         # What was read here may be in memory only: it counts as unflushed until it is synced.
         log.begin_at(end, start)
         if crashed or cut_bytes or log.starts[-1] > end:
             # Also drops a file created in advance: it is re-created when needed.
-            self._deferred.attempt(lambda: self._cut_files(end, cut_bytes))
+            self.deferred.attempt(lambda: self._cut_files(end, cut_bytes))
         return cut_bytes
 
     def _cut_files(self, end: PhysicalOffset, cut_bytes: int) -> None:
-        log, kept = self._log, ""
+        log, kept = self.log, ""
         if any(log.first_store_timestamp_ms(later) for later in log.starts if later > end):
             # More than a torn tail: an operator may want to save its content.
             kept = f", and kept in {log.set_aside(end, f'damaged-{end}')}"
@@ -273,13 +265,13 @@ class Recovery:
         log.truncate(end)
 
     def _make_durable(self, start: PhysicalOffset, crashed: bool) -> None:
-        self._behind.write_all()
+        self.behind.write_all()
         if crashed:
-            self._log.rewrite_unflushed()
-            self._behind.rewrite_from(start)
+            self.log.rewrite_unflushed()
+            self.behind.rewrite_from(start)
         changed = crashed or self._replay.count > 0
-        job = self._behind.sync_job(self._last_ms if changed else 0)
-        self._log.sync()
+        job = self.behind.sync_job(self._last_ms if changed else 0)
+        self.log.sync()
         job()
         if changed:
-            self._behind.reach(Checkpoint(log_ms=self._last_ms, log_end=self._log.flushed))
+            self.behind.reach(Checkpoint(log_ms=self._last_ms, log_end=self.log.flushed))

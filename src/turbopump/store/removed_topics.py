@@ -52,13 +52,10 @@ class RemovedTopics:
 
         Topics whose messages are all deleted from the log are dropped.
         """
-        ends = self._within(log_min, log_end)
+        cut: dict[bytes, int] = {topic: min(end, log_end) for topic, end in self._ends.items()}
+        ends = {topic: end for topic, end in cut.items() if end > log_min}
         if ends != self._ends:
             self._replace(ends)
-
-    def _within(self, log_min: int, log_end: int) -> dict[bytes, int]:
-        ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
-        return {topic: end for topic, end in ends.items() if end > log_min}
 
     def _replace(self, ends: dict[bytes, int]) -> None:
         save_json(self._files, self._path, {topic.decode(): end for topic, end in ends.items()})

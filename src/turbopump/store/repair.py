@@ -27,7 +27,7 @@ from turbopump.store.consume_queue import FILLER_SIZE
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.losses import Losses, find_losses, lost_in, queue_units
 from turbopump.store.outcomes import Units
-from turbopump.store.segments import Segments
+from turbopump.store.segments import segment_path
 from turbopump.wire.bodies import ConsumerOffsets, DelayOffsets
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import BLANK_BYTES, encode_blank
@@ -144,13 +144,13 @@ class StoppedStore:
         self._files.sync_directory(log)
 
     def _grow(self, start: int, size: int) -> None:
-        path = Segments.path_in(self._directory.commit_log, start)
+        path = segment_path(self._directory.commit_log, start)
         with closing(self._files, self._files.open(path)) as fd:
             self._files.truncate(fd, size)
             self._files.sync(fd)
 
     def _create(self, start: int, size: int, data: bytes) -> None:
-        path = Segments.path_in(self._directory.commit_log, start)
+        path = segment_path(self._directory.commit_log, start)
         fd = create_full_size(self._files, path, size, self._directory.spare)
         with closing(self._files, fd):
             self._files.write(fd, data, 0)
@@ -159,10 +159,10 @@ class StoppedStore:
     def _write_blank(self, position: PhysicalOffset, end: int, size: int, backup: Path) -> None:
         """End the scan of a file at a position; what follows stays unchanged."""
         start = position // size * size
-        path = Segments.path_in(self._directory.commit_log, start)
+        path = segment_path(self._directory.commit_log, start)
         with closing(self._files, self._files.open_to_read(path)) as fd:
             before = self._files.read(fd, BLANK_BYTES, position - start)
-        kept = Segments.path_in(backup / "commitlog", position)
+        kept = segment_path(backup / "commitlog", position)
         self._files.make_directory(kept.parent)
         write_file(self._files, kept, before)
         self._write(path, encode_blank(end - position), position - start)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.deferred_steps import DeferredSteps
@@ -13,23 +15,18 @@ from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.record import FIXED_BYTES, RecordEntry
 
 
+@dataclass(eq=False)
 class Replay:
     """Enters the messages of a log that queues and index lack."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        queues: Queues,
-        dispatcher: Dispatcher,
-        behind: WriteBehind,
-        deferred: DeferredSteps,
-    ) -> None:
-        self._log = log
-        self._queues = queues
-        self._removed = queues.removed
-        self._dispatcher = dispatcher
-        self._behind = behind
-        self._deferred = deferred
+    log: CommitLog
+    queues: Queues
+    dispatcher: Dispatcher
+    behind: WriteBehind
+    deferred: DeferredSteps
+
+    def __post_init__(self) -> None:
+        self._removed = self.queues.removed
         self.count = 0
         """Messages entered again."""
 
@@ -37,7 +34,7 @@ class Replay:
         """Enter all messages between two positions."""
         if start < end and not self._run_from(start, end):
             # Some queue lacks more than was to be entered: complete all of them.
-            self._run_from(self._log.min_offset, end)
+            self._run_from(self.log.min_offset, end)
 
     def is_readable(self, entry: RecordEntry) -> bool:
         """Whether a message belongs into a queue: not a half message, not removed."""
@@ -45,9 +42,9 @@ class Replay:
         return not invisible and not self._removed.covers(entry.topic, entry.physical_offset)
 
     def _run_from(self, start: PhysicalOffset, end: PhysicalOffset) -> bool:
-        complete = start == self._log.min_offset
+        complete = start == self.log.min_offset
         reached, unread_bytes = int(start), 0
-        for found in records(self._log, start, end):
+        for found in records(self.log, start, end):
             unread_bytes += found.physical_offset - reached
             reached = (
                 found.end if isinstance(found, EntryRun) else found.physical_offset + found.size
@@ -61,7 +58,7 @@ class Replay:
         if isinstance(found, RecordEntry):
             return self._enter_one(found, complete, unread_bytes)
         for part in found.parts():
-            if self._dispatcher.enter_run(part) is not None:
+            if self.dispatcher.enter_run(part) is not None:
                 self._spill(len(part))
             elif not all(
                 self._enter_one(entry, complete, unread_bytes) for entry in part.entries()
@@ -71,21 +68,21 @@ class Replay:
 
     def _enter_one(self, entry: RecordEntry, complete: bool, unread_bytes: int) -> bool:
         if self.is_readable(entry):
-            queue = self._queues.for_record(entry.topic, entry.queue_id)
+            queue = self.queues.for_record(entry.topic, entry.queue_id)
             if entry.queue_offset > queue.max_offset:
                 if not complete:
                     return False
-                if queue.last_position <= self._log.min_offset:
+                if queue.last_position <= self.log.min_offset:
                     # Its units are of deleted messages, and so are those it lacks: it begins here.
-                    self._queues.remove(queue)
+                    self.queues.remove(queue)
                 elif (entry.queue_offset - queue.max_offset) * FIXED_BYTES <= unread_bytes:
                     # Damaged in the log: later messages keep their offsets.
                     queue.fill_to(entry.queue_offset)
-        self._dispatcher.enter_all((entry,))
+        self.dispatcher.enter_all((entry,))
         self._spill(1)
         return True
 
     def _spill(self, count: int) -> None:
-        if self._deferred.error is None:
-            self._deferred.attempt(self._behind.spill)
+        if self.deferred.error is None:
+            self.deferred.attempt(self.behind.spill)
         self.count += count

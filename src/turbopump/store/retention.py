@@ -6,6 +6,7 @@ Segments are deleted one by one; disk usage is checked after each.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -31,31 +32,23 @@ class Verdict(Struct, frozen=True):
     """Whether the disk is so full that messages are refused."""
 
 
+@dataclass(eq=False)
 class Retention:
     """Deletes the oldest segments of a store, and what follows them."""
 
-    def __init__(
-        self,
-        config: RetentionConfig,
-        clock: Clock,
-        steady_clock: SteadyClock,
-        files: Files,
-        directory: StoreDirectory,
-        log: CommitLog,
-        queues: Queues,
-        index: KeyIndex | None,
-        health: Health,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._steady_clock = steady_clock
-        self._files = files
+    config: RetentionConfig
+    clock: Clock
+    steady_clock: SteadyClock
+    files: Files
+    directory: StoreDirectory
+    log: CommitLog
+    queues: Queues
+    index: KeyIndex | None
+    health: Health
+
+    def __post_init__(self) -> None:
         # Queues may be on a different disk than the log; deleting segments would not help there.
-        self._disks = (directory.commit_log, directory.root)
-        self._log = log
-        self._queues = queues
-        self._index = index
-        self._health = health
+        self._disks = (self.directory.commit_log, self.directory.root)
         self._to_follow = False
 
     def run(self, dispatched_to: PhysicalOffset, *, at_any_hour: bool) -> Verdict:
@@ -64,10 +57,10 @@ class Retention:
         deleted = 0
         try:
             while (
-                deleted < min(self._config.segments_per_run_max, len(ages_ms))
+                deleted < min(self.config.segments_per_run_max, len(ages_ms))
                 and self._judge(ages_ms[deleted:], at_any_hour).segments
             ):
-                self._log.drop_first()
+                self.log.drop_first()
                 deleted += 1
                 self._to_follow = True
         finally:
@@ -77,29 +70,29 @@ class Retention:
         return Verdict(deleted, full)
 
     def _judge(self, ages_ms: Sequence[int], at_any_hour: bool) -> Verdict:
-        used = self._files.used_ratio(self._disks[0])
-        now_ms = self._clock.now_ms()
-        return judge(self._config, ages_ms, now_ms, used, at_any_hour=at_any_hour)
+        used = self.files.used_ratio(self._disks[0])
+        now_ms = self.clock.now_ms()
+        return judge(self.config, ages_ms, now_ms, used, at_any_hour=at_any_hour)
 
     def refuse_if_full(self) -> bool:
         """Refuse messages while the disk is too full; return whether it is."""
-        used = max(self._files.used_ratio(disk) for disk in self._disks)
-        full = used > self._config.full_ratio
-        self._health.disk_is_full(used if full else None)
+        used = max(self.files.used_ratio(disk) for disk in self._disks)
+        full = used > self.config.full_ratio
+        self.health.disk_is_full(used if full else None)
         return full
 
     def _ages_ms(self, dispatched_to: PhysicalOffset) -> list[int]:
         """Return the age of the last message of each complete, flushed segment."""
-        end = min(self._log.flushed, dispatched_to)
+        end = min(self.log.flushed, dispatched_to)
         ages_ms: list[int] = []
         age_ms = 0
-        for following in reversed(self._log.starts[1:]):
+        for following in reversed(self.log.starts[1:]):
             # The first message of the next segment: practically the same timestamp, and quickly
             # found. Blank files, which replace lost ones, have none.
-            timestamp_ms = self._log.first_store_timestamp_ms(following)
+            timestamp_ms = self.log.first_store_timestamp_ms(following)
             if timestamp_ms:
-                stored_ms = self._steady_clock.stored_ms(PhysicalOffset(following), timestamp_ms)
-                age_ms = self._steady_clock.now_ms() - stored_ms
+                stored_ms = self.steady_clock.stored_ms(PhysicalOffset(following), timestamp_ms)
+                age_ms = self.steady_clock.now_ms() - stored_ms
             if following <= end:
                 ages_ms.append(age_ms)
         return ages_ms[::-1]
@@ -108,11 +101,11 @@ class Retention:
         """Make all queues and the index follow, even if one fails: that one retries later."""
         if not self._to_follow:
             return
-        log_min = self._log.min_offset
+        log_min = self.log.min_offset
         failure: OSError | None = None
-        followers = [queue.raise_minimum for queue in self._queues]
-        if self._index is not None:
-            followers.append(self._index.drop_before)
+        followers = [queue.raise_minimum for queue in self.queues]
+        if self.index is not None:
+            followers.append(self.index.drop_before)
         for follow in followers:
             try:
                 follow(log_min)
@@ -141,14 +134,9 @@ def judge(
         if age_ms < config.reserved_ms:
             break
         expired += 1
-    due = at_any_hour or _hour(now_ms) in config.delete_hours or used_ratio > config.early_ratio
-    count = expired if due else 0
+    is_hour = at_any_hour or local_time(now_ms).hour in config.delete_hours
+    count = expired if is_hour or used_ratio > config.early_ratio else 0
     if used_ratio > config.forced_ratio:
         # Whatever its age: but only one, then check the disk again.
         count = max(count, min(1, len(ages_ms)))
     return Verdict(min(count, config.segments_per_run_max), used_ratio > config.full_ratio)
-
-
-def _hour(now_ms: int) -> int:
-    # Operators configure local hours.
-    return local_time(now_ms).hour

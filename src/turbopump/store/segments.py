@@ -16,7 +16,8 @@ _NAME_DIGITS = 20
 # Every read of a queue needs a path, mostly the same ones, and building one takes longer than the
 # rest of such a read.
 @lru_cache(maxsize=1024)
-def _path(directory: Path, start: int) -> Path:
+def segment_path(directory: Path, start: int) -> Path:
+    """Return the path of a file in some directory."""
     return directory / f"{start:0{_NAME_DIGITS}d}"
 
 
@@ -50,7 +51,7 @@ class Segments:
             if size != self.segment_bytes:
                 raise BrokenRow(
                     f"{self.path(start)} has {size} bytes instead of {self.segment_bytes}:"
-                    " restore it from a copy, or set the size the store was made with"
+                    " restore it from a copy, or set the size the store was created with"
                 )
         starts = tuple(start for start, _ in found)
         for left, right in itertools.pairwise(starts):
@@ -59,12 +60,7 @@ class Segments:
         self.starts = starts
 
     def path(self, start: int) -> Path:
-        return self.path_in(self.directory, start)
-
-    @staticmethod
-    def path_in(directory: Path, start: int) -> Path:
-        """Return the path of a file in some directory."""
-        return _path(directory, start)
+        return segment_path(self.directory, start)
 
     @property
     def end(self) -> int:

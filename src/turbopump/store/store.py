@@ -148,12 +148,9 @@ class Store:
     ) -> Self:
         """Lock a directory, recover its content, and start to flush."""
         store = cls(Path(directory), config or StoreConfig(), machine or Machine())
-        store._start()
+        store._directory.acquire()
+        store._recover()
         return store
-
-    def _start(self) -> None:
-        self._directory.acquire()
-        self._recover()
 
     def _recover(self) -> None:
         """Make log, queues and index agree, and open."""
@@ -318,7 +315,7 @@ class Store:
             self._make_files()
             self._make_workers()
             self._recover()
-            self._dispatcher.tell(listener, watched)
+            self._dispatcher.set_listener(listener, watched)
             for key, before in ends.items():
                 low, high = self.cut_ranges.get(key, (before, before))
                 self.cut_ranges[key] = min(low, self.queue_range(*key)[1]), max(high, before)
@@ -416,7 +413,7 @@ class Store:
         """
         # Messages that were readable before are not announced again.
         self.dispatch()
-        self._dispatcher.tell(listener, watched)
+        self._dispatcher.set_listener(listener, watched)
 
     @translate_disk_errors
     def scrub(self) -> None:
@@ -517,7 +514,7 @@ class Store:
         return (
             [0 if queue is None else queue.min_offset for queue in found],
             [0 if queue is None else queue.max_offset for queue in found],
-            max((q.physical_end for q in found if q is not None), default=PhysicalOffset(-1)),
+            max([q.physical_end for q in found if q is not None], default=PhysicalOffset(-1)),
         )
 
     def queue_ids(self) -> list[tuple[str, int]]:
@@ -539,15 +536,14 @@ class Store:
 
     @translate_disk_errors
     def message_marks(
-        self, topic: str, asked: Sequence[tuple[int, QueueOffset]]
-    ) -> list[tuple[int, PhysicalOffset] | None]:
-        """Return when and where messages at offsets of a topic's queues were stored.
+        self, topic: str, queue_ids: Sequence[int], offsets: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """Return when, and where in the log, messages of a topic's queues were stored.
 
-        None for those that do not exist.
+        -1 for those that do not exist.
         """
         self._catch_up()
-        queues = self._queues.find_all(topic, (number for number, _ in asked))
-        return marks_at(self._log, queues, [offset for _, offset in asked])
+        return marks_at(self._log, self._queues.find_all(topic, queue_ids), queue_ids, offsets)
 
     @translate_disk_errors
     def message_at(self, position: PhysicalOffset) -> memoryview | None:

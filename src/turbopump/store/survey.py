@@ -22,6 +22,7 @@ from turbopump.store.index_file import (
     HEADER_BYTES,
     SLOT_BYTES,
     IndexHeader,
+    ranges,
 )
 from turbopump.store.outcomes import Units
 from turbopump.store.removed_topics import RemovedTopics
@@ -152,7 +153,7 @@ class LogEntries:
             (~known & ~gone, "points to no message of its queue"),
             (codes & ~gone, "has another tag than its message"),
         ):
-            for begin, end in _ranges(np.flatnonzero(kind)):
+            for begin, end in ranges(np.flatnonzero(kind)):
                 more = f", and {end - begin - 1} behind it" if end - begin > 1 else ""
                 text = f"unit of offset {first + begin} {reason}{more}"
                 yield Damage(path, begin * UNIT_BYTES, text)
@@ -188,12 +189,6 @@ def _alone(shifts: Ints) -> NDArray[np.bool_]:
     return alone
 
 
-def _ranges(numbers: Ints) -> list[tuple[int, int]]:
-    """Join consecutive numbers."""
-    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return [(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
-
-
 def wrong_entries(
     files: Files, path: Path, header: IndexHeader, log: LogEntries
 ) -> Iterator[Damage]:
@@ -214,7 +209,7 @@ def wrong_entries(
     wrong = (offsets >= log.min_offset) & ~np.isin(offsets, log.positions())
     wrong |= (offsets < 0) | (entries["hash"] < 0) | (entries["seconds"] < 0)
     wrong |= entries["previous"] > np.arange(1, header.count)
-    for first, end in _ranges(np.flatnonzero(wrong)):
+    for first, end in ranges(np.flatnonzero(wrong)):
         more = f", and {end - first - 1} behind it" if end - first > 1 else ""
         reason = f"entry {first + 1} points to no message{more}"
         yield Damage(str(path), begin + first * ENTRY_BYTES, reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,41 +10,37 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, as_units
-from turbopump.store.unit_check import properties_at, store_timestamps_at
-from turbopump.wire.hosts import V4_BYTES, V6_BYTES
-from turbopump.wire.sysflag import BORN_HOST_V6
+from turbopump.store.unit_check import store_timestamps_at, unit_matches
 
-_QUEUE_OFFSET_AND_FLAGS = struct.Struct(">20xq8xi")
-_STORE_TIME = struct.Struct(">q")
-_STORE_TIME_AT = 56
 _NO_UNIT = bytes(UNIT_BYTES)
 
 
 def marks_at(
-    log: CommitLog, queues: Sequence[ConsumeQueue | None], offsets: Sequence[QueueOffset]
-) -> list[tuple[int, PhysicalOffset] | None]:
-    """Return when and where messages of one topic were stored; None for those that do not exist."""
+    log: CommitLog,
+    queues: Sequence[ConsumeQueue | None],
+    queue_ids: Sequence[int],
+    offsets: Sequence[int],
+) -> tuple[list[int], list[int]]:
+    """Return when and where messages of one topic were stored; -1 for those that do not exist."""
     topic = next((queue.stored_topic for queue in queues if queue is not None), None)
     if topic is None:
-        return [None] * len(offsets)
+        return [-1] * len(offsets), [-1] * len(offsets)
     units = [
         _NO_UNIT if queue is None else queue.unit_bytes(offset) or _NO_UNIT
         for queue, offset in zip(queues, offsets, strict=True)
     ]
-    queue_ids = np.array([-1 if queue is None else queue.queue_id for queue in queues])
     places = as_units(b"".join(units))
-    times = store_timestamps_at(log, topic, queue_ids, np.array(offsets), places)
-    marks = zip(times.tolist(), places["physical_offset"].tolist(), strict=True)
-    return [
-        mark if mark[0] >= 0 else _mark_at(log, queue, offset)
-        for mark, queue, offset in zip(marks, queues, offsets, strict=True)
-    ]
+    found = store_timestamps_at(log, topic, np.array(queue_ids), np.array(offsets), places)
+    times_ms, positions = found.tolist(), places["physical_offset"].tolist()
+    for at in np.flatnonzero(found < 0).tolist():
+        times_ms[at], positions[at] = _mark_at(log, queues[at], offsets[at]) or (-1, -1)
+    return times_ms, positions
 
 
 def _mark_at(
-    log: CommitLog, queue: ConsumeQueue | None, offset: QueueOffset
+    log: CommitLog, queue: ConsumeQueue | None, offset: int
 ) -> tuple[int, PhysicalOffset] | None:
-    found = None if queue is None else _stored_at(log, queue, offset)
+    found = None if queue is None else _stored_at(log, queue, QueueOffset(offset))
     # Where units were missing, a message's own offset differs from that of its unit.
     return found[:2] if found is not None and found[2] == offset else None
 
@@ -55,16 +50,10 @@ def _stored_at(
 ) -> tuple[int, PhysicalOffset, QueueOffset] | None:
     """Return when and where a message was stored, and its own offset; None if it does not exist."""
     unit = queue.unit(offset)
-    window = None if unit is None else log.window(unit[0])
-    if unit is None or window is None:
+    if unit is None or not unit_matches(log, queue, offset, unit[0], unit[1]):
         return None
-    (position, size, _), (start, end, view) = unit, window
-    at = position - start
-    if position + size > end or properties_at(view, at, position, size, queue, offset) is None:
-        return None
-    own_offset, flags = _QUEUE_OFFSET_AND_FLAGS.unpack_from(view, at)
-    time_at = at + _STORE_TIME_AT + (V6_BYTES - V4_BYTES if flags & BORN_HOST_V6 else 0)
-    return _STORE_TIME.unpack_from(view, time_at)[0], position, own_offset
+    entry = log.entry_at(unit[0])
+    return None if entry is None else (entry.store_timestamp_ms, unit[0], entry.queue_offset)
 
 
 def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset) -> int | None:

@@ -15,32 +15,16 @@ from turbopump.message import QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
+from turbopump.store.entry_run import leading
 from turbopump.store.outcomes import Units
 from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.record import FIXED_BYTES, MAGIC
-from turbopump.wire.record_arrays import read_at
+from turbopump.wire.record_arrays import HEAD_BYTES, heads_at, read_at
 
 _FEW = 48
 """Up to this many units are compared faster one by one than as arrays (measured)."""
 
-_HEAD_BYTES = 88
 _HEAD = struct.Struct(">iI4xi4xqqi44xi")
-_HEAD_DTYPE = np.dtype(
-    {
-        "names": [
-            "size_and_magic",
-            "queue_id",
-            "queue_offset",
-            "position",
-            "flags",
-            "store_timestamp_ms",
-            "body_bytes",
-        ],
-        "formats": [">i8", ">i4", ">i8", ">i8", ">i4", ">i8", ">i4"],
-        "offsets": [0, 12, 20, 28, 36, 56, 84],
-        "itemsize": _HEAD_BYTES,
-    }
-)
 _BODY_LENGTH = struct.Struct(">i")
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _V6_FLAGS = 0x30
@@ -71,17 +55,8 @@ def unit_matches(
     log: CommitLog, queue: ConsumeQueue, offset: int, position: int, size: int
 ) -> bool:
     """Whether the record at a position is the message of a queue at an offset."""
-    return matching_record(log, queue, offset, position, size) is not None
-
-
-def matching_record(
-    log: CommitLog, queue: ConsumeQueue, offset: int, position: int, size: int
-) -> memoryview | None:
-    """Return the record at a position, None if it is not the message of a queue at an offset."""
     view = log.view(position, size)
-    if view is None or not _matches(view, 0, position, size, queue, offset):
-        return None
-    return view
+    return view is not None and properties_at(view, 0, position, size, queue, offset) is not None
 
 
 def _matching_few(log: CommitLog, queue: ConsumeQueue, offset: int, data: bytes, count: int) -> int:
@@ -89,7 +64,7 @@ def _matching_few(log: CommitLog, queue: ConsumeQueue, offset: int, data: bytes,
     view = memoryview(b"")
     queue_id, topic, head_of = queue.queue_id, queue.stored_topic, _HEAD.unpack_from
     topic_bytes = len(topic)
-    around_bytes = _HEAD_BYTES + topic_bytes + _PROPERTIES_LENGTH.size
+    around_bytes = HEAD_BYTES + topic_bytes + _PROPERTIES_LENGTH.size
     for number, (position, size, _) in enumerate(UNIT.iter_unpack(data)):
         if not start <= position < end:
             window = log.window(position)
@@ -99,12 +74,12 @@ def _matching_few(log: CommitLog, queue: ConsumeQueue, offset: int, data: bytes,
         at = position - start
         if size < FIXED_BYTES or position + size > end:
             return number
-        # As `_matches` does, for most records, without a call for each.
-        told, magic, of_queue, of_offset, at_position, flags, body_bytes = head_of(view, at)
+        # As `properties_at` does, for most records, without a call for each.
+        own_size, magic, of_queue, of_offset, at_position, flags, body_bytes = head_of(view, at)
         left = size - around_bytes - body_bytes
-        topic_at = at + _HEAD_BYTES + body_bytes
+        topic_at = at + HEAD_BYTES + body_bytes
         if (
-            told != size
+            own_size != size
             or magic != MAGIC
             or of_queue != queue_id
             or of_offset != offset + number
@@ -114,15 +89,9 @@ def _matching_few(log: CommitLog, queue: ConsumeQueue, offset: int, data: bytes,
             or left < 0
             or view[topic_at : topic_at + topic_bytes] != topic
             or _PROPERTIES_LENGTH.unpack_from(view, topic_at + topic_bytes)[0] != left
-        ) and not _matches(view, at, position, size, queue, offset + number):
+        ) and properties_at(view, at, position, size, queue, offset + number) is None:
             return number
     return count
-
-
-def _matches(
-    view: memoryview, at: int, position: int, size: int, queue: ConsumeQueue, offset: int
-) -> bool:
-    return properties_at(view, at, position, size, queue, offset) is not None
 
 
 def properties_at(
@@ -134,14 +103,14 @@ def properties_at(
     """
     if size < FIXED_BYTES:
         return None
-    told, magic, queue_id, queue_offset, told_position, flags, body_bytes = _HEAD.unpack_from(
+    own_size, magic, queue_id, queue_offset, own_position, flags, body_bytes = _HEAD.unpack_from(
         view, at
     )
-    if told != size or magic != MAGIC or queue_id != queue.queue_id or told_position != position:
+    if own_size != size or magic != MAGIC or queue_id != queue.queue_id or own_position != position:
         return None
     if queue_offset != offset and not queue.is_shifted:
         return None
-    topic_at = at + _HEAD_BYTES
+    topic_at = at + HEAD_BYTES
     if flags & _V6_FLAGS:
         topic_at += _V6_EXTRA * (flags & _V6_FLAGS).bit_count()
         if topic_at > at + size:
@@ -172,22 +141,22 @@ def _matching_in_file(
     sizes = units["size"].astype(np.int64)
     if (at + sizes).max() > len(view):
         inside = (at >= 0) & (at <= len(view)) & (at + sizes <= len(view))
-        count = _leading(inside)
+        count = leading(inside)
         at, sizes, units = at[:count], sizes[:count], units[:count]
     if not len(units):
         return 0, 0
     try:
         # Positions before the file wrap around, and do not match the bytes there.
-        heads = read_at(view, f"V{_HEAD_BYTES}", at).view(_HEAD_DTYPE)
+        heads = heads_at(view, at)
     except IndexError:
         return 0, 0
     good = _same_heads(heads, at + start, sizes, queue.queue_id)
     if not queue.is_shifted:
         good &= heads["queue_offset"] == np.arange(offset, offset + len(heads))
-    count = _leading(good)
+    count = leading(good)
     heads, at, sizes = heads[:count], at[:count], sizes[:count]
     if count:
-        is_v6 = heads["flags"][0] & _V6_FLAGS
+        is_v6 = heads["sys_flag"][0] & _V6_FLAGS
         count = _same_topics(view, heads, at, sizes, queue.stored_topic, is_v6=bool(is_v6))
     return count, len(units)
 
@@ -207,25 +176,26 @@ def store_timestamps_at(
         return times
     start, end, view = window
     inside = np.flatnonzero(
-        (positions >= start) & (positions + np.maximum(sizes, _HEAD_BYTES) <= end)
+        (positions >= start) & (positions + np.maximum(sizes, HEAD_BYTES) <= end)
     )
     at, sizes = positions[inside] - start, sizes[inside]
-    heads = read_at(view[: end - start], f"V{_HEAD_BYTES}", at).view(_HEAD_DTYPE)
+    heads = heads_at(view[: end - start], at)
     good = _same_heads(heads, positions[inside], sizes, queue_ids[inside])
     good &= heads["queue_offset"] == offsets[inside]
-    good &= heads["flags"] & _V6_FLAGS == 0
+    good &= heads["sys_flag"] & _V6_FLAGS == 0
     inside, heads, at, sizes = inside[good], heads[good], at[good], sizes[good]
     count = _same_topics(view[: end - start], heads, at, sizes, topic, is_v6=False)
-    times[inside[:count]] = heads["store_timestamp_ms"][:count]
+    times[inside[:count]] = heads["store_time"][:count]
     return times
 
 
 def _same_heads(
     heads: NDArray[np.void], positions: Ints, sizes: Ints, queue_ids: Ints | int
 ) -> NDArray[np.bool_]:
-    good: NDArray[np.bool_] = heads["size_and_magic"] == (sizes << 32 | MAGIC)
+    good: NDArray[np.bool_] = heads["size"] == sizes
+    good &= heads["magic"] == MAGIC
     good &= heads["queue_id"] == queue_ids
-    good &= heads["position"] == positions
+    good &= heads["physical_offset"] == positions
     return good
 
 
@@ -242,10 +212,10 @@ def _same_topics(
 
     Records whose hosts differ in kind from the first one's count as different.
     """
-    fixed_bytes, bodies = _HEAD_BYTES, heads["body_bytes"]
+    fixed_bytes, bodies = HEAD_BYTES, heads["body_length"]
     if is_v6:
-        kinds = heads["flags"] & _V6_FLAGS
-        same = _leading(kinds == kinds[0])
+        kinds = heads["sys_flag"] & _V6_FLAGS
+        same = leading(kinds == kinds[0])
         heads, at, sizes = heads[:same], at[:same], sizes[:same]
         fixed_bytes += _V6_EXTRA * int(kinds[0]).bit_count()
         lengths_at = at + (fixed_bytes - _BODY_LENGTH.size)
@@ -261,12 +231,8 @@ def _same_topics(
     except IndexError:
         return 0
     # Unsigned: no length equals a negative remainder.
-    count = _leading(found[:, len(topic) :].copy().view(">u2")[:, 0] == left)
+    count = leading(found[:, len(topic) :].copy().view(">u2")[:, 0] == left)
     topics = found[:count, : len(topic)]
     if topics.tobytes() == topic * count:
         return count
-    return _leading((topics == np.frombuffer(topic, np.uint8)).all(axis=1))
-
-
-def _leading(good: NDArray[np.bool_]) -> int:
-    return len(good) if good.all() else int(good.argmin())
+    return leading((topics == np.frombuffer(topic, np.uint8)).all(axis=1))

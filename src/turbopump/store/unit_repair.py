@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -36,16 +37,15 @@ class Settled(Enum):
     SEARCHING = "the log has not been searched to the end"
 
 
+@dataclass(slots=True)
 class _Search:
     """A search for the records of some offsets of a queue in a part of the log."""
 
-    def __init__(self, first: int, end: int, low: int, high: int) -> None:
-        self.first = first
-        self.end = end
-        self.low = low
-        self.position = low
-        self.high = high
-        self.found: dict[int, RecordEntry] = {}
+    first: int
+    end: int
+    position: int
+    high: int
+    found: dict[int, RecordEntry] = field(default_factory=dict)
 
 
 class UnitRepair:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from turbopump.message import QueueOffset
@@ -65,7 +64,7 @@ class Scan:
         """The file of the last message: finding it costs more than examining a message."""
         self._filtered_bytes = 0
 
-    def run(self, data: bytes) -> Scanned:
+    def run(self, data: bytes) -> ReadOutcome:
         units = as_units(data)
         stop = len(units)
         looked_at = 0
@@ -87,16 +86,33 @@ class Scan:
         else:
             stop = self._first_full_between(units, looked_at, stop) or stop
         last_position = int(units["physical_offset"][max(0, stop - 1)])
-        return Scanned(
-            self._offset,
-            stop,
-            self._damaged_to,
-            self._is_searching,
-            self._messages,
-            self._numbers,
-            self._bytes,
-            self._removed,
-            last_position < self._recent_from,
+        following = QueueOffset(self._offset + stop)
+        return self._outcome(following, far_behind=last_position < self._recent_from)
+
+    def _outcome(self, following: QueueOffset, *, far_behind: bool) -> ReadOutcome:
+        low, high = self._queue.min_offset, self._queue.max_offset
+        if self._messages:
+            return Found(
+                pieces=self._messages,
+                sizes=[len(message) for message in self._messages],
+                # Cast as a whole: calling the type per element takes as long as all the rest.
+                queue_offsets=cast(
+                    list[QueueOffset], [self._offset + number for number in self._numbers]
+                ),
+                size=self._bytes,
+                suggest_slave=far_behind,
+                next_offset=following,
+                min_offset=low,
+                max_offset=high,
+            )
+        if self._is_searching or self._damaged_to:
+            # Only past damage: waiters for something else continue from there.
+            if not self._is_searching:
+                following = QueueOffset(self._damaged_to)
+            return MessageDamaged(next_offset=following, min_offset=low, max_offset=high)
+        nothing = MessagesRemoved if self._removed else NoMatch
+        return nothing(
+            suggest_slave=far_behind, next_offset=following, min_offset=low, max_offset=high
         )
 
     def _candidates(self, data: bytes, units: Units) -> Iterator[tuple[int, int, int]]:
@@ -205,44 +221,6 @@ class Scan:
         assert self._wanted.properties is not None
         self._filtered_bytes += FILTERED_MESSAGE_BYTES + len(properties) + self._wanted.weight
         return self._wanted.properties(bytes(properties))
-
-
-class Scanned(Struct, frozen=True):
-    offset: QueueOffset
-    units: int
-    damaged_to: int
-    is_searching: bool
-    messages: list[memoryview]
-    numbers: list[int]
-    size: int
-    removed: bool
-    far_behind: bool
-
-    def outcome(self, low: QueueOffset, high: QueueOffset) -> ReadOutcome:
-        following = QueueOffset(self.offset + self.units)
-        if self.messages:
-            return Found(
-                pieces=self.messages,
-                sizes=[len(message) for message in self.messages],
-                # Cast as a whole: calling the type per element takes as long as all the rest.
-                queue_offsets=cast(
-                    list[QueueOffset], [self.offset + number for number in self.numbers]
-                ),
-                size=self.size,
-                suggest_slave=self.far_behind,
-                next_offset=following,
-                min_offset=low,
-                max_offset=high,
-            )
-        if self.is_searching or self.damaged_to:
-            # Only past damage: waiters for something else continue from there.
-            if not self.is_searching:
-                following = QueueOffset(self.damaged_to)
-            return MessageDamaged(next_offset=following, min_offset=low, max_offset=high)
-        nothing = MessagesRemoved if self.removed else NoMatch
-        return nothing(
-            suggest_slave=self.far_behind, next_offset=following, min_offset=low, max_offset=high
-        )
 
 
 def _mask(units: Units, wanted: Filter) -> NDArray[np.bool_] | None:

@@ -7,7 +7,7 @@ complete; after a crash, the rest is rebuilt from the log.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from turbopump.machine import Machine
@@ -24,14 +24,14 @@ _QUEUES_PER_RUN_MAX = 256
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Unsynced:
     """Files that were written, each from a position on, and not synced."""
 
-    def __init__(self) -> None:
-        self.touched: dict[Path, int] = {}
-        self.new: set[Path] = set()
-        self.mends = False
-        """Whether it includes everything for which an earlier sync failed, rewritten."""
+    touched: dict[Path, int] = field(default_factory=dict)
+    new: set[Path] = field(default_factory=set)
+    repairs: bool = False
+    """Whether it includes everything for which an earlier sync failed, rewritten."""
 
     def add(self, other: Unsynced) -> None:
         """Merge another one."""
@@ -61,7 +61,7 @@ class WriteBehind:
         self._crowded = crowded
         self._unsynced = Unsynced()
         self._lost: Unsynced | None = None
-        self._unmendable = False
+        self._unrepairable = False
         self._syncer = FileSyncer(files, clock, checkpoint_path.parent)
         # Both threads advance the checkpoint: the flusher for the log, its jobs for the rest.
         self._lock = machine.background.lock()
@@ -183,7 +183,7 @@ class WriteBehind:
     def synced(self, unsynced: Unsynced, reached: Checkpoint) -> None:
         """Record that files are on disk; on the flusher's thread."""
         with self._lock:
-            if unsynced.mends and self._lost is None:
+            if unsynced.repairs and self._lost is None:
                 self.failure = None
         self.reach(reached)
 
@@ -210,8 +210,8 @@ class WriteBehind:
             raise
         self._unsynced.add(lost)
         # What memory has lost as well is left to the next start.
-        self._unmendable |= not all(rewritten)
-        self._unsynced.mends = not self._unmendable
+        self._unrepairable |= not all(rewritten)
+        self._unsynced.repairs = not self._unrepairable
 
     def _rewrite(self, path: Path, position: int) -> bool:
         """Rewrite a file's bytes if memory still matches the log; return whether it does."""
@@ -243,7 +243,7 @@ class SyncJob:
     def is_needed(self) -> bool:
         """Whether it would do anything."""
         unsynced = self.unsynced
-        has_files = bool(unsynced.touched or unsynced.new or unsynced.mends)
+        has_files = bool(unsynced.touched or unsynced.new or unsynced.repairs)
         return has_files or not self.owner.is_reached(self.reached)
 
     def __call__(self) -> None:

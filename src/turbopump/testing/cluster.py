@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,6 @@ from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request
 from turbopump.wire.headers import CreateTopic
 from turbopump.wire.names import TEMPLATE_TOPIC
-from turbopump.wire.record import MessageView
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -79,7 +78,7 @@ class _Place:
     disk: Disk
 
 
-class Cluster:
+class Cluster(cluster_state.ReadsState):
     """Name servers, brokers and clients over a network in memory, in virtual time.
 
     ::
@@ -135,17 +134,21 @@ class Cluster:
         self.network = MemoryNetwork(self._quality)
         self._loop = loop = virtual_loop()
         self._waking_clock = BusyTimeClock(loop.clock)
-        self._stack.enter_context(loop.skipping(IdleSkipping(self._waking_clock, self._marks)))
+        idle = IdleSkipping(self._waking_clock, self._marks) if self._skips_idle_time else None
+        self._stack.enter_context(loop.skipping(idle))
         entry = register_cluster(loop)
         for number in range(self._nameserver_count):
-            path = self.directory / f"ns{number}" / "kvConfig.json"
-            config = NameServerConfig(host=f"ns{number}{entry.suffix}", kv_config_path=path)
-            machine = self._machine(self._nameserver_disk(number), number)
-            server = NameServer(config, self.network.host(config.host), machine)
-            self.nameservers.append(await self._stack.enter_async_context(server))
+            self.nameservers.append(await self._nameserver(number, f"ns{number}{entry.suffix}"))
         self._stack.enter_context(entry.open(self.nameserver, self._client_session))
         for name in self._names:
             await self.start_broker(name)
+
+    async def _nameserver(self, number: int, host: str) -> NameServer:
+        path = self.directory / f"ns{number}" / "kvConfig.json"
+        config = NameServerConfig(host=host, kv_config_path=path)
+        machine = self._machine(self._nameserver_disk(number), number)
+        server = NameServer(config, self.network.host(host), machine)
+        return await self._stack.enter_async_context(server)
 
     async def close(self) -> None:
         """Stop all servers; clients that start after this get an error."""
@@ -260,24 +263,8 @@ class Cluster:
         async with Producer("test-producer", session=self.session()) as producer:
             return [await producer.send(message) for message in messages]
 
-    def messages(self, topic: str) -> list[MessageView]:
-        """Return all messages of a topic, in the order in which they were stored."""
-        return cluster_state.messages(self.brokers.values(), topic)
-
-    def dead_letters(self, group: str) -> list[MessageView]:
-        """Return a group's dead letters."""
-        return cluster_state.dead_letters(self.brokers.values(), group)
-
-    def retrying(self, group: str) -> list[MessageView]:
-        """Return a group's failed messages that wait for redelivery."""
-        return cluster_state.retrying(self.brokers.values(), group)
-
-    def lag(self, group: str) -> int:
-        """Return how many messages a group could have consumed and has not committed yet.
-
-        Consumers commit every 5 seconds. Messages that wait for a retry are not counted.
-        """
-        return cluster_state.lag(self.brokers.values(), group)
+    def _read(self, question: Callable[[Collection[Broker]], T]) -> T:
+        return question(self.brokers.values())
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -442,7 +429,7 @@ class Cluster:
             name in self.brokers and not place.disk.is_disturbed
             for name, place in self._places.items()
         )
-        if not self._skips_idle_time or not is_whole:
+        if not is_whole:
             return None
         return activity_marks(list(self.brokers.values()), self.clients, self.network)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TypeVar
 
 from turbopump.broker.broker import Broker
 from turbopump.message import QueueOffset
@@ -12,7 +14,36 @@ from turbopump.wire import properties
 from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, decode_records
 
+T = TypeVar("T")
+
 _COUNT_AT_ONCE = 1000
+
+
+class ReadsState(ABC):
+    """What tests ask about the brokers of a cluster."""
+
+    @abstractmethod
+    def _read(self, question: Callable[[Collection[Broker]], T]) -> T:
+        """Return the answer of the brokers that run now."""
+
+    def messages(self, topic: str) -> list[MessageView]:
+        """Return all messages of a topic, in the order in which they were stored."""
+        return self._read(lambda brokers: messages(brokers, topic))
+
+    def dead_letters(self, group: str) -> list[MessageView]:
+        """Return a group's dead letters."""
+        return self._read(lambda brokers: dead_letters(brokers, group))
+
+    def retrying(self, group: str) -> list[MessageView]:
+        """Return a group's failed messages that wait for redelivery."""
+        return self._read(lambda brokers: retrying(brokers, group))
+
+    def lag(self, group: str) -> int:
+        """Return how many messages a group could have consumed and has not committed yet.
+
+        Consumers commit every 5 seconds. Messages that wait for a retry are not counted.
+        """
+        return self._read(lambda brokers: lag(brokers, group))
 
 
 def messages(brokers: Iterable[Broker], topic: str) -> list[MessageView]:
@@ -20,8 +51,7 @@ def messages(brokers: Iterable[Broker], topic: str) -> list[MessageView]:
     found = [
         message
         for broker in brokers
-        for name, queue_id in broker.store.queue_ids()
-        if name == topic
+        for queue_id in _ranges(broker, topic)
         for message in queue_messages(broker.store, topic, queue_id)
     ]
     return sorted(found, key=lambda message: (message.store_timestamp_ms, message.physical_offset))
@@ -118,13 +148,16 @@ def queue_messages(
 
 
 def _lag(broker: Broker, group: str, topic: str) -> int:
-    done = broker.state.offsets.of_topic(group, topic)
-    ranges = {
-        queue_id: broker.store.queue_range(topic, queue_id)
-        for name, queue_id in broker.store.queue_ids()
-        if name == topic
-    }
+    done, ranges = broker.state.offsets.of_topic(group, topic), _ranges(broker, topic)
     return sum(end - max(begin, done.get(each, begin)) for each, (begin, end) in ranges.items())
+
+
+def _ranges(broker: Broker, topic: str) -> dict[int, tuple[QueueOffset, QueueOffset]]:
+    """Return where the queues of a topic begin and end."""
+    store = broker.store
+    return {
+        each: store.queue_range(topic, each) for name, each in store.queue_ids() if name == topic
+    }
 
 
 def _delayed(broker: Broker) -> dict[int, QueueOffset]:
@@ -153,10 +186,5 @@ def _groups(broker: Broker) -> set[str]:
 
 
 def _count(brokers: Iterable[Broker], topic: str) -> int:
-    ranges = (
-        broker.store.queue_range(name, queue_id)
-        for broker in brokers
-        for name, queue_id in broker.store.queue_ids()
-        if name == topic
-    )
-    return sum(end - begin for begin, end in ranges)
+    ranges = (_ranges(broker, topic).values() for broker in brokers)
+    return sum(end - begin for each in ranges for begin, end in each)

@@ -26,6 +26,8 @@ _TOTAL_BYTES = 1 << 40
 _OPEN_MAX = 1 << 20
 _WRITING = frozenset({"write", "open_new"})
 _SYNCING = frozenset({"sync", "sync_directory", "sync_file_system"})
+CHANGING = _WRITING | _SYNCING | {"truncate", "rename", "link", "remove", "make_directory"}
+"""The operations that change what is on a disk."""
 
 OnOperation = Callable[[str, Path], None]
 """Called with the name of a method of `Files`, and the path, before anything happens."""

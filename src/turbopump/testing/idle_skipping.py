@@ -61,15 +61,20 @@ class InFlight(Repeated[*Ts]):
 
 
 class BusyTimeClock:
-    """The clock of periodic work: its durations exclude skipped time."""
+    """The clock of a machine: its durations exclude skipped time, and it can be set by itself."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
+        self._wall_offset_ms = 0
         self.skipped_ms = 0
 
     def now_ms(self) -> int:
         """Return the wall-clock time, which jumps where time is skipped."""
-        return self._clock.now_ms()
+        return self._clock.now_ms() + self._wall_offset_ms
+
+    def jump_wall(self, by_ms: int) -> None:
+        """Set the wall clock forward or, with a negative number, back."""
+        self._wall_offset_ms += by_ms
 
     def monotonic_ms(self) -> int:
         """Return milliseconds since virtual time began, without what was skipped."""

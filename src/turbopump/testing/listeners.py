@@ -32,37 +32,26 @@ def failing(
     """
     if times < 0:
         raise InvalidArgument(f"times must be at least 0, got {times}")
-    failures = _Failures(
-        times, InjectedFailure("a failure for the test") if answer is None else answer
-    )
+    failure = InjectedFailure("a failure for the test") if answer is None else answer
+    # Several threads may fail at the same time: an iterator counts down safely.
+    failures = iter([failure] * times)
     call: Callable[[Messages, ConsumeContext], Any] = listener
 
+    def fail() -> ConsumeResult | None:
+        failure = next(failures, None)
+        if isinstance(failure, BaseException):
+            raise failure
+        return failure
+
     def listen(messages: Messages, context: ConsumeContext) -> ConsumeResult | None:
-        answer = failures.next()
+        answer = fail()
         return cast("ConsumeResult | None", call(messages, context)) if answer is None else answer
 
     async def alisten(messages: Messages, context: ConsumeContext) -> ConsumeResult | None:
-        answer = failures.next()
+        answer = fail()
         if answer is not None:
             return answer
         return await cast("Awaitable[ConsumeResult | None]", call(messages, context))
 
     wrapper = alisten if is_async(listener) else listen
     return cast("Listen", functools.wraps(listener)(wrapper))
-
-
-class _Failures:
-    """Counts down; several threads may fail at the same time."""
-
-    def __init__(self, times: int, answer: ConsumeResult | BaseException) -> None:
-        self._left = [answer] * times
-
-    def next(self) -> ConsumeResult | None:
-        """Raise or return the next failure; None when none is left."""
-        try:
-            answer = self._left.pop()
-        except IndexError:
-            return None
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer

@@ -16,7 +16,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from concurrent.futures import Future as Job
 from contextlib import contextmanager, suppress
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 from turbopump.machine.threads import DaemonThreads
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.idle_skipping import IdleSkipping, Timer, kind_of_timer
-from turbopump.testing.stack_dump import tasks_text, threads_lines
+from turbopump.testing.stack_dump import described, tasks_text, threads_lines
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,7 +87,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """How many timers have been set since the start."""
         # With numbers, so that equal times keep their order and no timer need be compared.
         self._timers: list[Timer] = []
-        self._idle: list[IdleSkipping] = []
+        self._skipping: list[IdleSkipping | None] = []
+        self._idle: IdleSkipping | None = None
+        """The only one of them."""
         self._cancelled_count = 0
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self.is_told = False
@@ -103,9 +105,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._end_real_s = math.inf
         # Daemons: a listener that never returns must not keep pytest from ending.
         self._threads: Executor = DaemonThreads(_THREADS_MAX, "asyncio")
-        self._has_lost_threads = False
-        self._jumping = _JumpingSelector(self)
-        super().__init__(self._jumping)
+        self._has_threads = self._has_lost_threads = False
+        self._waited_s, self._waited_turn = 0.0, -1
+        self._files = _Files()
+        super().__init__(self._files)
 
     def time(self) -> float:
         return self.clock.elapsed_s
@@ -122,7 +125,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if self._closed:
             raise RuntimeError("Event loop is closed")
         kind: type[asyncio.TimerHandle] = asyncio.TimerHandle
-        if self._idle:
+        if self._idle is not None:
             kind = kind_of_timer(callback, when - self.clock.elapsed_s)
         timer = kind(when, callback, args, self, context)
         self.timers_set = number = self.timers_set + 1
@@ -179,25 +182,25 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """Run one iteration, as asyncio's own does: check for events, then call all that is ready.
 
-        Most iterations have no outside events to check, and then cost next to nothing.
+        Most iterations have no outside events to check, and then cost next to nothing: a system
+        call costs more, so it is skipped when it is certain that nothing is ready.
         """
         self.turns += 1
-        ready, timers, selector = self._ready, self._timers, self._jumping
-        is_needed = not selector.is_alone or self.turns % _TURNS_PER_ROUND == 0
+        ready, timers = self._ready, self._timers
+        is_check_due = not self._files.is_alone or self.turns % _TURNS_PER_ROUND == 0
         if ready or self._stopping:
-            if self.is_told or is_needed:
-                self._process_events(selector.select(0))
-        elif is_needed or not self._jump():
-            self._process_events(selector.select(self._timeout_s()))
+            if self.is_told or is_check_due:
+                self._process_events(self._look_at_files())
+        elif is_check_due or not self._jump():
+            self._process_events(self._wait())
         if timers:
             # A timer less than a clock tick away is due, or time might not reach it.
-            end_s = self.clock.elapsed_s + _TICK_S
+            end_s, idle = self.clock.elapsed_s + _TICK_S, self._idle
             while timers and timers[0][0] < end_s:
                 timer = heapq.heappop(timers)[2]
                 ready.append(timer)
-                if self._idle and type(timer) is asyncio.TimerHandle:
-                    for each in self._idle:
-                        each.note_event(end_s)
+                if idle is not None and type(timer) is asyncio.TimerHandle:
+                    idle.note_event(end_s)
         # What they make ready is called in the next iteration.
         for _ in range(len(ready)):
             handle = ready.popleft()
@@ -205,19 +208,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 handle._run()  # noqa: SLF001 - likewise
 
     def _jump(self) -> bool:
-        """Jump to the next timer, if it is certain that nothing can happen before.
-
-        Return True also when a watcher has just woken a task: there is something to call then.
-        """
-        for is_busy in self._others:
-            if is_busy():
-                return False
-        # Checked last: others that are no longer busy have notified the loop by then.
-        if self.is_told or self.is_waited_for:
+        """Jump to the next timer, if it is certain that nothing can happen before."""
+        if self._others and self._are_others_busy():
             return False
-        if self.clock.elapsed_s >= self._poll_from_s and self.look_around():
+        # Checked last: others that are no longer busy have notified the loop by then.
+        return not self.is_told and not self.is_waited_for and self._advance()
+
+    def _advance(self) -> bool:
+        """Advance time to the next timer, unless a watcher wakes a task; False if there is none."""
+        if self.clock.elapsed_s >= self._poll_from_s and self._look_around():
             return True
-        if len(self._idle) == 1 and (skip_ms := self._idle[0].skip_ms(self.time(), self._timers)):
+        if self._idle is not None and (skip_ms := self._idle.skip_ms(self.time(), self._timers)):
             heapq.heapify(self._timers)
             self.clock.advance_ns(skip_ms * 1_000_000)
             return True
@@ -227,9 +228,53 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.clock.advance_ns(math.ceil(max(0.0, next_s - self.clock.elapsed_s) * 1e9))
         return True
 
-    def _timeout_s(self) -> float | None:
-        next_s = self.next_timer_s
-        return None if next_s is None else max(0.0, next_s - self.clock.elapsed_s)
+    def _wait(self) -> _Events:
+        """Wait for threads that are busy, in real time; if none is, advance time."""
+        # Asked before checking: others that are no longer busy have notified the loop by then.
+        are_others_busy = self._are_others_busy()
+        if found := self._look_at_files():
+            return found
+        if self.is_waited_for:
+            return self._files.select(self._real_time_left_s)
+        if are_others_busy:
+            self._wait_for_others()
+        elif not self._advance() and not self._look_around():
+            return self._wait_for_threads()
+        return []
+
+    def _look_at_files(self) -> _Events:
+        self._require_time_left()
+        self.is_told = False
+        return self._files.select(0)
+
+    def _wait_for_others(self) -> None:
+        """Wait briefly, and longer if the last iteration has waited too."""
+        # Not in the selector, which waits for a millisecond at least.
+        first_s, longest_s = _POLL_PAUSES_S
+        is_again = self.turns == self._waited_turn + 1
+        self._waited_s = min(2 * self._waited_s, longest_s) if is_again else first_s
+        self._waited_turn = self.turns
+        time.sleep(self._waited_s)
+
+    def _require_time_left(self) -> None:
+        left_s = self._real_time_left_s
+        if left_s is not None and left_s <= 0:
+            # Tasks are cancelled and files closed after this, which takes some time too.
+            self.limit_real_time(_GRACE_S)
+            text = tasks_text(self, "no end in sight, while these tasks wait or run:")
+            if self.is_waited_for:
+                text = "\n".join([text, *threads_lines()])
+                self._abandon_threads()
+            raise Deadlock(text)
+
+    def _wait_for_threads(self) -> _Events:
+        """Let unregistered threads wake the loop; the executor's shutdown is one of them."""
+        # Checks once more even if no thread is left: the last one may just have woken the loop.
+        ready = self._files.select(_GRACE_S if threading.active_count() > 1 else 0)
+        if not ready:
+            text = "nothing is ready and no timer is set, but these tasks wait:"
+            raise Deadlock(tasks_text(self, text))
+        return ready
 
     # --- others -----------------------------------------------------------------------------------
 
@@ -238,13 +283,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Whether threads outside the loop are working for it, and will notify it when done."""
         return self._outside > 0 or bool(self._jobs)
 
-    @property
-    def are_others_busy(self) -> bool:
-        """Whether threads registered with `waiting_for` are busy."""
-        for is_busy in self._others:  # noqa: SIM110 - at every step of time, so it has to be quick
-            if is_busy():
-                return True
-        return False
+    def _are_others_busy(self) -> bool:
+        """Return whether threads registered with `waiting_for` are busy."""
+        return any(is_busy() for is_busy in self._others)
 
     @contextmanager
     def waiting_for(self, is_busy: Question) -> Iterator[None]:
@@ -278,7 +319,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._look_pause_s = min(self._watchers.values(), default=math.inf)
         self._poll_from_s = 0
 
-    def look_around(self) -> bool:
+    def _look_around(self) -> bool:
         """Call all watchers; return whether one of them has woken a task."""
         self._poll_from_s = self.clock.elapsed_s + self._look_pause_s
         has_woken = False
@@ -287,20 +328,27 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return has_woken
 
     @contextmanager
-    def skipping(self, idle: IdleSkipping) -> Iterator[None]:
-        """Skip time in which nothing happens; not while there are others that skip it."""
-        self._idle.append(idle)
+    def skipping(self, idle: IdleSkipping | None) -> Iterator[None]:
+        """Skip time in which nothing happens; not while there are others, or with None."""
+        self._skipping.append(idle)
+        self._note_skipping()
         try:
             yield
         finally:
-            self._idle.remove(idle)
+            self._skipping.remove(idle)
+            self._note_skipping()
+
+    def _note_skipping(self) -> None:
+        self._idle = self._skipping[0] if len(self._skipping) == 1 else None
+        if self._idle is not None:
+            self._idle.note_event(self.time())
 
     def limit_real_time(self, seconds: float | None) -> None:
         """Raise `Deadlock` if the loop still runs after this many seconds of real time."""
         self._end_real_s = math.inf if seconds is None else time.monotonic() + seconds
 
     @property
-    def real_time_left_s(self) -> float | None:
+    def _real_time_left_s(self) -> float | None:
         """How long the loop may still run; None if that is not limited."""
         left_s = self._end_real_s - time.monotonic()
         return None if left_s == math.inf else left_s
@@ -334,6 +382,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
+        self._has_threads |= executor is None
         job = (executor or self._threads).submit(functools.partial(func, *args))
         future = asyncio.wrap_future(job, loop=self)
         self._jobs.add(job)
@@ -343,9 +392,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     def set_default_executor(self, executor: Executor) -> None:
-        self._threads = executor
+        self._threads, self._has_threads = executor, True
 
-    def abandon_threads(self) -> None:
+    def _abandon_threads(self) -> None:
         """Stop waiting for the threads that are busy now: one of them may never return."""
         self._has_lost_threads |= bool(self._jobs)
         self._jobs.clear()
@@ -356,7 +405,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self.call_soon_threadsafe(self._jobs.discard, job)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - as asyncio has it
-        """Wait for the loop's own threads, unless some were abandoned."""
+        """Wait for the loop's own threads, unless there are none or some were abandoned."""
+        if not self._has_threads:
+            return
         helper = DaemonThreads(1, "asyncio-end")
         shut = functools.partial(self._threads.shutdown, wait=not self._has_lost_threads)
         ended = self.run_in_executor(helper, shut)
@@ -369,101 +420,21 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads.shutdown(wait=False)
 
 
-class _JumpingSelector(selectors.BaseSelector):
-    """Checks for what is ready, as the real one does, but never waits for time to pass."""
+class _Files(selectors.DefaultSelector):
+    """The files of a loop, which it never waits for unless a thread works for it."""
 
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        self._loop = loop
-        self._real = selectors.DefaultSelector()
-        self.is_alone = True
-        """Whether only the loop's own file is registered."""
-        self._waited_s, self._waited_turn = 0.0, -1
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether files must be checked, or a check of what hardly changes is due.
-
-        A system call costs more than a loop iteration, so it is skipped when it is certain that
-        nothing is ready.
-        """
-        return not self.is_alone or self._loop.turns % _TURNS_PER_ROUND == 0
-
-    def select(self, timeout: float | None = None) -> _Events:
-        loop = self._loop
-        is_needed = self.is_needed
-        is_waited_for = loop.is_waited_for
-        if is_needed or is_waited_for:
-            self._require_time_left()
-        # Asked before checking: others that are no longer busy have notified the loop by then.
-        are_others_busy = timeout != 0 and loop.are_others_busy
-        if is_needed or are_others_busy or is_waited_for or loop.is_told:
-            loop.is_told = False
-            ready = self._real.select(0)
-            if ready or timeout == 0:
-                return ready
-        if is_waited_for:
-            return self._real.select(loop.real_time_left_s)
-        if are_others_busy:
-            self._wait_for_others()
-            return []
-        if loop.look_around():
-            return []
-        if timeout is None:
-            return self._wait_for_threads()
-        loop.clock.advance_ns(math.ceil(timeout * 1e9))
-        return []
-
-    def _wait_for_others(self) -> None:
-        """Wait briefly, and longer if the last iteration has waited too."""
-        # Not in the real selector, which waits for a millisecond at least.
-        turn, (first_s, longest_s) = self._loop.turns, _POLL_PAUSES_S
-        is_again = turn == self._waited_turn + 1
-        self._waited_s = min(2 * self._waited_s, longest_s) if is_again else first_s
-        self._waited_turn = turn
-        time.sleep(self._waited_s)
-
-    def _require_time_left(self) -> None:
-        left_s = self._loop.real_time_left_s
-        if left_s is not None and left_s <= 0:
-            # Tasks are cancelled and files closed after this, which takes some time too.
-            self._loop.limit_real_time(_GRACE_S)
-            text = tasks_text(self._loop, "no end in sight, while these tasks wait or run:")
-            if self._loop.is_waited_for:
-                text = "\n".join([text, *threads_lines()])
-                self._loop.abandon_threads()
-            raise Deadlock(text)
-
-    def _wait_for_threads(self) -> _Events:
-        """Let unregistered threads wake the loop; the executor's shutdown is one of them."""
-        # Checks once more even if no thread is left: the last one may just have woken the loop.
-        ready = self._real.select(_GRACE_S if threading.active_count() > 1 else 0)
-        if not ready:
-            raise Deadlock(
-                tasks_text(
-                    self._loop,
-                    "nothing is ready and no timer is set, but these tasks wait:",
-                )
-            )
-        return ready
+    is_alone = True
+    """Whether only the loop's own file is registered."""
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        key = self._real.register(fileobj, events, data)
-        self.is_alone = len(self._real.get_map()) <= _OWN_FILES
+        key = super().register(fileobj, events, data)
+        self.is_alone = len(self.get_map()) <= _OWN_FILES
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        key = self._real.unregister(fileobj)
-        self.is_alone = len(self._real.get_map()) <= _OWN_FILES
+        key = super().unregister(fileobj)
+        self.is_alone = len(self.get_map()) <= _OWN_FILES
         return key
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.modify(fileobj, events, data)
-
-    def close(self) -> None:
-        self._real.close()
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._real.get_map()
 
 
 def run_virtual(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
@@ -502,11 +473,5 @@ async def wait_until(
     end = loop.time() + timeout_s
     while not predicate():
         if loop.time() >= end:
-            raise AssertionError(f"not true within {timeout_s} s: {_described(predicate)}")
+            raise AssertionError(f"not true within {timeout_s} s: {described(predicate)}")
         await asyncio.sleep(check_every_s)
-
-
-def _described(predicate: Callable[[], object]) -> str:
-    code = getattr(predicate, "__code__", None)
-    name = getattr(predicate, "__qualname__", repr(predicate))
-    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"

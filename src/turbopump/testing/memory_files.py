@@ -144,22 +144,22 @@ class Sync:
 
     def succeed(self) -> None:
         """Put everything on disk that was written before it began."""
-        if not self._is_over:
-            self._is_over = True
-            self._file.end_sync(self, self._size, {})
+        self._end(self._size, {})
 
     def fail(self) -> None:
         """Lose the data: the operating system reports it once, and then treats it as clean."""
-        if not self._is_over:
-            self._is_over = True
-            self._file.end_sync(self, None, {})
+        if self._end(None, {}):
             self._file.drop(self._sectors)
 
     def abandon(self) -> None:
         """End it without effect: the machine is gone."""
-        if not self._is_over:
-            self._is_over = True
-            self._file.end_sync(self, None, self._sectors)
+        self._end(None, self._sectors)
+
+    def _end(self, size: int | None, lost: dict[int, bytes]) -> bool:
+        was_over, self._is_over = self._is_over, True
+        if not was_over:
+            self._file.end_sync(self, size, lost)
+        return not was_over
 
 
 class MemoryDirectory:

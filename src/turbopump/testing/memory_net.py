@@ -10,20 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from random import Random
 from typing import TypeVar
 
 from turbopump.errors import ConnectFailed, InvalidArgument, ListenFailed
+from turbopump.net.network import Listener
 from turbopump.net.tls import ClientTls, ServerTls
 from turbopump.testing.loop import virtual_loop
-from turbopump.testing.memory_transport import Address, MemoryTransport, Pipe
+from turbopump.testing.memory_transport import Address, Link, MemoryTransport, Pipe
 from turbopump.wire.hosts import ANY_HOST
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
 CONNECT_TIMEOUT_MS = 3000
-_FIRST_FREE_PORT = 40_000
-_FREE_PORTS = 25_000
+_FREE_PORTS = range(40_001, 65_001)
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -66,7 +67,7 @@ class MemoryNetwork:
         self._silent: set[str] = set()
         self._refusing: set[str] = set()
         self._frozen: set[str] = set()
-        self._next_port = _FIRST_FREE_PORT
+        self._ports = cycle(_FREE_PORTS)
 
     @property
     def is_disturbed(self) -> bool:
@@ -178,12 +179,7 @@ class MemoryNetwork:
     def free_port(self) -> int:
         """Return the next port, cyclically; an old connection may have had it."""
         taken = {port for _, port in self.listeners}
-        while True:
-            self._next_port = (
-                _FIRST_FREE_PORT + (self._next_port + 1 - _FIRST_FREE_PORT) % _FREE_PORTS
-            )
-            if self._next_port not in taken:
-                return self._next_port
+        return next(port for port in self._ports if port not in taken)
 
     def add_ends(self, *ends: MemoryTransport) -> None:
         for dead in [end for end in self._connections if end.is_lost]:
@@ -214,64 +210,16 @@ def _touches(end: MemoryTransport, one: str, other: str | None) -> bool:
     return one in hosts if other is None else hosts == {one, other}
 
 
-class _HostLink:
-    """The path from one host to another."""
-
-    def __init__(self, network: MemoryNetwork, source: str, target: str) -> None:
-        self._network = network
-        self._source = source
-        self._target = target
-
-    @property
-    def is_down(self) -> bool:
-        network = self._network
-        return network.has_partitions and network.is_partitioned(self._source, self._target)
-
-    @property
-    def loses_bytes(self) -> bool:
-        return self._network.is_losing(self._source, self._target)
-
-    def delay_s(self) -> float:
-        quality = self._network.quality
-        if not quality.jitter_ms:
-            return quality.latency_ms / 1000
-        return (quality.latency_ms + self._network.random.random() * quality.jitter_ms) / 1000
-
-    @property
-    def is_whole(self) -> bool:
-        return not self._network.quality.cut_chance
-
-    def cut(self, bytes_max: int) -> int:
-        random = self._network.random
-        if bytes_max > 1 and random.random() < self._network.quality.cut_chance:
-            return random.randrange(1, bytes_max)
-        return bytes_max
-
-    @property
-    def is_noted(self) -> bool:
-        return self._network.trace is not None
-
-    def note(self, event: str) -> None:
-        self._network.note(event)
-
-
-class MemoryListener:
-    """An address where peers connect."""
+class MemoryListener(Listener):
+    """An address in memory where peers connect."""
 
     def __init__(
         self, network: MemoryNetwork, at: Address, factory: Callable[[], asyncio.Protocol]
     ) -> None:
+        super().__init__(at)
         self._network = network
         self._at = at
         self.protocol_factory = factory
-
-    @property
-    def host(self) -> str:
-        return self._at[0]
-
-    @property
-    def port(self) -> int:
-        return self._at[1]
 
     async def close(self) -> None:
         """Accept no further connections; existing ones stay open."""
@@ -299,7 +247,7 @@ class MemoryHost:
         if self.is_dead:
             raise ConnectFailed(f"{host}:{port}: {self.name} was killed")
         target = self.name if host in _HERE else host
-        link = _HostLink(self._network, self.name, target)
+        link = Link(self._network, self.name, target)
         if link.is_down or link.loses_bytes:
             await asyncio.sleep(CONNECT_TIMEOUT_MS / 1000)
             raise ConnectFailed(f"{host}:{port}: no answer within {CONNECT_TIMEOUT_MS} ms")
@@ -331,8 +279,8 @@ class MemoryHost:
 
     def _join(self, listener: MemoryListener, protocol: P) -> P:
         here, there = (self.name, self._network.free_port()), (listener.host, listener.port)
-        onward = Pipe(_HostLink(self._network, here[0], there[0]))
-        back = Pipe(_HostLink(self._network, there[0], here[0]))
+        onward = Pipe(Link(self._network, here[0], there[0]))
+        back = Pipe(Link(self._network, there[0], here[0]))
         near = MemoryTransport(here, there, onward, back)
         far = MemoryTransport(there, here, back, onward)
         self._network.add_ends(near, far)

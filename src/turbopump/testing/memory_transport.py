@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from turbopump.testing.idle_skipping import InFlight
+
+if TYPE_CHECKING:
+    from turbopump.testing.memory_net import MemoryNetwork
 
 WINDOW_BYTES = 64 * 1024
 HIGH_WATER_BYTES = 64 * 1024
@@ -21,40 +24,43 @@ Buffer = bytes | bytearray | memoryview
 Address = tuple[str, int]
 
 
-class Link(Protocol):
-    """The path between two hosts, in its current state."""
+class Link:
+    """The path from one host to another, in its current state."""
+
+    def __init__(self, network: MemoryNetwork, source: str, target: str) -> None:
+        self.network = network
+        self._source = source
+        self._target = target
 
     @property
     def is_down(self) -> bool:
         """Whether bytes cannot travel now; they wait."""
-        ...
+        network = self.network
+        return network.has_partitions and network.is_partitioned(self._source, self._target)
 
     @property
     def loses_bytes(self) -> bool:
         """Whether bytes vanish unnoticed."""
-        ...
+        return self.network.is_losing(self._source, self._target)
 
     def delay_s(self) -> float:
         """Return how long the next bytes travel."""
-        ...
+        quality = self.network.quality
+        if not quality.jitter_ms:
+            return quality.latency_ms / 1000
+        return (quality.latency_ms + self.network.random.random() * quality.jitter_ms) / 1000
 
     @property
     def is_whole(self) -> bool:
         """Whether bytes that are written together always travel together."""
-        ...
+        return not self.network.quality.cut_chance
 
     def cut(self, bytes_max: int) -> int:
         """Return how many of ``bytes_max`` bytes travel together."""
-        ...
-
-    @property
-    def is_noted(self) -> bool:
-        """Whether there is a trace at all."""
-        ...
-
-    def note(self, event: str) -> None:
-        """Write an event into the network's trace."""
-        ...
+        random = self.network.random
+        if bytes_max > 1 and random.random() < self.network.quality.cut_chance:
+            return random.randrange(1, bytes_max)
+        return bytes_max
 
 
 _END = b""
@@ -89,7 +95,7 @@ class Pipe:
 
     def write(self, data: Buffer) -> None:
         if self.link.loses_bytes:
-            self.link.note(f"lost {len(data)} bytes")
+            self.link.network.note(f"lost {len(data)} bytes")
             return
         has_room = len(data) <= WINDOW_BYTES - self._window_used_bytes
         if has_room and not self._unsent and self.link.is_whole:
@@ -288,8 +294,9 @@ class MemoryTransport(asyncio.Transport):
         return self._reading and not self._closing and not self.is_frozen
 
     def take(self, chunk: bytes) -> None:
-        if self._incoming.link.is_noted:
-            self._incoming.link.note(f"{self._ends()} {len(chunk)} bytes")
+        network = self._incoming.link.network
+        if network.trace is not None:
+            network.note(f"{self._ends()} {len(chunk)} bytes")
         call = "data_received" if chunk else "eof_received"
         try:
             if chunk != _END:
@@ -297,7 +304,10 @@ class MemoryTransport(asyncio.Transport):
             elif not self._protocol.eof_received():
                 self.close()
         except Exception as error:  # noqa: BLE001 - as asyncio's transports do with any
-            self._report(f"Fatal error: protocol.{call}() call failed.", error)
+            message = f"Fatal error: protocol.{call}() call failed."
+            context = {"message": message, "exception": error, "transport": self}
+            loop = asyncio.get_running_loop()
+            loop.call_exception_handler({**context, "protocol": self._protocol})
             self._break_off(error)
 
     def note_sent(self) -> None:
@@ -335,16 +345,6 @@ class MemoryTransport(asyncio.Transport):
             self._outgoing.break_off()
             self._lose(error)
 
-    def _report(self, message: str, error: Exception) -> None:
-        asyncio.get_running_loop().call_exception_handler(
-            {
-                "message": message,
-                "exception": error,
-                "transport": self,
-                "protocol": self._protocol,
-            }
-        )
-
     def _lose_when_sent(self) -> None:
         if self._closing and self._outgoing.is_sent:
             self._lose(None)
@@ -352,7 +352,7 @@ class MemoryTransport(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         if not self._lost:
             self._lost = True
-            self._outgoing.link.note(f"{self._ends()} closed")
+            self._outgoing.link.network.note(f"{self._ends()} closed")
             loop = asyncio.get_running_loop()
             loop.call_soon(self._protocol.connection_lost, error)
             loop.call_soon(self._incoming.receiver_gone)

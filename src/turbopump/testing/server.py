@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,8 +20,7 @@ from turbopump.net.loop import run
 from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import cluster_state
 from turbopump.testing.cluster import BROKER, SMALL_FILES
-from turbopump.testing.waiting import described
-from turbopump.wire.record import MessageView
+from turbopump.testing.stack_dump import described
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ class _Running:
     nameserver: str
 
 
-class RunningServer:
+class RunningServer(cluster_state.ReadsState):
     """A name server and brokers in their own thread, at free ports.
 
     ::
@@ -141,28 +140,12 @@ class RunningServer:
 
     # --- what is inside ---------------------------------------------------------------------------
 
-    def messages(self, topic: str) -> list[MessageView]:
-        """Return all messages of a topic, in the order in which they were stored."""
-        return self._ask(lambda brokers: cluster_state.messages(brokers, topic))
-
-    def dead_letters(self, group: str) -> list[MessageView]:
-        """Return a group's dead letters."""
-        return self._ask(lambda brokers: cluster_state.dead_letters(brokers, group))
-
-    def retrying(self, group: str) -> list[MessageView]:
-        """Return a group's failed messages that wait for redelivery."""
-        return self._ask(lambda brokers: cluster_state.retrying(brokers, group))
-
-    def lag(self, group: str) -> int:
-        """Return how many messages a group could have consumed and has not committed yet."""
-        return self._ask(lambda brokers: cluster_state.lag(brokers, group))
-
     def until(self, fact: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
         """Wait until a condition holds; raises AssertionError on timeout."""
         end_s = time.monotonic() + timeout_s
         while not fact():
             if time.monotonic() >= end_s:
-                lines = self._ask(cluster_state.summary)
+                lines = self._read(cluster_state.summary)
                 text = f"not so within {timeout_s:g} s: {described(fact)}"
                 raise AssertionError("\n  ".join([text, *lines]))
             time.sleep(_POLL_INTERVAL_S)
@@ -171,9 +154,9 @@ class RunningServer:
 
     def cut(self) -> int:
         """Reset the connections of all clients; return how many there were."""
-        return self._ask(_cut)
+        return self._read(_cut)
 
-    def _ask(self, question: Callable[[Sequence[Broker]], T]) -> T:
+    def _read(self, question: Callable[[Collection[Broker]], T]) -> T:
         """Call a function on the brokers' own thread, the only one that may access them."""
         running = self._require_running()
 
@@ -188,7 +171,7 @@ class RunningServer:
         return self._running
 
 
-def _cut(brokers: Sequence[Broker]) -> int:
+def _cut(brokers: Collection[Broker]) -> int:
     connections = [each for broker in brokers for each in broker.connections]
     for connection in connections:
         connection.abort("cut by a test")

@@ -1,9 +1,11 @@
-"""Where tasks and threads are: for errors about those that do not end."""
+"""Where tasks, threads and conditions are: for errors about those that do not end."""
 
 from __future__ import annotations
 
 import asyncio
+import linecache
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -25,15 +27,10 @@ def threads_lines() -> list[str]:
 
 
 def _place(frame: FrameType) -> str:
-    frame = _own_frame(frame)
-    return f"{frame.f_code.co_qualname} at {frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _own_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame outside the waiting of `threading` itself."""
+    """Describe the innermost frame outside the waiting of `threading` itself."""
     while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
         frame = frame.f_back
-    return frame
+    return f"{frame.f_code.co_qualname} at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def where(task: asyncio.Task[Any]) -> str:
@@ -41,3 +38,13 @@ def where(task: asyncio.Task[Any]) -> str:
     name = getattr(task.get_coro(), "__qualname__", "?")
     frames = task.get_stack(limit=1)
     return f"{name} at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else str(name)
+
+
+def described(fact: Callable[[], object]) -> str:
+    """Return where a condition is defined, and its source."""
+    code = getattr(fact, "__code__", None)
+    if code is None:
+        return repr(fact)
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    place = f"{code.co_filename}:{code.co_firstlineno}"
+    return f"{line}  ({place})" if line else f"{fact.__qualname__} at {place}"

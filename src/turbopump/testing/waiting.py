@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import linecache
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 from turbopump.errors import InvalidArgument
 from turbopump.testing.loop import virtual_loop
-from turbopump.testing.stack_dump import where
+from turbopump.testing.stack_dump import described, where
 
 T = TypeVar("T")
 Fact = Callable[[], object]
@@ -136,13 +135,3 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{round(seconds / size, 2):g} {unit}"
     return f"{round(seconds, 3):g} s"
-
-
-def described(fact: Fact) -> str:
-    """Return where a condition is defined, and its source."""
-    code = getattr(fact, "__code__", None)
-    if code is None:
-        return repr(fact)
-    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    place = f"{code.co_filename}:{code.co_firstlineno}"
-    return f"{line}  ({place})" if line else f"{fact.__qualname__} at {place}"

@@ -40,7 +40,7 @@ def _convert(lines: Iterator[str], output: TextIO) -> int:
             print(line, file=output)
     except _BadLine as bad:
         output.flush()
-        print(f"line {bad.number}: {bad.reason}", file=sys.stderr)
+        print("line {}: {}".format(*bad.args), file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
         # The reader has closed the pipe.
@@ -49,10 +49,7 @@ def _convert(lines: Iterator[str], output: TextIO) -> int:
 
 
 class _BadLine(Exception):
-    def __init__(self, number: int, reason: object) -> None:
-        super().__init__(number, reason)
-        self.number = number
-        self.reason = reason
+    """The number of a line, and what is wrong with it."""
 
 
 def _numbered(source: TextIO) -> Iterator[tuple[int, str]]:

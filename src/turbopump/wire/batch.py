@@ -26,7 +26,6 @@ class BatchEntry(Struct, frozen=True):
 
 
 def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
-    """Return the batch body."""
     return encode_entries((entry.body, entry.properties, entry.flag) for entry in entries)
 
 
@@ -58,7 +57,6 @@ def _between(body_length: int, length: int, flag: int) -> tuple[bytes, bytes]:
 
 
 def decode_batch(body: bytes) -> Iterator[BatchEntry]:
-    """Parse a batch body."""
     at, end = 0, len(body)
     head_of, properties_length_of = _HEAD.unpack_from, _PROPERTIES_LENGTH.unpack_from
     while at < end:

@@ -60,12 +60,7 @@ class Command(Struct, frozen=True, gc=False):
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
-    def is_oneway(self) -> bool:
-        return bool(self.flag & FLAG_ONEWAY)
-
-    @property
     def body_length(self) -> int:
-        """Bytes of the body, over all its pieces."""
         return sum(map(len, body_parts(self.body)))
 
     def answer(
@@ -98,7 +93,6 @@ def request(code: int, header: Header | None = None, body: Payload = b"") -> Com
 
 
 def body_parts(body: Payload) -> Sequence[Buffer]:
-    """Return the pieces of a body."""
     return (body,) if isinstance(body, bytes | bytearray | memoryview) else body
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import lz4.frame
 import zstandard
@@ -18,7 +19,6 @@ LEVEL = 5
 
 
 def deflate(body: bytes, compression: Compression = Compression.ZLIB, level: int = LEVEL) -> bytes:
-    """Compress a body."""
     match compression:
         case Compression.ZLIB:
             return zlib.compress(body, level)
@@ -41,13 +41,7 @@ def inflate(stored: bytes, compression: Compression, bytes_max: int = INFLATED_B
     return body
 
 
-def _inflate_zlib(stored: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    stream = zlib.decompressobj()
-    return stream.decompress(stored, bytes_max), stream.eof
-
-
-def _inflate_lz4(stored: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    stream = lz4.frame.LZ4FrameDecompressor()
+def _inflate(stream: Any, stored: bytes, bytes_max: int) -> tuple[bytes, bool]:
     return stream.decompress(stored, bytes_max), stream.eof
 
 
@@ -64,7 +58,7 @@ def _zstd_is_complete(stored: bytes) -> bool:
 
 
 _INFLATE: dict[Compression, Callable[[bytes, int], tuple[bytes, bool]]] = {
-    Compression.ZLIB: _inflate_zlib,
-    Compression.LZ4: _inflate_lz4,
+    Compression.ZLIB: lambda *stored: _inflate(zlib.decompressobj(), *stored),
+    Compression.LZ4: lambda *stored: _inflate(lz4.frame.LZ4FrameDecompressor(), *stored),
     Compression.ZSTD: _inflate_zstd,
 }

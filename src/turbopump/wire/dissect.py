@@ -75,7 +75,6 @@ class Dissector:
 
 
 def message_fields(view: MessageView) -> Fields:
-    """Return a stored message as a JSON value."""
     return {
         "topic": view.topic,
         "queueId": view.queue_id,

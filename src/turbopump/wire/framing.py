@@ -58,7 +58,6 @@ def frame_length(parts: Sequence[Buffer]) -> int:
 
 
 def too_long(length: int, frame_bytes_max: int) -> InvalidArgument:
-    """Return the error for a frame that exceeds the limit."""
     return InvalidArgument(f"a frame must be at most {frame_bytes_max} bytes, got {length}")
 
 

@@ -20,8 +20,8 @@ class Routed(Header, frozen=True, kw_only=True):
 # --- sending --------------------------------------------------------------------------------------
 
 
-class SendMessage(Header, frozen=True, kw_only=True):
-    """A message, a batch or a reply, with long names (codes 10 and 324)."""
+class _MessageFields(Header, frozen=True, kw_only=True):
+    """What a message and a reply on its way have in common."""
 
     producer_group: str
     topic: str
@@ -34,6 +34,11 @@ class SendMessage(Header, frozen=True, kw_only=True):
     properties: str | None = None
     reconsume_times: I32 | None = None
     unit_mode: bool | None = None
+
+
+class SendMessage(_MessageFields, frozen=True, kw_only=True):
+    """A message, a batch or a reply, with long names (codes 10 and 324)."""
+
     max_reconsume_times: I32 | None = None
     batch: bool | None = None
     broker_name: str | None = field(name="bname", default=None)
@@ -118,20 +123,9 @@ class CheckTransactionState(Routed, frozen=True, kw_only=True):
     offset_msg_id: str | None = None
 
 
-class PushReply(Header, frozen=True, kw_only=True):
+class PushReply(_MessageFields, frozen=True, kw_only=True):
     """A reply on its way to the client that asked (326)."""
 
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: I32
-    queue_id: I32
-    sys_flag: I32
-    born_timestamp: I64
-    flag: I32
-    properties: str | None = None
-    reconsume_times: I32 | None = None
-    unit_mode: bool | None = None
     born_host: str
     store_host: str
     store_timestamp: I64

@@ -36,7 +36,6 @@ class Host(Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """The IP address as text."""
         return str(ipaddress.ip_address(self.ip))
 
     def __str__(self) -> str:

@@ -9,8 +9,6 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument
 from turbopump.message import PhysicalOffset
@@ -18,7 +16,6 @@ from turbopump.wire.hosts import V4_BYTES, V6_BYTES, Host
 
 _OFFSET_ID_TAIL = struct.Struct(">iq")
 _OFFSET_DIGITS = 16
-_UNIQUE_ID_TAIL = struct.Struct(">HIIH")
 
 COUNTER_MASK = 0xFFFF
 COUNTER_DIGITS = 4
@@ -48,36 +45,16 @@ def offset_ids(store_host: Host, offsets: Sequence[PhysicalOffset]) -> str:
 
 
 def parse_offset_id(text: str) -> tuple[Host, PhysicalOffset]:
-    """Parse an offset id."""
-    raw, ip_bytes = _id_bytes(text, "offset message id", _OFFSET_ID_TAIL.size)
+    """Parse an offset id; raises InvalidArgument."""
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    ip_bytes = len(raw) - _OFFSET_ID_TAIL.size
+    if ip_bytes not in {V4_BYTES, V6_BYTES} or len(text) != 2 * len(raw):
+        raise InvalidArgument(f"offset message id must be 32 or 56 hex digits, got {text!r}")
     port, offset = _OFFSET_ID_TAIL.unpack_from(raw, ip_bytes)
     return Host(raw[:ip_bytes], port), PhysicalOffset(offset)
-
-
-class UniqueId(Struct, frozen=True):
-    """The parts of a unique id; ``month_ms`` counts from the start of the creator's month."""
-
-    ip: bytes
-    process: int
-    maker: int
-    month_ms: int
-    counter: int
-
-    def __str__(self) -> str:
-        tail = _UNIQUE_ID_TAIL.pack(self.process, self.maker, self.month_ms, self.counter)
-        return (self.ip + tail).hex().upper()
-
-    def created_ms(self, now_ms: int) -> int:
-        """Return when it was created: the latest such time of a month before ``now_ms``."""
-        this_month = _month_start_ms(now_ms)
-        created = this_month + self.month_ms
-        return created if created < now_ms else _month_start_ms(this_month - 1) + self.month_ms
-
-
-def parse_unique_id(text: str) -> UniqueId:
-    """Parse a unique id."""
-    raw, ip_bytes = _id_bytes(text, "unique message id", _UNIQUE_ID_TAIL.size)
-    return UniqueId(raw[:ip_bytes], *_UNIQUE_ID_TAIL.unpack_from(raw, ip_bytes))
 
 
 class UniqueIds:
@@ -96,7 +73,6 @@ class UniqueIds:
         """The prefix of ids of one millisecond; replaced as a whole, as threads read it."""
 
     def next(self) -> str:
-        """Create one id."""
         now_ms = self._clock.now_ms()
         at_ms, prefix = self._prefix
         if at_ms != now_ms:
@@ -105,7 +81,6 @@ class UniqueIds:
         return f"{prefix}{_HEX[number >> 8 & 0xFF]}{_HEX[number & 0xFF]}"
 
     def many(self, count: int) -> list[str]:
-        """Create several consecutive ids."""
         prefix = self._prefix_at(self._clock.now_ms())
         # Drawn in one call, which no other thread interrupts.
         numbers = list(itertools.islice(self._counters, count))
@@ -149,17 +124,6 @@ class UniqueIds:
 def with_counter(prefix: str, counter: int) -> str:
     """Return one of the ids that `UniqueIds.claim` has reserved."""
     return f"{prefix}{counter & COUNTER_MASK:0{COUNTER_DIGITS}X}"
-
-
-def _id_bytes(text: str, what: str, tail_bytes: int) -> tuple[bytes, int]:
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError:
-        raw = b""
-    ip_bytes = len(raw) - tail_bytes
-    if ip_bytes not in {V4_BYTES, V6_BYTES} or len(text) != 2 * len(raw):
-        raise InvalidArgument(f"{what} must be 32 or 56 hex digits, got {text!r}")
-    return raw, ip_bytes
 
 
 def _month_start_ms(at_ms: int) -> int:

@@ -39,16 +39,7 @@ SYSTEM_TOPICS = frozenset(
 )
 TRANSACTION_TOPICS = frozenset({HALF_TOPIC, HALF_OPERATIONS_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
 """Topics that a broker creates for its first transaction, with one queue each."""
-_FORBIDDEN = frozenset(
-    {
-        SCHEDULE_TOPIC,
-        HALF_TOPIC,
-        HALF_OPERATIONS_TOPIC,
-        CHECKED_TOO_OFTEN_TOPIC,
-        SELF_TEST_TOPIC,
-        OFFSET_MOVED_TOPIC,
-    }
-)
+_FORBIDDEN = SYSTEM_TOPICS - {TEMPLATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 
 
 def check_name(name: str) -> str | None:
@@ -76,10 +67,8 @@ def is_forbidden_to_send(name: str) -> bool:
 
 
 def retry_topic(group: str) -> str:
-    """Return the topic of a group's messages to be retried."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """Return the topic of a group's messages that exceeded their retries."""
     return DEAD_LETTER_PREFIX + group

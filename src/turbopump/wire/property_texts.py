@@ -66,7 +66,6 @@ class PropertyTexts:
 
     @cached_property
     def parts(self) -> Sequence[bytes]:
-        """The texts, one by one."""
         return self.given.tolist() if isinstance(self.given, np.ndarray) else self.given
 
     @cached_property
@@ -155,7 +154,6 @@ class PropertyTexts:
         return np.searchsorted(text_ends, positions, "right")
 
     def split(self, owners: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-        """Split values at spaces."""
         spaces = np.flatnonzero(self._bytes == _SPACE)
         within = np.searchsorted(starts, spaces, "right") - 1
         # A space before all values is assigned to the last one, which ends after it.

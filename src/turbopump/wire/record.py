@@ -85,7 +85,6 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole record."""
         variable = len(self.body) + len(self.topic) + len(self.properties)
         return _FIXED[self._widths()].size + _LENGTHS_BYTES + variable
 
@@ -322,8 +321,8 @@ def decode_records(data: bytes | memoryview) -> Iterator[MessageView]:
         at += view.size
         before, lengths = lengths, (view.size, view.body_length, len(view.stored_properties))
         if lengths == before:
-            for alike in _records_like(view, data, at):
-                yield alike
+            for same in _records_like(view, data, at):
+                yield same
                 at += view.size
 
 
@@ -346,8 +345,8 @@ def _records_like(first: MessageView, data: bytes | memoryview, at: int) -> Iter
         size, magic, crc, queue_id, flag, offset, position, sys_flag, born_ms, born_ip, born_port,
         store_ms, store_ip, store_port, times, prepared, body_length, body, found, text,
     ) in layout.iter_unpack(memoryview(data)[at : at + whole]):  # fmt: skip
-        is_alike = found == between and (size, magic, body_length) == lengths
-        if not is_alike or sys_flag & _HOST_BITS != host_bits:
+        is_same = found == between and (size, magic, body_length) == lengths
+        if not is_same or sys_flag & _HOST_BITS != host_bits:
             return
         yield MessageView(
             size, magic, crc, queue_id, flag, offset, position, sys_flag, born_ms, born_ip,

@@ -51,7 +51,6 @@ def read_at(view: memoryview, kind: str, positions: Ints) -> NDArray[Any]:
 
 
 def heads_at(view: memoryview, positions: Ints) -> NDArray[Any]:
-    """Return the fixed fields of the records at some positions."""
     return read_at(view, f"V{HEAD_BYTES}", positions).view(HEAD)
 
 

@@ -111,7 +111,6 @@ class RecordBatch(Struct, frozen=True, eq=False):
         return self.encode(queue_offset, positions, store_timestamp_ms), positions
 
     def records(self) -> Iterator[Record]:
-        """Yield the messages one by one."""
         bodies = self.bodies
         parts = bodies.tolist() if isinstance(bodies, np.ndarray) else bodies
         for body, text in zip(parts, self.stored_texts, strict=True):
@@ -220,7 +219,6 @@ def _middle_form(size: int) -> np.dtype[Any]:
 
 
 def _cut(data: bytearray, size: int) -> list[bytes]:
-    """Cut data into equal parts."""
     parts: list[bytes] = np.frombuffer(data, f"V{size}").tolist()
     return parts
 
@@ -282,7 +280,7 @@ def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
     bodies: list[bytes] = []
     texts: list[bytes] = []
     at, end, flag = 0, len(body), None
-    before, alike, alike_min = (-1, -1), 1, _SAME_LENGTHS_SEEN_MIN
+    before, repeats, repeats_min = (-1, -1), 1, _SAME_LENGTHS_SEEN_MIN
     try:
         while at < end:
             size, own_flag, length = _HEAD.unpack_from(body, at)
@@ -295,15 +293,15 @@ def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
             at, flag = at + size, own_flag
             texts.append(body[text_at:at])
             lengths = (length, text_length)
-            alike = alike + 1 if lengths == before else 1
+            repeats = repeats + 1 if lengths == before else 1
             before = lengths
-            if alike >= alike_min and end - at > _SAME_LENGTHS_POSSIBLE_MIN * size:
+            if repeats >= repeats_min and end - at > _SAME_LENGTHS_POSSIBLE_MIN * size:
                 start = at
                 at = _take_equal(body, at, (size, flag, length, text_length), bodies, texts)
-                alike = 0
+                repeats = 0
                 if at - start < _TAKEN_MIN * size:
                     # Where lengths vary, attempts become ever rarer: in total they cost little.
-                    alike_min *= 2
+                    repeats_min *= 2
     except struct.error:
         return None
     return (bodies, texts, flag or 0) if bodies and at == end else None
@@ -346,7 +344,6 @@ def _same_lengths_prefix(
 
 @lru_cache(maxsize=1024)
 def _message_form(length: int, text_length: int) -> np.dtype[Any]:
-    """Return the layout of a message of a batch."""
     places = {
         "size": (">i4", 0),
         "flag": (">i4", 12),

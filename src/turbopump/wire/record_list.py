@@ -71,7 +71,6 @@ class RecordList(Struct, frozen=True, eq=False):
         return PropertyTexts(self.stored_texts)
 
     def records(self) -> Iterator[Record]:
-        """Yield the messages one by one."""
         for flag, body, text in zip(self.flags, self.bodies, self.stored_texts, strict=True):
             yield replace(self.first, body=body, properties=text, flag=flag)
 

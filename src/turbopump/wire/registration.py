@@ -38,7 +38,6 @@ def encode_compressed(registration: BrokerRegistration) -> bytes:
 
 
 def decode_compressed(data: bytes) -> BrokerRegistration:
-    """Read the compressed form."""
     return decode_inflated(inflate_registration(data))
 
 
@@ -51,7 +50,6 @@ def inflate_registration(data: bytes) -> bytes:
 
 
 def decode_inflated(data: bytes) -> BrokerRegistration:
-    """Read the decompressed form."""
     reader = _Reader(data)
     version = DataVersion.decode(reader.sized())
     count = reader.number()

@@ -40,12 +40,10 @@ class Compression(IntEnum):
 
 
 def transaction_of(sys_flag: int) -> Transaction:
-    """Return the role in a transaction."""
     return Transaction(sys_flag & _TRANSACTION_BITS)
 
 
 def with_transaction(sys_flag: int, transaction: Transaction) -> int:
-    """Return the flag with another role in a transaction."""
     return sys_flag & ~_TRANSACTION_BITS | transaction
 
 
@@ -60,6 +58,5 @@ def compression_of(sys_flag: int) -> Compression | None:
 
 
 def with_compression(sys_flag: int, compression: Compression) -> int:
-    """Return the flag with a compression type."""
     plain = sys_flag & ~_COMPRESSION_BITS
     return plain | COMPRESSED | compression << _COMPRESSION_SHIFT

@@ -13,7 +13,7 @@ from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork
 from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.headers import CreateTopic
+from turbopump.wire.headers import CreateTopic, RouteOf
 from turbopump.wire.record import MessageView
 
 T = TypeVar("T")
@@ -23,15 +23,15 @@ LOOK_AGAIN_S = 0.1
 
 
 class Operator:
-    """Speaks to one broker; each call has a connection of its own."""
+    """Speaks to one server; each call has a connection of its own."""
 
-    def __init__(self, broker: str) -> None:
-        self._broker = broker
+    def __init__(self, server: str) -> None:
+        self._server = server
 
     def _ask(self, asked: Callable[[Client], Awaitable[T]]) -> T:
         async def connected() -> T:
             async with ConnectionPool(SocketNetwork()) as pool:
-                return await asked(Client(pool, self._broker))
+                return await asked(Client(pool, self._server))
 
         return run(connected())
 
@@ -62,6 +62,23 @@ class Operator:
 
         self._ask(create)
         self.create_topic(f"%RETRY%{group}", queues=1)
+
+    def wait_for_route(self, topic: str) -> None:
+        """Wait until a name server, to which this speaks then, knows a topic.
+
+        A send that creates a topic is answered before.
+        """
+
+        async def look(client: Client) -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    header = RouteOf(topic=topic)
+                    answer = await client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+                    if answer.code == ResponseCode.SUCCESS:
+                        return
+                    await asyncio.sleep(LOOK_AGAIN_S)
+
+        self._ask(look)
 
     def messages(self, topic: str, queue_id: int = 0) -> list[MessageView]:
         """Return all messages of a queue."""

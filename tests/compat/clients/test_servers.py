@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from compat.clients.operating import Operator
 from compat.clients.peers import Peers
 from servers import standalone
 
@@ -18,6 +19,7 @@ def test_server_without_any_setting(tmp_path: Path, cpp_of: Callable[[str], Peer
         peer = cpp.start()
         # First: the client looks for a topic that is not there only every 30 s.
         sent = peer.send("Plain", "hello", tags="a")
+        Operator(server.nameserver).wait_for_route("Plain")
         peer.call("push", group="plain", topic="Plain", expression="a")
         peer.send("Plain", "not for us", tags="b")
         peer.send("Plain", "later", tags="a", delay_level=1)
@@ -35,6 +37,7 @@ def test_clients_go_on_when_the_server_comes_back(
         cpp = cpp_of(first.nameserver)
         peer = cpp.start()
         peer.send("Back", "before")
+        Operator(first.nameserver).wait_for_route("Back")
         peer.call("push", group="back", topic="Back")
         cpp.inbox.wait_for("back", 1)
         if is_killed:

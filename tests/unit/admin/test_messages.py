@@ -27,7 +27,7 @@ from turbopump.admin import (
 from turbopump.broker.config import LimitsConfig
 from turbopump.client.delivery.results import ConsumeResult
 from turbopump.client.push_config import Retries
-from turbopump.errors import ConnectionLost, InvalidArgument, NotThere, RemoteError
+from turbopump.errors import ConnectFailed, ConnectionLost, InvalidArgument, NotThere, RemoteError
 from turbopump.machine.files import read_file
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
@@ -459,13 +459,14 @@ async def test_interrupted_redrive_is_repeated_without_sending_twice(tmp_path: P
 
 
 @virtual_time()
-async def test_busy_broker_is_waited_for_when_redriving(tmp_path: Path) -> None:
+async def test_busy_or_restarting_broker_is_waited_for_when_redriving(tmp_path: Path) -> None:
     failing = FailingSends()
     async with administered(tmp_path, "a", [failing]) as (world, admin):
         await admin.topics.create("T", queues=1)
         await admin.messages.send(Message("T", b"1"))
         await make_letters(world, 1)
-        failing.refusals = [RemoteError(ResponseCode.SYSTEM_BUSY, "busy")] * 3
+        busy = RemoteError(ResponseCode.SYSTEM_BUSY, "busy")
+        failing.refusals = [busy, ConnectFailed("restarting"), busy]
         found = await redriven(admin.dead_letters.redrive("g"))
         assert found == [(b"1", Outcome.SENT, "T")]
         assert not failing.refusals

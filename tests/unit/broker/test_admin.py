@@ -351,9 +351,9 @@ def test_the_slowest_group_decides_and_nothing_is_forgotten(parts: Parts) -> Non
 
 def test_cloning(parts: Parts) -> None:
     create(parts, "U")
-    parts.offsets.reset("src", "T", {0: 1, 1: 2})
-    parts.offsets.reset("src", "U", {0: 3})
-    parts.offsets.reset("src", "Gone", {0: 4})
+    parts.offsets.commit_all("src", "T", {0: 1, 1: 2})
+    parts.offsets.commit_all("src", "U", {0: 3})
+    parts.offsets.commit_all("src", "Gone", {0: 4})
     clone = headers.CloneGroupOffset(src_group="src", dest_group="dest", topic="T")
     assert parts.ask(RequestCode.CLONE_GROUP_OFFSET, clone).code == OK
     assert parts.offsets.topics_of("dest") == {"T"}

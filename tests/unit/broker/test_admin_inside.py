@@ -50,7 +50,7 @@ def targets(answer: Command) -> list[int]:
 
 def test_resets_go_to_a_moment_or_to_the_end(parts: Parts) -> None:
     peer = parts.join()
-    parts.offsets.reset("g", "T", {0: 1, 1: 0})
+    parts.offsets.commit_all("g", "T", {0: 1, 1: 0})
     assert targets(reset(parts, 2500)) == [2, 0]
     assert targets(reset(parts, -1)) == [3, 0]
     assert targets(reset(parts, 2500, force=False)) == [1, 0], "without force only backwards"
@@ -61,7 +61,7 @@ def test_resets_go_to_a_moment_or_to_the_end(parts: Parts) -> None:
 
 def test_c_plus_plus_gets_a_list(parts: Parts) -> None:
     peer = parts.join()
-    parts.offsets.reset("g", "T", {0: 1, 1: 0})
+    parts.offsets.commit_all("g", "T", {0: 1, 1: 0})
     reset(parts, -1, language=Language.CPP)
     assert whole_body(peer.sent[-1]).startswith(b'{"offsetTable":[{')
     reset(parts, -1)

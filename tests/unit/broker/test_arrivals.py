@@ -60,18 +60,18 @@ async def test_any_arrival_in_a_topic_wakes_who_waits_for_the_whole_topic() -> N
     whole, red, other = Held(WHOLE_TOPIC), Held(tag=1), Held(queue_id=7, owner="d")
     for held in (whole, red, other):
         arrivals.hold(held.pull, 15_000)
-    watched = arrivals.queues.get(("T", 5))
+    watched = arrivals.get(("T", 5))
     assert watched is not None
     assert ANY_TAG in watched.tags_codes
-    assert watched is arrivals.queues.get(("T", 0)), "all of its messages are reported"
-    assert arrivals.queues.get(("U", 5)) is None
+    assert watched is arrivals.get(("T", 0)), "all of its messages are reported"
+    assert arrivals.get(("U", 5)) is None
     arrivals.notify(arrival(topic="U"))
     await asyncio.sleep(0)
     assert whole.answers == 0
     arrivals.notify(arrival(tags_code=2))
     await asyncio.sleep(0)
     assert [held.answers for held in (whole, red, other)] == [1, 0, 0]
-    assert arrivals.queues.get(("T", 5)) is None
+    assert arrivals.get(("T", 5)) is None
     arrivals.notify(arrival(tags_code=1))
     await asyncio.sleep(0)
     assert red.answers == 1
@@ -121,7 +121,7 @@ async def test_the_sweep_leaves_alone_who_did_not_want_what_came() -> None:
     arrivals = Arrivals(virtual_loop().clock, held_max=10)
     held = Held(tag=1)
     arrivals.hold(held.pull, 15_000)
-    watch = arrivals.queues.get(held.pull.queue)
+    watch = arrivals.get(held.pull.queue)
     assert watch is not None
     watch.seen = 1  # as the store does with every message
     arrivals.sweep(lambda *_: 1)

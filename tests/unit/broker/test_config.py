@@ -229,6 +229,7 @@ def test_toml_and_lines_say_the_same(tmp_path: Path) -> None:
         ({"brokerName": ".."}, ["brokerName", "not only dots, got '..'"]),
         ({"brokerClusterName": ""}, ["brokerClusterName", "''"]),
         ({"regionId": ""}, ["regionId must be a text on one line, not empty, got ''"]),
+        ({"storePathRootDir": ""}, ["storePathRootDir must be a path, not empty, got ''"]),
         ({"regionId": "x" * 256}, ["regionId", "at most 255 characters, got 256"]),
         ({"namesrvAddr": "h:1;" * 3000}, ["namesrvAddr", "at most 8192 characters, got 12000"]),
         ({"namesrvAddr": "here"}, ["namesrvAddr", "'here'", "host:port"]),

@@ -15,7 +15,6 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.clients import Member
 from turbopump.broker.durability import Outcome
 from turbopump.broker.handlers.clients import notify_clients
-from turbopump.broker.progress import Commit
 from turbopump.broker.pull import Expression, Held, Pull
 from turbopump.broker.pull_status import ReadRules, Status
 from turbopump.broker.replies import PushedReply
@@ -47,7 +46,6 @@ WIRING = {
     "broker/message_path.py",
     "broker/administration.py",
     "broker/registration.py",
-    "broker/vip_port.py",
     "broker/replication/mastership.py",
     "broker/replication/replica.py",
     "broker/replication/role_changes.py",
@@ -215,7 +213,7 @@ async def test_a_held_pull_is_reported_once(tmp_path: Path) -> None:
         held = pulled(broker, a_pull(gone, 2, hold_ms=5000))
         assert isinstance(held, Held)
         held.then(never.append)
-        broker.path.pulls.forget(gone)
+        broker.path.arrivals.forget(gone)
         await client.send(b"newest")
         await asyncio.sleep(10)
         assert not never
@@ -255,13 +253,12 @@ async def test_progress_is_committed_and_told(tmp_path: Path) -> None:
             await client.send()
         progress = broker.administration.progress
         assert progress.find("g", "T", 0) == 0
-        commit = Commit(client="10.9.9.9:1", group="g", topic="T", queue_id=0, offset=2)
-        progress.commit(commit)
+        progress.commit("10.9.9.9:1", "g", "T", 0, 2)
         assert progress.find("g", "T", 0) == 2
         pulled(broker, a_pull(Visitor(), 2, commit_offset=3))
         assert progress.find("g", "T", 0) == 3
         with pytest.raises(RemoteError, match="must be 0 to 3"):
-            progress.commit(replace(commit, offset=4))
+            progress.commit("10.9.9.9:1", "g", "T", 0, 4)
         assert progress.slowest("T", ["other"]) == {0: 3}
         progress.clone("10.9.9.9:1", "g", "copy", "T", offline=True)
         assert progress.find("copy", "T", 0) == 3

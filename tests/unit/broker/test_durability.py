@@ -13,7 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from brokers import SMALL_STORE
-from turbopump.broker.durability import Durability, Late, Limits, Outcome, Promise
+from turbopump.broker.config import OverloadConfig
+from turbopump.broker.durability import Durability, Late, Outcome, Promise
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.machine.files import REAL_FILES
 from turbopump.net.deadlines import Deadlines
@@ -30,7 +31,7 @@ ALL = (Promise.WRITTEN, Promise.DURABLE, Promise.DURABLE_EVENTUALLY)
 class Gate:
     """A gate in front of a store whose flushes a test finishes."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: OverloadConfig) -> None:
         self.store = store
         self.flush: Future[None] = Future()
         self.gate = Durability(store, Deadlines(virtual_loop().clock), limits)
@@ -60,7 +61,8 @@ def gate(
 ) -> Iterator[Gate]:
     config = replace(SMALL_STORE, flush=FlushConfig(mode=mode))
     with Store.open(directory, config, machine=virtual_machine(REAL_FILES)) as store:
-        yield Gate(store, Limits(timeout_ms=5000, sends_max=sends_max, bytes_max=bytes_max))
+        limits = OverloadConfig(sends_waiting_max=sends_max, unflushed_bytes_max=bytes_max)
+        yield Gate(store, limits)
 
 
 @virtual_time()

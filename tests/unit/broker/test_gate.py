@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brokers import running_broker
-from imports import SOURCE, calls, modules, name_of
+from imports import SOURCE, calls, mentioning, name_of
 from transaction_peers import COMMIT, ROLLBACK, world
 from turbopump.broker.durability import Durability
 from turbopump.broker.replies import Replies
@@ -24,7 +24,10 @@ SERVERS = ("broker", "nameserver", "admin", "client", "cli", "testing")
 def callers(*names: str) -> set[str]:
     """Return the modules of servers and clients that call something by one of these names."""
     return {
-        name_of(path) for path in modules(*SERVERS) for called, _ in calls(path) if called in names
+        name_of(path)
+        for path in mentioning(names, *SERVERS)
+        for called, _ in calls(path)
+        if called in names
     }
 
 
@@ -58,7 +61,10 @@ def test_what_is_appended_goes_through_the_gate(method: str) -> None:
 
 def test_only_the_store_says_that_something_is_appended() -> None:
     makers = {
-        name_of(path) for path in modules() for called, _ in calls(path) if called == "Appended"
+        name_of(path)
+        for path in mentioning(["Appended"])
+        for called, _ in calls(path)
+        if called == "Appended"
     }
     assert makers
     assert all(name.startswith("store/") for name in makers)

@@ -85,7 +85,7 @@ def world(tmp_path: Path) -> Parts:
     stored = ConsumerOffsets.decode(whole_body(command("all_consumer_offset.response")))
     for key, queues_of in stored.offset_table.items():
         topic, _, group = key.partition("@")
-        parts.offsets.reset(group, topic, queues_of)
+        parts.offsets.commit_all(group, topic, queues_of)
     parts.offsets.commit("cg_pull", "TopicTest", 0, 2)
     parts.delays = DelayOffsets(offset_table={1: 1, 2: 1, 3: 3})
     for address, name in CONSUMERS.items():

@@ -90,7 +90,7 @@ def test_offsets_go_back_and_forth() -> None:
     offsets.commit("g", "T", 0, 3)
     assert offsets.find("g", "T", 0) == 3
     assert offsets.find("g", "T", 1) is None
-    offsets.reset("g", "T", {0: 9, 1: 0})
+    offsets.commit_all("g", "T", {0: 9, 1: 0})
     assert offsets.of_topic("g", "T") == {0: 9, 1: 0}
 
 

@@ -110,16 +110,13 @@ def test_unknown_names_and_keys(counting: Counting, name: str, key: str) -> None
 
 def test_rates_need_as_many_samples_as_their_time_is_long(counting: Counting) -> None:
     counting.stats.put("T", 0, 50, 1)
-    assert counting.stats.put_rates().last_10_s is None
+    assert counting.stats.put_rates()[0] is None
     counting.wait()
-    rates = counting.stats.put_rates()
-    assert (rates.last_10_s, rates.last_minute, rates.last_10_minutes) == (5.0, None, None)
+    assert counting.stats.put_rates() == (5.0, None, None)
     counting.wait(59)
-    rates = counting.stats.put_rates()
-    assert (rates.last_10_s, rates.last_minute) == (0.0, 0.0)
-    assert rates.last_10_minutes == 50 / 600
+    assert counting.stats.put_rates() == (0.0, 0.0, 50 / 600)
     counting.wait(1)
-    assert counting.stats.put_rates().last_10_minutes == 0.0
+    assert counting.stats.put_rates()[2] == 0.0
 
 
 def test_pulls_that_find_and_that_do_not(counting: Counting) -> None:
@@ -128,9 +125,9 @@ def test_pulls_that_find_and_that_do_not(counting: Counting) -> None:
         counting.stats.missed()
     counting.stats.put_failed()
     counting.wait()
-    assert counting.stats.found_rates().last_10_s == 0.1
-    assert counting.stats.missed_rates().last_10_s == 0.3
-    assert counting.stats.transferred_rates().last_10_s == 3.2
+    assert counting.stats.found_rates()[0] == 0.1
+    assert counting.stats.missed_rates()[0] == 0.3
+    assert counting.stats.transferred_rates()[0] == 3.2
     assert counting.stats.failures.times == 1
 
 
@@ -146,12 +143,10 @@ def test_totals_at_midnight(counting: Counting) -> None:
     counting.stats.put("T", 0, 5, 1)
     counting.wait(8640)
     counting.stats.put("T", 0, 7, 1)
-    days = counting.stats.put_days()
-    assert (days.yesterday_morning, days.today_morning, days.now) == (0, 5, 12)
+    assert counting.stats.put_days() == (0, 5, 12)
     counting.wait(8640)
-    days = counting.stats.put_days()
-    assert (days.yesterday_morning, days.today_morning, days.now) == (5, 12, 12)
-    assert counting.stats.get_days().now == 0
+    assert counting.stats.put_days() == (5, 12, 12)
+    assert counting.stats.get_days() == (0, 0, 0)
 
 
 def test_what_is_forgotten_leaves_no_counter_behind(counting: Counting) -> None:
@@ -172,6 +167,15 @@ def test_what_is_forgotten_leaves_no_counter_behind(counting: Counting) -> None:
     assert counting.minute("TOPIC_PUT_NUMS", "Stays").sum == 4
     assert counting.windows("TOPIC_PUT_NUMS", "Stays")[2].sum == 1
     assert stats.puts.messages == 1005
+
+
+def test_a_new_topic_has_no_history_of_a_forgotten_one(counting: Counting) -> None:
+    counting.stats.put("Old", 0, 10, 1)
+    counting.wait(8)
+    counting.stats.forget_topic("Old")
+    counting.stats.put("New", 0, 3, 1)
+    counting.wait()
+    assert counting.minute("TOPIC_PUT_NUMS", "New").sum == 3
 
 
 def test_a_group_can_be_forgotten(counting: Counting) -> None:

@@ -16,8 +16,7 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, Role
 from turbopump.broker.replication import table_copy
 from turbopump.broker.replication.config import ReplicationConfig
-from turbopump.broker.replication.slave_tables import copied_tables
-from turbopump.broker.replication.table_copy import CopiedTable, TableCopies
+from turbopump.broker.replication.table_copy import CopiedTable, TableCopies, copied_tables
 from turbopump.errors import ConnectionLost, RemoteError
 from turbopump.machine.files import REAL_FILES
 from turbopump.net.router import not_supported

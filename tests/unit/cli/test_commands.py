@@ -18,8 +18,7 @@ from typer.main import get_group
 from typer.testing import CliRunner, Result
 
 from turbopump.broker.config_keys import parse
-from turbopump.cli.app import SUB_APPS, app
-from turbopump.cli.lazy import add_lazily
+from turbopump.cli.app import SUB_APPS, add_lazily, app
 from turbopump.cli.standalone import further_brokers, reachable, slave_changes
 from turbopump.settings import parse_properties
 from turbopump.version import __version__
@@ -335,8 +334,7 @@ def test_help_shows_groups_without_importing_them() -> None:
     program = f"""
 import sys
 from typer.testing import CliRunner
-from turbopump.cli.app import SUB_APPS, app
-from turbopump.cli.lazy import add_lazily
+from turbopump.cli.app import SUB_APPS, add_lazily, app
 result = CliRunner().invoke(app, ["--help"])
 assert result.exit_code == 0, result.output
 assert all(name in result.stdout for name in {list(SUB_APPS)!r}), result.stdout

@@ -15,18 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from turbopump.client.blocking import Blocking, blocking, promising
+from turbopump.client.life_cycle import LifeCycle
 from turbopump.errors import NotRunning
 from turbopump.machine.threads import DaemonThreads
 
 _caller: contextvars.ContextVar[int] = contextvars.ContextVar("caller")
 
 
-class Probe:
+class Probe(LifeCycle):
     """An asynchronous client that tells in whose context it runs."""
 
     async def start(self) -> None: ...
 
-    async def __aexit__(self, *error: object) -> None: ...
+    async def close(self) -> None: ...
 
     async def caller(self) -> int:
         return _caller.get()

@@ -209,7 +209,7 @@ def test_functions_that_cannot_work_are_refused_before_anything_is_sent() -> Non
 
     producer = TransactionProducer("pg", check=never, nameserver="127.0.0.1:1")
     refused: list[tuple[Any, str]] = [
-        (None, "execute must be a function, got None"),
+        (None, "execute must be a function of .transaction., got None"),
         (execute, "execute must not be async: turbopump.aio.TransactionProducer"),
     ]
     for function, wrong in refused:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from clusters import Recorder, cluster
-from turbopump.client import calls, lock_calls
+from turbopump.client import calls
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
 from turbopump.client.pull_consumer import PullConsumer
+from turbopump.client.queue_locks import QueueLocks
 from turbopump.errors import RemoteError
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import run_virtual
@@ -64,11 +65,9 @@ async def everything(directory: Path, recorder: Recorder) -> None:
             await lite.subscribe("TopicTest", "TagA || TagH")
             await lite.poll()
             await asyncio.sleep(1)
-            address = session.address_to_write("broker-a")
-            await lock_calls.lock_queues(session, address, "other@client", "cg_free", [QUEUE], 3000)
-            await lock_calls.unlock_queues(
-                session, address, "other@client", "cg_free", [QUEUE], 3000, is_oneway=False
-            )
+            locks = QueueLocks(session, "cg_free")
+            await locks.lock([QUEUE])
+            await locks.unlock([QUEUE], is_oneway=False)
 
 
 SAME_FIELDS = [

@@ -31,8 +31,7 @@ def run(queue: ProcessQueue[Item], step: dict[str, Any]) -> object:
     messages = [item(row[0], row[1]) for row in rows]
     match step["op"]:
         case "put":
-            limit = int(rows[-1][2]) if rows and len(rows[-1]) > 2 else None
-            return queue.put(messages, limit)
+            return queue.put(messages)
         case "remove":
             return queue.remove(messages)
         case "take":
@@ -58,7 +57,6 @@ def test_every_step_is_that_of_the_original(sequence: dict[str, Any]) -> None:
         taken = queue.taken_offsets
         assert queue.cached_offsets == state["messages"], step
         assert (queue.count, queue.bytes) == (state["count"], state["size"]), step
-        assert (queue.span, queue.behind) == (state["span"], state["behind"]), step
         assert (taken[0] if taken else 0, taken[-1] if taken else 0, len(taken)) == (
             state["takenMin"],
             state["takenMax"],
@@ -132,7 +130,6 @@ class AgainstAModel(RuleBasedStateMachine):
         assert queue.count == len(self.cached) + len(self.taken)
         assert queue.bytes == 10 * queue.count
         assert queue.is_empty == (queue.count == 0)
-        assert queue.span == (cached[-1] - cached[0] if cached else 0)
         first = queue.first
         assert (first and first.queue_offset) == (cached[0] if cached else None)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusters import Cluster, Recorder, cluster
-from consumers import Seen, consuming, send, sleep_ms
+from consumers import Seen, consuming, make_topic, send, sleep_ms
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.push_config import Listening
 from turbopump.client.push_consumer import PushConsumer
@@ -89,6 +89,25 @@ async def test_progress_travels_with_pulls(tmp_path: Path) -> None:
             await wait_until(lambda: seen.count == 2)
             last = pulls.pulls[-1]
             assert (last.sys_flag & PULL_COMMIT_OFFSET, last.commit_offset) == (1, 1)
+
+
+@virtual_time()
+async def test_listeners_are_called_before_a_pull_that_only_waits(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        pulls = PullTimes(world)
+        pulls_before_call: list[int] = []
+
+        async def listen(messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
+            if messages[0].queue_id == QUEUE.queue_id:
+                pulls_before_call.append(len(pulls.pulls))
+            return ConsumeResult.SUCCESS
+
+        async with consuming(world, listen, session=world.session(hooks=[pulls])):
+            await wait_until(lambda: len(pulls.pulls) == 1)
+            await send(world, [b"x"], to=QUEUE)
+            await wait_until(lambda: len(pulls.pulls) == 2)
+        assert pulls_before_call == [1]
 
 
 @virtual_time()

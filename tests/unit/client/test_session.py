@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -283,6 +285,16 @@ async def test_members_with_equal_settings_share_a_session_until_groups_collide(
             assert other is not one
             assert other.client_id != one.client_id
             assert shared_session(ClientConfig("127.0.0.1:9877"), twin) is not one
+
+
+def test_sessions_do_not_keep_their_event_loop_in_memory() -> None:
+    async def share() -> ref[asyncio.AbstractEventLoop]:
+        async with shared_session(ClientConfig("127.0.0.1:9876"), ProducerMember()):
+            return ref(asyncio.get_running_loop())
+
+    loop = run_virtual(share())
+    gc.collect()
+    assert loop() is None
 
 
 @virtual_time()

@@ -412,7 +412,7 @@ async def test_messages_that_cannot_be_transactional_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"check": None}, "check must be a function, got None"),
+        ({"check": None}, "check must be a function of .message., got None"),
         ({"topics": "orders"}, "topics must be a list of names, got the string 'orders'"),
         ({"topics": ["a b"]}, "topic must .* got 'a b'"),
         ({"check_workers": 0}, "check_workers must be .*, got 0"),

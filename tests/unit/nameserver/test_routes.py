@@ -6,15 +6,13 @@ from collections.abc import Iterable
 
 from turbopump.nameserver.routes import (
     SILENCE_MAX_MS,
-    KnownVersion,
-    Master,
     Registered,
     Registration,
-    RouteLimits,
     RouteTable,
     TableFull,
 )
 from turbopump.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
+from turbopump.wire.headers import RegisterBrokerAnswer
 
 NOW = 1000
 V1, V2 = DataVersion(counter=1, timestamp=1), DataVersion(counter=2, timestamp=2)
@@ -93,11 +91,12 @@ def test_slave_brings_no_topics() -> None:
     assert table(broker(broker_id=1)).topics() == []
 
 
-def test_slave_is_told_its_master() -> None:
+def test_slave_gets_the_address_of_its_master() -> None:
     routes = table(broker())
-    assert routes.register(broker(broker_id=1), NOW) == Registered(Master("a0:1", "ha-a0:1"))
-    assert routes.register(broker(), NOW) == Registered(None)
-    assert routes.register(broker("b", broker_id=1), NOW) == Registered(None)
+    master = RegisterBrokerAnswer(master_addr="a0:1", ha_server_addr="ha-a0:1")
+    assert routes.register(broker(broker_id=1), NOW) == Registered(master)
+    assert routes.register(broker(), NOW) == Registered(RegisterBrokerAnswer())
+    assert routes.register(broker("b", broker_id=1), NOW) == Registered(RegisterBrokerAnswer())
 
 
 def test_same_version_changes_nothing() -> None:
@@ -142,8 +141,10 @@ def test_promoted_slave_leaves_its_old_id_and_brings_its_topics() -> None:
 
 def test_master_at_a_new_address_takes_the_place_of_the_old() -> None:
     routes = table(broker(address="old:1"))
-    assert routes.register(broker(address="new:1"), NOW) == Registered(None, displaced="old:1")
-    assert routes.register(broker(address="new:1"), NOW) == Registered(None)
+    assert routes.register(broker(address="new:1"), NOW) == Registered(
+        RegisterBrokerAnswer(), displaced="old:1"
+    )
+    assert routes.register(broker(address="new:1"), NOW) == Registered(RegisterBrokerAnswer())
     assert addresses(routes) == {0: "new:1"}
     assert "old:1" not in routes
     assert not routes.remove("old:1")
@@ -189,18 +190,18 @@ def test_broker_is_removed_when_silent_for_too_long() -> None:
 
 def test_question_for_the_version_is_a_sign_of_life() -> None:
     routes = table(broker())
-    assert routes.compare_version("a0:1", V1, NOW + 100) == KnownVersion(False, V1)
+    assert routes.known_version("a0:1", V1, NOW + 100) == V1
     assert routes.expire(NOW + SILENCE_MAX_MS + 100) == []
 
 
 def test_question_with_another_version_is_none() -> None:
     routes = table(broker())
-    assert routes.compare_version("a0:1", V2, NOW + 100) == KnownVersion(True, V1)
+    assert routes.known_version("a0:1", V2, NOW + 100) == V1
     assert routes.expire(NOW + SILENCE_MAX_MS + 1) == ["a0:1"]
 
 
 def test_question_of_an_unknown_broker() -> None:
-    assert table().compare_version("x:1", V1, NOW) == KnownVersion(True, None)
+    assert table().known_version("x:1", V1, NOW) is None
 
 
 def test_topics_stay_while_a_slave_is_left() -> None:
@@ -266,7 +267,7 @@ def test_permission_of_an_unknown_broker() -> None:
 
 
 def test_there_is_room_for_so_many_brokers() -> None:
-    routes = RouteTable(RouteLimits(brokers_max=1))
+    routes = RouteTable(brokers_max=1)
     assert isinstance(routes.register(broker("a"), NOW), Registered)
     assert routes.register(broker("b"), NOW) == TableFull(
         "1 brokers are already registered, which is the limit"
@@ -278,7 +279,7 @@ def test_there_is_room_for_so_many_brokers() -> None:
 
 
 def test_there_is_room_for_so_many_topics() -> None:
-    routes = RouteTable(RouteLimits(topics_max=3))
+    routes = RouteTable(topics_max=3)
     assert isinstance(routes.register(broker("a", topics=topics_of("TU")), NOW), Registered)
     full = routes.register(broker("b", topics=topics_of("TU")), NOW)
     assert full == TableFull("at most 3 topics can be registered, got 4")

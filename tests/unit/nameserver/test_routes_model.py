@@ -106,7 +106,7 @@ class Routes(RuleBasedStateMachine):
         )
         expected = None if broker_id == 0 else model.holder(name, 0)
         assert isinstance(outcome, Registered)
-        assert (outcome.master.address if outcome.master else None) == expected
+        assert outcome.answer.master_addr == expected
 
     @rule(address=addresses)
     def remove(self, address: str) -> None:
@@ -122,10 +122,9 @@ class Routes(RuleBasedStateMachine):
 
     @rule(address=addresses, version=versions)
     def compare_version(self, address: str, version: DataVersion) -> None:
-        known = self.routes.compare_version(address, version, self.now_ms)
-        assert known.version == self.model.version.get(address)
-        assert known.changed == (known.version != version)
-        if not known.changed:
+        known = self.routes.known_version(address, version, self.now_ms)
+        assert known == self.model.version.get(address)
+        if known == version:
             self.model.seen[address] = self.now_ms
 
     @rule(passed_ms=st.sampled_from([1, 30_000, SILENCE_MAX_MS, SILENCE_MAX_MS + 1]))

@@ -45,7 +45,7 @@ class Crowd:
             await asyncio.sleep(self.random.randrange(40) / 1000)
             match self.random.randrange(3):
                 case 0:
-                    self.admission.pause()
+                    self.admission.writable = False
                 case 1:
                     self.admission.resume()
                 case _:
@@ -93,7 +93,7 @@ async def test_places_are_given_in_the_order_of_asking() -> None:
 @virtual_time()
 async def test_the_end_of_the_connection_sends_all_away() -> None:
     admission = Admission(1, Deadlines(virtual_loop().clock))
-    admission.pause()
+    admission.writable = False
     visits = [asyncio.create_task(admission.enter(1000, "peer:1")) for _ in range(3)]
     await asyncio.sleep(0)
     admission.fail_all(ConnectionLost("gone"))
@@ -108,7 +108,7 @@ async def test_what_stood_in_the_way_is_said() -> None:
     assert admission.try_enter()
     for pause, text in ((False, "no request in flight finished"), (True, "the peer read nothing")):
         if pause:
-            admission.pause()
+            admission.writable = False
         try:
             await admission.enter(100, "peer:1")
         except Overloaded as error:
@@ -125,7 +125,7 @@ async def test_nobody_overtakes_one_who_was_admitted() -> None:
             await admission.enter(1000, "peer:1")
         order.append(name)
 
-    admission.pause()
+    admission.writable = False
     first = asyncio.create_task(enter("first"))
     await asyncio.sleep(0)
     second = asyncio.create_task(enter("second"))

@@ -460,7 +460,7 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
     fourth = pool.take(address)
     assert fourth is not third
     pool.give_back(fourth)
-    pool.after_fork()
+    pool.drop_idle()
     fifth = pool.take(address)
     assert fifth is not fourth
     pool.give_back(fifth)

@@ -164,13 +164,13 @@ async def test_closed_connections_free_their_half_frames(is_reset: bool) -> None
             for _ in range(20):
                 peer = await here.connect_raw()
                 peer.transport.write(half)
-                await wait_until(lambda: here.accepted.received_bytes == len(half))
+                await wait_until(lambda: here.accepted._inbox.held_bytes == len(half))
                 if is_reset:
                     peer.transport.abort()
                 else:
                     peer.transport.close()
                 await wait_until(lambda: not here.server.connections)
-            assert here.server.received_bytes == 0
+            assert here.server._budget.held_bytes == 0
             assert tracemalloc.get_traced_memory()[0] < 4 * len(half)
         finally:
             tracemalloc.stop()
@@ -193,7 +193,7 @@ async def test_unfinished_frames_of_all_connections_are_bounded(
             hoarder.transport.write(half)
             honest.transport.write(encode(Command(COMMIT, body=bytes(5000))))
             await asyncio.sleep(0.1)
-            assert here.server.received_bytes <= most
+            assert here.server._budget.held_bytes <= most
         # Of the oldest, each was closed for the next one.
         assert [hoarder.is_lost for hoarder in hoarders] == [True] * 20 + [False] * 10
         assert not honest.is_lost

@@ -182,7 +182,7 @@ async def test_a_silent_network_fails_at_the_connect_timeout_or_the_callers() ->
 async def test_closing_waits_for_answers() -> None:
     async with pooled() as (here, pool):
         call = asyncio.create_task(pool.request(here.server.address, slow(500, b"x"), 5000))
-        await wait_until(lambda: here.connected and here.accepted.handlers_running)
+        await wait_until(lambda: here.connected and here.accepted._serving.running)
         await pool.close()
         assert (await call).body == b"x"
         assert 0.5 <= virtual_loop().time() < 0.7
@@ -247,10 +247,10 @@ async def test_a_connection_that_this_side_does_not_read_is_not_called_silent() 
         connection = await pool.connection(here.server.address)
         await connection.request(Command(ECHO), 100)
         here.accepted.oneway(slow(1000))
-        await wait_until(lambda: connection.handlers_running)
+        await wait_until(lambda: connection._serving.running)
         with pytest.raises(RequestTimeout):
             await connection.request(Command(ECHO), 500)
-        await wait_until(lambda: not connection.handlers_running)
+        await wait_until(lambda: not connection._serving.running)
         assert (await connection.request(Command(ECHO), 100)).code == 0
 
 

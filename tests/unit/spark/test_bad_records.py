@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import stored_rows
 from stored_messages import stored as stored_in
 from stored_rows import plain, stored
 from turbopump.admin.blocking import Admin
@@ -17,7 +18,6 @@ from turbopump.client.calls import FoundRecords, RecordsOutcome
 from turbopump.errors import DamagedMessage, InvalidArgument, SparkError
 from turbopump.message import Message
 from turbopump.spark.reading import partition_reader
-from turbopump.spark.reading.counted_bad_records import counted_options
 from turbopump.spark.reading.dead_letters import DeadLetterTopic, letter_key
 from turbopump.spark.reading.options import SourceOptions, columns_of
 from turbopump.spark.reading.partition_planner import QueueRange
@@ -27,6 +27,7 @@ from turbopump.spark.records import record_columns
 from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS
+from turbopump.spark.stream_counts import counted_options
 from turbopump.testing.cluster import BROKER
 from turbopump.testing.server import RunningServer
 from turbopump.wire.compression import deflate
@@ -57,7 +58,7 @@ def some() -> bytes:
 
 def decoded(bad: BadRecords, columns: Sequence[str] = SHOWN) -> list[dict[str, Any]]:
     made = RecordColumns(columns, bad=bad)
-    return [row for batch in made.batches(some(), broker="b") for row in batch.to_pylist()]
+    return [row for batch in stored_rows.decoded(made, some()) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("bytes_max", [1, 1 << 20])
@@ -216,7 +217,7 @@ def _spoiled(records: Any) -> bytes:
 def test_malformed_records_are_read_one_by_one(malformed: str) -> None:
     def rows(**options: str) -> list[dict[str, Any]]:
         given = {"nameserver": malformed, "topic": "T", **options}
-        reader = PartitionReader.of(SourceOptions.for_batch(given))
+        reader = PartitionReader(SourceOptions.for_batch(given))
         partition = (QueueRange("T", BROKER, 0, 0, 10),)
         return [row for batch in reader.read(partition) for row in batch.to_pylist()]
 

@@ -40,7 +40,7 @@ from turbopump.testing.server import RunningServer
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize, request
 from turbopump.wire.framing import encode
-from turbopump.wire.pull_request_frames import PullRequestFrames
+from turbopump.wire.prepared_frames import PullRequestFrames
 
 
 def backwards(asked: list[Command]) -> list[bytes]:
@@ -379,7 +379,7 @@ def filled(server: RunningServer, count: int = 400) -> PartitionReader:
             messages = [Message("T", b"%d" % n, keys=f"k{n}") for n in range(start, start + 100)]
             producer.send_batch(messages, to=lambda queues: queues[0])
     given = {"nameserver": server.nameserver, "topic": "T", "columns": "queueOffset,body,keys"}
-    return PartitionReader.of(SourceOptions.for_batch(given))
+    return PartitionReader(SourceOptions.for_batch(given))
 
 
 WHOLE = (QueueRange("T", BROKER, 0, 0, 400),)
@@ -398,7 +398,7 @@ def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
     monkeypatch.setattr(blocking_pull, "CHUNK_ROWS", 64)
     monkeypatch.setattr(blocking_pull, "ENOUGH_ROWS", 32)
     reader = filled(turbopump_server)
-    reader = replace(reader, pulling=replace(reader.pulling, count_max=32, in_flight_max=2))
+    reader.pulling = replace(reader.pulling, count_max=32, in_flight_max=2)
     wanted = [b"%d" % n for n in range(400)]
     assert bodies(reader, WHOLE) == wanted
     assert direct_chunks[-1][1] == 400

@@ -100,7 +100,7 @@ def test_many_filtered_ranges_come_in_one_batch(
         messages = [Message("T", b"%d" % n, tags="odd" if n % 2 else "even") for n in range(400)]
         producer.send_batch(messages, to=lambda queues: queues[0])
     options = {"nameserver": turbopump_server.nameserver, "topic": "T", "columns": "body"}
-    reader = PartitionReader.of(SourceOptions.for_batch({**options, **given}))
+    reader = PartitionReader(SourceOptions.for_batch({**options, **given}))
     ranges = tuple(QueueRange("T", BROKER, 0, at, at + 3) for at in range(0, 300, 3))
     wanted = [b"%d" % n for n in range(0, 300, 2)]
     monkeypatch.setattr(RetryingPull, "next_chunk", None)

@@ -22,14 +22,10 @@ from turbopump.errors import InvalidArgument
 from turbopump.filters.sql92 import Sql
 from turbopump.spark import SparkConsumer
 from turbopump.spark.consuming.handler_runner import Counts
-from turbopump.spark.consuming.progress import (
-    ConsumerReport,
-    PollingWatcher,
-    ProgressListener,
-)
-from turbopump.spark.observed_metrics import METRICS
+from turbopump.spark.consuming.progress import ConsumerReport, ListeningWatcher, PollingWatcher
 from turbopump.spark.reading import positions
 from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.stream_counts import METRICS
 
 EAST, WEST = timezone(timedelta(hours=9)), timezone(timedelta(hours=-5))
 NO_SPARK = cast("SparkSession", None)
@@ -53,17 +49,17 @@ def consumer(**changes: Any) -> SparkConsumer:
 
 def test_retry_topic_is_read_along_with_the_topics() -> None:
     made = consumer(topics={"orders": "created || paid", "refunds": "*"})
-    options = made.source_options
+    options = made._options
     assert options["topics"] == "orders,refunds,%RETRY%billing"
     assert options["group"] == "billing"
     # What comes again is wanted whatever its tags.
     assert json.loads(options["tags"]) == {"orders": "created || paid"}
-    assert "tags" not in consumer().source_options
+    assert "tags" not in consumer()._options
 
 
 def test_expressions_and_tags_are_wanted_by_topic() -> None:
     made = consumer(topics={"orders": Sql("amount > 100"), "refunds": "paid", "others": "*"})
-    options = made.source_options
+    options = made._options
     assert json.loads(options["sql"]) == {"orders": "amount > 100"}
     assert json.loads(options["tags"]) == {"refunds": "paid"}
     with pytest.raises(InvalidArgument, match=r"option 'sql' is set .* use the argument topics"):
@@ -79,7 +75,7 @@ def test_expressions_and_tags_are_wanted_by_topic() -> None:
     ],
 )
 def test_group_goes_on_where_it_was_or_starts_where_asked(start_from: object, offsets: str) -> None:
-    assert consumer(start_from=start_from).source_options["startingOffsets"] == offsets
+    assert consumer(start_from=start_from)._options["startingOffsets"] == offsets
 
 
 @pytest.fixture
@@ -102,7 +98,7 @@ def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_moment_to_start_from_is_the_one_of_push_consumers(moment: datetime) -> None:
-    started = SourceOptions.for_stream(consumer(start_from=moment).source_options).start
+    started = SourceOptions.for_stream(consumer(start_from=moment)._options).start
     assert isinstance(started, positions.OfGroup)
     assert isinstance(started.otherwise, positions.AtTime)
     assert start_in("orders", None, moment) == AtTime(started.otherwise.timestamp_ms)
@@ -111,12 +107,12 @@ def test_moment_to_start_from_is_the_one_of_push_consumers(moment: datetime) -> 
 
 
 def test_in_order_a_queue_is_never_divided() -> None:
-    assert consumer(ordered=True).source_options["partitionPerQueue"] == "true"
-    assert "partitionPerQueue" not in consumer().source_options
+    assert consumer(ordered=True)._options["partitionPerQueue"] == "true"
+    assert "partitionPerQueue" not in consumer()._options
 
 
 def test_options_of_the_source_are_passed_on() -> None:
-    options = consumer(options={"maxOffsetsPerTrigger": 500}).source_options
+    options = consumer(options={"maxOffsetsPerTrigger": 500})._options
     assert options["maxOffsetsPerTrigger"] == "500"
 
 
@@ -124,7 +120,7 @@ def test_name_servers_of_the_driver_are_meant_on_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
-    options = consumer(nameserver="").source_options
+    options = consumer(nameserver="")._options
     assert options["nameserver"] == "10.0.0.1:9876;10.0.0.2:9876"
 
 
@@ -243,7 +239,7 @@ def test_batch_has_a_task_for_each_core_unless_something_else_is_said(
     with pytest.raises(AskedForTasksError) as asked:
         made.start()
     assert asked.value.options.get("minPartitions") == tasks_min
-    assert asked.value.options.items() >= made.source_options.items()
+    assert asked.value.options.items() >= made._options.items()
 
 
 def test_ways_to_trigger_exclude_each_other() -> None:
@@ -281,21 +277,39 @@ class Event:
             self.observedMetrics[METRICS] = Row(*NAMES)(*padded(counts))
 
 
-def told(totals: ProgressListener, run: str, *counts: object) -> None:
+class Streams:
+    """As much of a session's streams as a watcher uses."""
+
+    def __init__(self) -> None:
+        self.streams = self
+        self.removed: list[object] = []
+
+    def removeListener(self, listener: object) -> None:  # noqa: N802 - Spark's name
+        self.removed.append(listener)
+
+
+def listening(streams: Streams) -> ListeningWatcher:
+    watcher = ListeningWatcher(cast("SparkSession", streams))
+    watcher.run = "a"
+    return watcher
+
+
+def told(totals: ListeningWatcher, run: str, *counts: object) -> None:
     totals.onQueryProgress(cast("QueryProgressEvent", Event(run, counts or None)))
 
 
 def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
-    totals = ProgressListener()
-    assert not totals.wait("a", lambda report: report.handled == 3, 0)
+    totals = listening(Streams())
+    assert not totals.wait(lambda report: report.handled == 3, 0)
     told(totals, "a", 3, 0, 0, None)
-    assert totals.wait("a", lambda report: report.handled == 3, None)
+    assert totals.wait(lambda report: report.handled == 3, None)
     totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
-    assert not totals.wait("a", lambda report: report.handled == 4, None)
+    assert not totals.wait(lambda report: report.handled == 4, None)
 
 
 def test_report_adds_up_the_batches_of_a_run() -> None:
-    totals = ProgressListener()
+    streams = Streams()
+    totals = listening(streams)
     told(totals, "a", 3, 1, 0, "ValueError: bad")
     told(totals, "a", 2, 0, 1, None, 3)
     told(totals, "b", 9, 9, 9, None)
@@ -303,15 +317,18 @@ def test_report_adds_up_the_batches_of_a_run() -> None:
     told(totals, "a", None, None, None, None)
     told(totals, "a")
     totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
-    totals.await_end("a")
-    report = totals.report("a")
-    assert report == ConsumerReport(2, 5, 1, 1, "ValueError: bad", 3)
+    totals.finish()
+    totals.finish()
+    assert streams.removed == [totals]
+    report = totals.report()
+    assert report == ConsumerReport(5, 1, 1, "ValueError: bad", 3, batches=2)
     assert report.received == 7
     assert str(report) == (
         "7 messages in 2 batches: 5 handled, 1 sent back for redelivery, 1 dead letters, "
         "3 bad records; ValueError: bad"
     )
-    assert totals.report("c") == ConsumerReport()
+    totals.run = "c"
+    assert totals.report() == ConsumerReport()
     assert ConsumerReport().plus(Counts(1, 0, 0)).error is None
 
 
@@ -356,7 +373,7 @@ def looking(*batches: Sequence[object], fails: bool = False) -> tuple[Query, Pol
 def test_report_keeps_what_was_seen() -> None:
     query, watching = looking([1, 0, 0, None], [None] * 4, [2, 1, 0, "ValueError"])
     assert watching.wait(lambda report: report.handled == 3, None)
-    assert watching.report() == ConsumerReport(2, 3, 1, 0, "ValueError")
+    assert watching.report() == ConsumerReport(3, 1, 0, "ValueError", batches=2)
     assert len(query.waits) == 3
 
 

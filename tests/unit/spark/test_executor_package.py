@@ -52,6 +52,7 @@ def run(
     )
 
 
+@pytest.mark.slow
 def test_the_python_of_an_archive_finds_its_packages(unpacked: Path) -> None:
     path = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
     program = "import msgspec, turbopump; print(turbopump.__file__)"
@@ -62,6 +63,7 @@ def test_the_python_of_an_archive_finds_its_packages(unpacked: Path) -> None:
     assert not [each for each in unpacked.rglob("*") if each.name == "tests"]
 
 
+@pytest.mark.slow
 def test_a_machine_without_the_right_python_is_told(unpacked: Path, tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()

@@ -26,7 +26,6 @@ from turbopump.spark.reading.group_membership import (
     QueryMember,
     join_group,
     other_members,
-    push_members,
 )
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
 from turbopump.spark.reading.options import SourceOptions
@@ -270,8 +269,8 @@ async def test_a_broker_that_has_moved_is_asked_where_it_is(tmp_path: Path) -> N
         session._routes._take(old)
         session._routes._answers.clear()
         with pytest.raises(TurbopumpError, match=r"10\.0\.0\.99"):
-            await push_members(session, "g", ["T"])
-        found = await push_members(session, "g", ["T"], without_lost=True)
+            await other_members(session, "g", ["T"], 0, that_push=True)
+        found = await other_members(session, "g", ["T"], 0, that_push=True, without_lost=True)
         assert [each.split("@")[0] for each in found] == ["10.0.1.9"]
 
 
@@ -340,7 +339,9 @@ async def test_a_bug_while_looking_who_came_is_counted_and_looking_goes_on(
 ) -> None:
     asked, bugs = list[str](), [LookupError("a bug")]
 
-    async def others(_session: Session, group: str, _topics: Sequence[str]) -> list[str]:
+    async def others(session: Session, group: str, *more: Any, **options: Any) -> list[str]:
+        if options:
+            return await other_members(session, group, *more, **options)
         asked.append(group)
         if bugs:
             raise bugs.pop()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.reading.option_table import OPTIONS as SOURCE_OPTIONS
+from turbopump.spark.reading.options import OPTIONS as SOURCE_OPTIONS
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.records.schema import KNOWN_COLUMNS as SOURCE_COLUMNS
 from turbopump.spark.writing.options import OPTIONS as SINK_OPTIONS
@@ -72,7 +72,7 @@ def test_every_option_and_column_of_kafkas_connector_has_a_row() -> None:
 
 
 def test_what_is_said_to_be_here_is_here() -> None:
-    options = {option.name for option in SOURCE_OPTIONS} | set(SINK_OPTIONS)
+    options = {*SOURCE_OPTIONS, *SINK_OPTIONS}
     known = options | set(SOURCE_COLUMNS) | set(SINK_COLUMNS) | OF_BROKERS | FUNCTIONS
     told = set().union(*(named(ours) for _, ours in rows()))
     assert len(told) > 40
@@ -88,7 +88,7 @@ def _theirs(heading: str) -> list[str]:
     """Return the options of a table in the guide that do not exist here."""
     section = GUIDE.read_text(encoding="utf-8").partition(f"\n{heading}")[2].partition("\n\n| ")[2]
     cells = re.findall(r"^\| ?(.*?) \| ", section.partition("\n\n")[0], re.MULTILINE)
-    ours = {name.lower() for name in (*SINK_OPTIONS, *(each.name for each in SOURCE_OPTIONS))}
+    ours = {name.lower() for name in (*SINK_OPTIONS, *SOURCE_OPTIONS)}
     options = {name for cell in cells if "column" not in cell for name in named(cell)}
     return sorted(name for name in options if name.lower() not in ours)
 
@@ -98,7 +98,7 @@ def test_the_source_names_the_counterpart_of_kafkas_options(option: str) -> None
     with pytest.raises(InvalidArgument, match=rf"'{option}' \((use|not needed)") as raised:
         SourceOptions.for_batch({"nameserver": "127.0.0.1:1", "topic": "t", option: "1"})
     meant = set(re.findall(r"\w+", str(raised.value).partition("(use ")[2].partition(")")[0]))
-    assert not meant or meant & {each.name for each in SOURCE_OPTIONS}, meant
+    assert not meant or meant & set(SOURCE_OPTIONS), meant
 
 
 @pytest.mark.parametrize("option", _theirs("Writing, all"))

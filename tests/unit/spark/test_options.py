@@ -11,8 +11,7 @@ import pytest
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
-from turbopump.spark.reading.option_table import OPTIONS
-from turbopump.spark.reading.options import SourceOptions, columns_of
+from turbopump.spark.reading.options import OPTIONS, SourceOptions, columns_of
 from turbopump.spark.reading.positions import AtTime, Earliest, Explicit, Latest, OfGroup
 from turbopump.spark.reading.queue_selection import Assigned, TopicPattern, Topics
 from turbopump.spark.records.schema import COLUMNS
@@ -170,7 +169,7 @@ def test_a_shared_group_is_left_where_it_is() -> None:
     assert stream(group="billing", allowSharedGroup="false", commitOffsets="true").commit_offsets
 
 
-@pytest.mark.parametrize("option", [option.name for option in OPTIONS])
+@pytest.mark.parametrize("option", OPTIONS)
 def test_names_are_the_same_in_any_case(option: str) -> None:
     values = {"includeProperties": "true", "onBadRecord": "skip"}
     assert columns_of({option.upper(): values.get(option, "body")})
@@ -182,7 +181,7 @@ def test_an_unknown_option_is_told_with_all_that_exist() -> None:
     text = str(raised.value)
     assert "'startingoffset' (did you mean startingOffsets?)" in text
     assert "'strange'" in text
-    assert all(option.name in text for option in OPTIONS)
+    assert all(option in text for option in OPTIONS)
 
 
 def test_contradictions_are_told_together() -> None:
@@ -202,11 +201,11 @@ def test_contradictions_are_told_together() -> None:
     [
         ({"startingOffsets": "group"}, "startingOffsets=group needs the option group"),
         ({"startingOffsets": "yesterday"}, "option startingOffsets must be earliest"),
-        ({"startingOffsets": "{"}, "got invalid JSON"),
+        ({"startingOffsets": "{"}, "got '{': Input data was truncated"),
         ({"startingOffsets": '{"orders": 3}'}, "option startingOffsets must be earliest"),
         ({"startingOffsets": '{"orders": {"0": -3}}'}, "got '0' at -3"),
         ({"startingOffsets": '{"orders": {"b": {"x": 3}}}'}, "got 'x' at 3"),
-        ({"startingOffsets": '{"orders": {"0": true}}'}, "got '0' at True"),
+        ({"startingOffsets": '{"orders": {"0": true}}'}, "got `bool`"),
         ({"startingOffsets": '{"orders": {"b": {"0": "17"}}}'}, "between 1973 and 9999, got '17'"),
         (
             {"startingOffsets": '{"orders": {"0": "noon"}}'},
@@ -330,8 +329,6 @@ def test_a_misspelled_replica(options: dict[str, str], words: str) -> None:
 def test_every_option_is_documented() -> None:
     guide = Path(__file__).parents[3] / "docs" / "guide" / "spark-source.md"
     table = guide.read_text(encoding="utf-8").partition("\n## Options\n")[2].partition("\n### ")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| `")]
-    assert rows == [
-        f"| `{option.name}` | {option.default} | {option.meaning} |".replace("|" * 2, r"\|" * 2)
-        for option in OPTIONS
-    ]
+    assert sorted(re.findall(r"^\| `(\w+)` \| .* \| .+ \|$", table, re.MULTILINE)) == sorted(
+        OPTIONS
+    )

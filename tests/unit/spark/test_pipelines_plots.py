@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from matplotlib.dates import num2date
 from matplotlib.figure import Figure
 
-from turbopump.spark.pipelines.plots import Picture
+from turbopump.spark.pipelines.plots import Picture, Row
 
 NOON_MS = 1_794_830_400_000
 
 
-@dataclass(frozen=True)
-class Value:
-    window_ms: int
-    group: str
-    height: float
-
-
 def drawn(windows: int, height: float = 0, groups: int = 1) -> Figure:
-    values = [
-        Value(NOON_MS + 10_000 * number, f"g{group}", height + number % 5)
+    rows = [
+        (NOON_MS + 10_000 * number, f"g{group}", [height + number % 5])
         for number in range(windows)
         for group in range(groups)
     ]
-    picture = Picture("Lag", values, lambda each: each.group)
-    picture.panel("messages", lambda each: each.height)
-    figure = picture.figure()
+    figure = Picture("Lag", ["messages"], rows).figure()
     figure.draw_without_rendering()
     return figure
 
@@ -63,9 +52,7 @@ def test_no_window_is_drawn_as_such() -> None:
 
 
 def test_a_line_without_points_leaves_room_for_the_others() -> None:
-    values = [Value(NOON_MS, "g0", 3), Value(NOON_MS, "g1", 4)]
-    picture = Picture("Lag", values, lambda each: each.group)
-    for title in ("p50", "p99"):
-        picture.panel(title, lambda each: each.height if each.group == "g0" else None)
+    rows: list[Row] = [(NOON_MS, "g0", [3, 3]), (NOON_MS, "g1", [None, None])]
+    picture = Picture("Lag", ["p50", "p99"], rows)
     # Warnings are errors here: without room the layout is given up with one.
     picture.figure().draw_without_rendering()

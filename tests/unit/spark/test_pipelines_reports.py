@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from turbopump.spark.pipelines.progress import Lines, Step, shown
-from turbopump.spark.pipelines.reports import Table, as_json, bytes_text, facts, moment, per_second
+from turbopump.spark.pipelines.reports import (
+    Table,
+    as_json,
+    bytes_text,
+    facts,
+    per_second,
+    timestamp,
+)
 from turbopump.spark.pipelines.spark_errors import reason
 
 
@@ -100,10 +107,10 @@ def test_no_time_gives_no_rate() -> None:
 
 
 def test_moment_is_in_utc() -> None:
-    found = moment(1_700_000_000_000)
+    found = timestamp(1_700_000_000_000)
     assert found is not None
     assert found.isoformat() == "2023-11-14T22:13:20+00:00"
-    assert moment(None) is None
+    assert timestamp(None) is None
 
 
 TRACE = """[STREAM_FAILED] Query terminated with exception: Job aborted

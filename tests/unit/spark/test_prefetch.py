@@ -38,8 +38,14 @@ class Broker:
 
     def read(self, in_flight_max: int = 128, count_max: int = 1000) -> None:
         """Have everything asked for and taken in order."""
+        first = self.reach(0, min(count_max, len(self.sizes)))
         ahead = Prefetch(
-            0, len(self.sizes), self.reach, count_max=count_max, in_flight_max=in_flight_max
+            first,
+            len(self.sizes),
+            first,
+            self.reach,
+            count_max=count_max,
+            in_flight_max=in_flight_max,
         )
         while ahead.at < ahead.end:
             ahead.ask()
@@ -94,8 +100,7 @@ def test_there_are_no_gaps(sizes: list[int], count_max: int, in_flight_max: int)
 
 
 def test_an_answer_with_more_than_was_asked_for_leads_to_the_end_of_the_range() -> None:
-    ahead = Prefetch(5, 10, lambda *_: 0, count_max=3, in_flight_max=2)
-    for reached in (8, 12):
-        ahead.ask()
-        ahead.take(reached)
+    ahead = Prefetch(8, 10, 3, lambda *_: 0, count_max=3, in_flight_max=2)
+    ahead.ask()
+    ahead.take(12)
     assert ahead.at == ahead.end == 10

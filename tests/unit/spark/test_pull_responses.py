@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +14,16 @@ from turbopump.spark.reading.pull_responses import (
 )
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, Serialize
-from turbopump.wire.frame_template import FrameTemplate, VaryingFields
 from turbopump.wire.framing import encode
 from turbopump.wire.headers import PullMessageAnswer
 
 
 def answer(
-    number: int = 100, following: int = 320, limits: tuple[int, int] = (0, 999), body: bytes = b"r"
+    number: int = 100,
+    following: int = 320,
+    limits: tuple[int, int] = (0, 999),
+    body: bytes = b"r",
+    remark: str = "FOUND",
 ) -> bytes:
     place = PullMessageAnswer(
         suggest_which_broker_id=0,
@@ -27,7 +32,7 @@ def answer(
         max_offset=limits[1],
     )
     return encode(
-        Command(0, opaque=number).answer(ResponseCode.SUCCESS, place, remark="FOUND", body=body)
+        Command(0, opaque=number).answer(ResponseCode.SUCCESS, place, remark=remark, body=body)
     )
 
 
@@ -57,53 +62,68 @@ def test_answers_that_are_alike_are_read_in_a_row() -> None:
     others = answer(limits=(0, 1000)), answer()[:-1]
     data = memoryview(b"".join((*frames, *others)))
     reader = PullResponseReader()
-    # Two, to see that they are alike.
-    for number in range(2):
-        assert list(reader.row(data, expected[number].start, len(data))) == []
-        assert reader.read(data, sum(map(len, frames[:number])), len(data)) == expected[number]
-    assert list(reader.row(data, ends[1], len(data))) == expected[2:]
-    assert list(reader.row(data, ends[1], ends[4] - 1)) == expected[2:4]
-    assert list(reader.row(data, ends[8], len(data))) == [], "its numbers are longer"
-    assert list(reader.row(data, ends[8] + len(others[0]), len(data))) == [], "it is not whole"
+    assert reader.row(data, 0, len(data)) == []
+    assert reader.read(data, 0, len(data)) == expected[0]
+    longer = PullResponse(100, 320, len(data) - len(others[1]) - 1, len(data) - len(others[1]))
+    assert reader.row(data, ends[0], len(data)) == [*expected[1:], longer]
+    assert reader.row(data, ends[0], ends[4] - 1) == expected[1:4]
+    assert reader.row(data, longer.end, len(data)) == [], "it is not whole"
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 100])
-def test_a_queue_that_is_written_to_meanwhile_gives_answers_that_are_alike(
-    monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
-    made = noted_samples(monkeypatch)
-    frames = [answer(100 + n, 320 + n, (n // every, 500 + n // every)) for n in range(10)]
-    assert [each.number for each in read_all(frames)[:-1]] == [*range(100, 110)]  # type: ignore[union-attr]
-    assert made == [frames[1][4:-1]]
+def usual_reads(monkeypatch: pytest.MonkeyPatch, frames: list[bytes]) -> int:
+    """Return how many frames are not read in a row, and check that all are read."""
+    calls = 0
+    read = PullResponseReader.read
+
+    def counted(self: PullResponseReader, *where: Any) -> PullResponse | int:
+        nonlocal calls
+        calls += 1
+        return read(self, *where)
+
+    monkeypatch.setattr(PullResponseReader, "read", counted)
+    assert len(read_all(frames)) == len(frames) + 1
+    return calls - 1
+
+
+def test_numbers_of_any_length_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [answer(10**n, 10 ** (2 * n), (n, 10**n)) for n in range(9)]
+    assert usual_reads(monkeypatch, frames) == 1
 
 
 def test_layouts_that_come_in_turn_are_known_when_they_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = noted_samples(monkeypatch)
-    frames = [answer(100 + n, 320 + n, (0, 10 ** (n % 2))) for n in range(10)]
-    assert len(read_all(frames)) == 11
-    assert made == [frames[2][4:-1], frames[3][4:-1]]
+    frames = [answer(100 + n, remark=f"FOUND {n % 3}") for n in range(12)]
+    assert usual_reads(monkeypatch, frames) == 3
 
 
-def test_layouts_that_never_come_again_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = noted_samples(monkeypatch)
-    frames = [answer(100 + n, 320 + n, (0, 10**n)) for n in range(10)]
-    assert len(read_all(frames)) == 11
-    assert made == []
+def test_few_layouts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [answer(100 + n, remark=f"FOUND {n % 10}") for n in range(20)]
+    assert usual_reads(monkeypatch, frames) == 20
 
 
-def noted_samples(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Return the list of those that others are compared with."""
-    samples: list[bytes] = []
-    from_sample = FrameTemplate.from_sample
-
-    def noted(sample: bytes, other: bytes, varying: VaryingFields) -> FrameTemplate | None:
-        samples.append(sample)
-        return from_sample(sample, other, varying)
-
-    monkeypatch.setattr(FrameTemplate, "from_sample", noted)
-    return samples
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        (b'"opaque":', b'"other":{"opaque":7},"opaque":'),
+        (b'"opaque":', b'"opaque":7,"opaque":'),
+        (b'"extFields":{', b'"extFields":{"nextBeginOffset":"7",'),
+        (b'"nextBeginOffset":"320"', b'"nextBeginOffset":"7","next\\u0042eginOffset":"320"'),
+        (b'"nextBeginOffset":"320"', b'"nextBeginOffset":320'),
+        (b'"minOffset":"0"', b'"minOffset":"-1"'),
+        (b'"minOffset":"0"', b'"minOffset" : "0"'),
+        (b'"opaque":100', b'"opaque":2147483647'),
+    ],
+)
+def test_numbers_that_stand_elsewhere_too_are_read_the_usual_way(
+    monkeypatch: pytest.MonkeyPatch, text: bytes, instead: bytes
+) -> None:
+    header = answer()[8:-1]
+    assert text in header
+    odd = header.replace(text, instead)
+    frame = (len(odd) + 5).to_bytes(4, "big") + len(odd).to_bytes(4, "big") + odd + b"r"
+    assert read_all([frame] * 3) == read_all([frame] * 3, usual=True)
+    assert usual_reads(monkeypatch, [frame] * 3) == 3
 
 
 SMALL = st.integers(-3, 12_000)

@@ -15,6 +15,7 @@ from msgspec.structs import replace as with_fields
 
 from brokers import SMALL_STORE
 from clusters import Cluster, Recorder, cluster
+from stored_rows import one_batch
 from turbopump.admin.administration import Admin
 from turbopump.broker.config import LimitsConfig
 from turbopump.client.calls import FoundRecords, NothingMatched, OffsetIllegal
@@ -74,7 +75,7 @@ async def offsets_of(pull: RetryingPull, tags: frozenset[str] | None = None) -> 
     found: list[int] = []
     try:
         while (chunk := await pull.next_chunk()) is not None:
-            batch = columns.batch(chunk.records, broker="a", start=chunk.start, end=chunk.end)
+            batch = one_batch(columns, chunk.records, start=chunk.start, end=chunk.end)
             found += [int(str(each)) for each in batch.column(0).to_pylist()]
     finally:
         await pull.close()

@@ -25,7 +25,6 @@ from turbopump.spark.writing.blocking_sender import in_turn
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.row_converter import Origin
 from turbopump.spark.writing.send_planner import EncodedSend
-from turbopump.spark.writing.sink_columns import SinkColumns
 from turbopump.spark.writing.writer import Written, send_rows
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
@@ -78,7 +77,7 @@ def written(
 ) -> Written:
     given = {"topic": "t", "batch_size": 10, "max_in_flight": 8, **more}
     options = SinkOptions(nameserver=broker.address, **given)
-    columns = SinkColumns(frozenset(batches[0].schema.names))
+    columns = frozenset(batches[0].schema.names)
     with linked(broker, clock) as shared:
         return send_rows(shared, iter(batches), columns, options, ORIGIN)
 
@@ -142,7 +141,7 @@ def test_connections_outlive_a_task() -> None:
         options = SinkOptions(nameserver=broker.address, topic="t")
         for first in (0, 10):
             rows = iter([batch(10, first)])
-            send_rows(shared, rows, SinkColumns(frozenset({"body"})), options, ORIGIN)
+            send_rows(shared, rows, frozenset({"body"}), options, ORIGIN)
     assert len(broker.batches) == 2
     assert len({each.peer for each in broker.batches}) == 1
 

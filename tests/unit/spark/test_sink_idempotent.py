@@ -59,11 +59,6 @@ async def attempt(
             await task.lease.stop()
 
 
-async def sent(sending: RetryingSender, rows: ConvertedRows) -> None:
-    await take(sending, rows)
-    await sending.finish()
-
-
 def bodies(world: Cluster) -> list[int]:
     return sorted(int(message.body) for message in world.messages("T"))
 
@@ -78,15 +73,15 @@ async def test_next_attempt_skips_what_an_earlier_one_stored(tmp_path: Path) -> 
     async with cluster(tmp_path, BROKERS) as world:
         async with attempt(world) as (task, sending):
             assert not (await task.begin()).rows
-            await sent(sending, numbered(40))
+            await take(sending, numbered(40))
         other = Origin("query", "7", 4)
         async with attempt(world, origin=other) as (task, sending):
             assert not (await task.begin()).rows
-            await sent(sending, numbered(5, origin=other))
+            await take(sending, numbered(5, origin=other))
         async with attempt(world) as (task, sending):
             found = await task.begin()
             assert sorted(found.rows) == list(range(40))
-            await sent(sending, numbered(60, found.rows))
+            await take(sending, numbered(60, found.rows))
         assert bodies(world) == sorted([*range(60), *range(5)])
 
 
@@ -96,7 +91,7 @@ async def test_batch_that_is_complete_is_not_sent_again(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         async with attempt(world) as (task, sending):
             await task.begin()
-            await sent(sending, numbered(40))
+            await take(sending, numbered(40))
         async with world.session() as session:
             await finish(session, OPTIONS, [task.begun()], is_stream=True)
         async with attempt(world) as (task, _):
@@ -120,7 +115,7 @@ async def test_attempts_do_not_overlap(tmp_path: Path) -> None:
             waiting = asyncio.create_task(later.begin())
             await asyncio.sleep(15)
             assert not waiting.done()
-            await sent(sending, numbered(20))
+            await take(sending, numbered(20))
         assert sorted((await waiting).rows) == list(range(20))
 
 
@@ -132,17 +127,17 @@ async def test_attempt_that_is_cut_off_stops_before_the_next_one_sends(tmp_path:
         attempt(world) as (task, sending),
     ):
         await task.begin()
-        await sent(sending, numbered(20))
+        await take(sending, numbered(20))
         world.network.isolate("10.0.1.1")
         waiting = asyncio.create_task(later.begin())
         await asyncio.sleep(6)
         assert not waiting.done()
-        with pytest.raises(SparkError, match="no sign of life could be stored for 5000 ms"):
-            await sent(sending, numbered(21, range(20)))
+        with pytest.raises(SparkError, match="no heartbeat could be stored for 5000 ms"):
+            await take(sending, numbered(21, range(20)))
         assert sorted((await waiting).rows) == list(range(20))
         world.heal()
         await asyncio.sleep(10)
-        with pytest.raises(SparkError, match="another attempt may have begun"):
+        with pytest.raises(SparkError, match="another attempt may have started"):
             task.lease.require()
 
 
@@ -151,7 +146,7 @@ async def test_marks_outlive_a_crash_of_the_broker(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         async with attempt(world) as (task, sending):
             await task.begin()
-            await sent(sending, numbered(20))
+            await take(sending, numbered(20))
             await world.crash("a")
             await world.start_broker("a")
         async with attempt(world) as (task, _):
@@ -194,7 +189,7 @@ async def test_mark_that_is_stored_twice_is_not_taken_for_an_earlier_attempt(
         start_ms = world.clock.monotonic_ms()
         assert not (await task.begin()).rows
         assert world.clock.monotonic_ms() - start_ms < 5000
-        await sent(sending, numbered(20))
+        await take(sending, numbered(20))
         assert [each.attempt for each in marks(world)] == [task.lease.attempt] * 2
         assert bodies(world) == list(range(20))
         async with attempt(world, host="10.0.1.2") as (later, _):
@@ -225,7 +220,7 @@ async def test_attempts_whose_marks_alternate_do_not_wait_for_each_other(tmp_pat
             assert not (await task.begin()).rows
             first, between, last = marks(world)
             assert first.attempt == last.attempt != between.attempt
-            await sent(sending, numbered(20))
+            await take(sending, numbered(20))
             assert not waiting[0].done()
         assert sorted((await waiting[0]).rows) == list(range(20))
 
@@ -236,11 +231,11 @@ async def test_send_without_response_is_looked_up_not_repeated(tmp_path: Path) -
         async with attempt(world, kind=Silenced) as (task, sending):
             await task.begin()
             with pytest.raises(SparkError, match="by a test; whether it was stored is looked up"):
-                await sent(sending, numbered(40))
+                await take(sending, numbered(40))
         async with attempt(world) as (task, sending):
             found = await task.begin()
             assert found.rows
-            await sent(sending, numbered(40, found.rows))
+            await take(sending, numbered(40, found.rows))
         assert bodies(world) == list(range(40))
 
 
@@ -251,7 +246,7 @@ async def test_driver_reads_marks_once_for_all_tasks_of_a_batch_write(tmp_path: 
         assert (found.ends, found.marks) == ({"a": 0}, ())
         async with attempt(world, host="10.0.1.2") as (task, sending):
             await task.begin()
-            await sent(sending, numbered(10))
+            await take(sending, numbered(10))
         found = await survey(session, OPTIONS, "query")
         starts = {"a": {0: 0, 1: 0, 2: 0, 3: 0}}
         mark = Mark("query", "7", "T", 3, task.lease.attempt, starts)
@@ -264,7 +259,7 @@ async def test_broker_that_may_have_rows_must_be_there(tmp_path: Path) -> None:
     async with cluster(tmp_path, BROKERS) as world:
         async with attempt(world) as (task, sending):
             await task.begin()
-            await sent(sending, numbered(40))
+            await take(sending, numbered(40))
         await world.stop_broker("b")
         async with attempt(world) as (task, _):
             with pytest.raises(SparkError, match="broker b may have rows of an earlier attempt"):
@@ -276,7 +271,7 @@ async def test_rows_that_differ_from_stored_ones_are_not_skipped(tmp_path: Path)
     async with cluster(tmp_path) as world:
         async with attempt(world) as (task, sending):
             await task.begin()
-            await sent(sending, numbered(3))
+            await take(sending, numbered(3))
         async with attempt(world) as (task, _):
             found = await task.begin()
     found.require_same(numbered(3))

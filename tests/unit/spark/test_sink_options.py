@@ -107,7 +107,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("batchSize", "0", "batchSize must be a whole number of at least 1, got 0"),
+        ("batchSize", "0", "batchSize must be a whole number, 1 to 2147483647, got 0"),
         ("batchsize", "many", "batchSize must be a whole number, got 'many'"),
         ("batchBytes", "0", "batchBytes must be a size such as 500k, 64m or 1g, got '0'"),
         ("batchbytes", "much", "batchBytes must be a size"),
@@ -115,7 +115,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("batchBytes", "-1", "batchBytes must be a size"),
         ("batchBytes", "", "batchBytes must be a size"),
         ("batchBytes", "9" * 5000, "a size"),
-        ("maxInFlight", "0", "maxInFlight must be a whole number of at least 1, got 0"),
+        ("maxInFlight", "0", "maxInFlight must be a whole number, 1 to 2147483647, got 0"),
         ("sendTimeoutMs", "0s", "sendTimeoutMs must be a duration such as 500ms, 5s or 1m"),
         ("sendTimeoutMs", "soon", "sendTimeoutMs must be a duration"),
         ("sendTimeoutMs", "5k", "sendTimeoutMs must be a duration"),
@@ -123,15 +123,35 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         (
             "batchBytes",
             "9999999999g",
-            "batchBytes must be at most 2147483647, got 10737418238926258176",
+            "batchBytes must be a whole number, 1 to 2147483647, got 10737418238926258176",
         ),
-        ("batchBytes", "2g", "batchBytes must be at most 2147483647, got 2147483648"),
-        ("compressFromBytes", "2g", "compressFromBytes must be at most 2147483647, got 2147483648"),
-        ("bodyBytesMax", "2g", "bodyBytesMax must be at most 2147483647, got 2147483648"),
-        ("batchSize", "2147483648", "batchSize must be at most 2147483647, got 2147483648"),
-        ("maxInFlight", "2147483648", "maxInFlight must be at most 2147483647, got 2147483648"),
-        ("retries", "2147483648", "retries must be at most 2147483647, got 2147483648"),
-        ("retries", "-1", "retries must be a whole number of at least 0, got -1"),
+        ("batchBytes", "2g", "batchBytes must be a whole number, 1 to 2147483647, got 2147483648"),
+        (
+            "compressFromBytes",
+            "2g",
+            "compressFromBytes must be a whole number, 1 to 2147483647, got 2147483648",
+        ),
+        (
+            "bodyBytesMax",
+            "2g",
+            "bodyBytesMax must be a whole number, 1 to 2147483647, got 2147483648",
+        ),
+        (
+            "batchSize",
+            "2147483648",
+            "batchSize must be a whole number, 1 to 2147483647, got 2147483648",
+        ),
+        (
+            "maxInFlight",
+            "2147483648",
+            "maxInFlight must be a whole number, 1 to 2147483647, got 2147483648",
+        ),
+        (
+            "retries",
+            "2147483648",
+            "retries must be a whole number, 0 to 2147483647, got 2147483648",
+        ),
+        ("retries", "-1", "retries must be a whole number, 0 to 2147483647, got -1"),
         ("retryUnlessOk", "maybe", "retryUnlessOk must be true or false, got 'maybe'"),
         ("compression", "rar", "compression must be one of lz4, zstd, zlib, none, got 'rar'"),
         ("compressFromBytes", "0", "compressFromBytes must be a size"),
@@ -167,7 +187,7 @@ def test_what_makes_no_sense_is_named(key: str, value: str, words: str) -> None:
     ("more", "words"),
     [
         ({"stamp": "false"}, "stamp must be true or property"),
-        ({"retryUnlessOk": "true"}, "idempotent and retryUnlessOk exclude each other"),
+        ({"retryUnlessOk": "true"}, "idempotent and retryUnlessOk are mutually exclusive"),
     ],
 )
 def test_what_idempotent_writes_cannot_do_is_refused(more: dict[str, str], words: str) -> None:

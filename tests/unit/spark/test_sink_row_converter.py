@@ -21,7 +21,6 @@ from turbopump.spark.writing.row_converter import (
     RowConverter,
 )
 from turbopump.spark.writing.send_planner import BatchLimits, Send, chosen_queue, sends
-from turbopump.spark.writing.sink_columns import SinkColumns
 
 ORIGIN = Origin("query", "7", 3)
 QUEUES = {"t": tuple(MessageQueue("t", "a", number) for number in range(4))}
@@ -31,7 +30,7 @@ MAP = pa.map_(pa.string(), pa.string())
 
 def read(columns: Mapping[str, Any], first_row: int = 0, **options: Any) -> ConvertedRows:
     given_options = SinkOptions(nameserver="127.0.0.1:9876", **{"topic": "t", **options})
-    names = SinkColumns(frozenset(columns))
+    names = frozenset(columns)
     batch = pa.RecordBatch.from_pydict(dict(columns))
     return RowConverter(names, given_options, ORIGIN).rows(batch, first_row)
 
@@ -63,7 +62,7 @@ def test_slices_are_read_where_they_begin() -> None:
         }
     )
     options = SinkOptions(nameserver="127.0.0.1:9876", topic="t", stamp="false")
-    reader = RowConverter(SinkColumns(frozenset({"body", "properties"})), options, ORIGIN)
+    reader = RowConverter(frozenset({"body", "properties"}), options, ORIGIN)
     rows = reader.rows(batch.slice(1), 1)
     assert [message.body for message in rows.messages] == [b"b", b"c"]
     assert [message.properties for message in rows.messages] == [{}, {"n": "3", "m": "4"}]

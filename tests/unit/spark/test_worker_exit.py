@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from turbopump.spark.worker_exit import end_quietly
+from turbopump.spark.worker_process import end_quietly
 
 
 def main_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

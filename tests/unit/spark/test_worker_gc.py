@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from turbopump.spark.worker_gc import Lasting
+from turbopump.spark.worker_process import Lasting
 
 
 @pytest.fixture(autouse=True)

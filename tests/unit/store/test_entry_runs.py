@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -147,6 +147,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     STEPS,
@@ -233,11 +234,13 @@ SENDS = st.lists(
     min_size=1,
     max_size=12,
 )
+SMALL_PIECES_MAX = 60
 CUTS = st.lists(
     st.tuples(st.integers(1, 9000), st.sampled_from([0, 0, 0, 1, 50, 700, 5000])), min_size=1
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(SENDS, CUTS, st.booleans(), st.booleans())
 def test_slaves_enter_the_same(
@@ -299,7 +302,9 @@ def followed(
         patch.setattr(Store, "readable_end", property(lambda _: confirmed))
         if is_told:
             slave.listen(told.extend, watched)
-        for size, unconfirmed in cycle(cuts):
+        # A log has thousands of pieces of a few bytes, and all of them are alike.
+        large = repeat((SLAVE_CONFIG.segment_bytes, 0))
+        for size, unconfirmed in chain(islice(cycle(cuts), SMALL_PIECES_MAX), large):
             piece = raw(master, position, size)
             if not piece:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,16 @@ def test_a_rare_match_is_searched_for_in_bounded_slices(
     assert max(steps) == steps[0] == per_read
 
 
+NO_MARK = (-1, -1)
+
+
+def marks_of(
+    store: Store, asked: Sequence[tuple[int, QueueOffset]], topic: str = "Topic"
+) -> list[tuple[int, int]]:
+    times_ms, positions = store.message_marks(topic, [q for q, _ in asked], [at for _, at in asked])
+    return list(zip(times_ms, positions, strict=True))
+
+
 def test_marks_of_many_queues_are_those_of_the_messages(tmp_path: Path) -> None:
     config, v6 = small_config(segment_bytes=4096), host("2001:db8::1", 10911)
     with Store.open(tmp_path, config) as store:
@@ -196,7 +207,7 @@ def test_marks_of_many_queues_are_those_of_the_messages(tmp_path: Path) -> None:
             made = record(b"x" * (number % 7), queue_id=number % 30)
             store.append([replace(made, born_host=v6) if number % 30 == 3 else made])
         positions = [(number, QueueOffset(at)) for number in range(30) for at in range(3)]
-        marks = store.message_marks("Topic", positions)
+        marks = marks_of(store, positions)
         for (number, offset), mark in zip(positions, marks, strict=True):
             found = store.read("Topic", number, offset, 1)
             assert isinstance(found, Found)
@@ -204,14 +215,13 @@ def test_marks_of_many_queues_are_those_of_the_messages(tmp_path: Path) -> None:
             assert mark == (view.store_timestamp_ms, view.physical_offset)
         missing = [(0, QueueOffset(3)), (30, QueueOffset(0)), (0, QueueOffset(-1))]
         asked = [*missing, *positions[:2]]
-        assert store.message_marks("Topic", asked) == [None, None, None, *marks[:2]]
-        assert store.message_marks("Topic", []) == []
-        assert store.message_marks("Unknown", missing) == [None] * 3
-        assert marks[2] is not None
+        assert marks_of(store, asked) == [*[NO_MARK] * 3, *marks[:2]]
+        assert marks_of(store, []) == []
+        assert marks_of(store, missing, "Unknown") == [NO_MARK] * 3
         damaged = marks[2][1]
     start = damaged // 4096 * 4096
     with (tmp_path / "commitlog" / f"{start:020d}").open("r+b") as file:
         file.seek(damaged - start + 20)
         file.write(b"\xff")
     with Store.open(tmp_path, config) as store:
-        assert store.message_marks("Topic", positions) == [*marks[:2], None, *marks[3:]]
+        assert marks_of(store, positions) == [*marks[:2], NO_MARK, *marks[3:]]

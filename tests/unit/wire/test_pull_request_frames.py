@@ -7,7 +7,7 @@ from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command
 from turbopump.wire.framing import encode
 from turbopump.wire.headers import PullMessage
-from turbopump.wire.pull_request_frames import PullRequestFrames
+from turbopump.wire.prepared_frames import PullRequestFrames
 
 HEADER = PullMessage(
     consumer_group='g"queueOffset":"0"',

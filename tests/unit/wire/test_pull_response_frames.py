@@ -10,7 +10,7 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import request
 from turbopump.wire.framing import encode
 from turbopump.wire.headers import PullMessageAnswer
-from turbopump.wire.pull_response_frames import PullResponseFrames
+from turbopump.wire.prepared_frames import PullResponseFrames
 
 OFFSETS = st.integers(0, 2**63 - 1)
 REMARKS = st.sampled_from(["OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE", '"minOffset":"0"', "ü"])

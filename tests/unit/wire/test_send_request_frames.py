@@ -11,7 +11,7 @@ from turbopump.errors import InvalidArgument
 from turbopump.wire.command import FLAG_ONEWAY, Buffer, request
 from turbopump.wire.framing import FRAME_BYTES_MAX, encode
 from turbopump.wire.headers import SendMessage, SendMessageV2
-from turbopump.wire.send_request_frames import SendRequest, SendRequestFrames, send_request_frames
+from turbopump.wire.prepared_frames import SendRequest, SendRequestFrames, send_request_frames
 
 NAMES = st.text(max_size=12) | st.sampled_from(
     ["%d%%s", '"e":"0"', '"opaque":0', "\x01\x02", "é\\"]

@@ -14,7 +14,7 @@ from turbopump.wire.framing import encode
 from turbopump.wire.headers import BrokerTraits, SendMessageAnswer
 from turbopump.wire.hosts import Host, host
 from turbopump.wire.ids import offset_id
-from turbopump.wire.send_response_frames import SendResponseFrames
+from turbopump.wire.prepared_frames import SendResponseFrames
 
 REGIONS = (
     st.none()

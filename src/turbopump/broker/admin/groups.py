@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from turbopump.broker.clients import Consumers, Member, Producers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.groups import Groups
-from turbopump.broker.handlers.common import answer_with, as_remote_error, body_of, refuse_on_slave
+from turbopump.broker.handlers.common import (
+    Requests,
+    answer_with,
+    as_remote_error,
+    body_of,
+    refuse_on_slave,
+    serves,
+)
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     ClientConnection,
@@ -31,7 +37,7 @@ _LANGUAGE_NAMES = {language.value: language.name for language in Language}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class GroupRequests:
+class GroupRequests(Requests):
     """Serves requests for groups and their members."""
 
     identity: IdentityConfig
@@ -42,15 +48,7 @@ class GroupRequests:
     conflicts: SubscriptionConflicts
     stats: Stats
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
-            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
-            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers_of,
-            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers_of,
-            RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
-        }
-
+    @serves(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def update(self, request: Command, _peer: Connection) -> Command:
         """Create or change a group."""
         refuse_on_slave(self.identity)
@@ -59,6 +57,7 @@ class GroupRequests:
             await self.groups.update(group)
         return request.answer(ResponseCode.SUCCESS)
 
+    @serves(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete(self, request: Command, _peer: Connection) -> Command:
         """Delete a group, and its progress if requested; an unknown group is not an error."""
         header = headers.DeleteGroup.from_ext_fields(request.ext_fields)
@@ -70,6 +69,7 @@ class GroupRequests:
         self.stats.forget_group(header.group_name)
         return request.answer(ResponseCode.SUCCESS)
 
+    @serves(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumers_of(self, request: Command, _peer: Connection) -> Command:
         """Return the members and subscriptions of a consumer group."""
         name = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
@@ -87,15 +87,16 @@ class GroupRequests:
         )
         return answer_with(request, body)
 
+    @serves(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producers_of(self, request: Command, _peer: Connection) -> Command:
         """Return the members of a producer group."""
         name = headers.ProducerGroup.from_ext_fields(request.ext_fields).producer_group
         members = self.producers.members(name)
         if not members:
-            remark = f"the producer group[{name}] not exist"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(f"the producer group[{name}] not exist")
         return answer_with(request, ProducerConnections(connection_set=_connections(members)))
 
+    @serves(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, request: Command, _peer: Connection) -> Command:
         """Return the members of all producer groups."""
         table = {

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from turbopump.broker.clients import Consumers
-from turbopump.broker.handlers.common import answer_with
+from turbopump.broker.handlers.common import Requests, answer_with, serves
 from turbopump.broker.stats import Stats
 from turbopump.errors import RemoteError
 from turbopump.message import QueueOffset
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.store.outcomes import Filter, Units
 from turbopump.store.store import Store
 from turbopump.wire import headers
@@ -23,44 +24,31 @@ UNITS_MAX = 800
 """Most queue units in one answer."""
 
 
-class InspectionRequests:
+@dataclass(slots=True, eq=False, kw_only=True)
+class InspectionRequests(Requests):
     """Serves statistics, queue entries and clean-up requests."""
 
-    def __init__(
-        self,
-        *,
-        stats: Stats,
-        consumers: Consumers,
-        store: Store,
-    ) -> None:
-        self._stats = stats
-        self._consumers = consumers
-        self._store = store
+    stats: Stats
+    consumers: Consumers
+    store: Store
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.VIEW_BROKER_STATS_DATA: self.statistic,
-            RequestCode.QUERY_CONSUME_QUEUE: self.queue_units,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
-        }
-
+    @serves(RequestCode.VIEW_BROKER_STATS_DATA)
     def statistic(self, request: Command, _peer: Connection) -> Command:
         """Return one statistic over a minute, an hour and a day."""
         header = headers.StatsItem.from_ext_fields(request.ext_fields)
-        found = self._stats.view(header.stats_name, header.stats_key)
+        found = self.stats.view(header.stats_name, header.stats_key)
         if found is None:
             remark = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(remark)
         return answer_with(request, found)
 
+    @serves(RequestCode.QUERY_CONSUME_QUEUE)
     def queue_units(self, request: Command, _peer: Connection) -> Command:
         """Show the entries of a queue: where each message lies, and its tag's hash."""
         header = headers.ConsumeQueuePart.from_ext_fields(request.ext_fields)
-        if (header.topic, header.queue_id) not in self._store.queue_ids():
-            remark = f"{header.queue_id}@{header.topic} is not exist!"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
-        low, high = self._store.queue_range(header.topic, header.queue_id)
+        if (header.topic, header.queue_id) not in self.store.queue_ids():
+            raise RemoteError.system(f"{header.queue_id}@{header.topic} is not exist!")
+        low, high = self.store.queue_range(header.topic, header.queue_id)
         if not low <= header.index < high or header.count < 1:
             remark = f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!"
             return request.answer(ResponseCode.SUCCESS, remark=remark)
@@ -68,21 +56,23 @@ class InspectionRequests:
             min_queue_index=low,
             max_queue_index=high,
             queue_data=self._units(header, min(header.count, UNITS_MAX)),
-            subscription_data=self._consumers.subscription(
+            subscription_data=self.consumers.subscription(
                 header.consumer_group or "", header.topic
             ),
             filter_data=self._filter_text(header),
         )
         return answer_with(request, page)
 
+    @serves(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     def clean_queues(self, request: Command, _peer: Connection) -> Command:
         """Apply retention now; queues are trimmed with the log."""
-        self._store.retain()
+        self.store.retain()
         return request.answer(ResponseCode.SUCCESS)
 
+    @serves(RequestCode.DELETE_EXPIRED_COMMITLOG)
     def clean_log(self, request: Command, _peer: Connection) -> Command:
         """Apply retention now, regardless of the hour."""
-        self._store.retain(at_any_hour=True)
+        self.store.retain(at_any_hour=True)
         return request.answer(ResponseCode.SUCCESS)
 
     def _units(self, header: headers.ConsumeQueuePart, count: int) -> list[QueueUnit]:
@@ -97,12 +87,12 @@ class InspectionRequests:
             return np.zeros(len(units), np.bool_)
 
         offset = QueueOffset(header.index)
-        self._store.read(header.topic, header.queue_id, offset, count, Filter(units=collect))
+        self.store.read(header.topic, header.queue_id, offset, count, Filter(units=collect))
         return found
 
     def _filter_text(self, header: headers.ConsumeQueuePart) -> str | None:
         if not header.consumer_group:
             return None
-        if self._consumers.subscription(header.consumer_group, header.topic) is None:
+        if self.consumers.subscription(header.consumer_group, header.topic) is None:
             return f"{header.consumer_group}@{header.topic} is not online!"
         return "null"

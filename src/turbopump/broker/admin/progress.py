@@ -9,14 +9,13 @@ from datetime import datetime
 
 from turbopump.broker.clients import Consumers
 from turbopump.broker.groups import Groups
-from turbopump.broker.handlers.common import answer_with, topic_missing
+from turbopump.broker.handlers.common import Requests, answer_with, serves, topic_missing
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -34,7 +33,7 @@ _NO_TIME = -1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class ProgressRequests:
+class ProgressRequests(Requests):
     """Serves queries about the progress of groups."""
 
     broker_name: str
@@ -47,13 +46,7 @@ class ProgressRequests:
     store: Store
     clock: Clock
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.GET_CONSUME_STATS: self.of_group,
-            RequestCode.GET_BROKER_CONSUME_STATS: self.of_all_groups,
-            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_spans,
-        }
-
+    @serves(RequestCode.GET_CONSUME_STATS)
     def of_group(self, request: Command, _peer: Connection) -> Command:
         """Return a group's committed offset in each queue of one topic, or of all."""
         header = headers.ConsumeStatsOf.from_ext_fields(request.ext_fields)
@@ -66,6 +59,7 @@ class ProgressRequests:
             tps += self.stats.consume_tps(group, topic.topic_name)
         return answer_with(request, ConsumeStats(consume_tps=tps, offset_table=table))
 
+    @serves(RequestCode.GET_BROKER_CONSUME_STATS)
     async def of_all_groups(self, request: Command, _peer: Connection) -> Command:
         """Return the committed offsets of all groups; optionally of ordered topics only."""
         header = headers.BrokerConsumeStatsOf.from_ext_fields(request.ext_fields)
@@ -90,6 +84,7 @@ class ProgressRequests:
         )
         return answer_with(request, body)
 
+    @serves(RequestCode.QUERY_CONSUME_TIME_SPAN)
     def time_spans(self, request: Command, _peer: Connection) -> Command:
         """Return the store times of each queue's messages, and of a group's committed offset."""
         header = headers.TopicAndGroup.from_ext_fields(request.ext_fields)

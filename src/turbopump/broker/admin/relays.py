@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from turbopump.broker.admin.resets import RESETTABLE_SINCE
 from turbopump.broker.clients import Consumers, Member
-from turbopump.broker.handlers.common import answer_with, commands_to
+from turbopump.broker.handlers.common import Requests, answer_with, commands_to, serves
 from turbopump.errors import BodyError, InvalidArgument, NetworkError, RemoteError, RequestTimeout
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import ConsumerStatus
@@ -29,7 +28,7 @@ RELAYABLE_SINCE = 62
 """Clients with a lower version can neither report their internals nor consume on request."""
 
 
-class RelayRequests:
+class RelayRequests(Requests):
     """Relays requests that only a client can answer."""
 
     def __init__(self, *, broker_name: str, consumers: Consumers, store: Store) -> None:
@@ -37,19 +36,14 @@ class RelayRequests:
         self._consumers = consumers
         self._store = store
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.status,
-        }
-
+    @serves(RequestCode.GET_CONSUMER_RUNNING_INFO)
     async def running_info(self, request: Command, _peer: Connection) -> Command:
         """Relay a request for a client's running info."""
         header = headers.RunningInfoOf.from_ext_fields(request.ext_fields)
         member = self._member(header.consumer_group, header.client_id)
         return await _relayed(request, member, make_request(request.code, header))
 
+    @serves(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def consume_directly(self, request: Command, _peer: Connection) -> Command:
         """Have a client consume a message now, and return the result."""
         header = headers.ConsumeDirectly.from_ext_fields(request.ext_fields)
@@ -58,13 +52,14 @@ class RelayRequests:
         asked = make_request(request.code, replace(header, broker_name=self._broker_name), message)
         return await _relayed(request, member, asked)
 
+    @serves(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     async def status(self, request: Command, _peer: Connection) -> Command:
         """Ask the clients of a group, or one of them, for their offsets in memory."""
         header = headers.ConsumerStatusOf.from_ext_fields(request.ext_fields)
         members = self._consumers.members(header.group)
         if not members:
             remark = f"No Any Consumer online in the consumer group: [{header.group}]"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(remark)
         for member in members:
             _require_version(member, RESETTABLE_SINCE)
         asked = [m for m in members if header.client_addr in {None, "", m.client_id}]
@@ -79,8 +74,7 @@ class RelayRequests:
     def _member(self, group: str, client_id: str) -> Member:
         member = self._consumers.member(group, client_id)
         if member is None:
-            remark = f"The Consumer <{group}> <{client_id}> not online"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(f"The Consumer <{group}> <{client_id}> not online")
         _require_version(member, RELAYABLE_SINCE)
         return member
 
@@ -88,9 +82,9 @@ class RelayRequests:
         try:
             message = self._store.message_by_id(msg_id)
         except InvalidArgument as error:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RemoteError.system(str(error)) from error
         if message is None:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"no message {msg_id} on this broker")
+            raise RemoteError.system(f"no message {msg_id} on this broker")
         # A copy: the log's memory must not be held while a client takes its time.
         return bytes(message)
 
@@ -98,7 +92,7 @@ class RelayRequests:
 def _require_version(member: Member, least: int) -> None:
     if member.version < least:
         remark = f"The Consumer <{member.client_id}> Version <{member.version}> too low to finish"
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{remark}, please upgrade it")
+        raise RemoteError.system(f"{remark}, please upgrade it")
 
 
 async def _relayed(request: Command, member: Member, asked: Command) -> Command:
@@ -110,7 +104,7 @@ async def _relayed(request: Command, member: Member, asked: Command) -> Command:
         raise RemoteError(ResponseCode.CONSUME_MSG_TIMEOUT, remark) from error
     except NetworkError as error:
         remark = f"consumer <{member.client_id}> could not be asked: {error}"
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, remark) from error
+        raise RemoteError.system(remark) from error
     return replace(answer, opaque=request.opaque, serialize=request.serialize)
 
 

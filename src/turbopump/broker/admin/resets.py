@@ -6,13 +6,12 @@ import logging
 from dataclasses import dataclass
 
 from turbopump.broker.clients import Consumers, Member
-from turbopump.broker.handlers.common import answer_with, body_of, commands_to
+from turbopump.broker.handlers.common import Requests, answer_with, body_of, commands_to, serves
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, RemoteError
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import QueueAndOffset, QueueOffsetRows, QueueOffsets
@@ -30,7 +29,7 @@ RESETTABLE_SINCE = 28
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class ResetRequests:
+class ResetRequests(Requests):
     """Serves resets by time.
 
     The broker computes the offsets and sends them to the members, which apply and commit them. If
@@ -46,9 +45,7 @@ class ResetRequests:
     consumers: Consumers
     store: Store
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
-
+    @serves(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     def reset(self, request: Command, _peer: Connection) -> Command:
         header = headers.ResetOffset.from_ext_fields(request.ext_fields)
         targets = self._given_targets(request, header) or self._targets(header)
@@ -63,11 +60,10 @@ class ResetRequests:
                 f"client {absent[0]} of {header.group} has not reconnected since the broker"
                 " restarted, so it cannot be reset: try again in a minute"
             )
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(remark)
         too_old = [member for member in members if member.version < RESETTABLE_SINCE]
         if too_old:
-            remark = f"the client {too_old[0].client_id} is too old to be reset"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(f"the client {too_old[0].client_id} is too old to be reset")
         as_rows = request.language == Language.CPP
         notice = _notice(header, _rows(targets) if as_rows else QueueOffsets(offset_table=targets))
         for member in members:
@@ -86,14 +82,14 @@ class ResetRequests:
             is_here = (queue.topic, queue.broker) == (header.topic, self.broker_name)
             if not is_here or not 0 <= offset <= high:
                 remark = f"[reset-offset] {queue} has no offset {offset} on {self.broker_name}"
-                raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+                raise RemoteError.system(remark)
         return given
 
     def _targets(self, header: headers.ResetOffset) -> dict[MessageQueue, int]:
         topic = self.topics.find(header.topic)
         if topic is None:
             remark = f"[reset-offset] reset offset failed, no topic: {header.topic}"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(remark)
         return {
             MessageQueue(header.topic, self.broker_name, queue_id): self._target(header, queue_id)
             for queue_id in range(topic.write_queue_nums)
@@ -103,7 +99,7 @@ class ResetRequests:
         stored = self.offsets.find(header.group, header.topic, queue_id)
         if stored is None:
             remark = f"the group {header.group} has no offset in queue {queue_id} of {header.topic}"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(remark)
         if header.timestamp == NEWEST:
             target = self.store.queue_range(header.topic, queue_id)[1]
         else:

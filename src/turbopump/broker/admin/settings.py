@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from turbopump.broker.config_keys import REPORTED_KEYS, as_properties, blacklisted
-from turbopump.broker.handlers.common import answer_with, as_remote_error
+from turbopump.broker.handlers.common import Requests, answer_with, as_remote_error, serves
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.settings import Settings, parse_properties, render_properties
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
@@ -17,20 +16,14 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 
 
-class SettingRequests:
+class SettingRequests(Requests):
     """Serves requests for settings."""
 
     def __init__(self, live: LiveConfig, runtime_info: Callable[[], dict[str, str]]) -> None:
         self._live = live
         self._runtime_info = runtime_info
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.UPDATE_BROKER_CONFIG: self.change,
-            RequestCode.GET_BROKER_CONFIG: self.all,
-            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-        }
-
+    @serves(RequestCode.UPDATE_BROKER_CONFIG)
     async def change(self, request: Command, _peer: Connection) -> Command:
         """Change settings while the broker runs."""
         with as_remote_error():
@@ -41,6 +34,7 @@ class SettingRequests:
             await self._live.change(settings)
         return request.answer(ResponseCode.SUCCESS)
 
+    @serves(RequestCode.GET_BROKER_CONFIG)
     def all(self, request: Command, _peer: Connection) -> Command:
         """Return all settings, and how often they were changed."""
         header = headers.ConfigVersion(version=self._live.version.encode().decode())
@@ -48,6 +42,7 @@ class SettingRequests:
         body = render_properties({**as_properties(self._live.current), **reported}).encode()
         return request.answer(ResponseCode.SUCCESS, header, body=body)
 
+    @serves(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, request: Command, _peer: Connection) -> Command:
         """Return the broker's runtime information."""
         return answer_with(request, KeyValues(table=self._runtime_info()))

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from turbopump.broker.clients import Consumers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.handlers.common import (
+    Requests,
     answer_with,
     as_remote_error,
     refuse_on_slave,
+    serves,
     topic_missing,
 )
 from turbopump.broker.offsets import Offsets
@@ -19,7 +21,6 @@ from turbopump.broker.topics import Topics, check_shape
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.store.store import Store
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -40,7 +41,7 @@ Announce = Callable[[TopicConfig], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class TopicRequests:
+class TopicRequests(Requests):
     """Serves requests for topics."""
 
     identity: IdentityConfig
@@ -51,16 +52,7 @@ class TopicRequests:
     store: Store
     announce: Announce
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
-            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
-            RequestCode.GET_TOPIC_STATS_INFO: self.limits,
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.consumed_by,
-            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_unused,
-        }
-
+    @serves(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def update(self, request: Command, _peer: Connection) -> Command:
         """Create or change a topic; answer once reachable name servers know it."""
         header = headers.CreateTopic.from_ext_fields(request.ext_fields)
@@ -77,12 +69,13 @@ class TopicRequests:
         if topic.topic_filter_type not in _FILTER_TYPES:
             wrong = f"topicFilterType = [{topic.topic_filter_type}] value invalid"
         if wrong is not None:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
+            raise RemoteError.system(wrong)
         with as_remote_error():
             await self.topics.update(topic)
         await self.announce(topic)
         return request.answer(ResponseCode.SUCCESS)
 
+    @serves(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete(self, request: Command, _peer: Connection) -> Command:
         """Delete a topic, its queues and the progress of groups in it.
 
@@ -95,17 +88,19 @@ class TopicRequests:
             await self.topics.delete(name)
         if self.topics.find(name) is not None:
             remark = f"topic[{name}] was re-created by a producer: stop it, then delete again"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+            raise RemoteError.system(remark)
         self.store.remove_topic(name)
         self.stats.forget_topic(name)
         self.offsets.remove_topic(name)
         await self.offsets.saving.try_save()
         return request.answer(ResponseCode.SUCCESS)
 
+    @serves(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system(self, request: Command, _peer: Connection) -> Command:
         """List the broker's own topics."""
         return answer_with(request, TopicList(topic_list=sorted(self.topics.system_names)))
 
+    @serves(RequestCode.GET_TOPIC_STATS_INFO)
     def limits(self, request: Command, _peer: Connection) -> Command:
         """Return the first and last offset of each queue, and its last store time."""
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
@@ -118,12 +113,14 @@ class TopicRequests:
         }
         return answer_with(request, TopicStats(offset_table=table))
 
+    @serves(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def consumed_by(self, request: Command, _peer: Connection) -> Command:
         """List the groups that subscribe to a topic or have committed offsets in it."""
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
         groups = self.consumers.groups_of_topic(name) | self.offsets.groups_of(name)
         return answer_with(request, GroupList(group_list=sorted(groups)))
 
+    @serves(RequestCode.CLEAN_UNUSED_TOPIC)
     def clean_unused(self, request: Command, _peer: Connection) -> Command:
         """Delete the queues of topics that do not exist."""
         kept = {SCHEDULE_TOPIC, HALF_OPERATIONS_TOPIC}
@@ -143,4 +140,4 @@ class TopicRequests:
         if wrong is None and self.topics.is_system(name):
             wrong = f"The topic[{name}] is conflict with system topic."
         if wrong is not None:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
+            raise RemoteError.system(wrong)

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Iterable
 
 from turbopump.broker.clients import Peer
-from turbopump.broker.handlers.common import answer_with, body_of, commands_to
+from turbopump.broker.handlers.common import Requests, answer_with, body_of, commands_to, serves
 from turbopump.broker.membership import Membership
 from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.errors import NetworkError
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     CheckClientConfig,
@@ -30,7 +29,7 @@ _REMEMBERED_BYTES_MAX = 16 * 1024
 """Larger heartbeats are decoded each time: each connection may keep one in memory."""
 
 
-class ClientRequests:
+class ClientRequests(Requests):
     """Serves heartbeats, leaving, member lists, locks and checks of subscriptions."""
 
     def __init__(self, membership: Membership, filters: SubscriptionFilters) -> None:
@@ -39,16 +38,7 @@ class ClientRequests:
         self._beats: dict[Peer, tuple[bytes, Heartbeat]] = {}
         """The last heartbeat of each connection, raw and decoded, if it is small."""
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.HEART_BEAT: self.heartbeat,
-            RequestCode.UNREGISTER_CLIENT: self.unregister,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_ids,
-            RequestCode.LOCK_BATCH_MQ: self.lock,
-            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
-            RequestCode.CHECK_CLIENT_CONFIG: self.check,
-        }
-
+    @serves(RequestCode.HEART_BEAT)
     def heartbeat(self, request: Command, peer: Connection) -> Command:
         """Register a client in its groups, or renew its registration."""
         beat = self._beat_of(request, peer)
@@ -68,6 +58,7 @@ class ClientRequests:
             self._beats.pop(peer, None)
         return beat
 
+    @serves(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, request: Command, peer: Connection) -> Command:
         """Remove a client from a group."""
         header = headers.UnregisterClient.from_ext_fields(request.ext_fields)
@@ -79,6 +70,7 @@ class ClientRequests:
         self._beats.pop(connection, None)
         self._membership.connection_closed(connection)
 
+    @serves(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_ids(self, request: Command, _peer: Connection) -> Command:
         """List the members of a group."""
         group = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
@@ -89,16 +81,19 @@ class ClientRequests:
         body = ConsumerIds(consumer_id_list=ids).encode()
         return request.answer(ResponseCode.SUCCESS, headers.NoFields(), body=body)
 
+    @serves(RequestCode.LOCK_BATCH_MQ)
     def lock(self, request: Command, peer: Connection) -> Command:
         """Lock queues for a client, or renew its locks; answer with those it holds."""
         granted = self._membership.lock(body_of(request, LockQueues), peer.peer_address)
         return answer_with(request, LockedQueues(queues=granted))
 
+    @serves(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, request: Command, _peer: Connection) -> Command:
         """Release a client's locks."""
         self._membership.unlock(body_of(request, LockQueues))
         return request.answer(ResponseCode.SUCCESS)
 
+    @serves(RequestCode.CHECK_CLIENT_CONFIG)
     def check(self, request: Command, _peer: Connection) -> Command:
         """Check a subscription before a client relies on it."""
         self._filters.check(body_of(request, CheckClientConfig).subscription_data)

@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from turbopump.broker.clients import AbsentPeer, Peer
 from turbopump.broker.config import IdentityConfig
 from turbopump.errors import BodyError, ConnectionLost, InvalidArgument, RemoteError, WriteRefused
-from turbopump.message import QueueOffset
-from turbopump.net.router import Handler
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler, Outcome
 from turbopump.wire.bodies import QueuePositions
-from turbopump.wire.codes import ResponseCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.schema import Body, Header
 
 B = TypeVar("B", bound=Body)
+H = TypeVar("H", bound=Callable[[Any, Command, Connection], Outcome])
+
+_CODES = "request_codes"
 
 _CLIENT_LIMITS_RETRIES_SINCE = 121
 """From this version on, a client's own retry limit counts."""
 
 
-class Requests(Protocol):
-    """Handlers that belong together, by request code."""
+class Requests:
+    """Handlers that belong together: methods marked with `serves`."""
 
-    def handlers(self) -> dict[int, Handler]: ...
+    __slots__ = ()
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        return {
+            code: getattr(self, name)
+            for name, method in vars(type(self)).items()
+            for code in getattr(method, _CODES, ())
+        }
+
+
+def serves(*codes: RequestCode) -> Callable[[H], H]:
+    """Mark a method as the handler of requests."""
+
+    def mark(method: H) -> H:
+        setattr(method, _CODES, codes)
+        return method
+
+    return mark
 
 
 def handler_table(served: Iterable[Requests]) -> dict[int, Handler]:
@@ -50,7 +71,7 @@ def answer_fast(request: Command, body: Body, header: Header | None = None) -> C
     return request.answer(ResponseCode.SUCCESS, header, body=msgspec.json.encode(body))
 
 
-def positions_of(request: Command) -> list[tuple[int, QueueOffset]]:
+def positions_of(request: Command) -> tuple[list[int], list[int]]:
     """Return the queue ids and offsets of a request's body."""
     named = body_of(request, QueuePositions)
     if len(named.queue_ids) != len(named.offsets):
@@ -58,7 +79,7 @@ def positions_of(request: Command) -> list[tuple[int, QueueOffset]]:
             f"queueIds and offsets must be as many, got {len(named.queue_ids)} and"
             f" {len(named.offsets)}"
         )
-    return list(zip(named.queue_ids, map(QueueOffset, named.offsets), strict=True))
+    return named.queue_ids, named.offsets
 
 
 @contextmanager
@@ -67,7 +88,7 @@ def as_remote_error() -> Iterator[None]:
     try:
         yield
     except InvalidArgument as error:
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise RemoteError.system(str(error)) from error
     except WriteRefused as error:
         raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from error
 
@@ -75,10 +96,9 @@ def as_remote_error() -> Iterator[None]:
 def refuse_on_slave(identity: IdentityConfig) -> None:
     """Refuse changes of topics and groups on a slave, which copies them from its master."""
     if identity.is_slave:
-        raise RemoteError(
-            ResponseCode.SYSTEM_ERROR,
+        raise RemoteError.system(
             "Can't modify topic or subscription group from slave broker,"
-            " please execute it from master broker.",
+            " please execute it from master broker."
         )
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.groups import Groups
+from turbopump.broker.handlers.common import Requests
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.topics import Topics
@@ -46,7 +47,7 @@ class ServedTable(Struct, frozen=True, kw_only=True):
     """Reports changes, so that a request can be held until there is one."""
 
 
-class CopiedTables:
+class CopiedTables(Requests):
     """Serves slaves, ours and Apache's, and tools."""
 
     def __init__(
@@ -143,5 +144,5 @@ def _version_text(version: DataVersion) -> str:
 
 def _offsets_for_java(offsets: Offsets) -> bytes:
     if offsets.is_empty:
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, "no consumer offset in this broker")
+        raise RemoteError.system("no consumer offset in this broker")
     return offsets.encoded()

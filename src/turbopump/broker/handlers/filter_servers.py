@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from turbopump.broker.config import FiltersConfig, IdentityConfig
 from turbopump.clock import Clock
@@ -24,29 +25,25 @@ _SERVERS_MAX = 256
 _ADDRESS_CHARS_MAX = 255
 
 
+@dataclass(eq=False)
 class FilterServers:
     """The filter servers that have registered (301), for routes to carry."""
 
-    def __init__(
-        self,
-        config: FiltersConfig,
-        identity: IdentityConfig,
-        clock: Clock,
-        on_change: Callable[[list[str]], None],
-    ) -> None:
-        self._config = config
-        self._identity = identity
-        self._clock = clock
-        self._on_change = on_change
+    config: FiltersConfig
+    identity: IdentityConfig
+    clock: Clock
+    on_change: Callable[[list[str]], None]
+
+    def __post_init__(self) -> None:
         self._registered: dict[str, tuple[Connection, int]] = {}
 
     def handlers(self) -> dict[int, Handler]:
-        handler = self._register if self._config.servers else not_supported
+        handler = self._register if self.config.servers else not_supported
         return {RequestCode.REGISTER_FILTER_SERVER: handler}
 
     def sweep(self) -> None:
         """Forget those that have been silent for too long."""
-        before_ms = self._clock.monotonic_ms() - EXPIRY_MS
+        before_ms = self.clock.monotonic_ms() - EXPIRY_MS
         self._forget([a for a, (_, seen_ms) in self._registered.items() if seen_ms < before_ms])
 
     def connection_closed(self, closed: Connection) -> None:
@@ -57,14 +54,13 @@ class FilterServers:
         address = _checked(header.filter_server_addr)
         is_new = address not in self._registered
         if is_new and len(self._registered) >= _SERVERS_MAX:
-            remark = f"{_SERVERS_MAX} filter servers are registered already"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
-        self._registered[address] = peer, self._clock.monotonic_ms()
+            raise RemoteError.system(f"{_SERVERS_MAX} filter servers are registered already")
+        self._registered[address] = peer, self.clock.monotonic_ms()
         if is_new:
             _log.info("filter server %s registered", address)
-            self._on_change(sorted(self._registered))
+            self.on_change(sorted(self._registered))
         answer = FilterServerAnswer(
-            broker_name=self._identity.broker_name, broker_id=self._identity.broker_id
+            broker_name=self.identity.broker_name, broker_id=self.identity.broker_id
         )
         return request.answer(ResponseCode.SUCCESS, answer)
 
@@ -73,16 +69,16 @@ class FilterServers:
             _log.warning("filter server %s removed", address)
             del self._registered[address]
         if addresses:
-            self._on_change(sorted(self._registered))
+            self.on_change(sorted(self._registered))
 
 
 def _checked(address: str) -> str:
     try:
         host, port = split_address(address)
     except InvalidArgument as error:
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, f"filterServerAddr: {error}") from error
+        raise RemoteError.system(f"filterServerAddr: {error}") from error
     is_plain = address.isascii() and address.isprintable() and not set(address) & set(" ,;")
     if not port or not host or not is_plain or len(address) > _ADDRESS_CHARS_MAX:
         remark = f"filterServerAddr must be host:port, got {address[:_ADDRESS_CHARS_MAX]!r}"
-        raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        raise RemoteError.system(remark)
     return address

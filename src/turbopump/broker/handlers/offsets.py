@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from turbopump.broker.handlers.common import answer_fast, answer_with, positions_of
+from turbopump.broker.handlers.common import (
+    Requests,
+    answer_fast,
+    answer_with,
+    positions_of,
+    serves,
+)
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.progress import Commit, Progress
+from turbopump.broker.progress import Progress
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
@@ -21,23 +27,14 @@ _CHANGES_OFFSETS = (
 )
 
 
-class OffsetRequests:
+class OffsetRequests(Requests):
     """Serves commits and queries of offsets."""
 
     def __init__(self, progress: Progress, offsets: Offsets) -> None:
         self._progress = progress
         self._offsets = offsets
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
-            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
-            RequestCode.UPDATE_CONSUMER_OFFSETS: self.update_all,
-            RequestCode.GET_CONSUMER_OFFSETS: self.query_all,
-            RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
-            RequestCode.CLONE_GROUP_OFFSET: self.clone,
-        }
-
+    @serves(RequestCode.QUERY_CONSUMER_OFFSET)
     def query(self, request: Command, _peer: Connection) -> Command:
         """Return a group's committed offset in a queue."""
         header = headers.QueryConsumerOffset.from_ext_fields(request.ext_fields)
@@ -48,20 +45,20 @@ class OffsetRequests:
             return request.answer(code, headers.NoFields(), remark=remark)
         return request.answer(ResponseCode.SUCCESS, headers.OffsetAnswer(offset=offset))
 
+    @serves(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update(self, request: Command, peer: Connection) -> Command:
         """Commit a group's offset in a queue."""
         header = headers.UpdateConsumerOffset.from_ext_fields(request.ext_fields)
         self._progress.commit(
-            Commit(
-                client=peer.peer_address,
-                group=header.consumer_group,
-                topic=header.topic,
-                queue_id=header.queue_id,
-                offset=header.commit_offset,
-            )
+            peer.peer_address,
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.commit_offset,
         )
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
 
+    @serves(RequestCode.GET_CONSUMER_OFFSETS)
     def query_all(self, request: Command, _peer: Connection) -> Command:
         """Return a group's committed offsets in the queues of a topic where it has any."""
         header = headers.OffsetsOfGroup.from_ext_fields(request.ext_fields)
@@ -69,21 +66,24 @@ class OffsetRequests:
         body = QueuePositions(queue_ids=list(found), offsets=list(found.values()))
         return answer_fast(request, body)
 
+    @serves(RequestCode.UPDATE_CONSUMER_OFFSETS)
     def update_all(self, request: Command, peer: Connection) -> Command:
         """Commit a group's offsets in several queues of a topic; return which were refused."""
         header = headers.OffsetsOfGroup.from_ext_fields(request.ext_fields)
         # The answer to a single refused commit says why.
         refused = self._progress.commit_all(
-            peer.peer_address, header.consumer_group, header.topic, positions_of(request)
+            peer.peer_address, header.consumer_group, header.topic, *positions_of(request)
         )
         return answer_fast(request, RefusedOffsets(queue_ids=refused))
 
+    @serves(RequestCode.QUERY_CORRECTION_OFFSET)
     def correction(self, request: Command, _peer: Connection) -> Command:
         """Return the lowest committed offset of each queue, ignoring some groups."""
         header = headers.CorrectionOffsetOf.from_ext_fields(request.ext_fields)
         slowest = self._progress.slowest(header.topic, (header.filter_groups or "").split(","))
         return answer_with(request, CorrectionOffsets(correction_offsets=slowest))
 
+    @serves(RequestCode.CLONE_GROUP_OFFSET)
     def clone(self, request: Command, peer: Connection) -> Command:
         """Copy a group's progress to another, in one topic or in all of them."""
         header = headers.CloneGroupOffset.from_ext_fields(request.ext_fields)
@@ -103,7 +103,6 @@ def refusals() -> dict[int, Handler]:
 
 
 def _refuse_offsets(_request: Command, _peer: Connection) -> Command:
-    raise RemoteError(
-        ResponseCode.SYSTEM_ERROR,
-        "this broker is a slave: offsets are committed and changed on its master",
+    raise RemoteError.system(
+        "this broker is a slave: offsets are committed and changed on its master"
     )

@@ -6,29 +6,28 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from turbopump.broker.handlers.common import Requests, serves
 from turbopump.broker.pull import Expression, Held, Pull, Pulls
 from turbopump.broker.pull_status import MASTER_ID, STATUS, Status
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler, failure
+from turbopump.net.router import failure
 from turbopump.store import outcomes
 from turbopump.store.outcomes import ReadOutcome
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize
 from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
-from turbopump.wire.pull_response_frames import PullResponseFrames
+from turbopump.wire.prepared_frames import PullResponseFrames
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 
-class PullRequests:
+class PullRequests(Requests):
     """Serves pull requests."""
 
     def __init__(self, pulls: Pulls) -> None:
         self._pulls = pulls
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.PULL_MESSAGE: self.pull}
-
+    @serves(RequestCode.PULL_MESSAGE)
     def pull(self, request: Command, peer: Connection) -> None:
         """Answer with messages, or hold the pull."""
         pull = _pull_of(peer, PullMessage.from_ext_fields(request.ext_fields))
@@ -39,10 +38,6 @@ class PullRequests:
             outcome.then(self._resume, slim, peer, pull)
         else:
             self._answer(outcome, request, peer, pull)
-
-    def connection_closed(self, connection: Connection) -> None:
-        """Drop the held pulls of a connection; call it when it has closed."""
-        self._pulls.forget(connection)
 
     def _resume(
         self, outcome: ReadOutcome | Exception, request: Command, peer: Connection, pull: Pull

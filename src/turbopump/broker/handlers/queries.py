@@ -1,17 +1,26 @@
-"""Looking up messages and offsets: by id, by key, by time, and the limits of a queue."""
+"""Looking up messages and offsets: by id, by key, by time, and the ends of queues."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turbopump.broker.handlers.common import answer_fast, positions_of
+from turbopump.broker.arrivals import WHOLE_TOPIC, Arrivals, HeldPull
+from turbopump.broker.handlers.common import (
+    Requests,
+    answer_fast,
+    positions_of,
+    serves,
+    topic_missing,
+)
 from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.pull import Pulls
+from turbopump.broker.topics import Topics, queues_of
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
+from turbopump.net.router import failure
 from turbopump.store.store import Store
-from turbopump.wire.bodies import MessageMarks
+from turbopump.wire.bodies import MessageMarks, QueueEnds
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.framing import FRAME_BYTES_MAX
@@ -19,6 +28,8 @@ from turbopump.wire.headers import (
     OffsetAnswer,
     QueryMessage,
     QueryMessageAnswer,
+    QueueEndsAnswer,
+    QueueEndsOf,
     QueueOfTopic,
     SearchOffset,
     TimestampAnswer,
@@ -27,7 +38,6 @@ from turbopump.wire.headers import (
 )
 
 _NO_TIME = -1
-_NO_MARK = (-1, -1)
 _ANSWER_BYTES_MAX = FRAME_BYTES_MAX // 2
 """Messages of one answer, so that it fits into a frame with room to spare."""
 
@@ -44,24 +54,14 @@ def _fitting(messages: Sequence[memoryview]) -> tuple[memoryview, ...]:
     return tuple(fitting)
 
 
-class QueryRequests:
+class QueryRequests(Requests):
     """Serves look-ups; none of them changes anything."""
 
     def __init__(self, config: LiveConfig, store: Store) -> None:
         self._config = config
         self._store = store
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.QUERY_MESSAGE: self.by_key,
-            RequestCode.VIEW_MESSAGE_BY_ID: self.by_position,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.offset_by_time,
-            RequestCode.GET_MAX_OFFSET: self.max_offset,
-            RequestCode.GET_MIN_OFFSET: self.min_offset,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
-            RequestCode.GET_MESSAGE_MARKS: self.marks,
-        }
-
+    @serves(RequestCode.QUERY_MESSAGE)
     def by_key(self, request: Command, _peer: Connection) -> Command:
         """Return the messages whose key has the same hash; the caller compares the keys."""
         header = QueryMessage.from_ext_fields(request.ext_fields)
@@ -81,31 +81,34 @@ class QueryRequests:
             return request.answer(ResponseCode.QUERY_NOT_FOUND, answer, remark=remark)
         return request.answer(ResponseCode.SUCCESS, answer, body=_fitting(found))
 
+    @serves(RequestCode.VIEW_MESSAGE_BY_ID)
     def by_position(self, request: Command, _peer: Connection) -> Command:
         """Return the message at a position of the log."""
         header = ViewMessage.from_ext_fields(request.ext_fields)
         message = self._store.message_at(PhysicalOffset(header.offset))
         if message is None:
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}"
-            )
+            raise RemoteError.system(f"can not find message by the offset, {header.offset}")
         return request.answer(ResponseCode.SUCCESS, body=message)
 
+    @serves(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     def offset_by_time(self, request: Command, _peer: Connection) -> Command:
         header = SearchOffset.from_ext_fields(request.ext_fields)
         offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp)
         return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
 
+    @serves(RequestCode.GET_MAX_OFFSET)
     def max_offset(self, request: Command, _peer: Connection) -> Command:
         header = QueueOfTopic.from_ext_fields(request.ext_fields)
         _, offset = self._store.queue_range(header.topic, header.queue_id)
         return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
 
+    @serves(RequestCode.GET_MIN_OFFSET)
     def min_offset(self, request: Command, _peer: Connection) -> Command:
         header = QueueOfTopic.from_ext_fields(request.ext_fields)
         offset, _ = self._store.queue_range(header.topic, header.queue_id)
         return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
 
+    @serves(RequestCode.GET_EARLIEST_MSG_STORETIME)
     def earliest_time(self, request: Command, _peer: Connection) -> Command:
         header = QueueOfTopic.from_ext_fields(request.ext_fields)
         offset, _ = self._store.queue_range(header.topic, header.queue_id)
@@ -113,15 +116,61 @@ class QueryRequests:
         answer = TimestampAnswer(timestamp=_NO_TIME if time_ms is None else time_ms)
         return request.answer(ResponseCode.SUCCESS, answer)
 
+    @serves(RequestCode.GET_MESSAGE_MARKS)
     def marks(self, request: Command, _peer: Connection) -> Command:
         """Return when and where messages were stored, one in each of several queues."""
         topic = TopicName.from_ext_fields(request.ext_fields).topic
-        marks = self._store.message_marks(topic, positions_of(request))
-        found = [mark or _NO_MARK for mark in marks]
-        return answer_fast(
-            request,
-            MessageMarks(
-                store_timestamps=[time_ms for time_ms, _ in found],
-                positions=[position for _, position in found],
+        times_ms, positions = self._store.message_marks(topic, *positions_of(request))
+        return answer_fast(request, MessageMarks(store_timestamps=times_ms, positions=positions))
+
+
+class QueueEndsRequests(Requests):
+    """Serves requests for the ends of a topic's queues."""
+
+    def __init__(
+        self, config: LiveConfig, topics: Topics, store: Store, pulls: Pulls, arrivals: Arrivals
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._store = store
+        self._pulls = pulls
+        self._arrivals = arrivals
+
+    @serves(RequestCode.GET_QUEUE_ENDS)
+    def ends(self, request: Command, peer: Connection) -> Command | None:
+        """Answer with the ends; hold the request while there is nothing after its position."""
+        header = QueueEndsOf.from_ext_fields(request.ext_fields)
+        if header.wait_ms > 0:
+            self._pulls.require_readable(header.consumer_group, header.topic, peer)
+        answer, position = self._ends(request, header.topic)
+        if header.wait_ms <= 0 or position > header.since or self._arrivals.is_full:
+            return answer
+        polling = self._config.current.long_polling
+        self._arrivals.hold(
+            HeldPull(
+                queue=(header.topic, WHOLE_TOPIC),
+                offset=0,
+                owner=peer,
+                resume=lambda: self._resume(request, peer, header),
             ),
+            header.wait_ms if polling.enabled else polling.short_hold_ms,
         )
+        return None
+
+    def _resume(self, request: Command, peer: Connection, header: QueueEndsOf) -> None:
+        """Answer a request that was held, if its group may still read the topic."""
+        try:
+            self._pulls.require_readable(header.consumer_group, header.topic, peer)
+            answer, _ = self._ends(request, header.topic)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client waits for it
+            answer = failure(request, peer, error)
+        peer.answer(request, answer)
+
+    def _ends(self, request: Command, name: str) -> tuple[Command, int]:
+        topic = self._topics.find(name)
+        if topic is None:
+            raise topic_missing(name)
+        lows, highs, position = self._store.topic_ranges(name, queues_of(topic))
+        header = QueueEndsAnswer(position=position, read_queue_nums=topic.read_queue_nums)
+        body = QueueEnds(min_offsets=lows, max_offsets=highs)
+        return answer_fast(request, body, header), position

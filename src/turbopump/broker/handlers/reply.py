@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from turbopump.broker.clients import Member
 from turbopump.broker.durability import Late
-from turbopump.broker.handlers.common import commands_to
+from turbopump.broker.handlers.common import Requests, commands_to, serves
 from turbopump.broker.handlers.send import send_of
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.replies import PushedReply, Replied, Replies
 from turbopump.errors import NetworkError
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.command import request as make_request
@@ -21,7 +20,7 @@ from turbopump.wire.ids import offset_id
 PUSH_TIMEOUT_MS = 10_000
 
 
-class ReplyRequests:
+class ReplyRequests(Requests):
     """Serves the requests that carry a reply."""
 
     def __init__(self, config: LiveConfig, store_host: Host, replies: Replies) -> None:
@@ -29,21 +28,13 @@ class ReplyRequests:
         self._store_host = store_host
         self._replies = replies
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.SEND_REPLY_MESSAGE: self.reply,
-            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply_v2,
-        }
-
+    @serves(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def reply(self, request: Command, peer: Connection) -> Command:
-        """Serve a reply whose fields have long names."""
-        header = SendMessage.from_ext_fields(request.ext_fields)
-        return self._answer(await self._replies.accept(send_of(request, peer, header)), request)
-
-    async def reply_v2(self, request: Command, peer: Connection) -> Command:
-        """Serve a reply whose fields have letters for names."""
-        header = SendMessageV2.from_ext_fields(request.ext_fields)
-        return self._answer(await self._replies.accept(send_of(request, peer, header)), request)
+        """Serve a reply; in version 2, its fields have letters for names."""
+        is_v2 = request.code == RequestCode.SEND_REPLY_MESSAGE_V2
+        kind = SendMessageV2 if is_v2 else SendMessage
+        send = send_of(request, peer, kind.from_ext_fields(request.ext_fields))
+        return self._answer(await self._replies.accept(send), request)
 
     def _answer(self, replied: Replied, request: Command) -> Command:
         """Answer with the result of the push."""

@@ -6,21 +6,20 @@ import logging
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Late, Outcome
-from turbopump.broker.handlers.common import retries_max_of
+from turbopump.broker.handlers.common import Requests, retries_max_of, serves
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.send import Send, Sends
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.store.outcomes import Appended
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, whole_body
 from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host
 from turbopump.wire.ids import offset_ids
+from turbopump.wire.prepared_frames import SendResponseFrames
 from turbopump.wire.schema import ExtFields, Header
-from turbopump.wire.send_response_frames import SendResponseFrames
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ HEADER_TYPES: dict[int, type[Header]] = {
 """Headers so frequent that their fields are typed while they are decoded."""
 
 
-class SendRequests:
+class SendRequests(Requests):
     """Serves the requests that bring messages."""
 
     def __init__(self, *, config: LiveConfig, store_host: Host, sends: Sends, clock: Clock) -> None:
@@ -53,18 +52,13 @@ class SendRequests:
         self._traits = traits.to_ext_fields()
         self._answers = SendResponseFrames(self._traits, self._store_host)
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send_v2,
-            RequestCode.SEND_BATCH_MESSAGE: self.send_v2,
-        }
-
+    @serves(RequestCode.SEND_MESSAGE)
     def send(self, request: Command, peer: Connection) -> None:
         """Serve a send whose fields have long names."""
         header = SendMessage.from_ext_fields(request.ext_fields)
         self._sends.accept(send_of(request, peer, header), self._answer, request, peer)
 
+    @serves(RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send_v2(self, request: Command, peer: Connection) -> None:
         """Serve a send whose fields have letters for names."""
         header = request.header

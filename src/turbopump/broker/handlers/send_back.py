@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from turbopump.broker.handlers.common import retries_max_of
+from turbopump.broker.handlers.common import Requests, retries_max_of, serves
 from turbopump.broker.retries import Dropped, Retries, SendBack
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler, failure
+from turbopump.net.router import failure
 from turbopump.store.outcomes import Appended
 from turbopump.wire import headers
 from turbopump.wire.codes import Language, RequestCode, ResponseCode
@@ -16,15 +16,13 @@ from turbopump.wire.command import Command
 _log = logging.getLogger(__name__)
 
 
-class SendBackRequests:
+class SendBackRequests(Requests):
     """Serves the requests that send a message back."""
 
     def __init__(self, retries: Retries) -> None:
         self._retries = retries
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
-
+    @serves(RequestCode.CONSUMER_SEND_MSG_BACK)
     def send_back(self, request: Command, peer: Connection) -> None:
         """Store a failed message again; answer when it is stored."""
         try:

@@ -6,14 +6,13 @@ import logging
 
 from turbopump.broker.clients import Member
 from turbopump.broker.config import IdentityConfig
-from turbopump.broker.handlers.common import commands_to
+from turbopump.broker.handlers.common import Requests, commands_to, serves
 from turbopump.broker.transactions.checks import Question
 from turbopump.broker.transactions.endings import End
 from turbopump.broker.transactions.transactions import Transactions
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import FLAG_ONEWAY, Command
 from turbopump.wire.command import request as make_request
@@ -24,19 +23,14 @@ from turbopump.wire.sysflag import Transaction
 _log = logging.getLogger(__name__)
 
 
-class TransactionRequests:
+class TransactionRequests(Requests):
     """Serves the requests that end transactions or have them checked again."""
 
     def __init__(self, identity: IdentityConfig, transactions: Transactions) -> None:
         self._identity = identity
         self._transactions = transactions
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.END_TRANSACTION: self.end,
-            RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume,
-        }
-
+    @serves(RequestCode.END_TRANSACTION)
     def end(self, request: Command, peer: Connection) -> None:
         """Commit or roll back; answered when that is stored. UNKNOWN never gets an answer."""
         try:
@@ -69,8 +63,9 @@ class TransactionRequests:
                 return None
             case other:
                 remark = f"commitOrRollback must be 8 (commit), 12 (roll back) or 0, got {other}"
-                raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+                raise RemoteError.system(remark)
 
+    @serves(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     async def resume(self, request: Command, _peer: Connection) -> Command:
         """Restart the checks of an abandoned half message."""
         header = ResumeCheck.from_ext_fields(request.ext_fields)

@@ -8,7 +8,6 @@ compares. This module neither waits nor knows connections: `Copying.take` return
 from __future__ import annotations
 
 from concurrent.futures import Future
-from enum import Enum
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -29,12 +28,6 @@ class Copied(Struct, frozen=True):
     """Bytes that are stored, or will be when the future is done."""
 
     durable: Future[None]
-
-
-class Idle(Enum):
-    """Nothing to do."""
-
-    IDLE = "idle"
 
 
 class Diverged(Struct, frozen=True):
@@ -62,7 +55,7 @@ class AskForLastFile(Struct, frozen=True):
     """The master has nothing at the beginning of its log and does not say where it begins."""
 
 
-Step: TypeAlias = Copied | Idle | Diverged | CompareMore | StartOver | AskForLastFile
+Step: TypeAlias = Copied | Diverged | CompareMore | StartOver | AskForLastFile
 
 
 class Copying:
@@ -105,8 +98,11 @@ class Copying:
             return not self._both_are_empty
         return self._expected < self._end
 
-    def take(self, transfer: Transfer) -> Step:
-        """Compare or copy what the master sent; raises FrameError for invalid data."""
+    def take(self, transfer: Transfer) -> Step | None:
+        """Compare or copy what the master sent; raises FrameError for invalid data.
+
+        Returns the next step, None if there is nothing to do.
+        """
         position, data = transfer.position, transfer.data
         if self._expected is None:
             return self._begin_empty(position, data)
@@ -123,16 +119,16 @@ class Copying:
             return self._differs(PhysicalOffset(position + same), master_ends=False)
         self._expected = PhysicalOffset(position + len(data))
         if same == len(data):
-            return Idle.IDLE
+            return None
         return Copied(self._log.append_raw(PhysicalOffset(position + same), data[same:]))
 
-    def _begin_empty(self, position: PhysicalOffset, data: memoryview) -> Step:
+    def _begin_empty(self, position: PhysicalOffset, data: memoryview) -> Step | None:
         """Begin a log wherever the master does."""
         if not data:
             self._heartbeats += 1
             self._both_are_empty = position == self._end
             stuck = position == self.request == EVERYTHING and self._heartbeats > 1
-            return AskForLastFile() if stuck else Idle.IDLE
+            return AskForLastFile() if stuck else None
         start: bytes | memoryview = data
         at = position
         if position == self.request == EVERYTHING:
@@ -161,12 +157,12 @@ class Copying:
         self._begin = self._expected = position
         return None
 
-    def _heartbeat(self, position: PhysicalOffset) -> Step:
+    def _heartbeat(self, position: PhysicalOffset) -> Step | None:
         if not self.is_comparing:
-            return Idle.IDLE
+            return None
         # The first may come although there is more to send, the second does not.
         self._heartbeats += 1
-        return Idle.IDLE if self._heartbeats < 2 else self._differs(position, master_ends=True)
+        return None if self._heartbeats < 2 else self._differs(position, master_ends=True)
 
     def _differs(self, position: PhysicalOffset, *, master_ends: bool) -> Step:
         """Decide whether the logs are known to differ from here, or may differ earlier."""

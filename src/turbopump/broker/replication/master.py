@@ -152,15 +152,13 @@ class Slaves:
 
     @property
     def status(self) -> tuple[SlaveStatus, ...]:
-        end, now_ms = self.store.readable_end, self.clock.monotonic_ms()
-        limit = self.config.fall_behind_max_bytes
+        end, limit = self.store.readable_end, self.config.fall_behind_max_bytes
         return tuple(
             SlaveStatus(
                 address=slave.address,
                 acknowledged=slave.acknowledged,
                 lag_bytes=end - slave.acknowledged,
                 is_in_sync=end - slave.acknowledged < limit,
-                idle_ms=now_ms - slave.heard_ms,
             )
             for slave in self._connected
             if slave.has_reported
@@ -189,7 +187,7 @@ class SlaveConnection(asyncio.Protocol):
         self.confirmed = PhysicalOffset(0)
         """As `acknowledged`, except for the first report: where a slave begins to compare does not
         mean yet that its log is the same up to there."""
-        self.heard_ms = self._sent_ms = self._clock.monotonic_ms()
+        self._heard_ms = self._sent_ms = self._clock.monotonic_ms()
 
     @property
     def has_reported(self) -> bool:
@@ -224,7 +222,7 @@ class SlaveConnection(asyncio.Protocol):
             return
         if report is None:
             return
-        self.heard_ms = self._clock.monotonic_ms()
+        self._heard_ms = self._clock.monotonic_ms()
         end = self._store.readable_end
         if self._position is None:
             self._begin(report, end)
@@ -307,8 +305,8 @@ class SlaveConnection(asyncio.Protocol):
 
     def tick(self) -> None:
         now_ms, config = self._clock.monotonic_ms(), self._slaves.config
-        if now_ms - self.heard_ms > config.idle_max_ms:
-            self.close(f"no report for {now_ms - self.heard_ms} ms (haHousekeepingInterval)")
+        if now_ms - self._heard_ms > config.idle_max_ms:
+            self.close(f"no report for {now_ms - self._heard_ms} ms (haHousekeepingInterval)")
         elif self._position is None or now_ms - self._sent_ms < config.heartbeat_ms:
             return
         elif self._position >= self._store.readable_end:

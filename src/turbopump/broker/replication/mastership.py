@@ -23,6 +23,7 @@ from turbopump.broker.replication.roles import (
 from turbopump.clock import Clock
 from turbopump.errors import NetworkError, RemoteError, WireError, WriteFailed
 from turbopump.tables import Table, TableFile
+from turbopump.timeouts import timeout
 from turbopump.wire import headers
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request
@@ -38,6 +39,7 @@ START_TIMEOUT_MS = 1000
 """How long a start waits for name servers; a master that they do not confirm refuses writes."""
 
 Ask = Callable[[str, Command, int], Awaitable[Command]]
+"""Sends a request to an address and waits for the answer; as `ConnectionPool.request` does."""
 
 
 class Mastership:
@@ -82,7 +84,7 @@ class Mastership:
         if config.identity.is_slave or not self.is_at_risk:
             return config, None
         try:
-            async with asyncio.timeout(START_TIMEOUT_MS / 1000):
+            async with timeout(START_TIMEOUT_MS / 1000):
                 judgement = await self.check(address)
         except TimeoutError:
             judgement = Judgement(Verdict.UNCONFIRMED)
@@ -211,17 +213,21 @@ class Mastership:
     async def _claims_by_server(self) -> dict[str, MasterClaim | None]:
         """Return the claims of the name servers that answer."""
         servers = self._config.registration.name_servers
-        query = _query(self._name)
+        key = headers.KvKey(namespace=CLAIMS_NAMESPACE, key=self._config.identity.broker_name)
+        query = request(RequestCode.GET_KV_CONFIG, key)
         answers = await asyncio.gather(*(self._try(server, query) for server in servers))
         return {
-            server: _claim_of(answer)
+            server: parse_claim(headers.KvValue.from_ext_fields(answer.ext_fields).value)
             for server, answer in zip(servers, answers, strict=True)
-            if answer is not None and _is_answer(answer)
+            if answer is not None
+            and answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
         }
 
     async def _put(self, server: str, claim: MasterClaim) -> None:
         entry = headers.KvEntry(
-            namespace=CLAIMS_NAMESPACE, key=self._name, value=claim.encode().decode()
+            namespace=CLAIMS_NAMESPACE,
+            key=self._config.identity.broker_name,
+            value=claim.encode().decode(),
         )
         await self._try(server, request(RequestCode.PUT_KV_CONFIG, entry))
 
@@ -232,10 +238,6 @@ class Mastership:
             _log.debug("name server %s does not answer: %s", server, error)
             return None
 
-    @property
-    def _name(self) -> str:
-        return self._config.identity.broker_name
-
 
 def unconfirmed() -> RemoteError:
     """Return why a master refuses writes when it cannot know whether it was replaced."""
@@ -244,16 +246,3 @@ def unconfirmed() -> RemoteError:
         "this broker may have been replaced while it was away: it takes writes when more than half"
         " of its name servers have confirmed that it was not",
     )
-
-
-def _query(broker_name: str) -> Command:
-    key = headers.KvKey(namespace=CLAIMS_NAMESPACE, key=broker_name)
-    return request(RequestCode.GET_KV_CONFIG, key)
-
-
-def _is_answer(answer: Command) -> bool:
-    return answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
-
-
-def _claim_of(answer: Command) -> MasterClaim | None:
-    return parse_claim(headers.KvValue.from_ext_fields(answer.ext_fields).value)

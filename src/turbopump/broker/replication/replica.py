@@ -12,9 +12,8 @@ from turbopump.broker.registration import Registration
 from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.replication.replication import Replication
 from turbopump.broker.replication.role_changes import FENCE_MS, RoleChanges
-from turbopump.broker.replication.slave_tables import copied_tables
 from turbopump.broker.replication.status import LinkState
-from turbopump.broker.replication.table_copy import Copy, TableCopies
+from turbopump.broker.replication.table_copy import Copy, TableCopies, copied_tables
 from turbopump.broker.state import State
 from turbopump.clock import Clock
 from turbopump.message import PhysicalOffset
@@ -101,10 +100,10 @@ class Replica:
         }
 
     def _note_answer(self, copy: Copy) -> None:
-        self._mastership.note_epoch(copy.epoch)
-        self._mastership.note_slave_ids(copy.slave_ids)
+        self._mastership.note_epoch(copy.about.broker_epoch)
+        self._mastership.note_slave_ids(copy.about.slave_ids or "")
         if self._replication.follower is not None:
-            self._replication.follower.master_ends_at(PhysicalOffset(copy.log_end))
+            self._replication.follower.master_ends_at(PhysicalOffset(copy.about.log_end))
 
     def _note_in_sync(self) -> None:
         link = self._replication.status.master

@@ -17,7 +17,6 @@ from turbopump.broker.replication.copying import (
     Copied,
     Copying,
     Diverged,
-    Idle,
     StartOver,
     Step,
 )
@@ -32,7 +31,7 @@ from turbopump.errors import (
     TurbopumpError,
     WireError,
 )
-from turbopump.machine.timers import Repeated
+from turbopump.machine.timers import Repeated, set_within
 from turbopump.message import PhysicalOffset
 from turbopump.net.network import Network
 from turbopump.net.turn_budget import LARGE_CHUNK_BYTES, TurnBudget
@@ -65,10 +64,10 @@ class Follower:
         clock: Clock,
         on_stored: Callable[[], None],
     ) -> None:
-        self._store = store
+        self.store = store
         self._live = live
         self._network = network
-        self._clock = clock
+        self.clock = clock
         self._on_stored = on_stored
         self._reported = ""
         self._address_changed = asyncio.Event()
@@ -151,7 +150,7 @@ class Follower:
             else:
                 if again:
                     continue
-            await self._pause(self._pause_ms)
+            await set_within(self._address_changed, self._pause_ms)
 
     def _note_failure(self, error: TurbopumpError) -> None:
         """Log a failure, if it is new."""
@@ -160,21 +159,11 @@ class Follower:
             _log.warning("replication from %s is interrupted: %s", self.address, text)
         self._state, self._last_error = LinkState.DISCONNECTED, text
 
-    async def _pause(self, pause_ms: int) -> None:
-        """Wait for the next attempt, or for a new address."""
-        loop = asyncio.get_running_loop()
-        wake = Repeated(self._address_changed.set)
-        timer = loop.call_later(pause_ms / 1000, wake)
-        try:
-            await self._address_changed.wait()
-        finally:
-            timer.cancel()
-
     async def _follow(self, address: str) -> bool:
         """Connect and copy until the connection ends; True if the next attempt need not wait."""
         host, port = split_address(address)
         copying = Copying(
-            self._store,
+            self.store,
             self._compared_bytes,
             self._end_max,
             last_file_only=self._last_file_only,
@@ -192,7 +181,7 @@ class Follower:
             self._connection = None
             connection.close("this slave stops to follow")
             await connection.wait_flushed()
-            self._store.drop_unfinished()
+            self.store.drop_unfinished()
         return self._act(step)
 
     def _act(self, step: Step) -> bool:
@@ -213,8 +202,8 @@ class Follower:
         return True
 
     def _drop_tail(self, position: PhysicalOffset, how: str) -> None:
-        first = self._store.min_offset
-        at = self._store.message_start(position) if position > first else first
+        first = self.store.min_offset
+        at = self.store.message_start(position) if position > first else first
         reason = f"the master's log {how} position {position}"
         if at > first:
             self._drop(at, reason)
@@ -228,9 +217,9 @@ class Follower:
             )
 
     def _drop(self, at: PhysicalOffset | None, reason: str) -> None:
-        end = self._store.written_end
-        cut_bytes = end - (self._store.min_offset if at is None else at)
-        kept = self._store.cut(at)
+        end = self.store.written_end
+        cut_bytes = end - (self.store.min_offset if at is None else at)
+        kept = self.store.cut(at)
         self._cut_bytes += cut_bytes
         self._settled()
         _log.error(
@@ -244,18 +233,10 @@ class Follower:
 
     # --- for the connection -----------------------------------------------------------------------
 
-    @property
-    def store(self) -> Store:
-        return self._store
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
     def agreed(self) -> None:
         """Note that the logs agree."""
         if self._state is not LinkState.IN_SYNC:
-            _log.info("replication from %s continues at %d", self.address, self._store.written_end)
+            _log.info("replication from %s continues at %d", self.address, self.store.written_end)
         self._state, self._last_error = LinkState.IN_SYNC, ""
         self._settled()
 
@@ -353,7 +334,7 @@ class MasterConnection(asyncio.Protocol):
                 if isinstance(step, Copied):
                     has_copied = True
                     self._await_flush(step.durable)
-                elif step is not Idle.IDLE:
+                elif step is not None:
                     self._end(step)
                     return
         except (WireError, StoreError, InvalidArgument) as error:

@@ -34,8 +34,6 @@ class SlaveStatus(Struct, frozen=True, kw_only=True):
     lag_bytes: int
     is_in_sync: bool
     """Whether a SYNC_MASTER waits for it: it lacks less than ``haSlaveFallbehindMax``."""
-    idle_ms: int
-    """Time since its last report."""
 
 
 class MasterLink(Struct, frozen=True, kw_only=True):

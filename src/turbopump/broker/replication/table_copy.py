@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from zlib import crc32
 
 from msgspec import Struct
 
+from turbopump.broker.consumer_filters import ConsumerFilterTable
+from turbopump.broker.delay_recovery import SavedDelays
+from turbopump.broker.delays import Delays
+from turbopump.broker.replication.mastership import Ask
+from turbopump.broker.state import State
 from turbopump.errors import NetworkError, RemoteError, WireError
 from turbopump.machine.timers import set_within
+from turbopump.message import PhysicalOffset
+from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
 from turbopump.wire import headers
-from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command, request, whole_body
+from turbopump.wire.bodies import ConsumerOffsets, GroupConfigTable, TopicConfigTable
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import request, whole_body
 
 _log = logging.getLogger(__name__)
 
@@ -33,23 +42,16 @@ LOG_WAIT_MS = 60_000
 _TIMEOUT_MS = 3000
 _LOG_POLL_MS = 100
 
-Ask = Callable[[str, Command, int], Awaitable[Command]]
-"""Sends a request to an address and waits for the answer; as `ConnectionPool.request` does."""
-
 
 class Copy(Struct, frozen=True):
     """What a master answered."""
 
     body: bytes
     """Empty if the table is unchanged."""
-    version: str = ""
+    about: headers.TableCopyAnswer = headers.TableCopyAnswer(
+        table_version="", log_end=0, broker_epoch=0
+    )
     """Empty if the master does not version its tables: it is not a Turbopump master."""
-    log_end: int = 0
-    """Where the master's log ended; 0 if it does not say."""
-    epoch: int = 0
-    """Of the master; 0 if it was never promoted."""
-    slave_ids: str = ""
-    """Of the master's slaves, separated by commas."""
 
 
 class CopiedTable(Struct, frozen=True, kw_only=True):
@@ -82,32 +84,20 @@ async def fetch(
         raise RemoteError(answer.code, answer.remark or "")
     if "tableVersion" not in (answer.ext_fields or {}):
         return Copy(whole_body(answer))
-    found = headers.TableCopyAnswer.from_ext_fields(answer.ext_fields)
-    return Copy(
-        whole_body(answer),
-        found.table_version,
-        found.log_end,
-        found.broker_epoch,
-        found.slave_ids or "",
-    )
+    return Copy(whole_body(answer), headers.TableCopyAnswer.from_ext_fields(answer.ext_fields))
 
 
+@dataclass(eq=False)
 class TableCopies:
     """Keeps a slave's tables equal to its master's; `start` once, `follow` each new address."""
 
-    def __init__(
-        self,
-        tables: Sequence[CopiedTable],
-        ask: Ask,
-        log_end: Callable[[], int],
-        slave_id: int,
-        on_answer: Callable[[Copy], None] = lambda _: None,
-    ) -> None:
-        self._tables = tables
-        self._on_answer = on_answer
-        self._ask = ask
-        self._log_end = log_end
-        self._slave_id = slave_id
+    tables: Sequence[CopiedTable]
+    ask: Ask
+    log_end: Callable[[], int]
+    slave_id: int
+    on_answer: Callable[[Copy], None] = lambda _: None
+
+    def __post_init__(self) -> None:
         self.master = ""
         """Where tables are copied from; empty if unknown."""
         self._has_moved = asyncio.Event()
@@ -117,7 +107,7 @@ class TableCopies:
 
     def start(self, work: Supervisor) -> None:
         """Copy all tables from now on, until the work is stopped."""
-        for table in self._tables:
+        for table in self.tables:
             work.keep(f"copy of {table.what}", partial(self._run, table))
 
     def follow(self, master: str) -> None:
@@ -161,23 +151,70 @@ class TableCopies:
         Raises RemoteError, NetworkError or WireError.
         """
         master, known = self.master, self.versions.get(table.what, "")
-        copy = await fetch(self._ask, master, table, known, self._slave_id)
-        self._on_answer(copy)
-        version = copy.version or f"crc {crc32(copy.body)}"
+        copy = await fetch(self.ask, master, table, known, self.slave_id)
+        self.on_answer(copy)
+        version = copy.about.table_version or f"crc {crc32(copy.body)}"
         is_new = bool(copy.body) and version != known
         if is_new and table.follows_log:
-            is_new = await self._log_reaches(copy.log_end)
+            is_new = await self._log_reaches(copy.about.log_end)
         if is_new and master == self.master:
             table.adopt(copy)
             self.versions[table.what] = version
-        return table.is_watched and bool(copy.version)
+        return table.is_watched and bool(copy.about.table_version)
 
     async def _log_reaches(self, log_end: int) -> bool:
         """Wait until this slave has the log that a table refers to; False on timeout."""
         has_moved = self._has_moved
         for _ in range(LOG_WAIT_MS // _LOG_POLL_MS):
-            if self._log_end() >= log_end:
+            if self.log_end() >= log_end:
                 return True
             if await set_within(has_moved, _LOG_POLL_MS):
                 break
         return False
+
+
+def copied_tables(state: State, delays: Delays, store: Store) -> tuple[CopiedTable, ...]:
+    """Return the tables of a slave, to be copied from its master."""
+    topics, groups, offsets = state.topics, state.groups, state.offsets
+
+    def adopt_topics(copy: Copy) -> None:
+        # An Apache master does not say where its log ended then.
+        end = PhysicalOffset(copy.about.log_end) if copy.about.table_version else None
+        for name in topics.adopt_copy(TopicConfigTable.decode(copy.body)):
+            _log.info("topic %s was deleted on the master: its queues are deleted here too", name)
+            store.remove_topic(name, end)
+
+    return (
+        CopiedTable(
+            what="topics",
+            code=RequestCode.GET_ALL_TOPIC_CONFIG,
+            adopt=adopt_topics,
+            is_watched=True,
+        ),
+        CopiedTable(
+            what="groups",
+            code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            adopt=lambda copy: groups.adopt_copy(GroupConfigTable.decode(copy.body)),
+            is_watched=True,
+        ),
+        CopiedTable(
+            what="offsets",
+            code=RequestCode.GET_ALL_CONSUMER_OFFSET,
+            adopt=lambda copy: offsets.adopt_copy(ConsumerOffsets.decode(copy.body)),
+            follows_log=True,
+        ),
+        CopiedTable(
+            what="delay progress",
+            code=RequestCode.GET_ALL_DELAY_OFFSET,
+            adopt=lambda copy: delays.adopt_copy(SavedDelays.decode(copy.body)),
+            follows_log=True,
+        ),
+        CopiedTable(
+            what="consumer filters",
+            code=RequestCode.GET_ALL_CONSUMER_FILTERS,
+            adopt=lambda copy: state.consumer_filters.merge_copy(
+                ConsumerFilterTable.decode(copy.body)
+            ),
+            is_optional=True,
+        ),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -61,34 +62,26 @@ Ask = Callable[[Member, Question], None]
 """Sends a question to a producer; raises NetworkError."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Checks:
     """Checks all open half messages periodically."""
 
-    def __init__(
-        self,
-        *,
-        config: LiveConfig,
-        transactions: Transactions,
-        writer: MessageWriter,
-        topics: Topics,
-        producers: Producers,
-        ask: Ask,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._transactions = transactions
-        self._writer = writer
-        self._topics = topics
-        self._producers = producers
-        self._ask = ask
-        self._clock = clock
+    config: LiveConfig
+    transactions: Transactions
+    writer: MessageWriter
+    topics: Topics
+    producers: Producers
+    ask: Ask
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._turn = 0
         self._unreachable: set[str] = set()
         """Groups whose producers do not read; they are skipped for the rest of this round."""
 
     @property
     def _rules(self) -> Rules:
-        config = self._config.current
+        config = self.config.current
         return Rules(
             timeout_ms=config.transactions.timeout_ms,
             checks_max=config.transactions.checks_max,
@@ -97,14 +90,14 @@ class Checks:
 
     async def run(self) -> None:
         """Check, renew or abandon what is due, and note the progress."""
-        if not self._transactions.queues.half_range[1]:
+        if not self.transactions.queues.half_range[1]:
             return
         self._unreachable.clear()
         has_more = True
         while has_more:
-            has_more = self._transactions.load_open(self._rules.timeout_ms)
+            has_more = self.transactions.load_open(self._rules.timeout_ms)
             await asyncio.sleep(0)
-        ledger, rules = self._transactions.ledger, self._rules
+        ledger, rules = self.transactions.ledger, self._rules
         is_crowded = ledger.is_crowded
         due: list[_Due] = []
         due_bytes = 0
@@ -119,17 +112,18 @@ class Checks:
             elif number % LOAD_MAX == 0:
                 await asyncio.sleep(0)
         await self._deal_with(due)
-        self._transactions.advance()
+        self.transactions.advance()
 
     # --- acting -----------------------------------------------------------------------------------
 
     def _decided(self, offset: QueueOffset, rules: Rules, *, is_crowded: bool) -> _Due | None:
         """Return the action due for a half message; None if there is none."""
-        transactions, now_ms = self._transactions, self._clock.now_ms()
+        transactions, now_ms = self.transactions, self.clock.now_ms()
         half = transactions.ledger.open.get(offset)
         if half is None or transactions.is_ending(half):
             return None
-        has_producer = self._has_producer(half.group)
+        group = half.group
+        has_producer = group not in self._unreachable and bool(self.producers.members(group))
         decision = verdict(half, now_ms, rules, has_producer=has_producer, is_crowded=is_crowded)
         if decision is Verdict.WAIT:
             return None
@@ -142,7 +136,7 @@ class Checks:
     async def _deal_with(self, due: Sequence[_Due]) -> None:
         """Carry out what is due."""
         for _ in range(TRIES_MAX):
-            if self._writer.busy() is None:
+            if self.writer.busy() is None:
                 break
             await asyncio.sleep(BUSY_MS / 1000)
         await self._abandon([each for each in due if each.verdict is Verdict.ABANDON])
@@ -150,14 +144,14 @@ class Checks:
         await self._check([each for each in due if each.verdict is Verdict.CHECK])
 
     def _note_missing(self, half: Half) -> None:
-        if self._transactions.queues.is_removed(half.physical_offset):
+        if self.transactions.queues.is_removed(half.physical_offset):
             _log.error(
                 "half message %d of group %r was deleted with its log file before its transaction"
                 " ended",
                 half.queue_offset,
                 half.group,
             )
-            self._transactions.ledger.forget(half.queue_offset)
+            self.transactions.ledger.forget(half.queue_offset)
 
     async def _abandon(self, due: Sequence[_Due]) -> None:
         replaced = [
@@ -165,8 +159,8 @@ class Checks:
         ]
         if not replaced:
             return
-        self._topics.create_internal(CHECKED_TOO_OFTEN_TOPIC, queues=1)
-        await self._transactions.replace(replaced, Fate.GIVEN_UP)
+        self.topics.create_internal(CHECKED_TOO_OFTEN_TOPIC, queues=1)
+        await self.transactions.replace(replaced, Fate.GIVEN_UP)
         for old in replaced:
             _log.warning(
                 "abandoned half message %d of group %r after %d checks; it is kept in %s",
@@ -180,7 +174,7 @@ class Checks:
         made = [_copied(each, each.half.checks) for each in self._still(due)]
         replaced = [old for old in made if old is not None]
         if replaced:
-            await self._transactions.replace(replaced, Fate.REPLACED)
+            await self.transactions.replace(replaced, Fate.REPLACED)
 
     async def _check(self, due: Sequence[_Due]) -> None:
         replaced, views = [], []
@@ -191,14 +185,14 @@ class Checks:
                 views.append(each.view)
         if not replaced:
             return
-        places = await self._transactions.replace(replaced, Fate.REPLACED)
+        places = await self.transactions.replace(replaced, Fate.REPLACED)
         for old, view, place in zip(replaced, views, places, strict=True):
             if old.half.group not in self._unreachable:
                 await self._send(old.half.group, _question(view, old.checks, place))
 
     def _still(self, due: Sequence[_Due]) -> list[_Due]:
         """Return those that are still open: transactions end while others are stored."""
-        transactions = self._transactions
+        transactions = self.transactions
         return [
             each
             for each in due
@@ -208,17 +202,14 @@ class Checks:
 
     # --- asking -----------------------------------------------------------------------------------
 
-    def _has_producer(self, group: str) -> bool:
-        return group not in self._unreachable and bool(self._producers.members(group))
-
     async def _send(self, group: str, question: Question) -> None:
         """Ask one producer of a group, in turn; wait while none of them reads."""
         for _ in range(TRIES_MAX):
-            members = self._producers.members(group)
+            members = self.producers.members(group)
             for _ in members:
                 self._turn += 1
                 try:
-                    self._ask(members[self._turn % len(members)], question)
+                    self.ask(members[self._turn % len(members)], question)
                 except NetworkError:
                     continue
                 return

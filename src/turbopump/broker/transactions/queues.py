@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 RUN_COUNT = 256
 _LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=RUN_COUNT)
 
+_SKIPPED = (outcomes.MessagesRemoved, outcomes.MessageDamaged, outcomes.OffsetTooSmall)
 _FOUND_MAX = 64
 _FOREVER_MS = 1 << 62
 
@@ -82,18 +83,13 @@ class TransactionQueues:
         """Return messages of a queue and where to read next, past what is gone or damaged."""
         while True:
             outcome = self._store.read(topic, QUEUE_ID, offset, count_max, EVERYTHING, _LIMITS)
-            match outcome:
-                case outcomes.Found():
-                    views = [_decoded(message) for message in outcome.messages]
-                    readable = [view for view in views if view is not None]
-                    if readable:
-                        return readable, outcome.next_offset
-                case outcomes.MessagesRemoved() | outcomes.MessageDamaged():
-                    pass
-                case outcomes.OffsetTooSmall():
-                    pass
-                case _:
-                    return [], offset
+            if isinstance(outcome, outcomes.Found):
+                views = [_decoded(message) for message in outcome.messages]
+                readable = [view for view in views if view is not None]
+                if readable:
+                    return readable, outcome.next_offset
+            elif not isinstance(outcome, _SKIPPED):
+                return [], offset
             if outcome.next_offset <= offset:
                 return [], offset
             offset = outcome.next_offset

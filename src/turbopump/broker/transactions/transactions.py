@@ -10,12 +10,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.broker.durability import Late, Outcome, Promise
+from turbopump.broker.durability import Late, Outcome, Promise, set_outcome
 from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
@@ -31,7 +32,6 @@ from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.supervisor import Watch
 from turbopump.wire import properties as names
-from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hashing import body_crc
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import (
@@ -63,28 +63,20 @@ class Replacement(Struct, frozen=True):
     checks: int = 0
 
 
+@dataclass(eq=False, kw_only=True)
 class Transactions:
     """Half messages and how they end."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        writer: MessageWriter,
-        topics: Topics,
-        offsets: Offsets,
-        store_host: Host,
-        clock: Clock,
-        watch: Watch,
-    ) -> None:
-        self._watch = watch
-        self._store = store
-        self._writer = writer
-        self._topics = topics
-        self._offsets = offsets
-        self._store_host = store_host
-        self._clock = clock
-        self.queues = TransactionQueues(store)
+    store: Store
+    writer: MessageWriter
+    topics: Topics
+    offsets: Offsets
+    store_host: Host
+    clock: Clock
+    watch: Watch
+
+    def __post_init__(self) -> None:
+        self.queues = TransactionQueues(self.store)
         self.ledger = Ledger(QueueOffset(0), QueueOffset(0))
         self._earlier_end = QueueOffset(0)
         """Half messages before it are from an earlier run."""
@@ -101,7 +93,7 @@ class Transactions:
         first, self._earlier_end = self.queues.half_range
         if not self._earlier_end:
             return
-        prepare_topics(self._topics)
+        prepare_topics(self.topics)
         floor = max(first, self._progress_in(HALF_TOPIC))
         operation = self._progress_in(HALF_OPERATIONS_TOPIC)
         self.ledger = Ledger(floor, operation)
@@ -110,7 +102,7 @@ class Transactions:
             self.ledger.close(ended, Fate.ENDED)
 
     def _progress_in(self, topic: str) -> QueueOffset:
-        return self._offsets.find(PROGRESS_GROUP, topic, QUEUE_ID) or QueueOffset(0)
+        return self.offsets.find(PROGRESS_GROUP, topic, QUEUE_ID) or QueueOffset(0)
 
     # --- what is open -----------------------------------------------------------------------------
 
@@ -125,7 +117,7 @@ class Transactions:
         while count < RUN_COUNT and self._is_unknown(QueueOffset(ledger.seen + count)):
             count += 1
         found = self.queues.halves(ledger.seen, count)
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         for view in found:
             if 0 <= now_ms - view.store_timestamp_ms < age_ms:
                 # Later ones are younger still.
@@ -180,12 +172,12 @@ class Transactions:
         elif ending.commits == end.commits:
             ending.add(on_ended, args)
         else:
-            raise _refused("the transaction is being ended with the opposite decision")
+            raise RemoteError.system("the transaction is being ended with the opposite decision")
 
     def _begin(self, key: EndingKey, ending: Ending, record: Record) -> None:
         self._endings[key] = ending
         try:
-            self._writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
+            self.writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
         except BaseException:
             # Nothing is stored, or the outcome would not be reported: it can be ended again.
             self._endings.pop(key, None)
@@ -197,15 +189,19 @@ class Transactions:
         if view is None or view.physical_offset != end.physical_offset:
             there = self.queues.message_at(end.physical_offset)
             if there is None or there.topic != HALF_TOPIC:
-                raise _refused(f"no half message at commitLogOffset {end.physical_offset}")
-            raise _refused(
+                raise RemoteError.system(
+                    f"no half message at commitLogOffset {end.physical_offset}"
+                )
+            raise RemoteError.system(
                 f"tranStateTableOffset of the half message at {end.physical_offset}"
                 f" must be {there.queue_offset}, got {end.queue_offset}"
             )
         if view.properties.get(names.PRODUCER_GROUP, "") != end.group:
-            raise _refused(f"the half message belongs to another producer group than {end.group!r}")
+            raise RemoteError.system(
+                f"the half message belongs to another producer group than {end.group!r}"
+            )
         if halves.is_another(view, end.message_id):
-            raise _refused(
+            raise RemoteError.system(
                 f"the half message at {end.physical_offset} is {view.unique_key}, not"
                 f" {end.message_id}, which was lost with the power"
             )
@@ -227,7 +223,7 @@ class Transactions:
         if end.commits == (fate is Fate.COMMITTED):
             return None
         done = "committed" if fate is Fate.COMMITTED else "rolled back, or replaced by a copy,"
-        raise _refused(f"the transaction is already {done}")
+        raise RemoteError.system(f"the transaction is already {done}")
 
     def was_committed(self, offset: QueueOffset, view: MessageView) -> bool:
         """Whether an open half message was committed before a crash; if so, it is closed."""
@@ -248,16 +244,18 @@ class Transactions:
         if body_crc(view.stored_body) != view.body_crc:
             # The copy would get a valid checksum, and pass for an intact message.
             reason = "half message, not committed: the body does not match its checksum"
-            self._store.note_damaged(view.physical_offset, reason)
-            raise _refused(reason)
+            self.store.note_damaged(view.physical_offset, reason)
+            raise RemoteError.system(reason)
         try:
             draft = halves.final_draft(view)
         except (KeyError, ValueError) as error:
-            raise _refused(f"the half message does not name its queue: {error}") from error
+            raise RemoteError.system(
+                f"the half message does not name its queue: {error}"
+            ) from error
         # A crash may have come before a new topic was saved, which had no queue to recover it from.
-        queues = max(draft.queue_id + 1, self._topics.config.default_queues)
-        self._topics.create_internal(draft.topic, queues)
-        record = self._writer.record(draft)
+        queues = max(draft.queue_id + 1, self.topics.config.default_queues)
+        self.topics.create_internal(draft.topic, queues)
+        record = self.writer.record(draft)
         return replace(record, prepared_transaction_offset=view.physical_offset)
 
     def _rollback(self, ending: Ending, view: MessageView) -> Record:
@@ -271,7 +269,7 @@ class Transactions:
         """Report an end as soon as possible, and close the transaction when it is certain."""
         if isinstance(outcome, Late):
             ending.report(RemoteError(outcome.code, outcome.remark))
-            self._writer.when_settled([outcome.appended], partial(self._settle, key, ending))
+            self.writer.when_settled([outcome.appended], partial(self._settle, key, ending))
         else:
             self._settle(key, ending, outcome)
 
@@ -304,7 +302,7 @@ class Transactions:
     # --- operations -------------------------------------------------------------------------------
 
     def _operation(self, half: QueueOffset) -> Record:
-        return halves.operation(half, self._clock.now_ms(), self._store_host)
+        return halves.operation(half, self.clock.now_ms(), self.store_host)
 
     def _write_operation(self, half: QueueOffset) -> None:
         """Schedule an operation, to be written soon with those of other requests."""
@@ -323,7 +321,7 @@ class Transactions:
         if not written:
             return
         try:
-            appended = self._writer.append_groups([[self._operation(half)] for half in written])
+            appended = self.writer.append_groups([[self._operation(half)] for half in written])
         except RemoteError as error:
             _log.warning(
                 "cannot store %d transaction operations yet, will retry: %s", len(written), error
@@ -331,12 +329,12 @@ class Transactions:
             self._retry(written)
             return
         except Exception as error:  # noqa: BLE001 - a bug: operations must still be written
-            self._retry(written, self._watch.failed(error))
+            self._retry(written, self.watch.failed(error))
             return
-        self._watch.succeeded()
+        self.watch.succeeded()
         for stored, half in zip(appended, written, strict=True):
             self.ledger.note_operation(stored.queue_offset, half)
-        self._writer.when_settled(appended, partial(self._operations_settled, appended, written))
+        self.writer.when_settled(appended, partial(self._operations_settled, appended, written))
 
     def _operations_settled(
         self, appended: Sequence[Appended], written: list[QueueOffset], outcome: Outcome
@@ -377,7 +375,7 @@ class Transactions:
         # Operations last: after a crash in between, a copy shows that it replaces another.
         groups = [[old.record] for old in replaced]
         groups += [[self._operation(old.half.queue_offset)] for old in replaced]
-        appended = self._writer.append_groups(groups)
+        appended = self.writer.append_groups(groups)
         places, operations = appended[: len(replaced)], appended[len(replaced) :]
         for old, place, operation in zip(replaced, places, operations, strict=True):
             self.ledger.note_operation(operation.queue_offset, old.half.queue_offset)
@@ -407,30 +405,25 @@ class Transactions:
 
     async def _settled(self, appended: Sequence[Appended]) -> Outcome:
         settled: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: Outcome) -> None:
-            if not settled.done():
-                settled.set_result(outcome)
-
-        self._writer.when_settled(appended, done)
+        self.writer.when_settled(appended, partial(set_outcome, future=settled))
         return await settled
 
     async def resume(self, position: PhysicalOffset) -> None:
         """Restart the checks of an abandoned half message; raises RemoteError."""
         view = self.queues.message_at(position)
         if view is None or view.topic not in {CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC}:
-            raise _refused(f"no open or abandoned half message at {position}")
+            raise RemoteError.system(f"no open or abandoned half message at {position}")
         if self.queues.was_committed(view):
-            raise _refused("the transaction is already committed")
+            raise RemoteError.system("the transaction is already committed")
         half, copy = half_of(view), halves.copy_of(view, 0)
         if half.identity in self._endings:
-            raise _refused("the transaction is being ended")
+            raise RemoteError.system("the transaction is being ended")
         self._load_earlier()
         offset = self.ledger.newest_copy(half.identity)
         if offset is not None:
             half = self.ledger.open[offset]
         elif not self._is_resumable(view):
-            raise _refused("the transaction has already ended")
+            raise RemoteError.system("the transaction has already ended")
         elif view.topic == CHECKED_TOO_OFTEN_TOPIC:
             await self._reopen(half, copy)
             return
@@ -446,8 +439,8 @@ class Transactions:
         return self._fate(copy, view) is Fate.GIVEN_UP
 
     async def _reopen(self, abandoned: Half, copy: Record) -> None:
-        prepare_topics(self._topics)
-        appended = self._writer.append_groups([[copy]])
+        prepare_topics(self.topics)
+        appended = self.writer.append_groups([[copy]])
         self.ledger.add(halves.copied(abandoned, appended[0], 0))
         outcome = await self._settled(appended)
         if isinstance(outcome, RemoteError):
@@ -462,17 +455,17 @@ class Transactions:
         progress = self.ledger.advance()
         if len(self._marks) >= _MARKS_MAX:
             self._marks.pop()
-        self._marks.append((self._store.written_end, progress))
+        self._marks.append((self.store.written_end, progress))
 
     def settle_progress(self) -> None:
         """Commit the progress that survives a power failure, for the next save of offsets."""
-        while self._marks and self._marks[0][0] <= self._store.flushed_end:
+        while self._marks and self._marks[0][0] <= self.store.flushed_end:
             self._saved = self._marks.popleft()[1]
         if self._saved is not None:
             # Every time: any client may have committed something else for the group.
-            self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, QUEUE_ID, self._saved.half)
+            self.offsets.commit(PROGRESS_GROUP, HALF_TOPIC, QUEUE_ID, self._saved.half)
             operation = self._saved.operation
-            self._offsets.commit(PROGRESS_GROUP, HALF_OPERATIONS_TOPIC, QUEUE_ID, operation)
+            self.offsets.commit(PROGRESS_GROUP, HALF_OPERATIONS_TOPIC, QUEUE_ID, operation)
 
 
 def prepare_topics(topics: Topics) -> None:
@@ -480,7 +473,3 @@ def prepare_topics(topics: Topics) -> None:
     topics.create_internal(HALF_TOPIC, queues=1)
     # Apache RocketMQ creates none for the operations; with it, tools can read them.
     topics.create_internal(HALF_OPERATIONS_TOPIC, queues=1)
-
-
-def _refused(remark: str) -> RemoteError:
-    return RemoteError(ResponseCode.SYSTEM_ERROR, remark)

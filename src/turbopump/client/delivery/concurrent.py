@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from turbopump.client.delivery.listener import Listener
+from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.delivery.results import (
     ConsumeContext,
     ConsumeResult,
@@ -18,14 +18,8 @@ from turbopump.client.delivery.results import (
     acknowledged_count,
     with_next_attempt,
 )
-from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
-from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
-from turbopump.client.push_config import Listening
-from turbopump.client.retry_sender import RetrySender
-from turbopump.client.stats import ConsumerStats
-from turbopump.clock import Clock
-from turbopump.supervisor import Supervisor, Watch
+from turbopump.timeouts import timeout
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -62,59 +56,12 @@ class Settled(Struct, eq=False):
     spent_ms: int = 0
 
 
-class ConcurrentDelivery:
+class ConcurrentDelivery(Delivery[Batch]):
     """Calls the listener with every batch as soon as a worker is free."""
 
     is_orderly = False
 
-    def __init__(
-        self,
-        group: str,
-        listener: Listener,
-        config: Listening,
-        positions: Positions,
-        retry_sender: RetrySender | None,
-        stats: ConsumerStats,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._listener = listener
-        self._config = config
-        self._positions = positions
-        self._retry_sender = retry_sender
-        """None when broadcasting: failed messages are logged and dropped."""
-        self._stats = stats
-        self._clock = clock
-        self._running: set[Batch] = set()
-        self._tasks = Supervisor()
-        watch = self._tasks.watch("calls of the listener")
-        self._workers: Workers[Batch] = (
-            TaskWorkers(self._acall, self._settle, config.threads, watch)
-            if listener.is_async
-            else ThreadWorkers(self._call, self._settle, config.threads, watch)
-        )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        """The background tasks, and their failures."""
-        return self._tasks.watches
-
-    @property
-    def threads(self) -> int:
-        return self._workers.size
-
-    def resize(self, threads: int) -> None:
-        """Change how many calls run concurrently."""
-        self._workers.size = threads
-
-    def deliver(
-        self,
-        owned: OwnedQueue,
-        messages: list[MessageView],
-        *,
-        begins: bool,  # noqa: ARG002 - for orderly delivery
-    ) -> None:
-        """Deliver new messages of a queue to the listener."""
+    def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None:  # noqa: ARG002 - for orderly delivery
         size, group, queue = self._config.batch_max, self._group, owned.queue
         self._workers.submit(
             [
@@ -127,7 +74,7 @@ class ConcurrentDelivery:
         """Wait for running calls, and for messages being sent back."""
         await self._workers.close(timeout_ms)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 await self._tasks.wait()
         await self._tasks.stop()
 

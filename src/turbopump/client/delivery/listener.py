@@ -34,13 +34,11 @@ class ConsumeHook(Protocol):
 
     def before_consume(self, messages: Messages, context: ConsumeContext) -> None:
         """See messages before the listener gets them."""
-        ...
 
     def after_consume(
         self, messages: Messages, context: ConsumeContext, result: ConsumeResult
     ) -> None:
         """See the outcome of a call; `sys.exception` returns what the listener raised."""
-        ...
 
 
 class Listener:
@@ -146,7 +144,11 @@ class Listener:
 
 def is_being_cancelled() -> bool:
     """Whether the running task itself is cancelled, not only something it awaits."""
-    task = asyncio.current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        # In a thread without a loop.
+        return False
     return task is not None and task.cancelling() > 0
 
 

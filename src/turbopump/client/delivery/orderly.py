@@ -16,6 +16,7 @@ from typing import assert_never
 
 from msgspec import Struct
 
+from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.results import (
     ConsumeContext,
@@ -26,14 +27,12 @@ from turbopump.client.delivery.results import (
     orderly_step,
     suspend_time_ms,
 )
-from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Listening, Retries
 from turbopump.client.retry_sender import DEAD_LETTER_LEVEL, RetrySender
 from turbopump.client.stats import ConsumerStats
 from turbopump.clock import Clock
-from turbopump.supervisor import Supervisor, Watch
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Run(Struct, eq=False):
     calls: list[Call] = []
 
 
-class OrderlyDelivery:
+class OrderlyDelivery(Delivery[Run]):
     """Calls the listener for one batch of a queue at a time; queues run concurrently."""
 
     is_orderly = True
@@ -84,44 +83,12 @@ class OrderlyDelivery:
         stats: ConsumerStats,
         clock: Clock,
     ) -> None:
-        self._group = group
-        self._listener = listener
-        self._config = config
+        super().__init__(group, listener, config, positions, retry_sender, stats, clock)
         self._retries = retries
-        self._positions = positions
-        self._retry_sender = retry_sender
         self._lock = lock
         """None when broadcasting: every member has every queue, and no queue is locked."""
-        self._stats = stats
-        self._clock = clock
-        self._tasks = Supervisor()
-        watch = self._tasks.watch("calls of the listener")
-        self._workers: Workers[Run] = (
-            TaskWorkers(self._arun, self._settle_all, config.threads, watch)
-            if listener.is_async
-            else ThreadWorkers(self._run, self._settle_all, config.threads, watch)
-        )
 
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        """The background tasks, and their failures."""
-        return self._tasks.watches
-
-    @property
-    def threads(self) -> int:
-        return self._workers.size
-
-    def resize(self, threads: int) -> None:
-        """Change how many queues are consumed concurrently."""
-        self._workers.size = threads
-
-    def deliver(
-        self,
-        owned: OwnedQueue,
-        messages: list[MessageView],  # noqa: ARG002 - taken from the cache, in order
-        *,
-        begins: bool,
-    ) -> None:
+    def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None:  # noqa: ARG002 - taken from the cache, in order
         """Start consuming a queue, unless that is already under way."""
         if begins:
             self._next(owned)
@@ -171,7 +138,7 @@ class OrderlyDelivery:
 
     # --- calling ----------------------------------------------------------------------------------
 
-    def _run(self, run: Run) -> None:
+    def _call(self, run: Run) -> None:
         run.calls.clear()
         start_ms = now_ms = self._clock.monotonic_ms()
         for messages in run.batches:
@@ -182,7 +149,7 @@ class OrderlyDelivery:
             run.calls.append(_call(messages, context, verdict))
             now_ms += verdict.spent_ms
 
-    async def _arun(self, run: Run) -> None:
+    async def _acall(self, run: Run) -> None:
         run.calls.clear()
         start_ms = now_ms = self._clock.monotonic_ms()
         for messages in run.batches:
@@ -203,13 +170,13 @@ class OrderlyDelivery:
 
     # --- what follows -----------------------------------------------------------------------------
 
-    def _settle_all(self, runs: Sequence[Run]) -> None:
+    def _settle(self, runs: Sequence[Run]) -> None:
         for run in runs:
             run.owned.idle.set()
             if not run.owned.is_dropped:
-                self._settle(run)
+                self._settle_one(run)
 
-    def _settle(self, run: Run) -> None:
+    def _settle_one(self, run: Run) -> None:
         owned, last = run.owned, run.calls[-1] if run.calls else None
         self._count(run)
         for step, calls in groupby(run.calls, attrgetter("step")):

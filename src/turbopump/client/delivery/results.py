@@ -101,7 +101,6 @@ class OrderlyStep(Enum):
 
     @property
     def continues(self) -> bool:
-        """Whether the next messages follow immediately."""
         return self in (OrderlyStep.COMMIT, OrderlyStep.KEEP)
 
 
@@ -119,7 +118,6 @@ def orderly_step(result: ConsumeResult, *, auto_commit: bool) -> OrderlyStep:
 
 
 def suspend_time_ms(wanted: int | None, default_ms: int) -> int:
-    """Return how long a queue pauses."""
     return min(max(default_ms if wanted is None else wanted, SUSPEND_MS_MIN), SUSPEND_MS_MAX)
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from turbopump.machine.threads import DaemonThreads
 from turbopump.supervisor import Watch
 
 J = TypeVar("J")
-J_in = TypeVar("J_in", contravariant=True)
 
 THREADS_LIMIT = 1000
 _CHECK_AFTER_S = 0.001
@@ -28,30 +28,34 @@ _CANCEL_WAIT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Workers(Protocol[J_in]):
+class Workers(ABC, Generic[J]):
     """Runs jobs; the creator defines how to run one and what to do when it is done.
 
     A job that fails is a bug: it is logged, counted, and run again after a pause.
     """
 
-    size: int
-    """How many jobs run concurrently; may change at any time."""
+    def __init__(self, done: Callable[[Sequence[J]], None], size: int, watch: Watch) -> None:
+        self.size = size
+        """How many jobs run concurrently; may change at any time."""
+        self._done = done
+        self._watch = watch
+        self._jobs: deque[J] = deque()
+        self._is_closed = False
 
-    def submit(self, jobs: Iterable[J_in]) -> None:
+    @abstractmethod
+    def submit(self, jobs: Iterable[J]) -> None:
         """Run jobs as soon as a worker is free; ignore them once closed."""
-        ...
 
+    @abstractmethod
     async def close(self, timeout_ms: int) -> None:
         """Start no further jobs, and wait for the running ones."""
-        ...
+
+    def _run_again(self, job: J, error: Exception) -> None:
+        pause_ms = self._watch.failed(error)
+        asyncio.get_running_loop().call_later(pause_ms / 1000, self.submit, [job])
 
 
-def _run_later(workers: Workers[J], job: J, pause_ms: int) -> None:
-    """Retry a job that failed because of a bug."""
-    asyncio.get_running_loop().call_later(pause_ms / 1000, workers.submit, [job])
-
-
-class ThreadWorkers(Generic[J]):
+class ThreadWorkers(Workers[J]):
     """Runs jobs in threads."""
 
     def __init__(
@@ -61,20 +65,16 @@ class ThreadWorkers(Generic[J]):
         size: int,
         watch: Watch,
     ) -> None:
-        self.size = size
+        super().__init__(done, size, watch)
         self._run = run
-        self._done = done
-        self._watch = watch
         # Daemons: a listener that never returns must not keep the process from ending.
         self._threads = DaemonThreads(THREADS_LIMIT, "turbopump-listener")
-        self._jobs: deque[J] = deque()
         self._finished: deque[J] = deque()
         self._active: set[asyncio.Future[None]] = set()
         self._taken = 0
         self._taken_before = 0
         self._check: asyncio.TimerHandle | None = None
         self._is_notified = False
-        self._is_closed = False
 
     def submit(self, jobs: Iterable[J]) -> None:
         if self._is_closed:
@@ -121,9 +121,6 @@ class ThreadWorkers(Generic[J]):
                 self._is_notified = True
                 loop.call_soon_threadsafe(self._collect)
 
-    def _run_again(self, job: J, error: Exception) -> None:
-        _run_later(self, job, self._watch.failed(error))
-
     def _collect(self) -> None:
         self._is_notified = False
         finished = []
@@ -156,7 +153,7 @@ class ThreadWorkers(Generic[J]):
         self._check_later()
 
 
-class TaskWorkers(Generic[J]):
+class TaskWorkers(Workers[J]):
     """Runs jobs on the loop."""
 
     def __init__(
@@ -166,17 +163,13 @@ class TaskWorkers(Generic[J]):
         size: int,
         watch: Watch,
     ) -> None:
-        self.size = size
+        super().__init__(done, size, watch)
         self._run = run
-        self._done = done
-        self._watch = watch
-        self._jobs: deque[J] = deque()
         self._finished: list[J] = []
         self._active: set[asyncio.Task[None]] = set()
         self._in_jobs = 0
         """Workers in the middle of a job; from outside, their listener is waiting for something."""
         self._is_growth_due = False
-        self._is_closed = False
 
     def submit(self, jobs: Iterable[J]) -> None:
         if self._is_closed:
@@ -227,7 +220,7 @@ class TaskWorkers(Generic[J]):
             try:
                 await self._run(job)
             except Exception as error:  # noqa: BLE001 - a bug, but the job must still be finished
-                _run_later(self, job, self._watch.failed(error))
+                self._run_again(job, error)
                 continue
             finally:
                 self._in_jobs -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, assert_never, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ from turbopump.spark.consuming.outcomes import (
     outcome_of,
     outcomes_of,
 )
-from turbopump.spark.records.schema import DECODE_ERROR
+from turbopump.spark.records.schema import DECODE_ERROR, report_schemas
 
 _log = logging.getLogger(__name__)
 
@@ -112,14 +112,17 @@ def _require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of message outcomes, and the function's first error."""
+    """Counts of message outcomes, and one of the function's errors."""
 
     handled: int = 0
+    """Messages for which the function succeeded."""
     retried: int = 0
+    """Messages sent back for redelivery; each attempt counts."""
     dead: int = 0
+    """Messages that were dead-lettered."""
     error: str | None = None
     bad: int = 0
-    """Records that could not be decoded."""
+    """Records that could not be decoded, however ``onBadRecord`` handles them."""
 
     @property
     def received(self) -> int:
@@ -135,23 +138,17 @@ class Counts:
         )
 
 
-COUNTS_SCHEMA = "handled long, retried long, dead long, error string, bad long"
-_COUNTS_TYPES: dict[str, pa.DataType] = {
-    "handled": pa.int64(),
-    "retried": pa.int64(),
-    "dead": pa.int64(),
-    "error": pa.string(),
-    "bad": pa.int64(),
-}
+COUNTS_SCHEMA, _ARROW_COUNTS = report_schemas(
+    "handled long, retried long, dead long, error string, bad long"
+)
 
 
 def counts_batch(counts: Counts) -> pa.RecordBatch:
     """Return counts as the one row that a task reports to the driver."""
-    return pa.RecordBatch.from_pylist([asdict(counts)], pa.schema(_COUNTS_TYPES))
+    return pa.RecordBatch.from_pylist([asdict(counts)], _ARROW_COUNTS)
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerResult:
+class HandlerResult(NamedTuple):
     """The outcome of each message of a call, and the first error."""
 
     outcomes: list[Outcome]
@@ -197,40 +194,31 @@ class HandlerRunner:
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[RowSlice]:
         plan = self._plan
-        stretches = split_by_queue(batch) if plan.ordered else iter((batch,))
+        batches = split_by_queue(batch) if plan.ordered else iter((batch,))
         # Row by row in order: the previous call must succeed before the next one is made.
         size = 1 if plan.ordered and plan.mode == "row" else plan.batch_max
-        for stretch in stretches:
-            rows = self._given(with_original_topic(stretch, plan.group, plan.namespace))
+        for each in batches:
+            named = with_original_topic(each, plan.group, plan.namespace)
+            has_objects = plan.mode in ("row", "batch")
+            rows = Messages(delivered(named)) if has_objects else Table(named)
             step = size or len(rows)
             for start in range(0, len(rows), step):
                 yield rows.part(start, min(start + step, len(rows)))
-
-    def _given(self, batch: pa.RecordBatch) -> Messages | Table:
-        return Messages(delivered(batch)) if self._plan.mode in ("row", "batch") else Table(batch)
 
     # --- unordered --------------------------------------------------------------------------------
 
     def _settle(self, piece: RowSlice) -> Counts:
         answered = self._call(piece)
-        failed = [
-            (row, outcome)
-            for row, outcome in enumerate(answered.outcomes)
-            if outcome is not SUCCESS
-        ]
-        if not failed:
+        outcomes = answered.outcomes
+        rows = [row for row, outcome in enumerate(outcomes) if outcome is not SUCCESS]
+        if not rows:
             return Counts(handled=len(piece))
-        rows = [row for row, _ in failed]
-        self._send_back(
-            [
-                _returned(each, outcome)
-                for each, (_, outcome) in zip(piece.delivered(rows), failed, strict=True)
-            ]
-        )
-        times = piece.reconsume_times
+        failed, times = [outcomes[row] for row in rows], piece.reconsume_times
+        levels = [each.delay_level if isinstance(each, RetryLater) else DEAD for each in failed]
+        self._send_back(list(map(Returned, piece.delivered(rows), levels)))
         dead = sum(
-            isinstance(outcome, GiveUp) or times[row] >= self._plan.attempts_max
-            for row, outcome in failed
+            isinstance(outcomes[row], GiveUp) or times[row] >= self._plan.attempts_max
+            for row in rows
         )
         self._log_failures(piece, rows, answered.error)
         return Counts(len(piece) - len(rows), len(rows) - dead, dead, error_text(answered.error))
@@ -275,22 +263,13 @@ class HandlerRunner:
     # --- calling ----------------------------------------------------------------------------------
 
     def _call(self, piece: RowSlice) -> HandlerResult:
-        match self._plan.mode:
-            case "row":
-                assert isinstance(piece, Messages)
-                return self._call_for_each(piece)
-            case "batch":
-                assert isinstance(piece, Messages)
-                return self._call_once(list(piece), len(piece))
-            case "pandas":
-                assert isinstance(piece, Table)
-                frame = piece.batch.to_pandas(maps_as_pydicts="lossy")
-                return self._call_once(frame, len(piece))
-            case "arrow":
-                assert isinstance(piece, Table)
-                return self._call_once(piece.batch, len(piece))
-            case never:
-                assert_never(never)
+        mode = self._plan.mode
+        if isinstance(piece, Messages):
+            once = self._call_once
+            return self._call_for_each(piece) if mode == "row" else once(list(piece), len(piece))
+        batch = piece.batch
+        given = batch if mode == "arrow" else batch.to_pandas(maps_as_pydicts="lossy")
+        return self._call_once(given, len(piece))
 
     def _call_for_each(self, messages: Messages) -> HandlerResult:
         outcomes: list[Outcome] = []
@@ -322,10 +301,6 @@ class HandlerRunner:
             _place(message),
             exc_info=error,
         )
-
-
-def _returned(each: Delivered, outcome: Outcome) -> Returned:
-    return Returned(each, outcome.delay_level if isinstance(outcome, RetryLater) else DEAD)
 
 
 def _place(message: Any) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Protocol, Self
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,7 @@ from turbopump.client.delivery.results import with_next_attempt
 from turbopump.client.names import without_namespace
 from turbopump.errors import SparkError
 from turbopump.message import QueueOffset
+from turbopump.spark.records.arrow_arrays import renamed
 from turbopump.wire import properties, sysflag
 from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.ids import parse_offset_id
@@ -48,31 +49,8 @@ class Delivered:
     broker: str
 
 
-class RowSlice(Protocol):
-    """Rows for one call of the function."""
-
-    def __len__(self) -> int: ...
-
-    def part(self, start: int, end: int) -> Self:
-        """Return the rows from ``start`` to before ``end``."""
-        ...
-
-    def tried(self, rows: Iterable[int]) -> Self:
-        """Return a copy with some rows counted as tried once more."""
-        ...
-
-    @property
-    def reconsume_times(self) -> Sequence[int]: ...
-
-    def delivered(self, rows: Sequence[int]) -> list[Delivered]:
-        """Return some rows as messages, for sending back."""
-        ...
-
-
 class Messages:
     """Rows as messages, one object for each."""
-
-    __slots__ = ("_delivered",)
 
     def __init__(self, delivered: Sequence[Delivered]) -> None:
         self._delivered = delivered
@@ -87,6 +65,7 @@ class Messages:
         return Messages(self._delivered[start:end])
 
     def tried(self, rows: Iterable[int]) -> Messages:
+        """Return a copy with some rows counted as tried once more."""
         counted = list(self._delivered)
         for row in rows:
             each = counted[row]
@@ -98,13 +77,12 @@ class Messages:
         return [each.message.reconsume_times for each in self._delivered]
 
     def delivered(self, rows: Sequence[int]) -> list[Delivered]:
+        """Return some rows as messages, for sending back."""
         return [self._delivered[row] for row in rows]
 
 
 class Table:
     """Rows as an Arrow batch; only those to send back become messages."""
-
-    __slots__ = ("batch",)
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
@@ -129,6 +107,10 @@ class Table:
 
     def delivered(self, rows: Sequence[int]) -> list[Delivered]:
         return delivered(self.batch.take(pa.array(rows, pa.int64())))
+
+
+RowSlice: TypeAlias = Messages | Table
+"""Rows for one call of the function."""
 
 
 # --- from columns to messages ---------------------------------------------------------------------
@@ -228,14 +210,8 @@ def with_original_topic(batch: pa.RecordBatch, group: str, namespace: str) -> pa
         )
         topics = pc.if_else(is_retry, pc.coalesce(origins, topics), topics)
     if namespace:
-        topics = _renamed(topics, lambda name: without_namespace(namespace, name))
+        topics = renamed(topics, lambda name: without_namespace(namespace, name))
     return _with_column(batch, "topic", topics)
-
-
-def _renamed(column: Any, rename: Callable[[str], str]) -> Any:
-    names = column.dictionary_encode()
-    renamed = pa.array([rename(name) for name in names.dictionary.to_pylist()], pa.string())
-    return renamed.take(names.indices)
 
 
 def _with_column(batch: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:
@@ -245,13 +221,11 @@ def _with_column(batch: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatc
 
 def split_by_queue(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split rows where the queue changes; a task may read several queues in sequence."""
-    columns = [batch.column(name) for name in ("topic", "broker", "queueId")]
-    if batch.num_rows < 2:
-        yield batch
-        return
-    changes: Any = pa.array([False] * (batch.num_rows - 1))
-    for column in columns:
-        changes = pc.or_(changes, pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)))
+    count = batch.num_rows - 1
+    changes: Any = pa.array([False] * count, pa.bool_())
+    for name in ("topic", "broker", "queueId"):
+        column = batch.column(name)
+        changes = pc.or_(changes, pc.not_equal(column.slice(1), column.slice(0, count)))
     ends: Any = pc.indices_nonzero(changes)
     cuts = [0, *(end + 1 for end in ends.to_pylist()), batch.num_rows]
     for start, end in pairwise(cuts):

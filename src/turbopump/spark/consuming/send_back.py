@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +11,10 @@ from turbopump.client.session import Session
 from turbopump.errors import SparkError
 from turbopump.message import MessageQueue
 from turbopump.spark.consuming.handler_runner import Returned
+from turbopump.spark.reading.retry import gather_by_key
 from turbopump.spark.shared_session import shared_session
 
-_AT_ONCE_MAX = 64
+_IN_FLIGHT_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,12 @@ class SendBack:
     async def _all(self, session: Session, returned: Sequence[Returned]) -> list[Returned]:
         """Send all back, and return those that no broker accepted."""
         sending = RetrySender(session, self.group, self.attempts_max)
-        places = asyncio.Semaphore(_AT_ONCE_MAX)
 
-        async def one(each: Returned) -> bool:
-            async with places:
-                message, broker = each.delivered.message, each.delivered.broker
-                queue = MessageQueue(message.topic, broker, message.queue_id)
-                return await sending.send_back(queue, message, each.delay_level)
+        async def send(number: int) -> bool:
+            each = returned[number]
+            message, broker = each.delivered.message, each.delivered.broker
+            queue = MessageQueue(message.topic, broker, message.queue_id)
+            return await sending.send_back(queue, message, each.delay_level)
 
-        async with asyncio.TaskGroup() as tasks:
-            sent = [tasks.create_task(one(each)) for each in returned]
-        return [each for each, task in zip(returned, sent, strict=True) if not task.result()]
+        sent = await gather_by_key(range(len(returned)), send, _IN_FLIGHT_MAX)
+        return [returned[number] for number, is_sent in sent.items() if not is_sent]

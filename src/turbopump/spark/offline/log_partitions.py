@@ -7,6 +7,7 @@ reading the data between them; reading a part then verifies that it ends where i
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -117,37 +118,25 @@ def _warn_of_torn_end(file: LogFile, stop: Stop) -> None:
         )
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 def _of_time(files: Sequence[LogFile], wanted: Wanted) -> list[LogFile]:
     """Return the files that may have messages of the requested time."""
     if wanted.start_ms is None and wanted.end_ms is None:
         return list(files)
+    start_ms = -math.inf if wanted.start_ms is None else wanted.start_ms - CLOCK_MARGIN_MS
+    end_ms = math.inf if wanted.end_ms is None else wanted.end_ms + CLOCK_MARGIN_MS
     times = [_first_time_ms(file) for file in files]
     # Everything in this file is earlier than the start of the next one, unless a clock was set
     # back.
     return [
         file
         for file, first_ms, next_ms in zip(files, times, [*times[1:], None], strict=True)
-        if not _is_before(next_ms, wanted.start_ms) and not _is_from(first_ms, wanted.end_ms)
+        if (next_ms is None or next_ms >= start_ms) and (first_ms is None or first_ms < end_ms)
     ]
 
 
 def _first_time_ms(file: LogFile) -> int | None:
     with opened(file) as reader:
         return reader.first_store_time_ms()
-
-
-def _is_before(time_ms: int | None, limit_ms: int | None) -> bool:
-    return None not in (time_ms, limit_ms) and (time_ms or 0) + CLOCK_MARGIN_MS < (limit_ms or 0)
-
-
-def _is_from(time_ms: int | None, limit_ms: int | None) -> bool:
-    return None not in (time_ms, limit_ms) and (time_ms or 0) - CLOCK_MARGIN_MS >= (limit_ms or 0)
-
-
-# --- parts of a file ------------------------------------------------------------------------------
 
 
 def _split(reader: LogReader, part_bytes: int, damage: Damage) -> list[LogPart]:

@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
-import numpy as np
-
 from turbopump.errors import RecordError
 from turbopump.spark.offline.store_files import LogFile
 from turbopump.spark.records.record_finder import damage_at, find_records
-from turbopump.spark.records.record_run import RecordRun
+from turbopump.spark.records.record_run import DAMAGED_TOPIC, RecordRun
 from turbopump.wire.record import (
     BLANK_BYTES,
     BLANK_MAGIC,
@@ -172,30 +170,22 @@ class LogReader:
         if len(run):
             return Found(at, run)
         if damage is not None:
-            return Stop(at, End.DAMAGED, damage.reason)
+            return Stop(at, End.DAMAGED, damage)
         return self._stop(at, data)
 
-    def _good(self, run: RecordRun, at: int) -> tuple[RecordRun, RecordError | None]:
+    def _good(self, run: RecordRun, at: int) -> tuple[RecordRun, str | None]:
         """Return the records before the first damaged one, and what is wrong with that."""
         wrong = []
         placed = run.physical_offsets() == self.file.start + at + run.starts
         if not placed.all():
             row = int(placed.argmin())
-            told = int(run.physical_offsets()[row])
-            wrong.append((row, RecordError(f"message claims position {told}")))
-        wrong += [
-            (row, RecordError("body does not match its checksum"))
-            for row in run.damaged_bodies()[:1]
-        ]
-        topics, codes = run.topics()
-        unreadable = [code for code, topic in enumerate(topics) if not _is_utf8(topic)]
-        if unreadable:
-            row = int(np.isin(codes, unreadable).argmax())
-            wrong.append((row, RecordError("topic is not UTF-8")))
+            wrong.append((row, f"message claims position {run.physical_offsets()[row]}"))
+        wrong += [(row, "body does not match its checksum") for row in run.damaged_bodies()[:1]]
+        wrong += [(row, DAMAGED_TOPIC) for row in run.damaged_topics()[:1]]
         if not wrong:
             return run, None
-        row, error = min(wrong, key=lambda one: one[0])
-        return run.where(slice(row)), error
+        row, reason = min(wrong, key=lambda one: one[0])
+        return run.where(slice(row)), reason
 
     def _stop(self, at: int, data: bytes) -> Stop:
         left = self.file.size - at
@@ -226,11 +216,3 @@ def _split_last(found: Found) -> tuple[Found, Found]:
     run = found.run
     last = Found(found.at + int(run.starts[-1] - run.starts[0]), run.where(slice(-1, None)))
     return Found(found.at, run.where(slice(-1))), last
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -170,9 +170,6 @@ def _wanted(given: Given) -> Wanted:
     return wanted
 
 
-# --- single values --------------------------------------------------------------------------------
-
-
 def _one_topic(name: str, text: str) -> frozenset[str]:
     return frozenset({one_topic(name, text)})
 

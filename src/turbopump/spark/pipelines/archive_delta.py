@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from turbopump.errors import InvalidArgument, MissingPackage
-from turbopump.spark.pipelines.archive_reader import Size
+from turbopump.spark.pipelines.archive_reader import Size, parquet_files
 from turbopump.spark.pipelines.local_files import local_directory
 from turbopump.spark.records.schema import arrow_schema
 
@@ -56,7 +56,7 @@ class DeltaArchive:
         rows.sparkSession.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
         folder = self._directory / _FILES / f"{query_id}-{batch_id:010}"
         rows.write.mode("overwrite").partitionBy(*self._partition_by).parquet(str(folder))
-        actions = [self._action(file) for file in _parquet_files(folder)]
+        actions = [self._action(file) for file in parquet_files(folder)]
         if not actions:
             return
         self._commit(actions, query_id, batch_id)
@@ -87,12 +87,6 @@ class DeltaArchive:
             data_change=True,
             stats=json.dumps({"numRecords": rows}),
         )
-
-
-def _parquet_files(folder: Path) -> Iterator[Path]:
-    for file in sorted(folder.rglob("*.parquet")):
-        if not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts):
-            yield file
 
 
 def require_delta(path: str) -> tuple[Any, Path]:

@@ -83,7 +83,7 @@ def batch_value(query_id: str, first: int, last: int | None = None) -> str:
     return start if last is None or last == first else f"{start}-{last:010}"
 
 
-def parsed_folder(path: str, *, files: int = 0, file_bytes: int = 0) -> BatchFolder | None:
+def parsed_folder(path: str) -> BatchFolder | None:
     """Parse the relative path of a folder; None if it is not a batch's."""
     partition, _, name = path.rpartition("/")
     found = _NAME.fullmatch(name)
@@ -91,7 +91,7 @@ def parsed_folder(path: str, *, files: int = 0, file_bytes: int = 0) -> BatchFol
         return None
     first = int(found[2])
     last = int(found[3]) if found[3] else first
-    return BatchFolder(partition, found[1], first, last, files, file_bytes)
+    return BatchFolder(partition, found[1], first, last)
 
 
 def merges(

@@ -7,8 +7,8 @@ need a local file system with atomic renames.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ from turbopump.spark.pipelines.archive_layout import (
 )
 from turbopump.spark.pipelines.archive_settings import (
     ArchiveSettings,
-    noted_settings,
+    recorded_settings,
     require_parquet,
 )
 from turbopump.spark.pipelines.local_files import folders_stay, full_path, local_directory
@@ -74,10 +74,10 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
 
 def _read(spark: SparkSession, archive: str, paths: Sequence[str]) -> DataFrame:
     reader = spark.read.option("basePath", archive)
-    settings = noted_settings(spark, archive)
+    settings = recorded_settings(spark, archive)
     require_parquet(archive, settings)
     if settings is not None and settings.columns:
-        return reader.schema(_noted(settings)).parquet(*paths)
+        return reader.schema(_recorded_schema(settings)).parquet(*paths)
     try:
         # If the columns were not recorded, each file may have others.
         found = reader.option("mergeSchema", "true").parquet(*paths).schema
@@ -85,16 +85,16 @@ def _read(spark: SparkSession, archive: str, paths: Sequence[str]) -> DataFrame:
         if error.getCondition() in ("UNABLE_TO_INFER_SCHEMA", "PATH_NOT_FOUND"):
             raise InvalidArgument(f"archive {archive!r} is empty") from error
         raise
-    return reader.schema(_meant(found)).parquet(*paths)
+    return reader.schema(_corrected_schema(found)).parquet(*paths)
 
 
-def _noted(settings: ArchiveSettings) -> StructType:
+def _recorded_schema(settings: ArchiveSettings) -> StructType:
     derived = [name for name in settings.partition_by if name not in settings.columns]
     added = [StructField(name, _DERIVED[name]) for name in (*derived, BATCH)]
     return StructType([*spark_schema(settings.columns).fields, *added])
 
 
-def _meant(found: StructType) -> StructType:
+def _corrected_schema(found: StructType) -> StructType:
     """Undo Spark's guess of partition column types: a topic "42" would be a number."""
     known = {field.name: field.dataType for field in spark_schema(COLUMNS).fields}
     types = {**known, **_DERIVED}
@@ -114,32 +114,30 @@ def _paths(directory: Path) -> list[str]:
     ]
 
 
-# --- in a local directory -------------------------------------------------------------------------
-
-
 def batch_folders(directory: Path) -> list[BatchFolder]:
     """List the batch folders with their sizes."""
     found = []
     for parent, names, _ in os.walk(directory):
         names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
-        relative = Path(parent).relative_to(directory).as_posix()
-        if parsed_folder(relative) is not None:
+        folder = parsed_folder(Path(parent).relative_to(directory).as_posix())
+        if folder is not None:
             names.clear()
             size = size_of(Path(parent))
-            folder = parsed_folder(relative, files=size.files, file_bytes=size.file_bytes)
-            assert folder is not None
-            found.append(folder)
+            found.append(replace(folder, files=size.files, file_bytes=size.file_bytes))
     return found
 
 
 def size_of(directory: Path) -> Size:
     """Count the Parquet files in a directory tree, and their bytes."""
-    sizes = [
-        file.stat().st_size
-        for file in directory.rglob("*.parquet")
-        if not _is_hidden(file.relative_to(directory))
-    ]
+    sizes = [file.stat().st_size for file in parquet_files(directory)]
     return Size(len(sizes), sum(sizes))
+
+
+def parquet_files(directory: Path) -> Iterator[Path]:
+    """Yield the Parquet files in a directory tree that its readers see, sorted."""
+    for file in sorted(directory.rglob("*.parquet")):
+        if not any(part.startswith(("_", ".")) for part in file.relative_to(directory).parts):
+            yield file
 
 
 def pending_merges(directory: Path) -> list[PendingMerge]:
@@ -151,7 +149,3 @@ def pending_merges(directory: Path) -> list[PendingMerge]:
 def journal_path(directory: Path, name: str) -> Path:
     """Return where a pending merge is recorded."""
     return directory / COMPACTION / f"{name}{_JOURNAL}"
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(("_", ".")) for part in path.parts)

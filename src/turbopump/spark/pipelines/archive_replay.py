@@ -16,7 +16,7 @@ from pyspark.sql.column import Column
 from turbopump.errors import InvalidArgument
 from turbopump.spark.pipelines.archive_reader import read_archive
 from turbopump.spark.pipelines.pacing import Pace
-from turbopump.spark.pipelines.preconditions import require_driver, to_utc
+from turbopump.spark.pipelines.preconditions import require_driver
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.replay_sender import (
     DUE_MS,
@@ -30,9 +30,10 @@ from turbopump.spark.pipelines.replay_sender import (
     sender,
     spill_windows_early,
 )
-from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
+from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second, timestamp
 from turbopump.spark.pipelines.send_progress import SendProgress
 from turbopump.spark.pipelines.spark_errors import explain_errors
+from turbopump.spark.pipelines.time_ranges import between, to_utc
 from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.writing.options import SinkOptions
 
@@ -98,8 +99,8 @@ class ReplayReport:
                 "",
                 messages_chosen=self.chosen,
                 messages_sent=self.sent,
-                first_stored=moment(self.first_stored_ms),
-                last_stored=moment(self.last_stored_ms),
+                first_stored=timestamp(self.first_stored_ms),
+                last_stored=timestamp(self.last_stored_ms),
                 seconds_at_least=self.least_s,
                 bodies=bytes_text(self.body_bytes),
                 sends_tried_again=self.repeated,
@@ -195,10 +196,7 @@ def _chosen(
     if DECODE_ERROR in frame.columns:
         # Records that could not be decoded have no body to send.
         frame = frame.where(F.col(DECODE_ERROR).isNull())
-    if since is not None:
-        frame = frame.where(F.col("storeTimestamp") >= F.lit(since))
-    if until is not None:
-        frame = frame.where(F.col("storeTimestamp") < F.lit(until))
+    frame = between(frame, F.col("storeTimestamp"), since, until)
     return frame if where is None else frame.where(where)
 
 

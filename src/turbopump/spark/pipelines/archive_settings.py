@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.pipelines.archive_layout import SETTINGS_FILE
-from turbopump.spark.pipelines.local_files import local_directory, write_in_one_step
+from turbopump.spark.pipelines.local_files import local_directory, write_atomically
 
 PARQUET, DELTA = FORMATS = ("parquet", "delta")
 
@@ -48,12 +48,12 @@ def require_no_file_list(spark: SparkSession, path: str) -> None:
         )
 
 
-def keep_settings(spark: SparkSession, path: str, wanted: ArchiveSettings) -> None:
+def record_settings(spark: SparkSession, path: str, wanted: ArchiveSettings) -> None:
     """Record the settings of an archive; raises InvalidArgument if it has others."""
-    noted = noted_settings(spark, path)
+    noted = recorded_settings(spark, path)
     if noted is None and not _note(spark, path, wanted):
         # Another run recorded them first.
-        noted = noted_settings(spark, path)
+        noted = recorded_settings(spark, path)
     if noted is not None:
         _compare(path, noted, wanted)
 
@@ -67,7 +67,7 @@ def require_parquet(path: str, noted: ArchiveSettings | None) -> None:
         )
 
 
-def noted_settings(spark: SparkSession, path: str) -> ArchiveSettings | None:
+def recorded_settings(spark: SparkSession, path: str) -> ArchiveSettings | None:
     """Return the recorded settings of an archive, or None if there are none."""
     content = _content(spark, path)
     if content is None:
@@ -124,7 +124,7 @@ def _note(spark: SparkSession, path: str, wanted: ArchiveSettings) -> bool:
     directory = local_directory(path)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        write_in_one_step(directory / SETTINGS_FILE, content)
+        write_atomically(directory / SETTINGS_FILE, content)
         return True
     with _explained(path):
         system, place = _file_elsewhere(spark, path, SETTINGS_FILE)

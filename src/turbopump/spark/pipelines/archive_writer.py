@@ -30,17 +30,17 @@ from turbopump.spark.pipelines.archive_settings import (
     FORMATS,
     PARQUET,
     ArchiveSettings,
-    keep_settings,
+    record_settings,
     require_no_file_list,
 )
 from turbopump.spark.pipelines.local_files import full_path, local_directory, writing_archive
 from turbopump.spark.pipelines.preconditions import require_driver, require_interval
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
-from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
+from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second, timestamp
 from turbopump.spark.pipelines.spark_errors import explain_errors
 from turbopump.spark.query_lag import lag_of, source_name
-from turbopump.spark.reading.counted_bad_records import counted_options
 from turbopump.spark.records.schema import DECODE_ERROR
+from turbopump.spark.stream_counts import counted_options
 
 PARTITION_BY = ("topic", "date")
 
@@ -81,8 +81,8 @@ class ArchiveReport:
                 messages=self.rows,
                 **({"bad_records": self.bad_records} if self.bad_records else {}),
                 bodies=bytes_text(self.body_bytes),
-                first_stored=moment(self.first_stored_ms),
-                last_stored=moment(self.last_stored_ms),
+                first_stored=timestamp(self.first_stored_ms),
+                last_stored=timestamp(self.last_stored_ms),
                 batches=self.batches,
                 files=self.files,
                 size_of_files=bytes_text(self.file_bytes),
@@ -129,7 +129,7 @@ def archive(
         left_out = (DECODE_ERROR,) if leaves_out_bad else ()
         columns = tuple(name for name in frame.columns if name not in left_out)
         partitions = _checked(partition_by, columns)
-        keep_settings(spark, text, ArchiveSettings(partitions, columns, format))
+        record_settings(spark, text, ArchiveSettings(partitions, columns, format))
         delta = DeltaArchive(text, columns, partitions) if format == DELTA else None
         writer = _Writer(text, partitions, leaves_out_bad, delta)
         stream = (

@@ -38,7 +38,7 @@ from turbopump.spark.pipelines.archive_reader import (
     size_of,
 )
 from turbopump.spark.pipelines.archive_settings import (
-    noted_settings,
+    recorded_settings,
     require_no_file_list,
     require_parquet,
 )
@@ -47,7 +47,7 @@ from turbopump.spark.pipelines.local_files import (
     local_directory,
     moving_folders,
     sync_directory,
-    write_in_one_step,
+    write_atomically,
 )
 from turbopump.spark.pipelines.preconditions import require_count, require_driver
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
@@ -122,9 +122,9 @@ def compact(
         )
     require_count("target_bytes", target_bytes)
     require_no_file_list(spark, full_path(path))
-    require_parquet(full_path(path), noted_settings(spark, full_path(path)))
+    require_parquet(full_path(path), recorded_settings(spark, full_path(path)))
     started_s = time.monotonic()
-    with _alone(directory):
+    with _exclusively(directory):
         finished = finish_pending(directory)
         before = size_of(directory)
         plan = merges(batch_folders(directory), target_bytes, _have_same_columns(directory))
@@ -151,12 +151,12 @@ def finish_pending(directory: Path) -> int:
     """Complete merges that were decided but not finished; return their number."""
     pending = pending_merges(directory)
     for merge in pending:
-        carry_through(directory, merge)
-    _forget_leftovers(directory)
+        complete_merge(directory, merge)
+    _remove_leftovers(directory)
     return len(pending)
 
 
-def carry_through(directory: Path, merge: PendingMerge) -> None:
+def complete_merge(directory: Path, merge: PendingMerge) -> None:
     """Move the merged folder into place and remove its sources; repeatable."""
     with moving_folders(directory):
         _put_into_place(directory, merge)
@@ -197,8 +197,8 @@ def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
         merge.merged.path,
         tuple(each.path for each in merge.sources),
     )
-    write_in_one_step(journal_path(directory, name), msgspec.json.encode(pending))
-    carry_through(directory, pending)
+    write_atomically(journal_path(directory, name), msgspec.json.encode(pending))
+    complete_merge(directory, pending)
     return found.rows
 
 
@@ -244,7 +244,7 @@ def _sync_files(directory: Path) -> None:
     sync_directory(directory.parent)
 
 
-def _forget_leftovers(directory: Path) -> None:
+def _remove_leftovers(directory: Path) -> None:
     """Remove what an earlier run wrote aside but did not decide."""
     for each in (directory / COMPACTION).iterdir():
         if each.is_dir():
@@ -252,7 +252,7 @@ def _forget_leftovers(directory: Path) -> None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def _exclusively(directory: Path) -> Iterator[None]:
     """Exclude other compactions of the same archive, in any process of this machine."""
     (directory / COMPACTION).mkdir(exist_ok=True)
     with (directory / COMPACTION / _LOCK).open("a") as lock:

@@ -8,6 +8,7 @@ died, or by ``turbopump dead-letters`` are not sent again.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,32 +21,27 @@ from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 
 from turbopump.admin.administration import Admin
 from turbopump.admin.dead_letters import Destination, LetterFilter, Outcome
-from turbopump.admin.messages import Span
-from turbopump.admin.range_reader import OffsetRange
+from turbopump.admin.range_reader import OffsetRange, Span
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_topic_for_sending
 from turbopump.client.session import Session
 from turbopump.errors import NotThere
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
-from turbopump.spark.pipelines.preconditions import require_driver, to_utc
+from turbopump.spark.pipelines.preconditions import require_driver
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, facts
 from turbopump.spark.pipelines.send_progress import SendProgress
 from turbopump.spark.pipelines.spark_errors import explain_errors
+from turbopump.spark.pipelines.time_ranges import between, to_utc
+from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
 from turbopump.wire.names import dead_letter_topic, retry_topic
 from turbopump.wire.properties import RETRY_TOPIC
 
 _LETTERS_AT_ONCE = 256
 _PLACE = ("broker", "queueId", "queueOffset")
-_OUTCOMES_TYPES: dict[str, pa.DataType] = {
-    "topic": pa.string(),
-    "outcome": pa.string(),
-    "letters": pa.int64(),
-}
-_OUTCOMES = pa.schema(_OUTCOMES_TYPES)
-_OUTCOMES_SPARK = "topic string, outcome string, letters long"
+_SPARK, _ARROW = report_schemas("topic string, outcome string, letters long")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +146,12 @@ def redrive(
     shared_session(client).run(lambda session: _require_letters(session, group))
     with explain_errors():
         every = _letters(spark, group, nameserver)
-        chosen = _chosen(every, where, since, until)
+        chosen = between(every, F.col("storeTimestamp"), since, until)
+        chosen = chosen if where is None else chosen.where(where)
         watch(Step("choosing dead letters"))
-        letters, counts = every.count(), _by_origin(chosen)
+        origins = chosen.groupBy(F.col("properties")[RETRY_TOPIC].alias("origin")).count()
+        counts = {row["origin"]: row["count"] for row in origins.collect()}
+        letters = every.count()
         total = sum(counts.values())
         watch(Step("dead letters chosen", total, letters))
         work = _Work(client, group, to, again, is_dry_run, pace, time.time())
@@ -184,21 +183,6 @@ def _letters(spark: SparkSession, group: str, nameserver: str) -> DataFrame:
     return spark.read.format("rocketmq").options(**source).load()
 
 
-def _chosen(
-    every: DataFrame, where: str | None, since: datetime | None, until: datetime | None
-) -> DataFrame:
-    if since is not None:
-        every = every.where(F.col("storeTimestamp") >= F.lit(since))
-    if until is not None:
-        every = every.where(F.col("storeTimestamp") < F.lit(until))
-    return every if where is None else every.where(where)
-
-
-def _by_origin(chosen: DataFrame) -> dict[str | None, int]:
-    origin = F.col("properties")[RETRY_TOPIC].alias("origin")
-    return {row["origin"]: row["count"] for row in chosen.groupBy(origin).count().collect()}
-
-
 def _targets(group: str, to: Destination | str, counts: Mapping[str | None, int]) -> list[str]:
     if isinstance(to, str):
         return [to]
@@ -210,9 +194,7 @@ def _targets(group: str, to: Destination | str, counts: Mapping[str | None, int]
 def _done(chosen: DataFrame, work: _Work, tasks: int) -> list[Row]:
     # One task reads letters that are stored together.
     placed = chosen.select(*_PLACE, "offsetMsgId").repartitionByRange(tasks, *_PLACE)
-    return (
-        placed.sortWithinPartitions(*_PLACE).mapInArrow(work.task(tasks), _OUTCOMES_SPARK).collect()
-    )
+    return placed.sortWithinPartitions(*_PLACE).mapInArrow(work.task(tasks), _SPARK).collect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,32 +232,24 @@ class _Work:
         counts = shared_session(self.client).run(
             lambda session: self._redrive(session, span, wanted)
         )
-        keys = list(counts)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array([topic for topic, _ in keys], pa.string()),
-                pa.array([outcome.name for _, outcome in keys], pa.string()),
-                pa.array([counts[key] for key in keys], pa.int64()),
-            ],
-            schema=_OUTCOMES,
-        )
+        done = [
+            {"topic": topic, "outcome": outcome.name, "letters": count}
+            for (topic, outcome), count in counts.items()
+        ]
+        return pa.RecordBatch.from_pylist(done, schema=_ARROW)
 
     async def _redrive(
         self, session: Session, span: Span, wanted: LetterFilter
-    ) -> dict[tuple[str | None, Outcome], int]:
-        counts: dict[tuple[str | None, Outcome], int] = {}
-        letters = Admin(session=session).dead_letters
-        async for done in letters.redrive(
+    ) -> Counter[tuple[str | None, Outcome]]:
+        redriven = Admin(session=session).dead_letters.redrive(
             self.group,
             to=self.to,
             wanted=wanted,
             span=span,
             again=self.again,
             dry_run=self.is_dry_run,
-        ):
-            key = (done.topic, done.outcome)
-            counts[key] = counts.get(key, 0) + 1
-        return counts
+        )
+        return Counter([(done.topic, done.outcome) async for done in redriven])
 
 
 def _offset_ranges(group: str, rows: Sequence[Mapping[str, object]]) -> tuple[OffsetRange, ...]:

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -19,48 +20,22 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.errors import NotThere
 from turbopump.spark.pipelines.local_files import full_path
-from turbopump.spark.pipelines.preconditions import (
-    require_count,
-    require_driver,
-    require_interval,
-    require_window,
-)
+from turbopump.spark.pipelines.preconditions import require_count, require_driver, require_interval
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
-from turbopump.spark.pipelines.reports import Cell, Table, facts
+from turbopump.spark.pipelines.reports import Table, facts, table
 from turbopump.spark.pipelines.spark_errors import explain_errors
+from turbopump.spark.pipelines.time_ranges import require_window, window_ms
+from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
 
-_ARROW_TYPES: dict[str, pa.DataType] = {
-    "time_ms": pa.int64(),
-    "group": pa.string(),
-    "topic": pa.string(),
-    "broker": pa.string(),
-    "queue_id": pa.int32(),
-    "committed": pa.int64(),
-    "max_offset": pa.int64(),
-    "lag": pa.int64(),
-    "delay_ms": pa.int64(),
-}
-_SCHEMA = (
-    "time_ms long, `group` string, topic string, broker string, queue_id int, committed long, "
+_SPARK, _ARROW = report_schemas(
+    "time_ms long, group string, topic string, broker string, queue_id int, committed long, "
     "max_offset long, lag long, delay_ms long"
 )
 _QUEUE = ("group", "topic", "broker", "queue_id")
 
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A group's position in one queue at one time."""
-
-    time_ms: int
-    group: str
-    topic: str
-    broker: str
-    queue_id: int
-    committed: int
-    max_offset: int
-    lag: int
-    delay_ms: int
+Sample: TypeAlias = dict[str, str | int]
+"""A group's position in one queue at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +75,9 @@ class LagReport:
 
     def tables(self) -> tuple[Table, ...]:
         columns = (
-            "group",
-            "topic",
-            "samples",
-            "lag mean",
-            "lag max",
-            "lag now",
-            "delay max ms",
-            "consumed",
-            "arrived",
+            "group, topic, samples, lag mean, lag max, lag now, delay max ms, consumed, arrived"
         )
-        lags = Table("lag", columns, tuple(_cells(each) for each in self.groups))
+        lags = table("lag", columns, self.groups)
         return lags, facts("", samples=self.samples, seconds=self.seconds)
 
 
@@ -137,34 +104,22 @@ def lag(
     require_window(spark, window)
     started_s = time.monotonic()
     client = ClientConfig(nameserver)
-    taken = _taken(client, groups, samples, every_s, watch, stop or threading.Event())
-    with explain_errors():
-        rows = pa.Table.from_pylist([asdict(each) for each in taken], pa.schema(_ARROW_TYPES))
-        frame = spark.createDataFrame(rows)
-        if history is not None:
-            frame.coalesce(1).write.mode("append").parquet(full_path(history))
-            frame = spark.read.schema(_SCHEMA).parquet(full_path(history))
-        moments = frame.select("time_ms").distinct().count()
-        return LagReport(
-            window, moments, _lags(frame, None), _lags(frame, window), time.monotonic() - started_s
-        )
-
-
-def _taken(
-    client: ClientConfig,
-    groups: Sequence[str],
-    samples: int,
-    every_s: float,
-    watch: Watch,
-    stop: threading.Event,
-) -> list[Sample]:
+    stopped = stop or threading.Event()
     taken: list[Sample] = []
     for number in range(samples):
         taken += shared_session(client).run(lambda session: _sample(session, groups))
         watch(Step("samples taken", number + 1, samples))
-        if number + 1 < samples and stop.wait(every_s):
+        if number + 1 < samples and stopped.wait(every_s):
             break
-    return taken
+    with explain_errors():
+        frame = spark.createDataFrame(pa.Table.from_pylist(taken, _ARROW))
+        if history is not None:
+            frame.coalesce(1).write.mode("append").parquet(full_path(history))
+            frame = spark.read.schema(_SPARK).parquet(full_path(history))
+        moments = frame.select("time_ms").distinct().count()
+        return LagReport(
+            window, moments, _lags(frame, None), _lags(frame, window), time.monotonic() - started_s
+        )
 
 
 async def _sample(session: Session, groups: Sequence[str]) -> list[Sample]:
@@ -181,29 +136,25 @@ async def _sample(session: Session, groups: Sequence[str]) -> list[Sample]:
             if groups:
                 raise
     return [
-        Sample(
-            now_ms,
-            progress.group,
-            each.queue.topic,
-            each.queue.broker,
-            each.queue.queue_id,
-            each.committed,
-            each.max_offset,
-            each.lag,
-            each.delay_ms,
-        )
+        {
+            "time_ms": now_ms,
+            "group": progress.group,
+            "topic": each.queue.topic,
+            "broker": each.queue.broker,
+            "queue_id": each.queue.queue_id,
+            "committed": each.committed,
+            "max_offset": each.max_offset,
+            "lag": each.lag,
+            "delay_ms": each.delay_ms,
+        }
         for progress in found
         for each in progress.queues
     ]
 
 
 def _lags(frame: DataFrame, window: str | None) -> tuple[Lag, ...]:
-    if window is None:
-        start = F.lit(None).cast("long")
-    else:
-        start = F.unix_millis(F.window(F.timestamp_millis("time_ms"), window)["start"])
     keys = ("window_ms", "group", "topic")
-    placed = frame.withColumn("window_ms", start)
+    placed = frame.withColumn("window_ms", window_ms(window))
     moments = placed.groupBy(*keys, "time_ms").agg(
         F.sum("lag").alias("lag"), F.max("delay_ms").alias("delay_ms")
     )
@@ -233,7 +184,3 @@ def _lags(frame: DataFrame, window: str | None) -> tuple[Lag, ...]:
 
 def _moved(column: str) -> Column:
     return (F.max_by(column, "time_ms") - F.min_by(column, "time_ms")).alias(column)
-
-
-def _cells(each: Lag) -> tuple[Cell, ...]:
-    return tuple(getattr(each, field.name) for field in fields(each) if field.name != "window_ms")

@@ -31,7 +31,7 @@ def full_path(path: str | os.PathLike[str]) -> str:
     return text if "://" in text or text.startswith("file:") else str(Path(text).absolute())
 
 
-def write_in_one_step(file: Path, content: bytes) -> None:
+def write_atomically(file: Path, content: bytes) -> None:
     """Write a file atomically, even across a power failure."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     with unfinished.open("wb") as out:
@@ -49,9 +49,6 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# --- leftovers of killed writers ------------------------------------------------------------------
 
 
 @contextmanager
@@ -74,9 +71,6 @@ def writing_archive(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# --- folders of an archive that are moved while it is read ----------------------------------------
-
-
 @contextmanager
 def moving_folders(directory: Path) -> Iterator[None]:
     """Move a merge into place while no process lists the archive."""
@@ -88,25 +82,16 @@ def moving_folders(directory: Path) -> Iterator[None]:
 @contextmanager
 def folders_stay(directory: Path) -> Iterator[None]:
     """Block merges from being moved into place while an archive is listed."""
-    descriptor = _lock_to_read(directory)
-    if descriptor is None:
+    file = directory / COMPACTION / _MOVING
+    # Leave nothing behind in a directory that is not an archive.
+    if not file.exists() and (directory / SETTINGS_FILE).exists():
+        # Read-only storage has no lock, and no merges.
+        with suppress(OSError):
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+    if not file.exists():
         yield
         return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with file.open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock_to_read(directory: Path) -> int | None:
-    """Open the lock; None if it does not exist and must not be created, as on read-only storage."""
-    file = directory / COMPACTION / _MOVING
-    try:
-        # Leave nothing behind in a directory that is not an archive.
-        if (directory / SETTINGS_FILE).exists():
-            file.parent.mkdir(exist_ok=True)
-            return os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
-        return os.open(file, os.O_RDONLY)
-    except OSError:
-        return os.open(file, os.O_RDONLY) if file.exists() else None

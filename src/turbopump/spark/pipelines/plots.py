@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from turbopump.errors import MissingPackage
-from turbopump.spark.pipelines.reports import moment
+from turbopump.spark.pipelines.reports import timestamp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,59 +22,53 @@ if TYPE_CHECKING:
 _LINES_MAX = 10
 """The number of colours; lines with the highest values in the first panel are drawn."""
 
-
 _POINTS_MAX = 300
 """Per line; more would be indistinguishable, so several windows share a point."""
 
 _MARGIN_MIN = timedelta(seconds=30)
 """At both ends of the time axis, so that a single window does not get an axis of years."""
 
-
-class Windowed(Protocol):
-    """A value of a report that belongs to a window."""
-
-    @property
-    def window_ms(self) -> int | None: ...
-
-
-W = TypeVar("W", bound=Windowed)
+Row: TypeAlias = tuple[int | None, str, Sequence[float | None]]
+"""The start of a window in ms, the name of its line, and its value in each panel."""
 
 
 def save_lag_plot(report: LagReport, path: str | os.PathLike[str]) -> None:
     """Plot how far groups were behind, and how fast they consumed, to a PNG file."""
-    title = "Lag of consumer groups"
-    picture = Picture(title, report.by_window, lambda each: f"{each.group} · {each.topic}")
-    picture.panel("lag: messages not consumed, maximum per window", lambda each: each.lag_max)
-    picture.panel("messages consumed per window", lambda each: each.consumed)
-    picture.save(path)
+    panels = "lag: messages not consumed, maximum per window", "messages consumed per window"
+    rows = [
+        (each.window_ms, f"{each.group} · {each.topic}", (each.lag_max, each.consumed))
+        for each in report.by_window
+    ]
+    Picture("Lag of consumer groups", panels, rows).save(path)
 
 
 def save_trace_plot(report: TraceReport, path: str | os.PathLike[str]) -> None:
     """Plot latencies and failures to a PNG file."""
-    picture = Picture(
-        "Latency and failures of consumer groups",
-        report.consumptions_by_window,
-        lambda each: f"{each.group} · {each.topic or '?'} · {each.tag or '-'}",
+    panels = (
+        "from send to consumption, p50, ms",
+        "from send to consumption, p99, ms",
+        "failed listener calls",
     )
-    picture.panel("from send to consumption, p50, ms", lambda each: each.latency_p50_ms)
-    picture.panel("from send to consumption, p99, ms", lambda each: each.latency_p99_ms)
-    picture.panel("failed listener calls", lambda each: each.failed)
-    picture.save(path)
+    rows = [
+        (
+            each.window_ms,
+            f"{each.group} · {each.topic or '?'} · {each.tag or '-'}",
+            (each.latency_p50_ms, each.latency_p99_ms, each.failed),
+        )
+        for each in report.consumptions_by_window
+    ]
+    Picture("Latency and failures of consumer groups", panels, rows).save(path)
 
 
-class Picture(Generic[W]):
+class Picture:
     """Panels below each other; a line has the same colour in all of them."""
 
-    def __init__(self, title: str, found: Sequence[W], name: Callable[[W], str]) -> None:
+    def __init__(self, title: str, panels: Sequence[str], rows: Sequence[Row]) -> None:
         self._title = title
-        self._found = found
-        self._name = name
-        windows = Counter(map(name, found))
-        self._windows_per_point = -(-max(windows.values(), default=0) // _POINTS_MAX)
-        self._panels: list[tuple[str, Callable[[W], float | None]]] = []
-
-    def panel(self, title: str, value: Callable[[W], float | None]) -> None:
-        self._panels.append((title, value))
+        self._panels = panels
+        self._rows = rows
+        windows = Counter(name for _, name, _ in rows)
+        self._windows_per_point = max(1, -(-max(windows.values(), default=0) // _POINTS_MAX))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         self.figure().savefig(path, format="png", dpi=110)
@@ -81,34 +76,29 @@ class Picture(Generic[W]):
     def figure(self) -> Figure:
         figure = _figure(len(self._panels))
         figure.suptitle(self._title)
-        names = self._names()
-        for row, (title, value) in enumerate(self._panels):
-            axes = figure.add_subplot(len(self._panels), 1, row + 1)
-            axes.set_title(title + self._shared_points(), fontsize="medium")
-            self._draw(axes, names, value)
+        names, shared = self._names(), self._windows_per_point
+        note = f" (points show the highest of {shared} windows)" if shared > 1 else ""
+        for panel, title in enumerate(self._panels):
+            axes = figure.add_subplot(len(self._panels), 1, panel + 1)
+            axes.set_title(title + note, fontsize="medium")
+            self._draw(axes, names, panel)
         handles = figure.axes[0].get_legend_handles_labels()
         if names:
             figure.legend(*handles, loc="outside lower center", ncols=2, fontsize="small")
         return figure
 
-    def _shared_points(self) -> str:
-        count = self._windows_per_point
-        return f" (points show the highest of {count} windows)" if count > 1 else ""
-
     def _names(self) -> list[str]:
         """Return the names of the lines to draw."""
         heights: dict[str, float] = {}
-        for each in self._found:
-            name, height = self._name(each), self._panels[0][1](each) or 0
-            heights[name] = max(height, heights.get(name, 0))
-        highest = sorted(heights, key=lambda name: -heights[name])
-        return sorted(highest[:_LINES_MAX])
+        for _, name, values in self._rows:
+            heights[name] = max(values[0] or 0, heights.get(name, 0))
+        return sorted(heapq.nlargest(_LINES_MAX, heights, key=heights.__getitem__))
 
-    def _draw(self, axes: Axes, names: Sequence[str], value: Callable[[W], float | None]) -> None:
+    def _draw(self, axes: Axes, names: Sequence[str], panel: int) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        lines = {name: self._points(name, value) for name in names}
-        style = {"marker": "o", "markersize": 3} if self._windows_per_point <= 1 else {}
+        lines = {name: self._points(name, panel) for name in names}
+        style = {"marker": "o", "markersize": 3} if self._windows_per_point == 1 else {}
         for number, (name, points) in enumerate(lines.items()):
             times, heights = [time for time, _ in points], [height for _, height in points]
             (line,) = axes.plot(times, heights, f"C{number}-", label=name, linewidth=1, **style)  # type: ignore[arg-type]
@@ -126,16 +116,16 @@ class Picture(Generic[W]):
         axes.set_ylim(0, 1.05 * max([1.0, *(height for _, height in drawn)]))
         axes.grid(visible=True, alpha=0.3)
 
-    def _points(
-        self, name: str, value: Callable[[W], float | None]
-    ) -> list[tuple[datetime, float]]:
+    def _points(self, name: str, panel: int) -> list[tuple[datetime, float]]:
         """Return the points of a line, each the highest of several successive windows."""
-        points: list[tuple[datetime, float]] = []
-        for each in self._found:
-            start, height = moment(each.window_ms), value(each)
-            if self._name(each) == name and start is not None and height is not None:
-                points.append((start, height))
-        step = max(1, self._windows_per_point)
+        points = [
+            (start, height)
+            for window_ms, line, values in self._rows
+            if line == name
+            and (start := timestamp(window_ms)) is not None
+            and (height := values[panel]) is not None
+        ]
+        step = self._windows_per_point
         shared = (points[at : at + step] for at in range(0, len(points), step))
         return [max(each, key=lambda point: point[1]) for each in shared]
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
 from numbers import Real
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 
 from turbopump.errors import InvalidArgument
 
@@ -37,25 +34,3 @@ def require_count(name: str, value: object) -> None:
     """Raise InvalidArgument unless it is a valid number of repetitions."""
     if not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"{name} must be a whole number, 1 or more, got {value!r}")
-
-
-def to_utc(name: str, value: datetime | None) -> datetime | None:
-    """Return a time bound in UTC; without a time zone it is local, as in Python."""
-    if value is None:
-        return None
-    if not isinstance(value, datetime):
-        raise InvalidArgument(
-            f"{name} must be a datetime (local time without a zone), got {value!r}"
-        )
-    return value.astimezone(UTC)
-
-
-def require_window(spark: SparkSession, window: str) -> None:
-    """Raise InvalidArgument unless Spark can parse the length of a window; runs no job."""
-    try:
-        spark.range(0).select(F.window(F.timestamp_millis("id"), window))
-    except PySparkException as error:
-        raise InvalidArgument(
-            f"window must be a length such as '30 seconds', '5 minutes' or '1 day', not months or "
-            f"years, got {window!r}"
-        ) from error

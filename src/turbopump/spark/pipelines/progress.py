@@ -80,24 +80,11 @@ def shown(out: TextIO | None = None) -> Iterator[Watch]:
 @contextmanager
 def _bar(stream: TextIO) -> Iterator[Watch]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    # Description, bar, percentage and remaining time are the default.
+    default = Progress.get_default_columns()
+    columns = (SpinnerColumn(), *default, MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(file=stream)
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)

@@ -14,7 +14,6 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its conventional name
@@ -22,10 +21,11 @@ from pyspark.sql.column import Column
 
 from turbopump.spark.clocks import CLOCK_MARGIN_MS
 from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
+from turbopump.spark.records.schema import report_schemas
+from turbopump.spark.shared_session import shared_session
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.row_converter import Origin
-from turbopump.spark.writing.sink_columns import SinkColumns
-from turbopump.spark.writing.writer import Written, write_rows
+from turbopump.spark.writing.writer import Written, send_rows
 
 FROM = "fromTopic"
 TIME_MS = "timeMs"
@@ -38,21 +38,10 @@ far; rather, the earlier rows belong to another queue of the same name, or one h
 NO_TIME_MS = 0
 """For rows of unknown time; they are due first, or with the row before them."""
 
-SENT_SCHEMA = (
+SENT_SCHEMA, _SENT_ARROW = report_schemas(
     "startedMs long, fromTopic string, topic string, rows long, sends long, bodyBytes long, "
     "repeated long"
 )
-
-_SENT_ARROW_TYPES: dict[str, pa.DataType] = {
-    "startedMs": pa.int64(),
-    "fromTopic": pa.string(),
-    "topic": pa.string(),
-    "rows": pa.int64(),
-    "sends": pa.int64(),
-    "bodyBytes": pa.int64(),
-    "repeated": pa.int64(),
-}
-_SENT_ARROW = pa.schema(_SENT_ARROW_TYPES)
 
 _MESSAGE = ("topic", "body", "tags", "keys", "properties", "shardingKey")
 _PLACE = ("broker", "queueId")
@@ -216,34 +205,22 @@ def _started(
     ready = batches if first is None else chain([first], batches)
     if not is_together:
         return time.time(), ready
-    told = BarrierTaskContext.get().allGather(repr(time.time()))
-    return max(map(float, told)), ready
+    starts_s = BarrierTaskContext.get().allGather(repr(time.time()))
+    return max(map(float, starts_s)), ready
 
 
 def write_messages(rows: pa.RecordBatch, options: SinkOptions, origin: Origin) -> Written:
     """Send rows that have the columns of messages, possibly among others; return once stored."""
     names = [each for each in _MESSAGE if each in rows.schema.names]
-    return write_rows(iter([rows.select(names)]), SinkColumns(frozenset(names)), options, origin)
+    shared = shared_session(options.client())
+    return send_rows(shared, iter([rows.select(names)]), frozenset(names), options, origin)
 
 
 def _counted(rows: pa.RecordBatch, written: Written, start_s: float) -> pa.RecordBatch:
     """Return the row counts by source and destination; the first row has the totals."""
-    table = pa.Table.from_batches([rows.select([FROM, "topic"])])
-    counts = table.group_by([FROM, "topic"]).aggregate([([], "count_all")])
-    count = counts.num_rows
-
-    def once(value: int) -> pa.Int64Array:
-        return pa.array([value, *[0] * (count - 1)], pa.int64())
-
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([int(start_s * 1000)] * count, pa.int64()),
-            counts.column(FROM).combine_chunks(),
-            counts.column("topic").combine_chunks(),
-            pc.cast(counts.column("count_all"), pa.int64()).combine_chunks(),
-            once(written.sends),
-            once(written.body_bytes),
-            once(written.repeated),
-        ],
-        schema=_SENT_ARROW,
-    )
+    topics = pa.Table.from_batches([rows.select([FROM, "topic"])]).group_by([FROM, "topic"])
+    counts = topics.aggregate([([], "count_all")]).to_pylist()
+    none = {"startedMs": int(start_s * 1000), "sends": 0, "bodyBytes": 0, "repeated": 0}
+    reported = [{**none, **each, "rows": each["count_all"]} for each in counts]
+    reported[0].update(sends=written.sends, bodyBytes=written.body_bytes, repeated=written.repeated)
+    return pa.RecordBatch.from_pylist(reported, schema=_SENT_ARROW)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -38,6 +38,15 @@ def facts(title: str, **pairs: Cell) -> Table:
     return Table(title, ("what", "value"), rows, is_facts=True)
 
 
+def table(title: str, columns: str, rows: Iterable[Any]) -> Table:
+    """Return values of a report as a table, without their windows."""
+    return Table(title, tuple(columns.split(", ")), tuple(map(_cells, rows)))
+
+
+def _cells(row: Any) -> tuple[Cell, ...]:
+    return tuple(getattr(row, each.name) for each in fields(row) if each.name != "window_ms")
+
+
 def as_json(report: Report) -> str:
     """Return the whole report as one JSON object on one line."""
     return msgspec.json.encode(report).decode()
@@ -58,6 +67,6 @@ def per_second(count: int, seconds: float) -> float | None:
     return count / seconds if seconds > 0 else None
 
 
-def moment(ms: int | None) -> datetime | None:
+def timestamp(ms: int | None) -> datetime | None:
     """Return the timestamp for milliseconds since 1970."""
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import suppress
 from typing import Self
 
 from turbopump import supervisor
@@ -46,16 +46,11 @@ class SendProgress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
-        if error is None:
+        if kind is None:
             self._watch(Step(self._what, self._total, self._total))
 
     def _poll(self) -> None:
@@ -66,17 +61,14 @@ class SendProgress:
             self._watch(Step(self._what, min(grown, self._total), self._total))
 
     def _stored(self) -> int:
-        return shared_session(self._client).run(lambda session: _stored(session, self._topics))
+        return shared_session(self._client).run(self._sum_of_ends)
 
-
-async def _stored(session: Session, topics: Sequence[str]) -> int:
-    admin = Admin(session=session)
-    total = 0
-    for topic in topics:
-        try:
-            status = await admin.topics.status(topic)
-        except TurbopumpError:
-            # It does not exist yet, or its broker is unavailable: the tasks determine which.
-            continue
-        total += sum(each.max_offset for each in status.queues)
-    return total
+    async def _sum_of_ends(self, session: Session) -> int:
+        admin = Admin(session=session)
+        total = 0
+        for topic in self._topics:
+            # It may not exist yet, or its broker is unavailable: the tasks determine which.
+            with suppress(TurbopumpError):
+                status = await admin.topics.status(topic)
+                total += sum(each.max_offset for each in status.queues)
+        return total

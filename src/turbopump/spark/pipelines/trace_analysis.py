@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
@@ -17,33 +17,20 @@ from pyspark.sql.column import Column
 
 from turbopump.admin.administration import Admin
 from turbopump.client.names import with_namespace
-from turbopump.client.session import Session
-from turbopump.spark.pipelines.preconditions import require_driver, require_window, to_utc
+from turbopump.spark.pipelines.preconditions import require_driver
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
-from turbopump.spark.pipelines.reports import Cell, Table, facts
+from turbopump.spark.pipelines.reports import Table, facts, table
 from turbopump.spark.pipelines.spark_errors import explain_errors
-from turbopump.spark.pipelines.trace_records import Kind, TraceRecord, no_trace_topic, parsed
+from turbopump.spark.pipelines.time_ranges import between, require_window, to_utc, window_ms
+from turbopump.spark.pipelines.trace_records import Kind, no_trace_topic, parsed
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.queue_selection import Topics
+from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
 from turbopump.wire.names import TRACE_TOPIC
 
-_ARROW_TYPES: dict[str, pa.DataType] = {
-    "kind": pa.string(),
-    "msg_id": pa.string(),
-    "time_ms": pa.int64(),
-    "group": pa.string(),
-    "topic": pa.string(),
-    "tags": pa.string(),
-    "request_id": pa.string(),
-    "cost_ms": pa.int64(),
-    "is_success": pa.bool_(),
-    "retries": pa.int64(),
-    "body_bytes": pa.int64(),
-}
-_ARROW = pa.schema(_ARROW_TYPES)
-_SPARK = (
-    "kind string, msg_id string, time_ms long, `group` string, topic string, tags string, "
+_SPARK, _ARROW = report_schemas(
+    "kind string, msg_id string, time_ms long, group string, topic string, tags string, "
     "request_id string, cost_ms long, is_success boolean, retries long, body_bytes long"
 )
 
@@ -110,28 +97,14 @@ class TraceReport:
     seconds: float
 
     def tables(self) -> tuple[Table, ...]:
-        consumptions = Table(
+        consumptions = table(
             "consumed",
-            (
-                "topic",
-                "group",
-                "tag",
-                "calls",
-                "failed",
-                "retried",
-                "unfinished",
-                "latency p50 ms",
-                "p99 ms",
-                "processing p50 ms",
-                "p99 ms",
-            ),
-            tuple(_cells(each) for each in self.consumptions),
+            "topic, group, tag, calls, failed, retried, unfinished, latency p50 ms, p99 ms, "
+            "processing p50 ms, p99 ms",
+            self.consumptions,
         )
-        sends = Table(
-            "sent",
-            ("topic", "tag", "sends", "failed", "body bytes", "p50 ms", "p99 ms"),
-            tuple(_cells(each) for each in self.sends),
-        )
+        columns = "topic, tag, sends, failed, body bytes, p50 ms, p99 ms"
+        sends = table("sent", columns, self.sends)
         read = facts(
             f"read from {self.trace_topic}",
             messages=self.trace_messages,
@@ -172,7 +145,9 @@ def trace(
             messages = bodies.count()
             kinds = {row["kind"]: row["count"] for row in records.groupBy("kind").count().collect()}
             watch(Step("trace messages read", messages, messages))
-            sent, consumed = _sent(records, since, until), _consumed(records, since, until)
+            chosen = between(records, F.timestamp_millis("time_ms"), since, until)
+            sent = chosen.where(F.col("kind") == Kind.SENT.value)
+            consumed = _consumed(records, chosen.where(F.col("kind") == Kind.BEGUN.value))
             return TraceReport(
                 options.get("topic", TRACE_TOPIC),
                 window,
@@ -192,40 +167,23 @@ def trace(
 def _require_topic(options: Mapping[str, str]) -> None:
     """Raise InvalidArgument that says how to enable tracing, if there is no trace topic."""
     parsed_options = SourceOptions.for_batch(options)
-
-    async def names(session: Session) -> list[str]:
-        return await Admin(session=session).topics.names()
-
     if isinstance(parsed_options.chosen, Topics):
         client = parsed_options.client
-        known = shared_session(client).run(names)
+        known = shared_session(client).run(lambda session: Admin(session=session).topics.names())
         for topic in parsed_options.chosen.names:
             if with_namespace(client.namespace, topic) not in known:
                 raise no_trace_topic(topic)
 
 
 def _parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    names = [field.name for field in fields(TraceRecord)]
     for batch in batches:
         records = [record for body in batch.column("body").to_pylist() for record in parsed(body)]
-        columns = {name: [getattr(record, name) for record in records] for name in names}
+        columns = {name: [getattr(record, name) for record in records] for name in _ARROW.names}
         yield pa.RecordBatch.from_pydict(columns, schema=_ARROW)
 
 
-def _between(frame: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
-    moment = F.timestamp_millis("time_ms")
-    if since is not None:
-        frame = frame.where(moment >= F.lit(since))
-    return frame if until is None else frame.where(moment < F.lit(until))
-
-
-def _sent(records: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
-    return _between(records.where(F.col("kind") == Kind.SENT.value), since, until)
-
-
-def _consumed(records: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
+def _consumed(records: DataFrame, begun: DataFrame) -> DataFrame:
     """Join the start of each call with its end, and with the send of its message."""
-    begun = _between(records.where(F.col("kind") == Kind.BEGUN.value), since, until)
     done = records.where(F.col("kind") == Kind.DONE.value).select(
         "request_id", "msg_id", "cost_ms", "is_success"
     )
@@ -253,41 +211,36 @@ def _p(column: str, part: float, name: str) -> Column:
     return F.percentile_approx(column, part).cast("double").alias(name)
 
 
-def _window(frame: DataFrame, window: str | None) -> tuple[DataFrame, list[str]]:
-    if window is None:
-        return frame.withColumn("window_ms", F.lit(None).cast("long")), ["window_ms"]
-    start = F.window(F.timestamp_millis("time_ms"), window)["start"]
-    return frame.withColumn("window_ms", F.unix_millis(start)), ["window_ms"]
-
-
 def _sends(sent: DataFrame, window: str | None) -> tuple[Sends, ...]:
-    frame, keys = _window(sent, window)
-    found = frame.groupBy(*keys, "topic", "tags").agg(
-        F.count_if("is_success").alias("sent"),
-        F.count_if(~F.col("is_success")).alias("failed"),
-        F.coalesce(F.sum("body_bytes"), F.lit(0)).alias("body_bytes"),
-        _p("cost_ms", 0.5, "p50_ms"),
-        _p("cost_ms", 0.99, "p99_ms"),
+    keys = ("window_ms", "topic", "tags")
+    found = (
+        sent.withColumn("window_ms", window_ms(window))
+        .groupBy(*keys)
+        .agg(
+            F.count_if("is_success").alias("sent"),
+            F.count_if(~F.col("is_success")).alias("failed"),
+            F.coalesce(F.sum("body_bytes"), F.lit(0)).alias("body_bytes"),
+            _p("cost_ms", 0.5, "p50_ms"),
+            _p("cost_ms", 0.99, "p99_ms"),
+        )
     )
-    rows = found.orderBy(*keys, "topic", "tags").collect()
-    return tuple(Sends(*row) for row in rows)
+    return tuple(Sends(*row) for row in found.orderBy(*keys).collect())
 
 
 def _consumptions(consumed: DataFrame, window: str | None) -> tuple[Consumptions, ...]:
-    frame, keys = _window(consumed, window)
-    found = frame.groupBy(*keys, "topic", "group", "tags").agg(
-        F.count(F.lit(1)).alias("consumed"),
-        F.count_if(~F.col("is_success")).alias("failed"),
-        F.count_if(F.col("retries") > 0).alias("retried"),
-        F.count_if(F.col("is_success").isNull()).alias("unfinished"),
-        _p("latency_ms", 0.5, "latency_p50_ms"),
-        _p("latency_ms", 0.99, "latency_p99_ms"),
-        _p("cost_ms", 0.5, "processing_p50_ms"),
-        _p("cost_ms", 0.99, "processing_p99_ms"),
+    keys = ("window_ms", "topic", "group", "tags")
+    found = (
+        consumed.withColumn("window_ms", window_ms(window))
+        .groupBy(*keys)
+        .agg(
+            F.count(F.lit(1)).alias("consumed"),
+            F.count_if(~F.col("is_success")).alias("failed"),
+            F.count_if(F.col("retries") > 0).alias("retried"),
+            F.count_if(F.col("is_success").isNull()).alias("unfinished"),
+            _p("latency_ms", 0.5, "latency_p50_ms"),
+            _p("latency_ms", 0.99, "latency_p99_ms"),
+            _p("cost_ms", 0.5, "processing_p50_ms"),
+            _p("cost_ms", 0.99, "processing_p99_ms"),
+        )
     )
-    rows = found.orderBy(*keys, "topic", "group", "tags").collect()
-    return tuple(Consumptions(*row) for row in rows)
-
-
-def _cells(each: Sends | Consumptions) -> tuple[Cell, ...]:
-    return tuple(getattr(each, field.name) for field in fields(each) if field.name != "window_ms")
+    return tuple(Consumptions(*row) for row in found.orderBy(*keys).collect())

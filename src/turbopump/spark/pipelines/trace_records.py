@@ -6,9 +6,10 @@ fields are written as ``null``. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from turbopump.errors import InvalidArgument
 
@@ -37,6 +38,16 @@ class Kind(StrEnum):
     TRANSACTION_ENDED = "EndTransaction"
     UNREADABLE = "unreadable"
     """Of an unknown kind, or with invalid fields: counted, not guessed."""
+
+
+_LAYOUTS: Mapping[Kind, str] = {
+    Kind.SENT: "- time_ms - group topic msg_id tags - - body_bytes cost_ms",
+    Kind.BEGUN: "- time_ms - group request_id msg_id retries",
+    Kind.DONE: "- request_id msg_id cost_ms is_success - - time_ms group",
+    Kind.TRANSACTION_ENDED: "- time_ms - group topic msg_id tags",
+}
+"""The fields of each kind in their order, with a dash for those that are not read."""
+_DONE_FIELDS_MIN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,76 +83,42 @@ def parsed(body: bytes | None) -> Iterator[TraceRecord]:
 
 def _record(fields: Sequence[str]) -> TraceRecord:
     try:
-        match fields[0]:
-            case Kind.SENT:
-                return _sent(fields)
-            case Kind.BEGUN:
-                return _begun(fields)
-            case Kind.DONE:
-                return _done(fields)
-            case Kind.TRANSACTION_ENDED:
-                return _transaction_ended(fields)
-    except (ValueError, IndexError):
-        pass
-    return TraceRecord(Kind.UNREADABLE)
-
-
-def _sent(fields: Sequence[str]) -> TraceRecord:
-    # Old clients omit the offset id, new ones append their host; success is at a fixed distance.
-    if len(fields) < 13:
-        raise ValueError(fields)
-    return TraceRecord(
-        Kind.SENT,
-        msg_id=_text(fields[5]),
-        time_ms=int(fields[1]),
-        group=_text(fields[3]),
-        topic=_text(fields[4]),
-        tags=_text(fields[6]),
-        cost_ms=int(fields[10]),
-        is_success=_truth(fields[12] if len(fields) == 13 else fields[13]),
-        body_bytes=int(fields[9]),
-    )
-
-
-def _begun(fields: Sequence[str]) -> TraceRecord:
-    return TraceRecord(
-        Kind.BEGUN,
-        msg_id=_text(fields[5]),
-        time_ms=int(fields[1]),
-        group=_text(fields[3]),
-        request_id=_text(fields[4]),
-        retries=int(fields[6]),
-    )
-
-
-def _done(fields: Sequence[str]) -> TraceRecord:
-    return TraceRecord(
-        Kind.DONE,
-        msg_id=_text(fields[2]),
-        time_ms=int(fields[7]) if len(fields) > 7 and fields[7] not in _NONE else None,
-        group=_text(fields[8]) if len(fields) > 8 else None,
-        request_id=_text(fields[1]),
-        cost_ms=int(fields[3]),
-        is_success=_truth(fields[4]),
-    )
-
-
-def _transaction_ended(fields: Sequence[str]) -> TraceRecord:
-    return TraceRecord(
-        Kind.TRANSACTION_ENDED,
-        msg_id=_text(fields[5]),
-        time_ms=int(fields[1]),
-        group=_text(fields[3]),
-        topic=_text(fields[4]),
-        tags=_text(fields[6]),
-    )
+        kind = Kind(fields[0])
+        names = _LAYOUTS[kind].split()
+        found: dict[str, Any] = {
+            name: _READERS.get(name, _text)(field)
+            for name, field in zip(names, fields, strict=False)
+            if name != "-"
+        }
+        if kind is Kind.SENT:
+            # Old clients omit the offset id, new ones append their host.
+            found["is_success"] = _truth(fields[12] if len(fields) == 13 else fields[13])
+        # Old clients end a record of this kind after the field behind its success.
+        if len(fields) < (_DONE_FIELDS_MIN if kind is Kind.DONE else len(names)):
+            return TraceRecord(Kind.UNREADABLE)
+        return TraceRecord(kind, **found)
+    except (ValueError, IndexError, KeyError):
+        return TraceRecord(Kind.UNREADABLE)
 
 
 def _text(field: str) -> str | None:
     return None if field in _NONE else field
 
 
+def _number(field: str) -> int | None:
+    return None if field in _NONE else int(field)
+
+
 def _truth(field: str) -> bool:
     if field not in ("true", "false"):
         raise ValueError(field)
     return field == "true"
+
+
+_READERS: Mapping[str, Callable[[str], object]] = {
+    "time_ms": _number,
+    "cost_ms": _number,
+    "retries": _number,
+    "body_bytes": _number,
+    "is_success": _truth,
+}

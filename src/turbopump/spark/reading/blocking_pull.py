@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -40,7 +39,7 @@ from turbopump.spark.reading.response_buffer import ResponseBuffer
 from turbopump.spark.records.record_run import Span
 from turbopump.spark.shared_session import SharedSession
 from turbopump.wire.headers import PullMessage
-from turbopump.wire.pull_request_frames import PullRequestFrames
+from turbopump.wire.prepared_frames import PullRequestFrames
 from turbopump.wire.record import FIXED_BYTES
 
 _log = logging.getLogger(__name__)
@@ -68,19 +67,20 @@ class BufferedChunk:
     """Whether some offsets of the ranges have no record."""
 
 
-class _Part(NamedTuple):
-    """A response, and the range it belongs to."""
-
-    response: PullResponse
-    wanted: Span
-    of: QueueRange
+_Part = tuple[PullResponse, Span, QueueRange]
+"""A response, the offsets wanted of it, and the range it belongs to."""
 
 
 class _RangePull(Struct):
     """A range whose messages are being requested."""
 
     of: QueueRange
-    prefetch: Prefetch
+    at: int
+    """Up to where everything was taken."""
+    first: int
+    """The number of the first request, which is often the only one."""
+    prefetch: Prefetch | None = None
+    """The others, once the first response shows how many messages the broker returns."""
 
 
 class BlockingPull:
@@ -105,6 +105,7 @@ class BlockingPull:
             is_filtered=pulling.is_filtered,
             show=connection.show if connection.has_hooks else None,
         )
+        self._has_hooks = connection.has_hooks
         self._buffer = ResponseBuffer(connection, reader)
         self._pool = pool
         self._pulling = pulling
@@ -131,15 +132,15 @@ class BlockingPull:
         while self._open or self._unopened:
             self._ask()
             head = self._open[0]
-            ahead, start = head.prefetch, head.prefetch.at
+            of, start = head.of, head.at
             taken = self._take(head, parts)
-            offsets, size = offsets + ahead.at - start, size + (taken or 0)
+            offsets, size = offsets + head.at - start, size + (taken or 0)
             # At most: a filter leaves fewer records than offsets.
             rows = min(offsets, size // FIXED_BYTES)
             is_large = rows >= CHUNK_ROWS or size >= CHUNK_BYTES
             if taken is not None:
-                _extend(ranges, head.of, start, ahead.at)
-                if ahead.at == ahead.end:
+                _extend(ranges, of, start, head.at)
+                if head.at == of.end:
                     self._close_first()
                     if is_large:
                         break
@@ -152,8 +153,11 @@ class BlockingPull:
 
     def _take(self, head: _RangePull, parts: list[_Part]) -> int | None:
         """Take the responses that are next, return their records' bytes; None if there are none."""
-        answers, ahead = self._answers, head.prefetch
-        size = None
+        ahead = head.prefetch
+        if ahead is None:
+            return self._take_first(head, parts)
+        answers = self._answers
+        size: int | None = None
         while ahead.asked:
             asked, at = ahead.asked[0], ahead.at
             answer = answers[asked.answer]
@@ -163,13 +167,25 @@ class BlockingPull:
             size = size or 0
             ahead.take(answer.next_offset)
             if ahead.at > at:
-                parts.append(_Part(answer, (at, ahead.at), head.of))
+                parts.append((answer, (at, ahead.at), head.of))
                 size += answer.end - answer.start
+        head.at = ahead.at
         return size
+
+    def _take_first(self, head: _RangePull, parts: list[_Part]) -> int | None:
+        answer, of = self._answers[head.first], head.of
+        if isinstance(answer, int):
+            return None
+        del self._answers[head.first]
+        head.at = min(answer.next_offset, of.end)
+        parts.append((answer, (of.start, head.at), of))
+        if head.at < of.end:
+            head.prefetch = self._prefetch(of, head.at)
+        return answer.end - answer.start
 
     def unread(self) -> list[QueueRange]:
         """Return what no chunk has contained yet."""
-        begun = [replace(each.of, start=each.prefetch.at) for each in self._open]
+        begun = [replace(each.of, start=each.at) for each in self._open]
         return [*begun, *self._unopened]
 
     def close(self) -> None:
@@ -186,7 +202,9 @@ class BlockingPull:
         """Request more of the first range, and later ranges once all of it is requested."""
         if not self._open:
             self._open_next()
-        self._open[0].prefetch.ask()
+        ahead = self._open[0].prefetch
+        if ahead is not None:
+            ahead.ask()
         in_flight_max = self._pulling.in_flight_max
         if len(self._answers) > in_flight_max // 2:
             # Requests sent together cost one write, and one wake-up of the broker.
@@ -195,45 +213,50 @@ class BlockingPull:
             self._unopened
             and len(self._answers) < in_flight_max
             and self._rows_open < ROWS_AHEAD
-            and self._open[-1].prefetch.is_all_asked
+            and self._is_all_asked(self._open[-1])
         ):
             self._open_next()
-            self._open[-1].prefetch.ask()
+
+    def _is_all_asked(self, last: _RangePull) -> bool:
+        if last.prefetch is None:
+            return last.of.rows <= self._pulling.count_max
+        return last.prefetch.is_all_asked
 
     def _open_next(self) -> None:
         of = self._unopened.popleft()
-        self._rows_open += of.rows
+        rows = of.rows
+        self._rows_open += rows
+        number = self._put(of, of.start, min(rows, self._pulling.count_max))
+        self._open.append(_RangePull(of, of.start, number))
 
-        def ask(offset: int, count: int) -> int:
-            number = self._put(of, offset, count)
-            self._answers[number] = offset
-            return number
-
-        prefetch = Prefetch(
-            of.start,
+    def _prefetch(self, of: QueueRange, at: int) -> Prefetch:
+        return Prefetch(
+            at,
             of.end,
-            ask,
+            at - of.start,
+            lambda offset, count: self._put(of, offset, count),
             count_max=self._pulling.count_max,
             in_flight_max=self._pulling.in_flight_max,
             is_filtered=self._pulling.is_filtered,
         )
-        self._open.append(_RangePull(of, prefetch))
 
     def _put(self, of: QueueRange, offset: int, count: int) -> int:
         """Add a request to the next write; return its number."""
         connection, frames = self._connection, self._requests[of.topic]
-        if connection.has_hooks:
+        if self._has_hooks:
             # Hooks may change each request, as a signature does: 9 µs instead of 1.
-            return connection.put_request(frames.command(of.queue_id, offset, count))
-        number = connection.unused_opaque()
-        connection.put(frames.frame(number, of.queue_id, offset, count))
+            number = connection.put_request(frames.command(of.queue_id, offset, count))
+        else:
+            number = connection.unused_opaque()
+            connection.put(frames.frame(number, of.queue_id, offset, count))
+        self._answers[number] = offset
         return number
 
     def _close_first(self) -> None:
         closed = self._open.popleft()
         self._rows_open -= closed.of.rows
         # Including messages that came with another response.
-        for asked in closed.prefetch.asked:
+        for asked in closed.prefetch.asked if closed.prefetch is not None else ():
             if isinstance(self._answers.pop(asked.answer), int):
                 self._unwanted.add(asked.answer)
 
@@ -295,14 +318,14 @@ class BlockingPull:
 
     def _chunk(self, parts: list[_Part], ranges: list[QueueRange]) -> BufferedChunk:
         data = self._buffer.data
-        found = [part for part in parts if part.response.end > part.response.start]
-        responses = [part.response for part in found]
+        found = [part for part in parts if part[0].end > part[0].start]
+        responses = [response for response, _, _ in found]
         spans = [(each.start, each.end) for each in responses]
         if any(each.kept is not None for each in responses) or spans != sorted(spans):
             records = [each.kept or data[each.start : each.end] for each in responses]
             data = memoryview(b"".join(records))
             spans = list(pairwise(accumulate(map(len, records), initial=0)))
-        wanted, sources = [part.wanted for part in found], [part.of for part in found]
+        wanted, sources = [wanted for _, wanted, _ in found], [of for _, _, of in found]
         return BufferedChunk(data, spans, wanted, sources, ranges, self._pulling.is_filtered)
 
     def _stop(self, why: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from typing import TypeVar, assert_never
 
-from turbopump.client.calls import require_success
+from turbopump.client import calls
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
@@ -25,7 +25,6 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading import offset_commit
 from turbopump.spark.reading.arrival_wait import ArrivalWait
 from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.message_probes import MessageProbes
@@ -58,9 +57,10 @@ from turbopump.spark.reading.unreadable_queues import (
     QueueChecks,
     Unreadable,
     first_of,
+    master_address,
 )
 from turbopump.wire.bodies import ConsumerOffsets
-from turbopump.wire.codes import RequestCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
 from turbopump.wire.names import RETRY_PREFIX
 
@@ -70,6 +70,7 @@ _log = logging.getLogger(__name__)
 
 _NO_OFFSETS = "no consumer offset"
 """The error text, under a generic code, of a broker without any committed offset."""
+_NOTHING_KEPT = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
 _ANSWER_MARGIN_MS = 10_000
 _SILENCE_TIMEOUTS = 3
 
@@ -230,7 +231,11 @@ class Cluster:
     ) -> dict[MessageQueue, int]:
         """Return the offsets of queues given by number or by time."""
         offsets = {
-            queue: _at(at, limits[queue]) for queue, at in named.items() if isinstance(at, int)
+            queue: {EARLIEST_OFFSET: limits[queue].low, LATEST_OFFSET: limits[queue].high}.get(
+                at, at
+            )
+            for queue, at in named.items()
+            if isinstance(at, int)
         }
         by_time: dict[int, dict[MessageQueue, Limits]] = {}
         for queue, at in named.items():
@@ -290,13 +295,14 @@ class Cluster:
         )
         if 0 not in found.values():
             return found
-        table = await self._all_committed(queues[0])
+        known = await self._committed_ids(queues[0])
         return {
-            queue: None if at == 0 and not self._is_in(table, queue) else at
+            queue: None if at == 0 and queue.queue_id not in known else at
             for queue, at in found.items()
         }
 
-    async def _all_committed(self, queue: MessageQueue) -> ConsumerOffsets:
+    async def _committed_ids(self, queue: MessageQueue) -> Collection[int]:
+        """Return which queues of a topic have an offset in a broker's table of all groups."""
         address = await self._session.address_of(self._reader.wire_queue(queue))
         command = request(RequestCode.GET_ALL_CONSUMER_OFFSET)
         timeout_ms = self._options.pulling.timeout_ms
@@ -304,12 +310,9 @@ class Cluster:
             lambda: self._session.request(address, command, timeout_ms), queue.broker
         )
         if _NO_OFFSETS in (answer.remark or "").lower():
-            return ConsumerOffsets()
-        return ConsumerOffsets.decode(whole_body(require_success(answer)))
-
-    def _is_in(self, table: ConsumerOffsets, queue: MessageQueue) -> bool:
-        name = f"{self._reader.wire_topic(queue.topic)}@{self._group}"
-        return queue.queue_id in table.offset_table.get(name, {})
+            return ()
+        table = ConsumerOffsets.decode(whole_body(calls.require_success(answer))).offset_table
+        return table.get(f"{self._reader.wire_topic(queue.topic)}@{self._group}", {})
 
     async def commit(self, offsets: Offsets) -> Offsets:
         """Commit the group's offsets; return those that brokers accepted.
@@ -348,11 +351,29 @@ class Cluster:
         return {queue: error for queue, error in found.items() if error is not None}
 
     async def _commit_one(self, queue: MessageQueue, offset: int) -> TurbopumpError | None:
-        at = QueueOffset(offset)
+        """Commit an offset, even of a deleted topic; return the error, if any.
+
+        A broker without the topic or the group has no offset, which is equivalent to 0.
+        """
         try:
-            await offset_commit.commit(self._session, self._reader, self._group, queue, at)
+            await self._reader.commit(queue, QueueOffset(offset))
+        except NoRoute as error:
+            return error if offset else await self._reset_deleted(queue)
         except TurbopumpError as error:
-            return error
+            return None if not offset and _has_no_offset(error) else error
+        return None
+
+    async def _reset_deleted(self, queue: MessageQueue) -> TurbopumpError | None:
+        """Commit 0: a deleted topic has no route, but its broker may be available."""
+        session = self._session
+        asked = self._group, self._reader.wire_queue(queue), QueueOffset(0)
+        timeout_ms = session.config.request_timeout_ms
+        try:
+            address = await master_address(session, queue.broker)
+            # With a response, because the queue then leaves the checkpoint.
+            await calls.commit_offset(session, address, *asked, timeout_ms, is_oneway=False)
+        except TurbopumpError as error:
+            return None if _has_no_offset(error) else error
         return None
 
     # --- messages ---------------------------------------------------------------------------------
@@ -394,8 +415,8 @@ class Cluster:
         return await with_retries(call, self._options.pulling.retries, what)
 
 
-def _at(offset: int, ends: Limits) -> int:
-    return {EARLIEST_OFFSET: ends.low, LATEST_OFFSET: ends.high}.get(offset, offset)
+def _has_no_offset(error: TurbopumpError) -> bool:
+    return isinstance(error, RemoteError) and error.code in _NOTHING_KEPT
 
 
 def _joined(found: Iterable[Mapping[MessageQueue, T]]) -> dict[MessageQueue, T]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from turbopump.client.outgoing import Outgoing
 from turbopump.client.session import Session
 from turbopump.errors import AlreadyThere, NoRoute, NotThere, SparkError, TurbopumpError
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.retry import with_retries
+from turbopump.spark.reading.retry import gather_by_key, with_retries
 from turbopump.spark.records.bad_records import BadRecord, OnBadRecord
 from turbopump.spark.shared_session import shared_session
 from turbopump.wire import properties
@@ -60,13 +59,9 @@ class DeadLetterTopic:
         if self.is_of_group and self.topic not in await admin.topics.names():
             with suppress(AlreadyThere):
                 await admin.topics.create(self.topic, queues=1, brokers=[records[0].broker])
-        places = asyncio.Semaphore(_CONCURRENT_MAX)
-
-        async def one(record: BadRecord) -> None:
-            async with places:
-                await self._store(session, admin, record)
-
-        await asyncio.gather(*map(one, records))
+        await gather_by_key(
+            records, lambda record: self._store(session, admin, record), _CONCURRENT_MAX
+        )
 
     async def _store(self, session: Session, admin: Admin, record: BadRecord) -> None:
         try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import count
 
 from turbopump.client.calls import require_success
@@ -68,7 +67,7 @@ class QueryMember(ConsumerMember):
                     pulling.expression,
                     self._version_ms,
                 )
-                for topic in self._topics
+                for topic in self._topics_read()
                 for pulling in (self._pulling.of(topic),)
             ],
         )
@@ -76,7 +75,9 @@ class QueryMember(ConsumerMember):
     def reached(self, positions: Mapping[MessageQueue, int]) -> None:
         """Record the query's position and topics, for operators who ask."""
         self._positions = positions
-        self._topics = tuple(sorted({*self._topics, *(queue.topic for queue in positions)}))
+
+    def _topics_read(self) -> list[str]:
+        return sorted({*self._topics, *(queue.topic for queue in self._positions)})
 
     def progress(self, topic: str) -> Mapping[MessageQueue, int]:
         namespace = self._session.config.namespace
@@ -93,7 +94,7 @@ class QueryMember(ConsumerMember):
 
     async def _notice(self) -> None:
         try:
-            others = await other_members(self._session, self.group, self._topics)
+            others = await other_members(self._session, self.group, self._topics_read())
         except TurbopumpError as error:
             _log.info("group %s: cannot look up its other consumers: %s", self.group, error)
             return
@@ -196,7 +197,9 @@ async def join_group(
         return None
     group = with_namespace(session.config.namespace, own)
     wanted = tuple(topics)
-    pushing = await push_members(session, group, wanted, retries, without_lost=without_lost)
+    pushing = await other_members(
+        session, group, wanted, retries, that_push=True, without_lost=without_lost
+    )
     if pushing:
         raise GroupInUse(
             f"group {own!r} already has push consumers: {', '.join(pushing)}; stop them, choose "
@@ -217,55 +220,39 @@ def _own_group(options: SourceOptions) -> str | None:
     return None if options.allow_shared_group else options.group
 
 
-async def push_members(
+async def other_members(
     session: Session,
     group: str,
     topics: Iterable[str],
-    retries: int = 0,
+    retries: int = 1,
     *,
+    that_push: bool = False,
     without_lost: bool = False,
 ) -> list[str]:
-    """Return the client ids of a group's members if it is consumed by push."""
-    found = await _connections(session, group, topics, retries, without_lost=without_lost)
-    return found.members_but(session.client_id, ConsumeType.PULL)
+    """Return the client ids of a group's other members, or of those that do not pull.
 
-
-async def other_members(session: Session, group: str, topics: Iterable[str]) -> list[str]:
-    """Return the client ids of a group's other members."""
-    found = await _connections(session, group, topics, retries=1)
-    return found.members_but(session.client_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Connections:
-    """Brokers' reports of the members of a group."""
-
-    told: Collection[ConsumerConnections]
-    failures: Collection[TurbopumpError]
-    """Why other brokers did not respond."""
-
-    def members_but(self, client_id: str, kind: ConsumeType | None = None) -> list[str]:
-        """Return the client ids of all others, or of those not of a kind.
-
-        Raises failures only if no member is found: an unavailable broker does not disprove a member
-        that was found.
-        """
-        found = {
-            member.client_id
-            for each in self.told
-            if each.consume_type is not kind
-            for member in each.connection_set
-        }
-        found.discard(client_id)
-        if self.failures and not found:
-            raise next(iter(self.failures))
-        return sorted(found)
+    Raises failures only if no member is found: an unavailable broker does not disprove a member
+    that was found.
+    """
+    reports, failures = await _connections(
+        session, group, topics, retries, without_lost=without_lost
+    )
+    found = {
+        member.client_id
+        for each in reports
+        if each is not None and not (that_push and each.consume_type is ConsumeType.PULL)
+        for member in each.connection_set
+    }
+    found.discard(session.client_id)
+    if failures and not found:
+        raise failures[0]
+    return sorted(found)
 
 
 async def _connections(
-    session: Session, group: str, topics: Iterable[str], retries: int, *, without_lost: bool = False
-) -> _Connections:
-    """Ask each broker of the topics for the consumers of a group.
+    session: Session, group: str, topics: Iterable[str], retries: int, *, without_lost: bool
+) -> tuple[list[ConsumerConnections | None], list[TurbopumpError]]:
+    """Ask each broker of the topics for the consumers of a group; return errors separately.
 
     ``without_lost`` skips one that does not respond and that name servers do not know: it is gone
     for good, though the route of a topic that only it had is kept.
@@ -284,16 +271,12 @@ async def _connections(
     asked = _together(masters.values())
     found, failed = await ask(asked)
     if not (failed and without_lost):
-        return _Connections(_reported(found), failed.values())
+        return list(found.values()), list(failed.values())
     doubtful = {name: known for name, known in masters.items() if known & failed.keys()}
     listed = _together([await _masters_now(session, *each) for each in doubtful.items()])
     moved, moved_failed = await ask(listed - asked)
     away = [error for address, error in failed.items() if address in listed]
-    return _Connections(_reported({**found, **moved}), [*away, *moved_failed.values()])
-
-
-def _reported(found: Mapping[str, ConsumerConnections | None]) -> list[ConsumerConnections]:
-    return [each for each in found.values() if each is not None]
+    return [*found.values(), *moved.values()], [*away, *moved_failed.values()]
 
 
 def _together(addresses: Iterable[frozenset[str]]) -> frozenset[str]:

@@ -42,10 +42,7 @@ class MessageProbes:
         for place, error in failed.items():
             queues = first_of(tuple(places[place]))
             _log.info("%s: cannot check for a re-created topic: %s", queues, error)
-        joined: dict[MessageQueue, Mark | None] = {}
-        for each in found.values():
-            joined.update(each)
-        return joined
+        return {queue: mark for each in found.values() for queue, mark in each.items()}
 
     async def _marks(self, offsets: Offsets) -> Mapping[MessageQueue, Mark | None]:
         """Return the marks of messages of one topic on one broker."""

@@ -11,18 +11,18 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 from turbopump.clock import Clock
 from turbopump.errors import DataLost
 from turbopump.message import MessageQueue
+from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.offsets import (
     Limits,
-    Mark,
     Marks,
     Offsets,
     backlog,
+    by_place,
     first_texts,
     forward,
     losses,
@@ -34,27 +34,6 @@ from turbopump.spark.reading.positions import Earliest, OfGroup, Position
 from turbopump.spark.reading.unreadable_queues import Unreadable
 
 _log = logging.getLogger(__name__)
-
-
-class ClusterQueries(Protocol):
-    """What the planner needs of a cluster; implemented by `Cluster`."""
-
-    async def queues(self) -> tuple[MessageQueue, ...]: ...
-    async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]: ...
-    async def unreadable(
-        self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
-    ) -> dict[MessageQueue, Unreadable]: ...
-    async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
-    async def known_limits(
-        self, queues: Iterable[MessageQueue]
-    ) -> Mapping[MessageQueue, Limits]: ...
-    async def resolve(
-        self, name: str, position: Position, queues: Iterable[MessageQueue]
-    ) -> dict[MessageQueue, int]: ...
-    async def commit(self, offsets: Offsets) -> Offsets: ...
-    async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]: ...
-    async def bytes_per_row(self, offsets: Offsets) -> dict[MessageQueue, int]: ...
-    async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +71,7 @@ class MicroBatchPlanner:
 
     def __init__(
         self,
-        cluster: ClusterQueries,
+        cluster: Cluster,
         options: SourceOptions,
         clock: Clock,
         may_commit: Callable[[], bool] = lambda: True,
@@ -120,6 +99,8 @@ class MicroBatchPlanner:
         self._last_snapshot: _LastSnapshot | None = None
         self._last_chosen: tuple[Offsets, list[MessageQueue]] = {}, []
         self._all_committed: Offsets | None = None
+        self._last_moves: tuple[Offsets, Offsets, Offsets] = {}, {}, {}
+        """Start and end of the last batch, and the ends of those queues that moved."""
         self._backlog = LastResult(backlog)
         self._ends = LastResult(self._ends_to_wait_at)
         self._newest = LastResult(_newest)
@@ -141,11 +122,15 @@ class MicroBatchPlanner:
             return
         if offsets is self._all_committed and not self._left:
             return
-        wanted = {**offsets, **dict.fromkeys(self._left, 0)}
-        changed = {queue: at for queue, at in wanted.items() if self.committed.get(queue) != at}
+        before, after, changed = self._last_moves
+        if self._left or offsets is not after or before is not self._all_committed:
+            wanted = {**offsets, **dict.fromkeys(self._left, 0)}
+            committed = self.committed.get
+            changed = {queue: at for queue, at in wanted.items() if committed(queue) != at}
         accepted = await self._cluster.commit(changed) if changed else {}
         self.committed.update(accepted)
-        self._all_committed = offsets if len(accepted) == len(changed) else None
+        is_all = len(accepted) == len(changed) and not self._left
+        self._all_committed = offsets if is_all else None
 
     async def latest(
         self,
@@ -188,15 +173,14 @@ class MicroBatchPlanner:
             return end
         changed = {queue: at for queue, at in end.items() if start.get(queue) != at}
         found = await self._cluster.marks(changed) if changed else {}
-        marks = dict(self.marks)
-        for queue in chain(changed, marks.keys() - end.keys()):
-            mark = found.get(queue)
-            if mark is None:
+        known = {queue: mark for queue, mark in found.items() if mark is not None}
+        marks = {**self.marks, **known}
+        if len(known) < len(changed) or not marks.keys() <= end.keys():
+            for queue in (changed.keys() - known.keys()) | (marks.keys() - end.keys()):
                 marks.pop(queue, None)
-            else:
-                marks[queue] = mark
         self.marks = marks
         self._marked_at = end
+        self._last_moves = start, end, changed
         return end
 
     async def without_lost(
@@ -370,7 +354,8 @@ class MicroBatchPlanner:
         The group may have read a queue that was unavailable when the stream started. Offsets of a
         shared group belong to others, and those of a deleted queue say nothing of a re-created one.
         """
-        limits = await self._limits([queue for queue in queues if queue not in start])
+        new = [queue for queue in queues if queue not in start]
+        limits = await self._limits(new) if new else {}
         if not limits:
             return {}
         options = self._options
@@ -487,12 +472,11 @@ class MicroBatchPlanner:
 
 def _newest(marks: Marks) -> list[MessageQueue]:
     """Return, for each topic and broker, the queue whose mark is furthest in the log."""
-    found: dict[tuple[str, str], tuple[int, MessageQueue]] = {}
-    for queue, (_, position) in marks.items():
-        place = queue.topic, queue.broker
-        if place not in found or position > found[place][0]:
-            found[place] = position, queue
-    return [queue for _, queue in found.values()]
+    found = []
+    for queues in by_place(marks).values():
+        positions = [marks[queue][1] for queue in queues]
+        found.append(queues[positions.index(max(positions))])
+    return found
 
 
 def _in_places_of(

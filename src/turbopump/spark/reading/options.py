@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
 
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_group, check_topic, check_topic_for_sending
@@ -29,8 +31,6 @@ from turbopump.spark.option_values import (
     size_bytes,
     text_of,
 )
-from turbopump.spark.pickled_fields import restore, unpickled_by
-from turbopump.spark.reading.option_table import BATCH_ONLY, OPTIONS, STREAM_ONLY
 from turbopump.spark.reading.partition_planner import PlanLimits
 from turbopump.spark.reading.positions import (
     AtTime,
@@ -50,19 +50,30 @@ READER_GROUP = "turbopump-spark"
 
 
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern", "assign")
+BATCH_ONLY = ("endingOffsets",)
+STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "commitOffsets",
+    "idleWait",
+)
+OPTIONS = (
+    *("nameserver", "namespace", *_TOPIC_OPTIONS, "group", "allowSharedGroup"),
+    *("startingOffsets", *BATCH_ONLY, "tags", "sql", *STREAM_ONLY),
+    *("minPartitions", "maxRecordsPerPartition", "partitionPerQueue", "failOnDataLoss"),
+    *("onBadRecord", "deadLetterTopic", "pullBatchSize", "pullsInFlight", "includeProperties"),
+    *("columns", "readFrom", "requestTimeout", "retries", "discoveryInterval"),
+)
+"""The documented names of all options."""
+_QueueIds: TypeAlias = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)
+]
 _REQUEST_LEAST_MS = 100
 _INTERVAL_LEAST_MS = 100
 _IDLE_LEAST_MS = 10
 """Shorter times only load brokers and cause timeouts."""
-_FIELDS_0_1, _PUSH_FILTERS_0_1 = 15, 12
-"""Pickles of version 0.1 have this number of fields, and one that no longer exists."""
-
-
-def _restore_source(value: SourceOptions, state: Iterable[object]) -> None:
-    values = list(state)
-    if len(values) == _FIELDS_0_1:
-        del values[_PUSH_FILTERS_0_1]
-    restore(value, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,6 @@ class TriggerLimits:
     delay_max_ms: int = 900_000
 
 
-@unpickled_by(restore)
 @dataclass(frozen=True, slots=True)
 class Pulling:
     """How tasks pull messages."""
@@ -110,7 +120,6 @@ class Pulling:
         return self.tags is not None or isinstance(self.expression, Sql)
 
 
-@unpickled_by(_restore_source)
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """All options of a read, checked."""
@@ -159,7 +168,7 @@ def on_bad_record_of(options: Mapping[str, str]) -> OnBadRecord:
 
 
 def _given(options: Mapping[str, str]) -> Given:
-    return Given(options, (option.name for option in OPTIONS), FORMAT, SOURCE_HINTS)
+    return Given(options, OPTIONS, FORMAT, SOURCE_HINTS)
 
 
 def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
@@ -173,7 +182,7 @@ def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
         group=group,
         allow_shared_group=is_shared,
         start=given.find("startingOffsets", parse_position, start if group is None else OfGroup()),
-        end=_end(given),
+        end=parse_position("endingOffsets", given["endingOffsets"] or "latest"),
         pulling=_pulling(given),
         trigger=_trigger(given),
         plan=PlanLimits(
@@ -189,10 +198,6 @@ def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
         on_bad_record=_on_bad_record(given),
         dead_letter_topic=given.find("deadLetterTopic", _topic_to_send, None),
     )
-
-
-def _end(given: Given) -> Position:
-    return parse_position("endingOffsets", given["endingOffsets"] or "latest")
 
 
 def _require_consistent(given: Given, *, is_stream: bool) -> None:
@@ -308,28 +313,21 @@ def _chosen(given: Given) -> Chosen:
 
 
 def _assigned(text: str) -> list[tuple[str, str, int]]:
-    refusal = (
-        'option assign must be JSON such as {"orders": {"broker-a": [0, 1]}}, or {"orders": [0, 1]}'
-        f" with one broker, got {text!r}"
-    )
-    found: list[tuple[str, str, int]] = []
     try:
-        for topic, below in json.loads(text).items():
-            check_topic(topic)
-            for broker, numbers in ({"": below} if isinstance(below, list) else below).items():
-                _require_numbers(numbers, refusal)
-                found += [(topic, broker, number) for number in numbers]
-    except (AttributeError, TypeError, json.JSONDecodeError):
-        raise InvalidArgument(refusal) from None
+        topics = msgspec.json.decode(text, type=dict[str, _QueueIds | dict[str, _QueueIds]])
+    except msgspec.DecodeError:
+        topics = {}
+    found = []
+    for topic, below in topics.items():
+        check_topic(topic)
+        for broker, numbers in ({"": below} if isinstance(below, list) else below).items():
+            found += [(topic, broker, number) for number in numbers]
     if not found:
-        raise InvalidArgument(refusal)
+        raise InvalidArgument(
+            'option assign must be JSON such as {"orders": {"broker-a": [0, 1]}}, or {"orders": '
+            f"[0, 1]}} with one broker, got {text!r}"
+        )
     return found
-
-
-def _require_numbers(numbers: Iterable[object], refusal: str) -> None:
-    known = [type(number) is int and number >= 0 for number in numbers]
-    if not known or not all(known):
-        raise InvalidArgument(refusal)
 
 
 def _pulling(given: Given) -> Pulling:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, groupby
 
 import numpy as np
 import pyarrow as pa
 
-from turbopump.client.config import ClientConfig
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
@@ -25,7 +24,7 @@ from turbopump.spark.reading.options import Pulling, SourceOptions
 from turbopump.spark.reading.partition_planner import LastMessage, Partition, QueueRange
 from turbopump.spark.reading.retrying_pull import Chunk, RetryingPull
 from turbopump.spark.reading.topic_queries import TopicQueries
-from turbopump.spark.records.arrow_arrays import Encoded, Int64s, cells, keep_freed_memory
+from turbopump.spark.records.arrow_arrays import Int64s, keep_freed_memory, renamed
 from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.record_finder import damage_at
@@ -42,35 +41,24 @@ _FAILURES_MAX = 3
 """After this many consecutive failures of direct reads, a task stops trying them."""
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionReader:
-    """Everything that a task needs to read; a value that is sent to executors."""
+    """Reads the ranges of one task."""
 
-    client: ClientConfig
-    group: str
-    pulling: Pulling
-    columns: tuple[str, ...]
-    fail_on_data_loss: bool
-    on_bad_record: OnBadRecord = OnBadRecord.FAIL
-    dead_letters: DeadLetterTopic | None = None
-
-    @classmethod
-    def of(cls, options: SourceOptions) -> PartitionReader:
-        return cls(
-            options.client,
-            options.reader_group,
-            options.pulling,
-            options.columns,
-            options.fail_on_data_loss,
-            options.on_bad_record,
-            DeadLetterTopic.of(options),
-        )
+    def __init__(self, options: SourceOptions) -> None:
+        self.client = options.client
+        self.group = options.reader_group
+        self.pulling = options.pulling
+        self.columns = options.columns
+        self.fail_on_data_loss = options.fail_on_data_loss
+        self.on_bad_record = options.on_bad_record
+        self.dead_letters = DeadLetterTopic.of(options)
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """Read ranges of the same broker together; the connection outlives the task."""
         keep_freed_memory()
         shared = shared_session(self.client)
-        nonempty = [(each, self.pulling.of(each.topic)) for each in partition if each.rows]
+        by_topic = {topic: self.pulling.of(topic) for topic in {each.topic for each in partition}}
+        nonempty = [(each, by_topic[each.topic]) for each in partition if each.rows]
         by_broker = sorted(nonempty, key=lambda each: each[0].broker)
         with closing(self._bad_records()) as bad:
             for (_, pulling), ranges in groupby(by_broker, lambda each: (each[0].broker, each[1])):
@@ -243,11 +231,8 @@ class PartitionReader:
         if not namespace or "topic" not in self.columns:
             return batch
         place = self.columns.index("topic")
-        topics: Encoded = batch.column(place).dictionary_encode()
-        names = [without_namespace(namespace, name) for name in cells(topics.dictionary)]
-        return batch.set_column(
-            place, batch.schema.field(place), pa.array(names, pa.string()).take(topics.indices)
-        )
+        topics = renamed(batch.column(place), lambda name: without_namespace(namespace, name))
+        return batch.set_column(place, batch.schema.field(place), topics)
 
 
 def whole_run(made: RecordColumns, chunk: BufferedChunk) -> RecordRun | None:

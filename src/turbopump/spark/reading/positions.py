@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
@@ -58,6 +60,7 @@ class Explicit:
     entries: tuple[tuple[str, str, int, int | AtTime], ...]
 
 
+_Json: TypeAlias = dict[str, dict[str, int | str | dict[str, int | str]]]
 Position = Earliest | Latest | OfGroup | AtTime | Explicit
 
 _WORDS: Mapping[str, Position] = {
@@ -84,44 +87,28 @@ def parse_position(name: str, text: str) -> Position:
 
 
 def _entries(name: str, text: str) -> Iterable[tuple[str, str, int, int | AtTime]]:
-    for topic, below in _object(name, text, _parsed(name, text)).items():
-        for key, value in _object(name, text, below).items():
-            if isinstance(value, int | str):
-                yield topic, "", *_place(name, text, key, value)
-            else:
-                for queue, place in _object(name, text, value).items():
-                    yield topic, key, *_place(name, text, queue, place)
-
-
-def _parsed(name: str, text: str) -> object:
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidArgument(
-            f"option {name} must be {_FORMS}, got invalid JSON: {error}"
-        ) from None
+        topics = msgspec.json.decode(text, type=_Json)
+    except msgspec.DecodeError as error:
+        raise InvalidArgument(f"option {name} must be {_FORMS}, got {text!r}: {error}") from None
+    for topic, below in topics.items():
+        for key, value in below.items():
+            if isinstance(value, dict):
+                for queue, place in value.items():
+                    yield topic, key, *_place(name, text, queue, place)
+            else:
+                yield topic, "", *_place(name, text, key, value)
 
 
-def _object(name: str, text: str, value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"option {name} must be {_FORMS}, got {text!r}")
-    return value
-
-
-def _place(name: str, text: str, queue: str, place: object) -> tuple[int, int | AtTime]:
-    is_number = isinstance(place, int) and not isinstance(place, bool)
-    if (
-        not queue.isdecimal()
-        or not (is_number or isinstance(place, str))
-        or (is_number and int(str(place)) < EARLIEST_OFFSET)
-    ):
+def _place(name: str, text: str, queue: str, place: int | str) -> tuple[int, int | AtTime]:
+    if not queue.isdecimal() or (isinstance(place, int) and place < EARLIEST_OFFSET):
         raise InvalidArgument(
             f"option {name} must map queue numbers to offsets, 0 or more, -1 for the latest, -2 "
             f"for the earliest, or to quoted timestamps: got {queue!r} at {place!r} in {text!r}"
         )
-    if isinstance(place, str):
-        return int(queue), AtTime(timestamp_ms(name, place.strip(), _TIME_FORMS))
-    return int(queue), int(str(place))
+    if isinstance(place, int):
+        return int(queue), place
+    return int(queue), AtTime(timestamp_ms(name, place.strip(), _TIME_FORMS))
 
 
 def offsets_named(

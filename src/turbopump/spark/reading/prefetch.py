@@ -33,12 +33,17 @@ class PendingPull(Struct, frozen=True):
 
 
 class Prefetch:
-    """The requests in flight for one range, in the order of the queue."""
+    """The requests in flight for one range, in the order of the queue.
+
+    ``step`` is how far the response before ``start`` reached: the broker decides how many messages
+    it returns at a time.
+    """
 
     def __init__(
         self,
         start: int,
         end: int,
+        step: int,
         ask: Callable[[int, int], int],
         *,
         count_max: int,
@@ -54,18 +59,11 @@ class Prefetch:
         self._in_flight_max = in_flight_max
         self._is_filtered = is_filtered
         self._ask_next = start
-        self._step = 0
-        self._most = 1
         self._short: list[int] = []
+        self._expect(step)
 
     def ask(self) -> None:
         """Request the front if nothing covers it, and what follows all requests."""
-        if not self._step:
-            # The broker decides how many messages it returns at a time: see one response first.
-            if not self.asked:
-                self._ask_next = self.at
-                self.asked.append(self._ask(self.at, self.end, is_furthest=True))
-            return
         if not self.asked:
             self._ask_next = self.at
         elif self.asked[0].offset > self.at:

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.client.routes import MASTER_ID
+from turbopump.errors import WireError
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command, decode_header
-from turbopump.wire.frame_template import FrameTemplate, Numbers, VaryingFields
+from turbopump.wire.command import Command, Serialize, decode_header
 from turbopump.wire.framing import read_header
 from turbopump.wire.headers import PullMessageAnswer
 
 _SUCCESS = int(ResponseCode.SUCCESS)
 _NOTHING_MATCHED = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
-_LENGTH = struct.Struct(">i")
 _PREFIX = struct.Struct(">iI")
-_HEADER_BYTES_MAX = 0xFFFFFF
-_LAYOUTS_MAX = 256
-_MARK_BYTES = 4
-"""The encoding and the length of the header; precedes it."""
-_WITHOUT_VALUES = bytes.maketrans(b"123456789", b"0" * 9)
-"""Maps all numbers with the same count of digits to the same value."""
+_LENGTH_BYTES = 4
+_LAYOUTS_MAX = 4
 
+_VARYING = re.compile(rb'("opaque":|"(?:nextBegin|max|min)Offset":")([0-9]+)')
+"""What differs between responses: the last two while the queue is written to and cleaned up."""
+_OFFSET = rb"0|[1-9][0-9]{0,17})"
+_NUMBERS = {
+    b'"opaque":': rb"(?P<number>0|[1-9][0-9]{0,8})",
+    b'"nextBeginOffset":"': rb"(?P<next>" + _OFFSET,
+    b'"maxOffset":"': rb"(?:" + _OFFSET,
+    b'"minOffset":"': rb"(?P<min>" + _OFFSET,
+}
+_PROBES = (99999, 88888)
+"""Written in place of numbers to verify what they mean. Two, as a number that also occurs elsewhere
+may happen to have the same digits there."""
 
 _NO_MATCH_REMARK = "NO_MATCHED_MESSAGE"
 
@@ -57,35 +65,14 @@ def _place(command: Command, *, is_filtered: bool) -> PullMessageAnswer:
     return PullMessageAnswer.from_ext_fields(command.ext_fields)
 
 
-def _numbers(header: bytes) -> Numbers:
-    command = decode_header(header[_MARK_BYTES:], header[0])
-    # Unexpected responses are not learned, so they never get here.
-    place = _place(command, is_filtered=True)
-    return command.opaque, place.next_begin_offset, place.max_offset, place.min_offset
-
-
-_VARYING = VaryingFields(
-    (
-        re.compile(rb'"opaque":([0-9]+)'),
-        re.compile(rb'"nextBeginOffset":"([0-9]+)'),
-        re.compile(rb'"maxOffset":"([0-9]+)'),
-        re.compile(rb'"minOffset":"([0-9]+)'),
-    ),
-    _numbers,
-)
-"""What differs between responses: the last two while the queue is written to and cleaned up. They
-are unused, but responses that differ in them still have the same layout."""
-
-
 class PullResponseReader:
-    """Reads successive responses; a header with a known layout costs less.
+    """Reads successive responses; a header that differs from others only in numbers costs less.
 
-    Responses for many queues alternate between layouts: their offsets differ in length. With
-    ``follows_suggestions``, a response that suggests a slave is unexpected. With a filter, one
+    With ``follows_suggestions``, a response that suggests a slave is unexpected. With a filter, one
     without messages is not. ``show`` is called with every response.
     """
 
-    __slots__ = ("_follows_suggestions", "_is_filtered", "_seen", "_show", "_templates")
+    __slots__ = ("_follows_suggestions", "_is_filtered", "_layouts", "_show")
 
     def __init__(
         self,
@@ -94,32 +81,35 @@ class PullResponseReader:
         is_filtered: bool = False,
         show: Callable[[Command], None] | None = None,
     ) -> None:
-        self._templates: dict[bytes, FrameTemplate | None] = {}
-        self._seen: set[bytes] = set()
+        self._layouts: list[re.Pattern[bytes]] = []
         self._follows_suggestions = follows_suggestions
         self._is_filtered = is_filtered
         self._show = show
 
-    def row(self, data: memoryview, at: int, end: int) -> Iterator[PullResponse]:
-        """Yield consecutive responses whose headers have known layouts.
+    def row(self, data: memoryview, at: int, end: int) -> list[PullResponse]:
+        """Return consecutive responses whose headers have known layouts.
 
-        3 µs each instead of 22: at 32 messages per response, as Apache RocketMQ brokers return,
-        0.6 µs less per row; with bulk pulls of long ranges hardly anything.
+        Each takes a quarter to a third of the time of `read`, which counts for small responses.
         """
-        templates = self._templates
+        found: list[PullResponse] = []
         while end - at >= _PREFIX.size:
             frame_bytes, header_bytes = _PREFIX.unpack_from(data, at)
-            header_at, frame_end = at + _LENGTH.size, at + _LENGTH.size + frame_bytes
-            # The first byte of the header's length is its encoding.
-            body_at = at + _PREFIX.size + (header_bytes & _HEADER_BYTES_MAX)
+            # The first byte of the header's length is its encoding, 0 for JSON.
+            header_at, frame_end = at + _PREFIX.size, at + _LENGTH_BYTES + frame_bytes
+            body_at = header_at + header_bytes
             if not body_at <= frame_end <= end:
-                return
-            template = templates.get(_layout(data, header_at, body_at))
-            numbers = None if template is None else template.numbers(data, header_at)
-            if numbers is None:
-                return
-            yield PullResponse(numbers[0], numbers[1], body_at, frame_end, numbers[3])
+                break
+            same = None
+            for layout in self._layouts:
+                same = layout.fullmatch(data, header_at, body_at)
+                if same is not None:
+                    break
+            if same is None:
+                break
+            number, next_offset, min_offset = map(int, same.group("number", "next", "min"))
+            found.append(PullResponse(number, next_offset, body_at, frame_end, min_offset))
             at = frame_end
+        return found
 
     def read(self, data: memoryview, at: int, end: int) -> PullResponse | int:
         """Read any response at a position; while it is incomplete, return where it will end.
@@ -137,22 +127,36 @@ class PullResponseReader:
             raise UnexpectedResponse(
                 f"the broker suggests reading from broker id {place.suggest_which_broker_id}"
             )
-        if self._show is None:
-            self._learn(data, at + _LENGTH.size, body_at)
+        if self._show is None and command.serialize is Serialize.JSON:
+            self._learn(bytes(data[at + _PREFIX.size : body_at]))
         return PullResponse(
             command.opaque, place.next_begin_offset, body_at, frame_end, place.min_offset
         )
 
-    def _learn(self, data: memoryview, start: int, end: int) -> None:
-        """Make a template of a layout that was seen before: for others it is not worth the time."""
-        layout = _layout(data, start, end)
-        if layout not in self._seen:
-            if len(self._seen) < _LAYOUTS_MAX:
-                self._seen.add(layout)
-        elif layout not in self._templates:
-            header = bytes(data[start:end])
-            self._templates[layout] = FrameTemplate.from_sample(header, header, _VARYING)
+    def _learn(self, header: bytes) -> None:
+        parts = _VARYING.split(header)
+        del parts[2::3]
+        layout = _layout(tuple(parts))
+        if layout is not None and layout not in self._layouts:
+            self._layouts = [layout, *self._layouts][:_LAYOUTS_MAX]
 
 
-def _layout(data: memoryview, start: int, end: int) -> bytes:
-    return bytes(data[start:end]).translate(_WITHOUT_VALUES)
+@lru_cache(maxsize=64)
+def _layout(parts: tuple[bytes, ...]) -> re.Pattern[bytes] | None:
+    """Return a pattern for headers that consist of a text, the name of a number, a text, ...
+
+    None if the numbers are not read from there: names may occur twice, or be written differently.
+    """
+    if sorted(parts[1::2]) != sorted(_NUMBERS):
+        return None
+    for number in _PROBES:
+        header = b"".join(part + b"%d" % number * (at % 2) for at, part in enumerate(parts))
+        try:
+            command = decode_header(header, Serialize.JSON)
+            place = PullMessageAnswer.from_ext_fields(command.ext_fields)
+        except WireError:
+            return None
+        read = command.opaque, place.next_begin_offset, place.max_offset, place.min_offset
+        if set(read) != {number}:
+            return None
+    return re.compile(b"".join(re.escape(part) + _NUMBERS.get(part, b"") for part in parts))

@@ -56,10 +56,9 @@ class QueueDiscovery:
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         """Return the queues to read, sorted; raises NoRoute for an unknown topic."""
-        queues = await self._queues_of(await self._topics())
-        if isinstance(self._options.chosen, Assigned):
-            return assigned(self._options.chosen, queues)
-        return queues
+        found = await gather_by_key(await self._topics(), self._queues_of_topic)
+        queues, chosen = _sorted(*found.values()), self._options.chosen
+        return assigned(chosen, queues) if isinstance(chosen, Assigned) else queues
 
     async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
         """Return the queues to read of topics that are known now; log the other topics.
@@ -96,10 +95,6 @@ class QueueDiscovery:
                 return dict.fromkeys(topic for topic, _, _ in wanted)
             case _:
                 assert_never(self._options.chosen)
-
-    async def _queues_of(self, topics: Iterable[str]) -> tuple[MessageQueue, ...]:
-        found = await gather_by_key(topics, self._queues_of_topic)
-        return _sorted(*found.values())
 
     async def _queues_of_topic(self, topic: str) -> Collection[MessageQueue]:
         retries = self._options.pulling.retries

@@ -41,9 +41,10 @@ class ResponseBuffer:
         """Yield complete responses not yet read; raises WireError, UnexpectedResponse."""
         reader, data, end = self._reader, self.data, self._filled
         while True:
-            for found in reader.row(data, self._read_to, end):
-                self._read_to = found.end
-                yield found
+            row = reader.row(data, self._read_to, end)
+            if row:
+                self._read_to = row[-1].end
+                yield from row
             other = reader.read(data, self._read_to, end)
             if isinstance(other, int):
                 self._needed = other

@@ -46,20 +46,18 @@ async def with_retries(
             _log.warning("%s: %s; retrying in %g s", what, error, backoff_s(attempt))
         await asyncio.sleep(backoff_s(attempt))
         if between is not None:
-            await _ignore_failure(between)
+            try:
+                await between()
+            except TurbopumpError as error:
+                _log.info("%s; ignored before a retry", error)
     return await call()
 
 
-async def _ignore_failure(call: Callable[[], Awaitable[object]]) -> None:
-    try:
-        await call()
-    except TurbopumpError as error:
-        _log.info("%s; ignored before a retry", error)
-
-
-async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
+async def gather_by_key(
+    keys: Iterable[K], ask: Callable[[K], Awaitable[T]], in_flight_max: int = IN_FLIGHT_MAX
+) -> dict[K, T]:
     """Call ``ask`` for all keys, many concurrently; raises the first error."""
-    wanted, ask = list(keys), _limited(ask)
+    wanted, ask = list(keys), _limited(ask, in_flight_max)
     tasks = [asyncio.ensure_future(ask(key)) for key in wanted]
     try:
         return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))
@@ -73,7 +71,8 @@ async def gather_available(
 ) -> tuple[Mapping[K, T], Mapping[K, TurbopumpError]]:
     """Call ``ask`` for all keys, many concurrently; return results and retriable errors apart."""
     wanted = list(keys)
-    answers = await asyncio.gather(*map(_limited(ask), wanted), return_exceptions=True)
+    limited = _limited(ask, IN_FLIGHT_MAX)
+    answers = await asyncio.gather(*map(limited, wanted), return_exceptions=True)
     found: dict[K, T] = {}
     failed: dict[K, TurbopumpError] = {}
     for key, answer in zip(wanted, answers, strict=True):
@@ -86,8 +85,8 @@ async def gather_available(
     return found, failed
 
 
-def _limited(ask: Callable[[K], Awaitable[T]]) -> Callable[[K], Awaitable[T]]:
-    room = asyncio.Semaphore(IN_FLIGHT_MAX)
+def _limited(ask: Callable[[K], Awaitable[T]], in_flight_max: int) -> Callable[[K], Awaitable[T]]:
+    room = asyncio.Semaphore(in_flight_max)
 
     async def asked(key: K) -> T:
         async with room:

@@ -11,7 +11,6 @@ from turbopump.client.session import Session
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.group_membership import GroupJoin
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
-from turbopump.spark.reading.offsets import Marks, Offsets
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.queue_selection import Topics
 from turbopump.spark.shared_session import shared_session
@@ -29,20 +28,10 @@ class StreamDriver:
         self._cluster = Cluster(session, options)
         self._joining = GroupJoin(session, options, self._topics)
         # Before it is a member, other consumers of the group may have advanced.
-        self._following = MicroBatchPlanner(
+        self.planner = MicroBatchPlanner(
             self._cluster, options, session.clock, lambda: self._joining.has_joined
         )
         _exit_on_sigterm()
-
-    @property
-    def latest_known(self) -> Offsets:
-        """The end of each queue, as far as it is known."""
-        return self._following.latest_known
-
-    @property
-    def marks(self) -> Marks:
-        """The last messages before the offsets of the last plan."""
-        return self._following.marks
 
     def run(
         self, work: Callable[[MicroBatchPlanner], Coroutine[Any, Any, T]], *, is_first: bool = False
@@ -54,9 +43,9 @@ class StreamDriver:
 
         async def joined(_: Session) -> T:
             await self._joining.join(is_patient=is_first)
-            result = await work(self._following)
+            result = await work(self.planner)
             if self._joining.member is not None:
-                self._joining.member.reached(self._following.committed)
+                self._joining.member.reached(self.planner.committed)
             return result
 
         return self._shared.run(joined)

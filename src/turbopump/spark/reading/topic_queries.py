@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import TypeVar
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import Limits, Mark, Offsets, Place
 from turbopump.spark.reading.retry import gather_by_key
-from turbopump.wire.bodies import QueueEnds, TopicStats
+from turbopump.wire.bodies import QueueEnds, QueuePositions, TopicStats
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
 from turbopump.wire.headers import QueueEndsAnswer, QueueEndsOf, TopicName
@@ -84,24 +84,16 @@ class TopicQueries:
         known = self._known.get(place)
         if known is not None and known.ends == ends and known.queues == queues:
             return known.limits
-        limits = await self._limits(replica, ends, queues)
-        # Queues that were queried individually are queried again.
-        is_complete = all(queue.queue_id < len(ends.lows) for queue in queues)
-        self._known[place] = _Known(ends, queues if is_complete else (), limits)
+        count = len(ends.lows)
+        inside = [queue for queue in queues if queue.queue_id < count]
+        limits = _limits(ends, inside, is_certain=replica.is_master)
+        if len(inside) < len(queues):
+            # These are queried again next time.
+            missing = (queue for queue in queues if queue.queue_id >= count)
+            limits |= await gather_by_key(missing, lambda queue: self._queue(replica, queue))
+            queues = ()
+        self._known[place] = _Known(ends, queues, limits)
         return limits
-
-    async def _limits(
-        self, replica: Replica, ends: _Ends, queues: Sequence[MessageQueue]
-    ) -> Mapping[MessageQueue, Limits]:
-        lows, highs, is_master = ends.lows, ends.highs, replica.is_master
-        count = len(lows)
-        limits = {
-            queue: Limits(lows[queue.queue_id], highs[queue.queue_id], is_master)
-            for queue in queues
-            if queue.queue_id < count
-        }
-        missing = (queue for queue in queues if queue.queue_id >= count)
-        return limits | await gather_by_key(missing, lambda queue: self._queue(replica, queue))
 
     async def _queue(self, replica: Replica, queue: MessageQueue) -> Limits:
         asked = replica.address, self._reader.wire_queue(queue), self._timeout_ms
@@ -181,25 +173,23 @@ class TopicQueries:
         """Return the marks of the messages at some offsets, None where there are none."""
         found: dict[MessageQueue, Mark | None] = {}
         for place, address, part in await self._parts(offsets):
-            by_id = {queue.queue_id: at for queue, at in part.items()}
             topic = self._reader.wire_topic(place[0])
-            asked = self._session, address, topic, by_id, self._timeout_ms
+            asked = self._session, address, topic, _positions(part), self._timeout_ms
             marks = await self._bulk(address, partial(bulk_calls.message_marks, *asked))
             if marks is None:
                 return None
-            found |= {
-                queue: None if mark == _NO_MARK else mark
-                for queue, mark in zip(part, marks, strict=True)
-            }
+            pairs = zip(marks.store_timestamps, marks.positions, strict=True)
+            found.update(zip(part, pairs, strict=True))
+            if _NO_MARK[0] in marks.store_timestamps:
+                found |= {queue: None for queue in part if found[queue] == _NO_MARK}
         return found
 
     async def commit(self, offsets: Offsets) -> list[MessageQueue] | None:
         """Commit the group's offsets; return the queues that were refused."""
         refused: list[MessageQueue] = []
         for place, address, part in await self._parts(offsets, to_commit=True):
-            by_id = {queue.queue_id: at for queue, at in part.items()}
-            topic = self._reader.wire_topic(place[0])
-            asked = self._session, address, self._group, topic, by_id, self._timeout_ms
+            topic, positions = self._reader.wire_topic(place[0]), _positions(part)
+            asked = self._session, address, self._group, topic, positions, self._timeout_ms
             answer = await self._bulk(address, partial(bulk_calls.commit_offsets, *asked))
             if answer is None:
                 return None
@@ -247,6 +237,19 @@ class TopicQueries:
             _log.info("%s: no bulk requests: %s", address, error)
             self._without_bulk.add(address)
             return None
+
+
+def _limits(
+    ends: _Ends, queues: Sequence[MessageQueue], *, is_certain: bool
+) -> dict[MessageQueue, Limits]:
+    ids = [queue.queue_id for queue in queues]
+    lows, highs = map(ends.lows.__getitem__, ids), map(ends.highs.__getitem__, ids)
+    return dict(zip(queues, map(Limits, lows, highs, repeat(is_certain)), strict=False))
+
+
+def _positions(offsets: Offsets) -> QueuePositions:
+    ids = [queue.queue_id for queue in offsets]
+    return QueuePositions(queue_ids=ids, offsets=list(offsets.values()))
 
 
 def _ends(address: str, header: QueueEndsAnswer, body: QueueEnds) -> _Ends:

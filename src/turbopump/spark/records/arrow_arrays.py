@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
@@ -144,6 +145,12 @@ def cells(column: Column) -> list[Any]:
     """Return one object for each element."""
     values: list[Any] = column.to_pylist()
     return values
+
+
+def renamed(column: Column, rename: Callable[[str], str]) -> Column:
+    """Return texts changed by a function, which is called once for each distinct text."""
+    names: Encoded = column.dictionary_encode()
+    return pa.array(map(rename, cells(names.dictionary)), pa.string()).take(names.indices)
 
 
 def mask_of(column: Column) -> npt.NDArray[np.bool_]:

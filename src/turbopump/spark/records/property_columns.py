@@ -70,24 +70,24 @@ def property_columns(run: RecordRun) -> PropertyColumns:
 class _SameNames:
     """Of messages with the same names in the same order, as those of one producer."""
 
-    def __init__(self, stretches: _Stretches, values: dict[str, int]) -> None:
-        self._stretches = stretches
+    def __init__(self, parts: _TextParts, values: dict[str, int]) -> None:
+        self._parts = parts
         self._values = values
         """By name, which part of a message is its value; of a duplicate name the last."""
 
     def column(self, name: str) -> Column:
         if name not in self._values:
-            return pa.nulls(self._stretches.rows, pa.string())
-        return self._stretches.of_all([self._values[name]])
+            return pa.nulls(self._parts.rows, pa.string())
+        return self._parts.of_all([self._values[name]])
 
     def maps(self) -> Column:
-        rows = self._stretches.rows
+        rows = self._parts.rows
         firsts = offsets_of((len(self._values),), rows)
-        values = self._stretches.of_all(list(self._values.values()))
+        values = self._parts.of_all(list(self._values.values()))
         return maps(rows, firsts, repeated(tuple(self._values), rows), values)
 
 
-class _Stretches:
+class _TextParts:
     """The texts between all marks, of messages with the same number of marks."""
 
     def __init__(self, text: npt.NDArray[np.uint8], marks: Int64s, rows: int) -> None:
@@ -133,15 +133,15 @@ def _same_names(
     columns = _name_columns(closes[: each + 1].tolist())
     if columns is None or not _are_filled(marks, each, columns):
         return None
-    stretches = _Stretches(text, marks, rows)
-    names = stretches.of_all(columns)
+    parts = _TextParts(text, marks, rows)
+    names = parts.of_all(columns)
     if not _repeats(names, len(columns)):
         return None
     values: dict[str, int] = {}
     for name, at in zip(cells(names.slice(0, len(columns))), columns, strict=True):
         values.pop(name, None)
         values[name] = at + 1
-    return _SameNames(stretches, values)
+    return _SameNames(parts, values)
 
 
 def _name_columns(closes: list[bool]) -> list[int] | None:

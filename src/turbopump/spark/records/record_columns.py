@@ -24,8 +24,8 @@ from turbopump.spark.records.arrow_arrays import (
 )
 from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
 from turbopump.spark.records.property_columns import PropertyColumns, property_columns
-from turbopump.spark.records.record_finder import damage_at, find_in_spans
-from turbopump.spark.records.record_run import Hosts, RecordRun, Span
+from turbopump.spark.records.record_finder import damage_at, find_records
+from turbopump.spark.records.record_run import DAMAGED_TOPIC, Hosts, RecordRun, Span
 from turbopump.spark.records.schema import DECODE_ERROR, arrow_schema
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
@@ -60,67 +60,43 @@ class RecordColumns:
         self.bad = bad or BadRecords(OnBadRecord.FAIL)
         self.schema = arrow_schema(self.columns)
 
-    def batch(
-        self,
-        records: bytes | memoryview,
-        *,
-        broker: str,
-        start: int | None = None,
-        end: int | None = None,
-    ) -> pa.RecordBatch:
-        """Decode whole records that lie back to back, as in the response to a pull.
-
-        Messages outside the queue offsets from ``start`` to before ``end`` are dropped, and those
-        of other tags: a broker only compares hashes. Raises RecordError for malformed records;
-        other records that cannot be decoded go to ``bad``, by default also an error.
-        """
-        return self.batch_of(self.found(records, start=start, end=end), broker=broker)
-
-    def batches(
-        self,
-        records: bytes | memoryview,
-        *,
-        broker: str,
-        start: int | None = None,
-        end: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """Decode into as many batches as needed for none to be too large."""
-        return self.batches_of(self.found(records, start=start, end=end), broker=broker)
-
-    def batches_of(
-        self, run: RecordRun, *, broker: str, reason: str | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Decode records that were already found into batches that are not too large.
-
-        ``reason`` is why all of them are known to be bad.
-        """
-        return self._batches(run, broker, BATCH_BYTES, reason)
-
-    def found(
-        self,
-        records: bytes | memoryview,
-        spans: Sequence[Span] | None = None,
-        *,
-        start: int | None = None,
-        end: int | None = None,
-    ) -> RecordRun:
+    def found(self, records: bytes | memoryview, spans: Sequence[Span] | None = None) -> RecordRun:
         """Find the records of a buffer, or of parts of it; raises RecordError."""
-        run, damaged_at = find_in_spans(records, [(0, len(records))] if spans is None else spans)
+        run, damaged_at = find_records(records, spans)
         if damaged_at is not None:
             raise damage_at(records, damaged_at)
-        return _between(run, start, end)
+        return run
 
     def readable(
         self, records: bytes | memoryview, *, start: int | None = None, end: int | None = None
     ) -> tuple[RecordRun, bool]:
-        """Return the records before the first malformed one, and whether these are all."""
-        run, damaged_at = find_in_spans(records, [(0, len(records))])
+        """Return the records before the first malformed one, and whether these are all.
+
+        Only those with queue offsets from ``start`` to before ``end``.
+        """
+        run, damaged_at = find_records(records)
         return _between(run, start, end), damaged_at is None
 
-    def batch_of(self, run: RecordRun, *, broker: str) -> pa.RecordBatch:
-        """Decode records that were already found into one batch."""
-        (batch,) = self._batches(run, broker, None)
-        return batch
+    def batches_of(
+        self, run: RecordRun, *, broker: str, reason: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode records into as many batches as needed for none to be too large.
+
+        Messages of other tags are dropped: a broker only compares hashes. Records that cannot be
+        decoded go to ``bad``, by default an error; ``reason`` is why all are known to be bad.
+        """
+        wanted = self._wanted(run, broker)
+        rows = range(len(wanted.run))
+        errors = self._errors(wanted.run) if reason is None else dict.fromkeys(rows, reason)
+        for piece in self._pieces(wanted.run, errors):
+            if piece.errors:
+                self.bad.take(bad_rows(piece.run, piece.errors, broker))
+            shown = piece if self.bad.keeps_rows else piece.good()
+            # Reuse what was computed to find the matching records.
+            cells = wanted if shown.run is wanted.run else _Cells(shown.run, broker)
+            cells.piece = shown
+            arrays = [_COLUMNS[name](cells) for name in self.columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def row(self, **known: object) -> pa.RecordBatch:
         """Return a row with the known columns of a malformed record."""
@@ -128,37 +104,23 @@ class RecordColumns:
         return pa.RecordBatch.from_pylist([cells], schema=self.schema)
 
     def _wanted(self, run: RecordRun, broker: str) -> _Cells:
-        made = _Cells(run, broker)
+        cells = _Cells(run, broker)
         if self.tags is None:
-            return made
-        wanted = _is_one_of(made.property(properties.TAGS), self.tags)
-        return made if wanted.all() else _Cells(run.where(wanted), broker)
-
-    def _batches(
-        self, run: RecordRun, broker: str, bytes_max: int | None, reason: str | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        made = self._wanted(run, broker)
-        errors = self._errors(made.run) if reason is None else _all_bad(made.run, reason)
-        for piece in self._pieces(made.run, errors, bytes_max):
-            if piece.errors:
-                self.bad.take(bad_rows(piece.run, piece.errors, broker))
-            kept = piece if self.bad.keeps_rows else piece.good()
-            # Reuse what was computed to find the matching records.
-            cells = made if kept.run is made.run else _Cells(kept.run, broker)
-            cells.piece = kept
-            yield self._batch(cells)
+            return cells
+        tags = pa.array(sorted(self.tags), pa.string())
+        matches = mask_of(pc.is_in(cells.property(properties.TAGS), value_set=tags))
+        return cells if matches.all() else _Cells(run.where(matches), broker)
 
     def _errors(self, run: RecordRun) -> dict[int, str]:
         """Return which records have an invalid body or topic, and why."""
-        found = _wrong_topics(run) if "topic" in self.columns else {}
+        topics = run.damaged_topics() if "topic" in self.columns else []
+        found = dict.fromkeys(topics, DAMAGED_TOPIC)
         if self.check_bodies:
             for row in run.damaged_bodies():
                 found[row] = damage_at(run.data, int(run.starts[row])).reason
         return found
 
-    def _pieces(
-        self, run: RecordRun, errors: dict[int, str], bytes_max: int | None
-    ) -> Iterator[_Piece]:
+    def _pieces(self, run: RecordRun, errors: dict[int, str]) -> Iterator[_Piece]:
         """Split a run behind the record where its inflated bodies become too large.
 
         Plain bodies do not count: a run of them is as large as what was pulled.
@@ -168,15 +130,11 @@ class RecordColumns:
         for row, stored, flag in _compressed(run) if "body" in self.columns else ():
             bodies.append(b"" if row in errors else _inflated(row, stored, flag, errors))
             size += len(bodies[-1])
-            if bytes_max is not None and size >= bytes_max:
+            if size >= BATCH_BYTES:
                 yield _Piece.of(run, slice(begin, row + 1), bodies, errors)
                 begin, size, bodies = row + 1, 0, []
         if begin < len(run) or not begin:
             yield _Piece.of(run, slice(begin, len(run)), bodies, errors)
-
-    def _batch(self, made: _Cells) -> pa.RecordBatch:
-        arrays = [_COLUMNS[name](made) for name in self.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 class _Piece(NamedTuple):
@@ -208,10 +166,6 @@ class _Piece(NamedTuple):
             body for row, body in zip(rows, self.inflated, strict=True) if row not in self.errors
         ]
         return _Piece(self.run.where(~_mask(len(self.run), self.errors)), bodies, {})
-
-
-def _all_bad(run: RecordRun, reason: str) -> dict[int, str]:
-    return dict.fromkeys(range(len(run)), reason)
 
 
 def _mask(count: int, rows: Iterable[int]) -> npt.NDArray[np.bool_]:
@@ -247,11 +201,6 @@ def _between(run: RecordRun, start: int | None, end: int | None) -> RecordRun:
     if end is not None:
         wanted &= offsets < end
     return run if wanted.all() else run.where(wanted)
-
-
-def _is_one_of(column: Column, values: frozenset[str]) -> npt.NDArray[np.bool_]:
-    found = pc.is_in(column, value_set=pa.array(sorted(values), pa.string()))
-    return mask_of(found)
 
 
 class _Cells:
@@ -307,24 +256,6 @@ def _topics(run: RecordRun) -> Column:
     except (pa.ArrowInvalid, UnicodeDecodeError):
         names = [topic.decode("utf-8", "replace") for topic in cells(run.binary(run.topic))]
         return pa.array(names, pa.string())
-
-
-def _wrong_topics(run: RecordRun) -> dict[int, str]:
-    only = run.only_topic()
-    if only is not None and _is_utf8(only):
-        return {}
-    topics, codes = run.topics()
-    wrong = [code for code, topic in enumerate(topics) if not _is_utf8(topic)]
-    rows = np.flatnonzero(np.isin(codes, wrong)).tolist() if wrong else []
-    return dict.fromkeys(rows, "topic is not UTF-8")
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _offset_ids(run: RecordRun) -> Column:
@@ -396,27 +327,23 @@ def _inflated(row: int, stored: bytes, flag: int, errors: dict[int, str]) -> byt
         return b""
 
 
-def _brokers(made: _Cells) -> Column:
-    return repeated((made.broker,), len(made.run))
-
-
 _COLUMNS: dict[str, Callable[[_Cells], Column]] = {
-    "topic": lambda made: _topics(made.run),
-    "broker": _brokers,
-    "queueId": lambda made: pa.array(made.run.queue_ids()),
-    "queueOffset": lambda made: pa.array(made.run.queue_offsets()),
+    "topic": lambda cells: _topics(cells.run),
+    "broker": lambda cells: repeated((cells.broker,), len(cells.run)),
+    "queueId": lambda cells: pa.array(cells.run.queue_ids()),
+    "queueOffset": lambda cells: pa.array(cells.run.queue_offsets()),
     "msgId": _Cells.message_ids,
     "offsetMsgId": _Cells.offset_ids,
-    "tags": lambda made: made.property(properties.TAGS),
-    "keys": lambda made: made.property(properties.KEYS),
-    "properties": lambda made: made.properties.maps(),
+    "tags": lambda cells: cells.property(properties.TAGS),
+    "keys": lambda cells: cells.property(properties.KEYS),
+    "properties": lambda cells: cells.properties.maps(),
     "body": _Cells.bodies,
-    "bornTimestamp": lambda made: _times(made.run.born_times_ms()),
-    "storeTimestamp": lambda made: _times(made.run.store_times_ms()),
-    "bornHost": lambda made: _hosts(made.run.born_hosts(), len(made.run)),
-    "storeHost": lambda made: _hosts(made.run.store_hosts(), len(made.run)),
-    "reconsumeTimes": lambda made: pa.array(made.run.reconsume_times()),
-    "sysFlag": lambda made: pa.array(made.run.sys_flags()),
-    "size": lambda made: pa.array(made.run.sizes.astype(np.int32)),
+    "bornTimestamp": lambda cells: _times(cells.run.born_times_ms()),
+    "storeTimestamp": lambda cells: _times(cells.run.store_times_ms()),
+    "bornHost": lambda cells: _hosts(cells.run.born_hosts(), len(cells.run)),
+    "storeHost": lambda cells: _hosts(cells.run.store_hosts(), len(cells.run)),
+    "reconsumeTimes": lambda cells: pa.array(cells.run.reconsume_times()),
+    "sysFlag": lambda cells: pa.array(cells.run.sys_flags()),
+    "size": lambda cells: pa.array(cells.run.sizes.astype(np.int32)),
     DECODE_ERROR: _Cells.errors,
 }

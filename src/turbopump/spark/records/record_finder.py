@@ -23,7 +23,6 @@ from turbopump.spark.records.record_run import (
     Mask,
     RecordRun,
     Span,
-    first_of,
 )
 from turbopump.wire import sysflag
 from turbopump.wire.hashing import INT_MAX
@@ -39,21 +38,14 @@ _SIZE = struct.Struct(">i")
 _LENGTH = struct.Struct(">h")
 
 
-def find_records(data: bytes | memoryview) -> tuple[RecordRun, int]:
-    """Find records that lie back to back from the start of a buffer.
-
-    Returns them and the position behind the last intact one, which is the buffer's end unless
-    something other than a whole record lies there: `damage_at` says what.
-    """
-    run, damaged_at = find_in_spans(data, [(0, len(data))])
-    return run, len(data) if damaged_at is None else damaged_at
-
-
-def find_in_spans(data: bytes | memoryview, spans: Sequence[Span]) -> tuple[RecordRun, int | None]:
-    """Find records that lie back to back in parts of a buffer, given in its order.
+def find_records(
+    data: bytes | memoryview, spans: Sequence[Span] | None = None
+) -> tuple[RecordRun, int | None]:
+    """Find records that lie back to back in a buffer, or in parts of it, given in its order.
 
     Returns those before the first damaged one, and its position, if there is one.
     """
+    spans = [(0, len(data))] if spans is None else spans
     view = memoryview(data).cast("B") if isinstance(data, memoryview) else memoryview(data)
     if len(view) > INT_MAX:
         raise InvalidArgument(f"records must be at most {INT_MAX} bytes, got {len(view)}")
@@ -100,17 +92,17 @@ def _uniform_run(view: memoryview, spans: Sequence[Span]) -> RecordRun | None:
         return None
     # The length of the topic, the topic, and the length of the properties.
     between = read_at(view, f"V{size - left - body_end}", starts + body_end)
-    told = between[0].tobytes()
-    if not are_same(between) or _LENGTH.unpack_from(told, topic_end - body_end)[0] != left:
+    sample = between[0].tobytes()
+    if not are_same(between) or _LENGTH.unpack_from(sample, topic_end - body_end)[0] != left:
         return None
     parts = (
         FieldSpans(starts + HEAD_BYTES, body_end - HEAD_BYTES),
         FieldSpans(starts + (body_end + 1), topic_end - body_end - 1),
         FieldSpans(starts + (size - left), left),
     )
-    topic = told[1:-_PROPERTIES_LENGTH_BYTES]
+    topic = sample[1:-_PROPERTIES_LENGTH_BYTES]
     sizes = np.full(len(starts), size, np.int64)
-    return RecordRun(view, pa.py_buffer(view), starts, sizes, heads, None, parts, topic)
+    return RecordRun(view, pa.py_buffer(view), starts, sizes, heads, None, *parts, topic)
 
 
 def _common_size(view: memoryview, spans: Sequence[Span]) -> int | None:
@@ -175,9 +167,11 @@ def _checked(view: memoryview, starts: Int64s) -> tuple[RecordRun, int | None]:
 
     bad |= read_at(view, ">i2", _within(topic_end, bad)) != left
     parts = (body, FieldSpans(topic_start, topic_length), FieldSpans(properties_start, left))
-    run = RecordRun(view, pa.py_buffer(view), starts, sizes, heads, shifts, parts)
-    first = first_of(bad)
-    return (run, None) if first is None else (run.where(slice(first)), int(starts[first]))
+    run = RecordRun(view, pa.py_buffer(view), starts, sizes, heads, shifts, *parts)
+    if not bad.any():
+        return run, None
+    first = int(bad.argmax())
+    return run.where(slice(first)), int(starts[first])
 
 
 def _v6_shifts(heads: npt.NDArray[Any]) -> tuple[Int64s, Int64s] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,6 +42,7 @@ _STORE_TIME_AT = 56
 _STORE_HOST_AT = 64
 _RECONSUME_AT = 72
 
+DAMAGED_TOPIC = "topic is not UTF-8"
 _PORT_BYTES = 4
 _SMALL_BYTES = 768
 """Bodies up to this average size are copied for checking."""
@@ -48,46 +50,24 @@ _CHECKED_ROWS = 256
 _NO_ROWS: Int64s = np.empty(0, np.int64)
 
 
+@dataclass(slots=True, eq=False)
 class RecordRun:
     """Records of one buffer, in order; their parts are known to lie within them."""
 
-    __slots__ = (
-        "_bodies",
-        "_buffer",
-        "_heads",
-        "_topic",
-        "body",
-        "data",
-        "properties",
-        "sizes",
-        "starts",
-        "topic",
-        "v6_shifts",
-    )
-
-    def __init__(
-        self,
-        data: memoryview,
-        buffer: pa.Buffer,
-        starts: Int64s,
-        sizes: Int64s,
-        heads: npt.NDArray[Any],
-        v6_shifts: tuple[Int64s, Int64s] | None,
-        parts: tuple[FieldSpans, FieldSpans, FieldSpans],
-        topic: bytes | None = None,
-    ) -> None:
-        self.data = data
-        self.starts = starts
-        self.sizes = sizes
-        self.v6_shifts = v6_shifts
-        """How far IPv6 addresses shift what follows the born host and the store host; None if all
-        are IPv4."""
-        self.body, self.topic, self.properties = parts
-        self._buffer = buffer
-        self._heads = heads
-        self._topic = topic
-        """The topic of all records, if known."""
-        self._bodies: Column | None = None
+    data: memoryview
+    _buffer: pa.Buffer
+    starts: Int64s
+    sizes: Int64s
+    _heads: npt.NDArray[Any]
+    v6_shifts: tuple[Int64s, Int64s] | None
+    """How far IPv6 addresses shift what follows the born host and the store host; None if all are
+    IPv4."""
+    body: FieldSpans
+    topic: FieldSpans
+    properties: FieldSpans
+    _topic: bytes | None = None
+    """The topic of all records, if known."""
+    _bodies: Column | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -102,7 +82,9 @@ class RecordRun:
             self.sizes[wanted],
             self._heads[wanted],
             None if shifts is None else (shifts[0][wanted], shifts[1][wanted]),
-            (self.body.where(wanted), self.topic.where(wanted), self.properties.where(wanted)),
+            self.body.where(wanted),
+            self.topic.where(wanted),
+            self.properties.where(wanted),
             self._topic,
         )
 
@@ -209,6 +191,15 @@ class RecordRun:
         found = self.binary(self.topic).dictionary_encode()
         return cells(found.dictionary), found.indices.to_numpy()
 
+    def damaged_topics(self) -> list[int]:
+        """Return the records whose topics are not UTF-8."""
+        only = self.only_topic()
+        if only is not None and _is_utf8(only):
+            return []
+        topics, codes = self.topics()
+        wrong = [code for code, topic in enumerate(topics) if not _is_utf8(topic)]
+        return np.flatnonzero(np.isin(codes, wrong)).tolist() if wrong else []
+
     def damaged_bodies(self) -> list[int]:
         """Return the records whose bodies do not match their checksums."""
         # Same as `body_crc`, without a call per message.
@@ -236,15 +227,13 @@ class RecordRun:
             yield [view[start:end] for start, end in spans]
 
 
+@dataclass(slots=True, eq=False)
 class FieldSpans:
     """One range of bytes for each record."""
 
-    __slots__ = ("length", "start")
-
-    def __init__(self, start: Int64s, length: Int64s | int) -> None:
-        self.start = start
-        self.length = length
-        """The length of each, or of all."""
+    start: Int64s
+    length: Int64s | int
+    """The length of each, or of all."""
 
     @property
     def end(self) -> Int64s:
@@ -284,6 +273,9 @@ def _few(values: npt.NDArray[Any]) -> Hosts:
     return [value.tobytes() for value in found.dictionary.to_numpy()], found.indices
 
 
-def first_of(mask: Mask) -> int | None:
-    """Return the first marked row."""
-    return int(mask.argmax()) if mask.any() else None
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

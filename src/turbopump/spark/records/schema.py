@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
@@ -49,6 +50,13 @@ _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
 DECODE_ERROR = "decodeError"
 """Why a record could not be decoded; only present on request."""
 
+_REPORTED = {
+    "string": _STRING,
+    "int": _INT,
+    "long": _LONG,
+    "boolean": (BooleanType(), pa.bool_()),
+}
+
 KNOWN_COLUMNS: tuple[str, ...] = tuple(_TYPES)
 COLUMNS: tuple[str, ...] = tuple(name for name in _TYPES if name != DECODE_ERROR)
 """The columns of messages, and of reads that select none."""
@@ -62,6 +70,15 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     """Return the schema of the batches that a source yields; equal to what Spark expects."""
     return pa.schema([pa.field(name, _TYPES[name][1]) for name in columns])
+
+
+def report_schemas(text: str) -> tuple[StructType, pa.Schema]:
+    """Return the schema of rows that tasks report, such as ``topic string, rows long``."""
+    columns = [(name, *_REPORTED[kind]) for name, kind in map(str.split, text.split(","))]
+    return (
+        StructType([StructField(name, kind) for name, kind, _ in columns]),
+        pa.schema([pa.field(name, kind) for name, _, kind in columns]),
+    )
 
 
 def chosen_columns(text: str | None, *, with_errors: bool = False) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from turbopump.client.calls import SendStatus, send_command, stored
+from turbopump.client.calls import send_command, stored
 from turbopump.client.names import with_namespace
 from turbopump.client.queue_choice import QueueChoice
 from turbopump.clock import Clock
@@ -91,7 +91,7 @@ class BlockingSender:
     def finish(self) -> None:
         """Wait until all rows are stored; raises if a send has finally failed."""
         while self._unanswered:
-            self._hear()
+            self._receive()
         if self._failed:
             failed, self._failed = self._failed, []
             failed.sort(key=lambda each: each.send.rows[0])
@@ -126,7 +126,7 @@ class BlockingSender:
     def _make_room(self, destination: Destination) -> None:
         """Wait for room, and for the previous send to the same ordered queue."""
         while len(self._unanswered) >= self._sending.window.size or self._is_busy(destination):
-            self._hear()
+            self._receive()
 
     def _is_busy(self, destination: Destination) -> bool:
         if not isinstance(destination, MessageQueue):
@@ -141,16 +141,13 @@ class BlockingSender:
             else self._next_queue(targets.queues[destination])
         )
         cuts = self._sending.window.cuts
+        connection = None
         try:
             command = self._command(send, queue)
             connection = self._connection(queue.broker, targets.addresses)
-        except (InvalidArgument, NetworkError, NoRoute) as error:
-            self._note_failure(send, queue, error, cuts)
-            return
-        try:
             number = connection.send(command, self._options.send_timeout_ms)
-        except (InvalidArgument, NetworkError) as error:
-            if isinstance(error, NetworkError):
+        except (InvalidArgument, NetworkError, NoRoute) as error:
+            if connection is not None and isinstance(error, NetworkError):
                 self._give_up(connection, error)
             self._note_failure(send, queue, error, cuts)
         else:
@@ -172,28 +169,25 @@ class BlockingSender:
             raise NoRoute(f"no name server knows a master of broker {broker!r}")
         found = self._connections.get(address)
         if found is not None:
-            if self._is_waited_for(found) or found.is_usable():
+            if any(found is waiting for waiting, _ in self._unanswered) or found.is_usable():
                 return found
             found.close()
         made = self._connections[address] = self._pool.take(address)
         return made
 
-    def _is_waited_for(self, connection: BlockingConnection) -> bool:
-        return any(connection is other for other, _ in self._unanswered)
-
     # --- answers ----------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Wait for responses and process them, or their timeout."""
         connections = {connection for connection, _ in self._unanswered}
         # The arrival time of responses that arrived unobserved is unknown.
-        heard, is_timed = readable(connections, 0), False
-        if not heard:
+        ready, is_timed = readable(connections, 0), False
+        if not ready:
             first_ms = min(each.start_ms for each in self._unanswered.values())
             end_ms = first_ms + self._options.send_timeout_ms
             left_ms = max(0, end_ms - self._clock.monotonic_ms())
-            heard, is_timed = readable(connections, left_ms), True
-        for connection in heard:
+            ready, is_timed = readable(connections, left_ms), True
+        for connection in ready:
             try:
                 answers = connection.responses()
             except NetworkError as error:
@@ -201,7 +195,7 @@ class BlockingSender:
             else:
                 for answer in answers:
                     self._answered((connection, answer.opaque), answer, is_timed=is_timed)
-        if not heard:
+        if not ready:
             self._note_late()
 
     def _answered(self, number: _Number, answer: Command, *, is_timed: bool) -> None:
@@ -216,7 +210,7 @@ class BlockingSender:
             return
         elapsed_ms = self._clock.monotonic_ms() - noted.start_ms
         self._sending.window.answered(elapsed_ms if is_timed else None)
-        if status is SendStatus.OK or not self._options.retry_unless_ok:
+        if self._sending.is_stored(status):
             self._sending.counts.add(noted.send)
         else:
             self._failed.append(UnfinishedSend(noted.send, noted.queue, status))

@@ -107,12 +107,8 @@ class TaskWrite:
         if self._survey is not None:
             return self._survey.ends.get(broker, 0)
         group = Messages(self._session, self._options, _hint_group(self._origin.query))
-        return (
-            await with_retries(
-                lambda: group.queues.committed(marks_queue(broker)), self._options.retries, broker
-            )
-            or 0
-        )
+        queue, retries = marks_queue(broker), self._options.retries
+        return await with_retries(lambda: group.queues.committed(queue), retries, broker) or 0
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -169,8 +165,6 @@ async def finish(
 
     Both only save work: a failure is logged.
     """
-    if not begun:
-        return
     origin = begun[0].origin
     firsts: dict[str, int] = {}
     for each in begun:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from turbopump.client.config import NAMESERVER_VARIABLE, ClientConfig
 from turbopump.client.names import check_group, check_topic_for_sending, with_namespace
 from turbopump.client.outgoing import MessageRules
 from turbopump.client.producer_config import ProducerConfig
 from turbopump.errors import InvalidArgument
-from turbopump.net.limits import require_at_least
-from turbopump.settings import configured, keys_of
+from turbopump.settings import check_settings, configured, described, keys_of, setting
 from turbopump.spark.option_hints import SINK_HINTS
 from turbopump.spark.option_values import duration_ms, size_bytes, with_hint
-from turbopump.spark.pickled_fields import restore, unpickled_by
 from turbopump.wire.sysflag import Compression
 
 _OF_SPARK = frozenset({"checkpointlocation", "path", "queryname", "outputmode", "trigger"})
@@ -24,7 +22,7 @@ _OF_SPARK = frozenset({"checkpointlocation", "path", "queryname", "outputmode", 
 _COMPRESSIONS = {one.name.lower(): one for one in Compression}
 _CHOICES = {
     "stamp": ("true", "property", "false"),
-    "reserved_properties": ("fail", "drop"),
+    "reservedProperties": ("fail", "drop"),
     "compression": (*_COMPRESSIONS, "none"),
 }
 _WITH_UNITS = {
@@ -35,20 +33,10 @@ _WITH_UNITS = {
 }
 """Options with units as in the source, such as ``1m`` and ``5s``."""
 
-_LEAST = {
-    "batch_size": 1,
-    "batch_bytes": 1,
-    "max_in_flight": 1,
-    "send_timeout_ms": 1,
-    "retries": 0,
-    "compress_from_bytes": 1,
-    "body_bytes_max": 1,
-}
 _MOST = 2**31 - 1
 """For all numbers: the longest wait of one system call in ms, and the maximum frame size."""
 
 
-@unpickled_by(restore)
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """How rows are sent; sent to the executors with the writer."""
@@ -61,32 +49,32 @@ class SinkOptions:
     """The topic of all rows, overriding their column ``topic``."""
 
     group: str = "spark-sink"
-    batch_size: int = 2000
+    batch_size: int = setting("batchSize", 2000, 1, _MOST)
     """Maximum messages per batch; those of one topic form one unless delayed or compressed."""
 
-    batch_bytes: int = 1024 * 1024
+    batch_bytes: int = setting("batchBytes", 1024 * 1024, 1, _MOST)
     """Maximum bytes per batch, if ``body_bytes_max`` is not less."""
 
-    max_in_flight: int = 8
+    max_in_flight: int = setting("maxInFlight", 8, 1, _MOST)
     """Sends of a task without a response yet, each of a message or a batch; further ones wait.
 
     A broker refuses what has waited for 200 ms, so more would not be faster.
     """
 
-    send_timeout_ms: int = 3000
+    send_timeout_ms: int = setting("sendTimeoutMs", 3000, 1, _MOST)
     """For each attempt."""
 
-    retries: int = 10
+    retries: int = setting("retries", 10, 0, _MOST)
     """Retries of a send after a transient error, with growing pauses between them."""
 
     retry_unless_ok: bool = False
     """Whether to also retry when it was stored, but not flushed or copied in time."""
 
     compression: str = "zlib"
-    compress_from_bytes: int = 4096
+    compress_from_bytes: int = setting("compressFromBytes", 4096, 1, _MOST)
     """Bodies of at least this size are compressed, and not put into batches."""
 
-    body_bytes_max: int = 4 * 1024 * 1024
+    body_bytes_max: int = setting("bodyBytesMax", 4 * 1024 * 1024, 1, _MOST)
     stamp: str = "true"
     """Whether messages name the row they come from: as property and key, property, or not."""
 
@@ -100,25 +88,19 @@ class SinkOptions:
     """Whether rows stored by an earlier attempt of the same write are skipped."""
 
     def __post_init__(self) -> None:
-        keys = dict(zip((field.name for field in fields(self)), OPTIONS, strict=True))
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                guess = with_hint(str(value), {each: each for each in allowed}, {})
-                raise InvalidArgument(
-                    f"{keys[name]} must be one of {', '.join(allowed)}, got {guess}"
-                )
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            require_at_least(keys[name], value, least)
-            if value > _MOST:
-                raise InvalidArgument(f"{keys[name]} must be at most {_MOST}, got {value}")
+        texts = described(self)
+        for key, allowed in _CHOICES.items():
+            if texts[key] not in allowed:
+                guess = with_hint(texts[key], {each: each for each in allowed}, {})
+                raise InvalidArgument(f"{key} must be one of {', '.join(allowed)}, got {guess}")
+        check_settings(self)
         self.client()
         check_group(self.group)
         if self.topic is not None:
             check_topic_for_sending(with_namespace(self.namespace, self.topic))
-        if self.write_id is not None:
-            _check_write_id(self.write_id)
+        text = self.write_id
+        if text == "" or any(mark.isspace() or not mark.isprintable() for mark in text or ""):
+            raise InvalidArgument(f"writeId must be text without whitespace, got {text!r}")
         if self.idempotent:
             self._check_idempotent()
 
@@ -134,7 +116,7 @@ class SinkOptions:
             )
         if self.retry_unless_ok:
             raise InvalidArgument(
-                "idempotent and retryUnlessOk exclude each other: the one never sends again what "
+                "idempotent and retryUnlessOk are mutually exclusive: the one never resends what "
                 "may be stored, the other does"
             )
 
@@ -194,11 +176,6 @@ OPTIONS: tuple[str, ...] = tuple(keys_of(SinkOptions))
 
 def _refusal(problems: Sequence[str]) -> InvalidArgument:
     return InvalidArgument(f"invalid options of the rocketmq sink: {'; '.join(problems)}")
-
-
-def _check_write_id(text: str) -> None:
-    if not text or any(mark.isspace() or not mark.isprintable() for mark in text):
-        raise InvalidArgument(f"writeId must be text without whitespace, got {text!r}")
 
 
 def _plain_texts(given: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:

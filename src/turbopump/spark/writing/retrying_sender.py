@@ -1,4 +1,4 @@
-"""Sends the rows of a task through the session, with retries; in order where rows require it."""
+"""Retries the sends that `BlockingSender` could not complete, through the session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from turbopump.client.outgoing import (
 )
 from turbopump.client.producer import Producer
 from turbopump.client.queue_choice import QueueChoice
-from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.send_retries import RETRIED_CODES, is_refusal
 from turbopump.client.session import Session
 from turbopump.clock import Clock
@@ -48,10 +47,12 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_MS = 100
 _LONGEST_PAUSE_MS = 2000
 
-Passing = NetworkError | NoRoute | RemoteError
+Transient = NetworkError | NoRoute | RemoteError
 """Errors that a retry, later or on another broker, may fix."""
 
-Refused = Passing | InvalidArgument
+Refused = Transient | InvalidArgument
+Attempt = Refused | SendStatus
+"""The result of one attempt: an error, or how safely the send was stored."""
 
 _LOOKED_UP = "; whether it was stored is looked up when Spark retries the task"
 
@@ -90,13 +91,7 @@ class UnfinishedSend:
 
     send: Send | EncodedSend
     queue: MessageQueue
-    outcome: Refused | SendStatus
-
-    def status(self) -> SendStatus:
-        """Return the status of the first attempt, or raise its error."""
-        if isinstance(self.outcome, SendStatus):
-            return self.outcome
-        raise self.outcome
+    outcome: Attempt
 
 
 class RetryBudget:
@@ -110,7 +105,7 @@ class RetryBudget:
         self._clock = clock
         self._refused_until_ms = clock.monotonic_ms() + options.send_timeout_ms
 
-    def allows(self, error: Passing | None = None) -> bool:
+    def allows(self, error: Transient | None = None) -> bool:
         """Record a failed attempt; return whether to retry."""
         is_refused = error is not None and is_refusal(error)
         if is_refused and self._clock.monotonic_ms() < self._refused_until_ms:
@@ -120,11 +115,7 @@ class RetryBudget:
 
 
 class RetryingSender:
-    """Sends the rows of one task; belongs to the event loop of its session.
-
-    Sends to a queue that rows asked for are sequential, so that retries keep the order. All others
-    are concurrent.
-    """
+    """Retries the sends of one task; belongs to the event loop of its session."""
 
     def __init__(self, session: Session, options: SinkOptions, partition: int) -> None:
         self.counts = SendCounts()
@@ -139,11 +130,7 @@ class RetryingSender:
         bytes_max = min(options.batch_bytes, rules.body_bytes_max)
         self.cuts = BatchLimits(options.batch_size, bytes_max, rules.compress_from_bytes)
         self._choice = QueueChoice(session.random)
-        self._places = asyncio.Semaphore(options.max_in_flight)
         self.window = SendWindow(options.max_in_flight)
-        self._running: set[asyncio.Task[None]] = set()
-        self._last_of_queue: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._failure: BaseException | None = None
         self.lease: WriteLease | None = None
         """Of an idempotent write: without it nothing is sent."""
 
@@ -164,97 +151,59 @@ class RetryingSender:
         return Targets(queues, masters)
 
     async def retry(self, tried: Iterable[UnfinishedSend]) -> None:
-        """Retry sends that `BlockingSender` could not complete, and wait; raises as `finish`."""
-        for each in tried:
-            await self.begin(each.send, each)
-        await self.finish()
+        """Retry sends concurrently until all are stored; raises the first failure.
 
-    async def begin(self, send: Send | EncodedSend, tried: UnfinishedSend | None = None) -> None:
-        """Start a send when there is room for it; ``tried`` is its first attempt, if any."""
-        await self._places.acquire()
-        self._raise_failure()
-        if isinstance(send.destination, MessageQueue):
-            before = self._last_of_queue.get(send.destination)
-            task = asyncio.create_task(self._in_turn(send, tried, before))
-            self._last_of_queue[send.destination] = task
-        else:
-            task = asyncio.create_task(self._deliver(send, tried))
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-
-    async def finish(self) -> SendCounts:
-        """Wait until all rows are stored; raises if any send has failed."""
-        await asyncio.gather(*self._running, return_exceptions=True)
-        self._raise_failure()
-        return self.counts
+        Of sends to a queue that rows asked for, at most one is unfinished, so order is kept.
+        """
+        tasks = [asyncio.create_task(self._deliver(each)) for each in tried]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            # After a failure the task fails anyway: further sends would only become duplicates.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Abandon pending sends and close the producer."""
-        self._give_up()
-        await asyncio.gather(*self._running, return_exceptions=True)
         await self.producer.close()
 
     # --- internals --------------------------------------------------------------------------------
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._places.release()
-        if not task.cancelled() and self._failure is None:
-            self._failure = task.exception()
-            if self._failure is not None:
-                # The task fails anyway: further sends would only become duplicates.
-                self._give_up()
-
-    def _give_up(self) -> None:
-        for task in self._running:
-            task.cancel()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    async def _in_turn(
-        self,
-        send: Send | EncodedSend,
-        tried: UnfinishedSend | None,
-        before: asyncio.Task[None] | None,
-    ) -> None:
-        if before is not None:
-            await before
-        await self._deliver(send, tried)
-
-    async def _deliver(self, send: Send | EncodedSend, tried: UnfinishedSend | None) -> None:
+    async def _deliver(self, tried: UnfinishedSend) -> None:
         """Send until it is stored; raises SparkError with the last error."""
-        queue: MessageQueue | None = None if tried is None else tried.queue
+        send, queue, outcome = tried.send, tried.queue, tried.outcome
         refused: set[str] = set()
         budget = RetryBudget(self._options, self._session.clock)
         for pauses in itertools.count():
-            try:
-                if tried is not None:
-                    first, tried = tried, None
-                    status = first.status()
-                else:
-                    queue = await self._next_queue(send, queue)
-                    status = (await self._send(send, queue)).status
-            except InvalidArgument as error:
-                raise self._blamed(send, error) from error
-            except (NetworkError, NoRoute, RemoteError) as error:
-                if queue is not None:
-                    refused.add(queue.broker)
-                if not self._is_worth_a_try(send, error, refused) or not budget.allows(error):
-                    looked_up = _LOOKED_UP if self._must_be_looked_up(error) else ""
-                    raise self._failed(send, queue, f"{error}{looked_up}") from error
-                why = str(error)
-            else:
-                if status is SendStatus.OK or not self._options.retry_unless_ok:
-                    break
-                why = f"stored, but {status.name}"
+            if self.is_stored(outcome):
+                break
+            if isinstance(outcome, InvalidArgument):
+                raise self._blamed(send, outcome) from outcome
+            if isinstance(outcome, SendStatus):
+                why = f"stored, but {outcome.name}"
                 if not budget.allows():
                     raise self._failed(send, queue, why)
+            else:
+                refused.add(queue.broker)
+                if not self._is_retriable(send, outcome, refused) or not budget.allows(outcome):
+                    looked_up = _LOOKED_UP if self._must_be_looked_up(outcome) else ""
+                    raise self._failed(send, queue, f"{outcome}{looked_up}") from outcome
+                why = str(outcome)
             await self._pause(send, why, pauses)
+            try:
+                queue = await self._next_queue(send, queue)
+                outcome = await self._send(send, queue)
+            except (InvalidArgument, NetworkError, NoRoute, RemoteError) as error:
+                outcome = error
         self.counts.add(send)
 
-    async def _send(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:
+    def is_stored(self, outcome: Attempt) -> bool:
+        """Whether an attempt stored its messages as safely as the options ask for."""
+        if isinstance(outcome, SendStatus):
+            return outcome is SendStatus.OK or not self._options.retry_unless_ok
+        return False
+
+    async def _send(self, send: Send | EncodedSend, queue: MessageQueue) -> SendStatus:
         clock = self._session.clock
         async with self.window.place() as cuts:
             start_ms = clock.monotonic_ms()
@@ -266,7 +215,7 @@ class RetryingSender:
                     self.window.busy(cuts)
                 raise
             self.window.answered(clock.monotonic_ms() - start_ms)
-            return receipt
+            return receipt.status
 
     def outgoing(self, send: Send | EncodedSend) -> Outgoing:
         """Return a send as brokers receive it; raises InvalidArgument."""
@@ -278,16 +227,14 @@ class RetryingSender:
             return outgoing(send.messages[0], self._ids.next(), rules, namespace)
         return outgoing_batch(send.messages, self._ids.many(len(send.messages)), rules, namespace)
 
-    async def _next_queue(
-        self, send: Send | EncodedSend, failed: MessageQueue | None
-    ) -> MessageQueue:
+    async def _next_queue(self, send: Send | EncodedSend, failed: MessageQueue) -> MessageQueue:
         if isinstance(send.destination, MessageQueue):
             return send.destination
-        queues = await self.producer.queues(topic_of(send.destination))
+        queues = await self.producer.queues(send.destination)
         now_ms = self._session.clock.monotonic_ms()
-        return self._choice.next(queues, () if failed is None else {failed.broker}, now_ms)
+        return self._choice.next(queues, {failed.broker}, now_ms)
 
-    def _must_be_looked_up(self, error: Passing) -> bool:
+    def _must_be_looked_up(self, error: Transient) -> bool:
         """Whether an idempotent write does not know if a send was stored."""
         if self.lease is None:
             return False
@@ -295,14 +242,14 @@ class RetryingSender:
             return error.code == ResponseCode.SYSTEM_ERROR
         return not is_refusal(error)
 
-    def _is_worth_a_try(self, send: Send | EncodedSend, error: Passing, refused: set[str]) -> bool:
+    def _is_retriable(self, send: Send | EncodedSend, error: Transient, refused: set[str]) -> bool:
         if self._must_be_looked_up(error):
             return False
         if error.retriable:
             return True
         if isinstance(send.destination, MessageQueue) or not isinstance(error, RemoteError):
             return False
-        route = self._session.cached_route(self._known_as(topic_of(send.destination)))
+        route = self._session.cached_route(self._wire_topic(topic_of(send.destination)))
         others = route is not None and {queue.broker for queue in route.writable} - refused
         return bool(others) and error.code in RETRIED_CODES
 
@@ -315,7 +262,7 @@ class RetryingSender:
         _log.info("%s: %s; retrying in %d ms", self._named(send), why, pause_ms)
         await asyncio.sleep(pause_ms / 1000)
         try:
-            await self._session.refresh_route(self._known_as(topic_of(send.destination)))
+            await self._session.refresh_route(self._wire_topic(topic_of(send.destination)))
         except TurbopumpError as error:
             _log.info("cannot refresh the route of topic %s: %s", topic_of(send.destination), error)
 
@@ -326,7 +273,7 @@ class RetryingSender:
         row = rows.first_row + rows.topics.index(topic)
         send = Send(topic, (), [row])
         try:
-            check_topic_for_sending(self._known_as(topic))
+            check_topic_for_sending(self._wire_topic(topic))
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"row {row} of partition {self.partition}, column topic: {error}"
@@ -357,10 +304,9 @@ class RetryingSender:
 
     def _blamed(self, send: Send | EncodedSend, error: InvalidArgument) -> InvalidArgument:
         """Return the error with the row and column that caused it."""
-        if isinstance(send, EncodedSend):
-            # Its rows have passed all checks: the error is about the batch.
-            return InvalidArgument(f"{self._named(send)}: {error}")
-        for row, message in zip(send.rows, send.messages, strict=True):
+        # Encoded rows have passed all checks: the error is about their batch.
+        messages = () if isinstance(send, EncodedSend) else send.messages
+        for row, message in zip(send.rows, messages, strict=False):
             column = wrong_column(message, self._rules, self._options.namespace)
             if column is not None:
                 return InvalidArgument(
@@ -368,13 +314,11 @@ class RetryingSender:
                 )
         return InvalidArgument(f"{self._named(send)}: {error}")
 
-    def _known_as(self, topic: str) -> str:
+    def _wire_topic(self, topic: str) -> str:
         return with_namespace(self._options.namespace, topic)
 
 
-def wrong_column(
-    message: Message, rules: MessageRules, namespace: str = ""
-) -> tuple[str, str] | None:
+def wrong_column(message: Message, rules: MessageRules, namespace: str) -> tuple[str, str] | None:
     """Return the invalid column of a message and the error, None if all are valid."""
     topic, body = message.topic, b"-"
     parts = {

@@ -17,7 +17,7 @@ from turbopump.errors import InvalidArgument
 from turbopump.message import Message
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.sink_columns import SinkColumns
-from turbopump.wire import properties as wire_properties
+from turbopump.wire.properties import RESERVED
 
 STAMP_PROPERTY = "SPARK_ROW"
 """Which row of which write a message comes from: ``query/batch/partition/row``."""
@@ -131,9 +131,9 @@ class RowConverter:
             if not self._is_stamped:
                 return repeat({})
             return ({STAMP_PROPERTY: stamp} for stamp in self._origin.stamps(first_row))
-        own = [dict(pairs) if pairs else {} for pairs in given]
+        own = [dict(pairs or ()) for pairs in given]
         if self._drops_reserved:
-            own = [_without_reserved(one) for one in own]
+            own = [{k: v for k, v in one.items() if k not in RESERVED} for one in own]
         if self._is_stamped:
             self._add_stamps(own, first_row)
         return own
@@ -152,7 +152,3 @@ class RowConverter:
     def place(self, row: int, column: str) -> str:
         """Return the name of a cell in errors."""
         return f"row {row} of partition {self._origin.partition}, column {column}"
-
-
-def _without_reserved(own: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in own.items() if name not in wire_properties.RESERVED}

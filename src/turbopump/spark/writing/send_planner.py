@@ -195,13 +195,8 @@ def _together(messages: Sequence[Message], cuts: BatchLimits) -> Iterator[list[M
     batch: list[Message] = []
     batch_bytes = 0
     for message in messages:
-        if _goes_alone(message, cuts):
-            if batch:
-                yield batch
-            yield [message]
-            batch, batch_bytes = [], 0
-            continue
-        size = _size_bytes(message)
+        # A message that is sent alone fills a batch.
+        size = cuts.bytes_max + 1 if _goes_alone(message, cuts) else _size_bytes(message)
         if batch and (batch_bytes + size > cuts.bytes_max or len(batch) >= cuts.messages_max):
             yield batch
             batch, batch_bytes = [], 0

@@ -23,8 +23,9 @@ class SendWindow:
     def __init__(self, most: int) -> None:
         self.most = most
         self._size = max(1.0, most / 2)
+        self.cuts = 0
+        """The argument of `busy` for a send that starts now."""
         self._active = 0
-        self._cuts = 0
         self._changed = asyncio.Event()
         self._fastest_ms: int | None = None
 
@@ -41,15 +42,10 @@ class SendWindow:
             await self._changed.wait()
         self._active += 1
         try:
-            yield self._cuts
+            yield self.cuts
         finally:
             self._active -= 1
             self._changed.set()
-
-    @property
-    def cuts(self) -> int:
-        """The argument of `busy` for a send that starts now."""
-        return self._cuts
 
     def answered(self, elapsed_ms: int | None) -> None:
         """Record a success, with its duration if known."""
@@ -64,6 +60,6 @@ class SendWindow:
 
     def busy(self, cuts: int) -> None:
         """Record a refusal; sends from before the last cut do not count again."""
-        if cuts == self._cuts:
-            self._cuts += 1
+        if cuts == self.cuts:
+            self.cuts += 1
             self._size = max(1.0, self._size / 2)

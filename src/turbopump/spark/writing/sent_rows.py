@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from turbopump.errors import SparkError
-from turbopump.message import Message
 from turbopump.spark.writing.row_converter import STAMP_PROPERTY, ConvertedRows, Origin
 from turbopump.wire.record import MessageView
 
@@ -44,7 +43,8 @@ class SentRows:
     def require_same(self, rows: ConvertedRows) -> None:
         """Compare rows with the stored ones of the same number; raises SparkError."""
         for row, message in enumerate(rows.messages, rows.first_row):
-            if self._digests.get(row, found := _digest_of(message)) != found:
+            found = _digest(message.body, message.tags, message.keys)
+            if self._digests.get(row, found) != found:
                 raise SparkError(
                     f"row {row} of {self._task} differs from the row that an earlier attempt "
                     f"stored under this number; {_DETERMINISTIC}"
@@ -69,10 +69,6 @@ _DETERMINISTIC = (
     "an idempotent write needs the same rows in the same order and partitions each time: sort "
     "within partitions by a unique column, or set idempotent to false for this run"
 )
-
-
-def _digest_of(message: Message) -> int:
-    return _digest(message.body, message.tags, message.keys)
 
 
 def _digest(body: bytes, tags: str | None, keys: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyspark.sql.types import StructType
 
@@ -29,43 +29,46 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """The columns that a sink knows, with their valid types."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkColumns:
-    """The columns of rows to send, without those that are null in every row."""
-
-    names: frozenset[str]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
+SinkColumns: TypeAlias = frozenset[str]
+"""The columns of rows to send, without those that are null in every row."""
 
 
 def sink_columns(schema: StructType, options: SinkOptions) -> SinkColumns:
     """Return the columns to convert; raises InvalidArgument that lists all errors."""
-    types = {field.name: _type_name(field.dataType.simpleString()) for field in schema.fields}
+    # A collation only affects comparisons; the text is the same.
+    types = {
+        field.name: field.dataType.simpleString().partition(" collate ")[0]
+        for field in schema.fields
+    }
     present = frozenset(name for name, found in types.items() if found != _ABSENT)
-    problems = [
-        *_missing(present, options),
-        *_unknown(types),
-        *_mistyped(types),
-        *_contradicting(present, options),
-    ]
-    if len(types) < len(schema.fields):
-        problems.append("a column appears twice")
+    checks = {
+        "body is missing": "body" not in present,
+        "topic is missing, as column or as option": not options.topic and "topic" not in present,
+        "a column appears twice": len(types) < len(schema.fields),
+        "queueId and shardingKey both choose the queue: keep one": (
+            {"queueId", "shardingKey"} <= present
+        ),
+        "broker needs queueId beside it": "broker" in present and "queueId" not in present,
+        # They are not in the topic before they are due.
+        "delayLevel cannot be combined with idempotent: delayed rows are not found": (
+            options.idempotent and "delayLevel" in present
+        ),
+    }
+    wrong = [text for text, is_wrong in checks.items() if is_wrong]
+    mistyped = (
+        f"{name} is {found}, not {' or '.join(COLUMNS[name])}"
+        for name, found in types.items()
+        if name in COLUMNS and found not in (*COLUMNS[name], _ABSENT)
+    )
+    problems = [*wrong, *_unknown(types), *mistyped]
     if problems:
+        expected = (f"{name} ({' or '.join(types)})" for name, types in COLUMNS.items())
         raise InvalidArgument(
-            f"invalid columns for the rocketmq sink: {'; '.join(problems)}. Expected {_allowed()}"
+            f"invalid columns for the rocketmq sink: {'; '.join(problems)}. Expected "
+            f"{', '.join(expected)}"
         )
     # The option overrides the column, as users of other connectors expect.
-    return SinkColumns(present - {"topic"} if options.topic is not None else present)
-
-
-def _missing(present: frozenset[str], options: SinkOptions) -> list[str]:
-    missing = []
-    if "body" not in present:
-        missing.append("body is missing")
-    if "topic" not in present and options.topic is None:
-        missing.append("topic is missing, as column or as option")
-    return missing
+    return present if options.topic is None else present - {"topic"}
 
 
 def _unknown(types: dict[str, str]) -> list[str]:
@@ -75,32 +78,3 @@ def _unknown(types: dict[str, str]) -> list[str]:
         return []
     verb, what = ("is", "it") if len(unknown) == 1 else ("are", "them")
     return [f"{', '.join(unknown)} {verb} unknown: rename or drop {what}"]
-
-
-def _mistyped(types: dict[str, str]) -> list[str]:
-    return [
-        f"{name} is {found}, not {' or '.join(COLUMNS[name])}"
-        for name, found in types.items()
-        if name in COLUMNS and found not in (*COLUMNS[name], _ABSENT)
-    ]
-
-
-def _contradicting(present: frozenset[str], options: SinkOptions) -> list[str]:
-    problems = []
-    if options.idempotent and "delayLevel" in present:
-        # They are not in the topic before they are due.
-        problems.append("delayLevel cannot be combined with idempotent: delayed rows are not found")
-    if {"queueId", "shardingKey"} <= present:
-        problems.append("queueId and shardingKey both choose the queue: keep one")
-    if "broker" in present and "queueId" not in present:
-        problems.append("broker needs queueId beside it")
-    return problems
-
-
-def _type_name(text: str) -> str:
-    # A collation only affects comparisons; the text is the same.
-    return text.partition(" collate ")[0]
-
-
-def _allowed() -> str:
-    return ", ".join(f"{name} ({' or '.join(types)})" for name, types in COLUMNS.items())

@@ -55,8 +55,8 @@ class WriteLease:
         end_ms = self._clock.monotonic_ms() + _WAIT_MAX_MS
         if attempts:
             _log.warning(
-                "%s was begun before: waiting at broker %s until no earlier attempt has given a "
-                "sign of life for %g s",
+                "%s was started before: waiting at broker %s until earlier attempts have sent no "
+                "heartbeat for %g s",
                 self._name,
                 broker,
                 SILENT_S,
@@ -79,8 +79,8 @@ class WriteLease:
         if self._is_lost or self._age_ms() > FRESH_MS:
             self._is_lost = True
             raise SparkError(
-                f"{self._name}: no sign of life could be stored for {FRESH_MS} ms, so another "
-                "attempt may have begun; Spark has to retry the task"
+                f"{self._name}: no heartbeat could be stored for {FRESH_MS} ms, so another attempt "
+                "may have started; Spark has to retry the task"
             )
 
     async def stop(self) -> None:
@@ -93,7 +93,7 @@ class WriteLease:
             try:
                 await self._beat()
             except TurbopumpError as error:
-                _log.info("%s: no sign of life: %s", self._name, error)
+                _log.info("%s: no heartbeat: %s", self._name, error)
 
     async def _beat(self) -> None:
         start_ms = self._clock.monotonic_ms()

@@ -7,29 +7,27 @@ brokers too. On each broker, queue 0 has the marks, and queue 1 the beats of run
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
+from turbopump.admin.administration import Admin
 from turbopump.client import calls
-from turbopump.client.calls import Found, PullOutcome
+from turbopump.client.calls import Found
 from turbopump.client.names import with_namespace
 from turbopump.client.producer import Producer
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
-from turbopump.client.routes import PERM_READ, PERM_WRITE
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import DamagedMessage, RemoteError, SparkError
+from turbopump.errors import AlreadyThere, DamagedMessage, RemoteError, SparkError
 from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.spark.reading.options import READER_GROUP
 from turbopump.spark.reading.retry import with_retries
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.wire import headers
-from turbopump.wire.codes import RequestCode
-from turbopump.wire.command import request
-from turbopump.wire.names import TEMPLATE_TOPIC
 from turbopump.wire.record import MessageView
 
 MARKS_TOPIC = "SPARK_WRITES"
@@ -105,16 +103,18 @@ class Messages:
     async def read(self, queue: MessageQueue, start: int, end: int) -> Sequence[MessageView]:
         """Return the messages from an offset to before another, which exists or soon will."""
         found: list[MessageView] = []
-        at, waits_left = start, _VISIBLE_WITHIN_MS // _HELD_MS
+        everything = subscription(self.queues.wire_topic(queue.topic), "*", 0)
+        at, waits_left = QueueOffset(start), _VISIBLE_WITHIN_MS // _HELD_MS
         while at < end:
+            pull = partial(self.queues.pull, queue, at, everything, _PULLED_MAX, is_held=True)
             try:
-                outcome = await self._pull(queue, QueueOffset(at))
+                outcome = await with_retries(pull, self._retries, queue)
             except DamagedMessage as error:
                 if error.message is None:
                     raise
                 # Its properties are known, and identify its row.
                 found.append(error.message)
-                at = error.next_offset
+                at = QueueOffset(error.next_offset)
                 continue
             if isinstance(outcome, Found):
                 found += [each for each in outcome.messages if each.queue_offset < end]
@@ -126,14 +126,6 @@ class Messages:
                 )
             at = outcome.next_offset
         return found
-
-    async def _pull(self, queue: MessageQueue, at: QueueOffset) -> PullOutcome:
-        everything = subscription(self.queues.wire_topic(queue.topic), "*", 0)
-        return await with_retries(
-            lambda: self.queues.pull(queue, at, everything, _PULLED_MAX, is_held=True),
-            self._retries,
-            queue,
-        )
 
 
 class MarkLog:
@@ -167,9 +159,8 @@ class MarkLog:
         """Store a beat of an attempt; return its offset."""
         queue = MessageQueue(MARKS_TOPIC, broker, _BEATS_QUEUE)
         await self._require_topic(broker)
-        return (
-            await self._producer.send(Message(MARKS_TOPIC, attempt.encode()), to=queue)
-        ).queue_offset
+        receipt = await self._producer.send(Message(MARKS_TOPIC, attempt.encode()), to=queue)
+        return receipt.queue_offset
 
     async def beats(self, broker: str, start: int, end: int) -> set[str]:
         """Return which attempts stored beats between two of its own."""
@@ -200,22 +191,10 @@ class MarkLog:
             route = self._session.cached_route(topic)
         if route is not None and not route.is_borrowed and broker in route.brokers:
             return
-        header = headers.CreateTopic(
-            topic=topic,
-            default_topic=TEMPLATE_TOPIC,
-            read_queue_nums=_QUEUES,
-            write_queue_nums=_QUEUES,
-            perm=PERM_READ | PERM_WRITE,
-            topic_filter_type="SINGLE_TAG",
-            topic_sys_flag=0,
-            order=False,
-        )
-        address = self._session.address_to_write(broker)
-        timeout_ms = self._session.config.request_timeout_ms
-        command = request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        answer = await self._session.request(address, command, timeout_ms)
+        topics = Admin(session=self._session).topics
         try:
-            calls.require_success(answer)
+            with suppress(AlreadyThere):
+                await topics.create(topic, queues=_QUEUES, brokers=[broker])
         except RemoteError as error:
             raise SparkError(
                 f"broker {broker} refuses to create topic {topic}, which idempotent writes need "

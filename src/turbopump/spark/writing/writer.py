@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -19,7 +20,7 @@ from pyspark.sql.types import StructType
 from turbopump.client.message_sender import unique_ids
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.shared_session import SharedSession, shared_session
-from turbopump.spark.worker_gc import begin_call
+from turbopump.spark.worker_process import begin_call
 from turbopump.spark.writing.blocking_sender import BlockingSender
 from turbopump.spark.writing.idempotent_write import Begun, TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
@@ -75,20 +76,14 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWrite
     return StreamWriter(parsed, sink_columns(schema, parsed))
 
 
+@dataclass(eq=False)
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame to topics."""
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        columns: SinkColumns,
-        write_id: str,
-        marks: MarkSurvey | None = None,
-    ) -> None:
-        self.options = options
-        self.columns = columns
-        self.write_id = write_id
-        self.marks = marks
+    options: SinkOptions
+    columns: SinkColumns
+    write_id: str
+    marks: MarkSurvey | None = None
 
     # PySpark's Arrow writers also take other arguments than the writers they derive from.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
@@ -104,12 +99,12 @@ class BatchWriter(DataSourceArrowWriter):
         _finish(self.options, messages, is_stream=False)
 
 
+@dataclass(eq=False)
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query to topics."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
-        self.options = options
-        self.columns = columns
+    options: SinkOptions
+    columns: SinkColumns
 
     # PySpark's Arrow writers also take other arguments than the writers they derive from.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
@@ -124,7 +119,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "need: PySpark 4.2 or newer is required"
             )
         origin = Origin(query, batch, context.partitionId())
-        return write_rows(iterator, self.columns, self.options, origin)
+        shared = shared_session(self.options.client())
+        return send_rows(shared, iterator, self.columns, self.options, origin)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - the names are Spark's
         """Mark an idempotent batch complete; what tasks have sent is stored in any case."""
@@ -142,13 +138,6 @@ def _finish(
         shared.run(lambda session: finish(session, options, begun, is_stream=is_stream))
 
 
-def write_rows(
-    batches: Iterator[pa.RecordBatch], columns: SinkColumns, options: SinkOptions, origin: Origin
-) -> Written:
-    """Send rows as `send_rows`, over this process's session."""
-    return send_rows(shared_session(options.client()), batches, columns, options, origin)
-
-
 def send_rows(
     shared: SharedSession,
     batches: Iterator[pa.RecordBatch],
@@ -161,59 +150,44 @@ def send_rows(
 
     Rows are converted while earlier ones are in flight.
     """
-    sending = RetryingSender(shared.session, options, origin.partition)
     parts = _parts(batches)
-    if not options.idempotent:
-        return _send(shared, parts, columns, options, origin, sending, SentRows(origin))
     first = next(parts, None)
     if first is None:
         # Most tasks after a shuffle of little data: they have nothing to look up.
         return Written(0, 0, 0, 0)
-    task = TaskWrite(shared.session, sending.producer, options, origin, marks)
-    try:
-        sent = shared.run(lambda _: task.begin())
-        sending.lease = task.lease
-        parts = chain([first], parts)
-        written = _send(shared, parts, columns, options, origin, sending, sent)
-    finally:
-        shared.run(lambda _: sending.close())
-        shared.run(lambda _: task.lease.stop())
-    return replace(written, begun=task.begun())
-
-
-def _send(
-    shared: SharedSession,
-    batches: Iterator[pa.RecordBatch],
-    columns: SinkColumns,
-    options: SinkOptions,
-    origin: Origin,
-    sending: RetryingSender,
-    sent: SentRows,
-) -> Written:
-    reader = RowConverter(columns, options, origin)
-    encoder = RowEncoder(columns, options, origin, unique_ids(shared.session))
+    sending = RetryingSender(shared.session, options, origin.partition)
     sender = BlockingSender(shared, sending, options, origin.partition)
-    first_row = 0
-    try:
-        for batch in batches:
+    converter = RowConverter(columns, options, origin)
+    encoder = RowEncoder(columns, options, origin, unique_ids(shared.session))
+    sent, begun, count = SentRows(origin), None, 0
+    with ExitStack() as stack:
+        stack.callback(sender.close)
+        if options.idempotent:
+            task = TaskWrite(shared.session, sending.producer, options, origin, marks)
+            stack.callback(lambda: shared.run(lambda _: task.lease.stop()))
+            sent, sending.lease = shared.run(lambda _: task.begin()), task.lease
+            begun = task.begun()
+        for batch in chain([first], parts):
             if not sent.is_all:
-                sender.take(_unsent(encoder, reader, batch, first_row, sent))
-            first_row += batch.num_rows
+                sender.take(_unsent(encoder, converter, batch, count, sent))
+            count += batch.num_rows
         sender.finish()
-    finally:
-        sender.close()
-    sent.require_no_more(first_row)
+    sent.require_no_more(count)
     counts = sending.counts
-    skipped = first_row - counts.rows
-    return Written(counts.rows, counts.sends, counts.body_bytes, counts.repeated, skipped)
+    stored = counts.rows, counts.sends, counts.body_bytes, counts.repeated
+    return Written(*stored, count - counts.rows, begun)
 
 
 def _unsent(
-    encoder: RowEncoder, reader: RowConverter, batch: pa.RecordBatch, first_row: int, sent: SentRows
+    encoder: RowEncoder,
+    converter: RowConverter,
+    batch: pa.RecordBatch,
+    first_row: int,
+    sent: SentRows,
 ) -> ConvertedRows | EncodedRows:
     if not sent.has_any(first_row, batch.num_rows):
-        return encoder.rows(batch, first_row) or reader.rows(batch, first_row)
-    converted = reader.rows(batch, first_row)
+        return encoder.rows(batch, first_row) or converter.rows(batch, first_row)
+    converted = converter.rows(batch, first_row)
     sent.require_same(converted)
     return replace(converted, sent=sent.rows)
 

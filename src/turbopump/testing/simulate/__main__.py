@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,22 +27,18 @@ def _seeds(text: str) -> range:
     return found
 
 
+def _number(text: str, least: int, most: float, expected: str) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+    return int(text)
+
+
 def _jobs(text: str) -> int:
-    try:
-        jobs = int(text)
-    except ValueError:
-        jobs = 0
-    if not 1 <= jobs <= 256:
-        raise argparse.ArgumentTypeError(
-            f"expected a number of processes from 1 to 256, got {text!r}"
-        )
-    return jobs
+    return _number(text, 1, 256, "a number of processes from 1 to 256")
 
 
 def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, got {text!r}")
-    return int(text)
+    return _number(text, 0, math.inf, "a whole number from 0 on")
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:

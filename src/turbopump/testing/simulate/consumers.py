@@ -16,7 +16,6 @@ from turbopump.testing.listeners import InjectedFailure
 from turbopump.testing.simulate.bodies import key_of
 from turbopump.testing.simulate.events import (
     ConsumeBegan,
-    ConsumeEnded,
     Joined,
     Left,
     Result,
@@ -47,39 +46,13 @@ class Member:
         self._calls: dict[int, list[ConsumeBegan]] = {}
         self._next_call = 0
         self._polling: asyncio.Task[None] | None = None
-        self._push: PushConsumer | None = None
-        self._pull: LitePullConsumer | None = None
+        self._consumer: PushConsumer | LitePullConsumer | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the group, as soon as that is possible."""
-        subscriptions = dict.fromkeys(self.group.topics, "*")
-        if self.group.kind is GroupKind.PULL:
-            self._pull = LitePullConsumer(
-                self.group.name,
-                subscriptions=subscriptions,
-                start_from="first",
-                config=LitePullConfig(auto_commit=False, poll_count_max=self.group.batch_max * 4),
-                session=self.session,
-            )
-        else:
-            self._push = PushConsumer(
-                self.group.name,
-                self._listen,
-                subscriptions=subscriptions,
-                start_from="first",
-                orderly=self.group.kind is GroupKind.ORDERLY,
-                listening=Listening(
-                    threads=self.group.threads,
-                    batch_max=self.group.batch_max,
-                    timeout_minutes=CONSUME_TIMEOUT_S // 60,
-                ),
-                retries=Retries(attempts_max=self.group.attempts_max),
-                session=self.session,
-            )
-        consumer = self._push or self._pull
-        assert consumer is not None
+        consumer = self._consumer = self._new_consumer()
         while not self.is_dead and not self.is_leaving:
             try:
                 await consumer.start()
@@ -89,8 +62,29 @@ class Member:
                 break
         self.is_started = True
         self._world.history.add(Joined(self._world.now_us, self.group.name, self.name))
-        if self._pull is not None:
-            self._polling = asyncio.create_task(self._poll(self._pull))
+        if isinstance(consumer, LitePullConsumer):
+            self._polling = asyncio.create_task(self._poll(consumer))
+
+    def _new_consumer(self) -> PushConsumer | LitePullConsumer:
+        group, subscriptions = self.group, dict.fromkeys(self.group.topics, "*")
+        if group.kind is GroupKind.PULL:
+            return LitePullConsumer(
+                group.name,
+                subscriptions=subscriptions,
+                start_from="first",
+                config=LitePullConfig(auto_commit=False, poll_count_max=group.batch_max * 4),
+                session=self.session,
+            )
+        return PushConsumer(
+            group.name,
+            self._listen,
+            subscriptions=subscriptions,
+            start_from="first",
+            orderly=group.kind is GroupKind.ORDERLY,
+            listening=Listening(group.threads, group.batch_max, CONSUME_TIMEOUT_S // 60),
+            retries=Retries(attempts_max=group.attempts_max),
+            session=self.session,
+        )
 
     async def leave(self) -> None:
         """Leave the group in order."""
@@ -114,16 +108,16 @@ class Member:
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.wait([self._polling])
-        if self._push is not None:
-            await self._push.close()
-        if self._pull is not None:
-            await self._pull.close()
+        if self._consumer is not None:
+            await self._consumer.close()
 
     def assignment(self) -> tuple[MessageQueue, ...]:
         """Return the queues that it owns now, but for retry topics."""
-        if self._push is None or self.is_dead or self.is_leaving or not self.session.is_running:
+        is_over = self.is_dead or self.is_leaving or not self.session.is_running
+        if is_over or not isinstance(self._consumer, PushConsumer):
             return ()
-        return tuple(queue for queue in self._push.assignment() if queue.topic in self.group.topics)
+        owned = self._consumer.assignment()
+        return tuple(queue for queue in owned if queue.topic in self.group.topics)
 
     # --- consuming --------------------------------------------------------------------------------
 
@@ -221,17 +215,5 @@ class Member:
 
     def _end(self, call: int, result: Result) -> None:
         """Note the end of a call; one of a dead process has ended with it."""
-        for event in self._calls.pop(call, ()):
-            self._world.history.add(
-                ConsumeEnded(
-                    self._world.now_us,
-                    event.group,
-                    event.member,
-                    event.queue,
-                    event.offset,
-                    event.key,
-                    event.times,
-                    event.call,
-                    result,
-                )
-            )
+        for began in self._calls.pop(call, ()):
+            self._world.history.add(began.ended(self._world.now_us, result))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from turbopump.message import MessageQueue
 
@@ -21,29 +23,35 @@ class Event:
 
     at_us: int
 
+    subject: ClassVar[str] = ""
+    """The attribute that names the part of the cluster to which it happened."""
+
     @property
     def who(self) -> str:
-        """The part of the cluster that it happened to."""
-        return "run"
+        """The part of the cluster to which it happened."""
+        return str(attrgetter(self.subject)(self)) if self.subject else "run"
 
 
 # --- sending --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class SendBegan(Event):
-    """A producer begins to send a message, or one of a batch."""
+class OfProducer(Event):
+    """Something that happened to a message of a producer."""
 
+    subject = "producer"
     producer: str
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendBegan(OfProducer):
+    """A producer begins to send a message, or one of a batch."""
+
     topic: str
     delay_us: int = 0
     is_durable: bool = True
     """Whether an acknowledgement promises what the flush mode does; not for WAIT=false."""
-
-    @property
-    def who(self) -> str:
-        return self.producer
 
     def __str__(self) -> str:
         delay = f", delayed by {self.delay_us / US_PER_S:g} s" if self.delay_us else ""
@@ -51,84 +59,44 @@ class SendBegan(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SendTried(Event):
+class SendTried(OfProducer):
     """A request with a message leaves its producer."""
-
-    producer: str
-    key: str
-
-    @property
-    def who(self) -> str:
-        return self.producer
 
     def __str__(self) -> str:
         return f"tries to send {self.key}"
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged(Event):
+class Acknowledged(OfProducer):
     """A send succeeded."""
 
-    producer: str
-    key: str
     queue: MessageQueue
     offset: int
     machine: str = ""
     """Which machine of the broker's name has stored it; empty if there is one master only."""
-
-    @property
-    def who(self) -> str:
-        return self.producer
 
     def __str__(self) -> str:
         return f"{self.key} acknowledged: {self.queue} offset {self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
-class SendFailed(Event):
+class SendFailed(OfProducer):
     """A send failed, or its outcome is not certain."""
 
-    producer: str
-    key: str
     reason: str
-
-    @property
-    def who(self) -> str:
-        return self.producer
 
     def __str__(self) -> str:
         return f"{self.key} not acknowledged: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionDecided(Event):
+class TransactionDecided(OfProducer):
     """The local transaction of a message has committed or rolled back."""
 
-    producer: str
-    key: str
     commits: bool
-
-    @property
-    def who(self) -> str:
-        return self.producer
 
     def __str__(self) -> str:
         return f"{'commits' if self.commits else 'rolls back'} {self.key}"
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionsLeft(Event):
-    """Transactions are open although every producer has decided: always a violation."""
-
-    broker: str
-    keys: tuple[str, ...]
-
-    @property
-    def who(self) -> str:
-        return self.broker
-
-    def __str__(self) -> str:
-        return f"has open transactions: {', '.join(self.keys)}"
 
 
 # --- consuming ------------------------------------------------------------------------------------
@@ -144,11 +112,18 @@ class Result(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumeBegan(Event):
-    """A listener is called with a message."""
+class OfMember(Event):
+    """Something that happened to a member of a consumer group."""
 
+    subject = "member"
     group: str
     member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Consuming(OfMember):
+    """The start or end of a listener's call with a message."""
+
     queue: MessageQueue
     offset: int
     key: str
@@ -156,77 +131,53 @@ class ConsumeBegan(Event):
     """How often the message was retried before."""
     call: int
 
-    @property
-    def who(self) -> str:
-        return self.member
+
+@dataclass(frozen=True, slots=True)
+class ConsumeBegan(Consuming):
+    """A listener is called with a message."""
 
     def __str__(self) -> str:
         return f"gets {self.key} from {self.queue} offset {self.offset}, retry {self.times}"
 
+    def ended(self, at_us: int, result: Result) -> ConsumeEnded:
+        """Return the end of the same call."""
+        same: dict[str, Any] = {name: getattr(self, name) for name in self.__match_args__}
+        return ConsumeEnded(**(same | {"at_us": at_us, "result": result}))
+
 
 @dataclass(frozen=True, slots=True)
-class ConsumeEnded(Event):
+class ConsumeEnded(Consuming):
     """A listener's call ended, or its process."""
 
-    group: str
-    member: str
-    queue: MessageQueue
-    offset: int
-    key: str
-    times: int
-    call: int
     result: Result
-
-    @property
-    def who(self) -> str:
-        return self.member
 
     def __str__(self) -> str:
         return f"{self.key} from {self.queue} offset {self.offset}: {self.result.value}"
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(Event):
+class Joined(OfMember):
     """A member of a group has started."""
-
-    group: str
-    member: str
-
-    @property
-    def who(self) -> str:
-        return self.member
 
     def __str__(self) -> str:
         return f"joins {self.group}"
 
 
 @dataclass(frozen=True, slots=True)
-class Left(Event):
+class Left(OfMember):
     """A member begins to leave its group, or dies."""
 
-    group: str
-    member: str
     is_crash: bool
-
-    @property
-    def who(self) -> str:
-        return self.member
 
     def __str__(self) -> str:
         return "crashes" if self.is_crash else f"leaves {self.group}"
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned(Event):
+class Assigned(OfMember):
     """The queues of a member have changed."""
 
-    group: str
-    member: str
     queues: tuple[MessageQueue, ...]
-
-    @property
-    def who(self) -> str:
-        return self.member
 
     def __str__(self) -> str:
         return f"owns {', '.join(map(str, self.queues)) or 'no queue'}"
@@ -250,13 +201,10 @@ class Stored:
 class Readable(Event):
     """A message can be read from a queue."""
 
+    subject = "queue.broker"
     queue: MessageQueue
     offset: int
     message: Stored
-
-    @property
-    def who(self) -> str:
-        return self.queue.broker
 
     def __str__(self) -> str:
         message = self.message
@@ -268,14 +216,11 @@ class Readable(Event):
 class Committed(Event):
     """The committed offset of a group has changed."""
 
+    subject = "queue.broker"
     group: str
     queue: MessageQueue
     offset: int
     before: int | None
-
-    @property
-    def who(self) -> str:
-        return self.queue.broker
 
     def __str__(self) -> str:
         before = "nothing" if self.before is None else self.before
@@ -291,34 +236,32 @@ class Down(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerDown(Event):
+class OfBroker(Event):
+    """Something that happened to a broker."""
+
+    subject = "broker"
+    broker: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDown(OfBroker):
     """A broker no longer runs, or begins to stop."""
 
-    broker: str
     how: Down
-
-    @property
-    def who(self) -> str:
-        return self.broker
 
     def __str__(self) -> str:
         return self.how.value
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerUp(Event):
+class BrokerUp(OfBroker):
     """A broker runs; what its store and its table of offsets hold then."""
 
-    broker: str
     contents: Mapping[MessageQueue, tuple[int, tuple[Stored, ...]]]
     """By queue: the lowest offset, and the messages from there on."""
     committed: Mapping[tuple[str, MessageQueue], int]
     promoted: str = ""
     """The machine that has become master of this broker name, if it was another one before."""
-
-    @property
-    def who(self) -> str:
-        return self.broker
 
     def __str__(self) -> str:
         count = sum(len(messages) for _, messages in self.contents.values())
@@ -328,53 +271,56 @@ class BrokerUp(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Reopened(Event):
+class Reopened(OfBroker):
     """A store was opened twice without anything in between: what differed."""
 
-    broker: str
     differences: tuple[str, ...]
-
-    @property
-    def who(self) -> str:
-        return self.broker
 
     def __str__(self) -> str:
         return f"opened twice: {'; '.join(self.differences) or 'the same'}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsLeft(OfBroker):
+    """Transactions are open although every producer has decided: always a violation."""
+
+    keys: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"has open transactions: {', '.join(self.keys)}"
 
 
 # --- slaves ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Replicated(Event):
+class OfReplica(Event):
+    """Something that happened to a slave."""
+
+    subject = "replica"
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated(OfReplica):
     """A slave has stored a message of its master's queue."""
 
-    replica: str
     queue: MessageQueue
     offset: int
     message: Stored
-
-    @property
-    def who(self) -> str:
-        return self.replica
 
     def __str__(self) -> str:
         return f"has a copy of {self.message.key or 'damaged'} at {self.queue} offset {self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaHolds(Event):
+class ReplicaHolds(OfReplica):
     """A slave has started, or has cut its log: what it holds then, by its master's queues."""
 
-    replica: str
     contents: Mapping[MessageQueue, tuple[int, tuple[Stored, ...]]]
     is_start: bool
     followed: str = ""
     """The machine with whose log it has compared its own; perhaps a master that was replaced."""
-
-    @property
-    def who(self) -> str:
-        return self.replica
 
     def __str__(self) -> str:
         count = sum(len(messages) for _, messages in self.contents.values())
@@ -383,16 +329,11 @@ class ReplicaHolds(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LogsCompared(Event):
+class LogsCompared(OfReplica):
     """The log of a slave was compared with its master's."""
 
-    replica: str
     difference: str
     """Empty if they are the same."""
-
-    @property
-    def who(self) -> str:
-        return self.replica
 
     def __str__(self) -> str:
         return f"compared with the master: {self.difference or 'the same'}"
@@ -402,13 +343,10 @@ class LogsCompared(Event):
 class StaleWrite(Event):
     """A machine that is not the master has written messages of its own."""
 
+    subject = "machine"
     machine: str
     must_know: str
     """Why it must know that it is not the master; empty if it may not have been notified."""
-
-    @property
-    def who(self) -> str:
-        return self.machine
 
     def __str__(self) -> str:
         return f"writes although it was replaced: {self.must_know or 'it does not know yet'}"
@@ -418,46 +356,43 @@ class StaleWrite(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FaultBegan(Event):
+class OfFault(Event):
+    """Something that a fault did."""
+
+    @property
+    def who(self) -> str:
+        return "fault"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultBegan(OfFault):
     """Something is made to go wrong."""
 
     kind: str
     target: str
     text: str = ""
 
-    @property
-    def who(self) -> str:
-        return "fault"
-
     def __str__(self) -> str:
         return " ".join(filter(None, (self.kind, self.target, self.text)))
 
 
 @dataclass(frozen=True, slots=True)
-class FaultEnded(Event):
+class FaultEnded(OfFault):
     """What was made to go wrong is repaired."""
 
     kind: str
     target: str
-
-    @property
-    def who(self) -> str:
-        return "fault"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target} ends"
 
 
 @dataclass(frozen=True, slots=True)
-class ClockJumped(Event):
+class ClockJumped(OfFault):
     """All wall clocks were set, or that of one machine."""
 
     by_us: int
     machine: str = ""
-
-    @property
-    def who(self) -> str:
-        return "fault"
 
     def __str__(self) -> str:
         of = f" of {self.machine}" if self.machine else ""
@@ -471,12 +406,9 @@ class ClockJumped(Event):
 class KeyValueStored(Event):
     """A name server has acknowledged a value."""
 
+    subject = "server"
     server: str
     key: str
-
-    @property
-    def who(self) -> str:
-        return self.server
 
     def __str__(self) -> str:
         return f"has stored {self.key}"
@@ -486,12 +418,9 @@ class KeyValueStored(Event):
 class KeyValuesRead(Event):
     """What a name server has of the values that were stored."""
 
+    subject = "server"
     server: str
     keys: tuple[str, ...]
-
-    @property
-    def who(self) -> str:
-        return self.server
 
     def __str__(self) -> str:
         return f"has {', '.join(self.keys) or 'no values'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -115,6 +115,11 @@ def planned_faults(
     targets = _Targets(brokers, nameservers, tuple(groups), producers)
     count = chance.randint(1, 8)
     faults = [_fault(chance, chance.choice(kinds), targets, load_s) for _ in range(count)]
+    return in_order(faults)
+
+
+def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Return faults in the order of their times."""
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
@@ -185,6 +190,16 @@ def planned_fault(
         amount=_amount(chance, kind),
         turns=chance.choice((0, 0, 1, 2, 3, 5, 8)),
     )
+
+
+def planned_peer_fault(
+    chance: Random, kind: FaultKind, peer: str, broker: str, load_s: float
+) -> Fault:
+    """Choose a fault of a broker's peer, or of either direction of the link between them."""
+    ends = [peer, broker if kind in LINK_FAULTS else ""]
+    if ends[1] and chance.random() < 0.5:
+        ends.reverse()
+    return planned_fault(chance, kind, ends[0], ends[1], load_s)
 
 
 def _duration_s(chance: Random, kind: FaultKind) -> float:

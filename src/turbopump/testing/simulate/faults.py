@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import product
 from random import Random
 
 from turbopump.testing.disk_faults import Chances
@@ -24,6 +25,11 @@ from turbopump.testing.simulate.fault_plan import DISK_FAULTS, Fault, FaultKind
 from turbopump.testing.simulate.load import Load
 from turbopump.testing.simulate.world import World
 
+Ends = tuple[str, ...]
+"""A host, or two that are linked."""
+Switch = Callable[..., object]
+"""Called with a host, or with two that are linked."""
+
 _FULL = 0.97
 _DOOM_S = 10.0
 _MEMBERS_MAX = 4
@@ -34,6 +40,7 @@ _DOWN = {
     FaultKind.KILL_BROKER: Down.KILLED,
     FaultKind.POWER_LOSS: Down.POWER_LOST,
     FaultKind.RESTART_BROKER: Down.STOPPED,
+    FaultKind.NEW_DISK: Down.KILLED,
 }
 
 
@@ -103,58 +110,44 @@ class Faults:
             FaultKind.KILL_NAMESERVER: self._kill_nameserver,
             FaultKind.NAMESERVER_POWER_LOSS: self._kill_nameserver,
             FaultKind.CRASH_NAMESERVER_AT_CHANGE: self._crash_nameserver_at_change,
-            FaultKind.KILL_MEMBER: self._kill_member,
-            FaultKind.LEAVE: self._leave,
+            FaultKind.KILL_MEMBER: self._replace_member,
+            FaultKind.LEAVE: self._replace_member,
             FaultKind.JOIN: self._join,
             FaultKind.KILL_PRODUCER: self._kill_producer,
             FaultKind.CRASH_AT_CHANGE: self._crash_at_change,
-            FaultKind.NEW_DISK: self._replace_disk,
             FaultKind.PROMOTE: self._promote,
             FaultKind.BROKEN_WORK: self._break_work,
             FaultKind.CLOCK_JUMP: self._jump_clock,
-            FaultKind.ONE_CLOCK_JUMP: self._jump_one_clock,
+            FaultKind.ONE_CLOCK_JUMP: self._jump_clock,
         }
         return effects[fault.kind]
 
     # --- network ----------------------------------------------------------------------------------
 
     async def _reset(self, fault: Fault) -> bool:
-        count = sum(self._world.network.cut(host) for host in self._hosts(fault.target))
+        count = sum(self._world.network.cut(*host) for host in self._ends(fault))
         self._began(fault, f"({count} connections)")
         return count > 0
 
     async def _isolate(self, fault: Fault) -> bool:
-        hosts = self._hosts(fault.target)
-        pairs = [(host, other) for host in hosts for other in self._world.all_hosts()]
-        return await self._apart(fault, [pair for pair in pairs if pair[0] != pair[1]])
+        network, everyone = self._world.network, self._world.all_hosts()
+        pairs = [(*one, other) for one in self._ends(fault) for other in everyone]
+        apart = [pair for pair in pairs if pair[0] != pair[1]]
+        return await self._last(fault, network.partition, network.join, apart)
 
     async def _partition(self, fault: Fault) -> bool:
-        ones, others = self._hosts(fault.target), self._hosts(fault.other)
-        return await self._apart(fault, [(one, other) for one in ones for other in others])
-
-    async def _apart(self, fault: Fault, pairs: list[tuple[str, str]]) -> bool:
-        self._began(fault)
-        for one, other in pairs:
-            self._world.network.partition(one, other)
-        await asyncio.sleep(fault.duration_s)
-        for one, other in pairs:
-            self._world.network.join(one, other)
-        self._ended(fault)
-        return bool(pairs)
+        network = self._world.network
+        return await self._last(fault, network.partition, network.join, self._ends(fault))
 
     async def _lose(self, fault: Fault) -> bool:
         """Lose what one end sends, then reset: TCP delivers no stream with a hole in it."""
         network = self._world.network
-        pairs = [(a, b) for a in self._hosts(fault.target) for b in self._hosts(fault.other)]
-        self._began(fault)
-        for source, target in pairs:
-            network.lose(source, target)
-        await asyncio.sleep(fault.duration_s)
-        for source, target in pairs:
+
+        def stop_losing(source: str, target: str) -> None:
             network.stop_losing(source, target)
             network.cut(source, target)
-        self._ended(fault)
-        return bool(pairs)
+
+        return await self._last(fault, network.lose, stop_losing, self._ends(fault))
 
     async def _slow_network(self, fault: Fault) -> bool:
         network = self._world.network
@@ -166,30 +159,33 @@ class Faults:
         return True
 
     async def _refuse(self, fault: Fault) -> bool:
-        hosts = self._hosts(fault.target)
-        self._began(fault)
-        for host in hosts:
-            self._world.network.refuse(host)
-            self._world.network.cut(host)
-        await asyncio.sleep(fault.duration_s)
-        for host in hosts:
-            self._world.network.accept(host)
-        self._ended(fault)
-        return bool(hosts)
+        network = self._world.network
+
+        def refuse(host: str) -> None:
+            network.refuse(host)
+            network.cut(host)
+
+        return await self._last(fault, refuse, network.accept, self._ends(fault))
 
     async def _freeze(self, fault: Fault) -> bool:
-        hosts = list(self._hosts(fault.target))
-        self._began(fault)
-        for host in hosts:
-            self._world.network.stop_reading(host)
-        await asyncio.sleep(fault.duration_s)
-        for host in hosts:
-            self._world.network.resume_reading(host)
-        self._ended(fault)
-        return bool(hosts)
+        network, hosts = self._world.network, self._ends(fault)
+        return await self._last(fault, network.stop_reading, network.resume_reading, hosts)
 
-    def _hosts(self, name: str) -> list[str]:
-        return list(self._world.host_names(name))
+    async def _last(self, fault: Fault, begin: Switch, end: Switch, ends: Sequence[Ends]) -> bool:
+        """Disturb hosts, or links between two, for as long as a fault lasts."""
+        self._began(fault)
+        for each in ends:
+            begin(*each)
+        await asyncio.sleep(fault.duration_s)
+        for each in ends:
+            end(*each)
+        self._ended(fault)
+        return bool(ends)
+
+    def _ends(self, fault: Fault) -> list[Ends]:
+        """Return the hosts that a fault hits, or the pairs of hosts at both ends of links."""
+        names = (fault.target, fault.other) if fault.other else (fault.target,)
+        return list(product(*map(self._world.host_names, names)))
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -197,14 +193,8 @@ class Faults:
         name = fault.target
         if name in self._restarting or name not in self._world.brokers:
             return False
-        await self._restart(name, _DOWN[fault.kind], fault.duration_s)
-        return True
-
-    async def _replace_disk(self, fault: Fault) -> bool:
-        name = fault.target
-        if name in self._restarting or name not in self._world.brokers:
-            return False
-        await self._restart(name, Down.KILLED, fault.duration_s, is_new=True)
+        is_new = fault.kind is FaultKind.NEW_DISK
+        await self._restart(name, _DOWN[fault.kind], fault.duration_s, is_new=is_new)
         return True
 
     async def _promote(self, fault: Fault) -> bool:
@@ -239,10 +229,7 @@ class Faults:
         how = Down.KILLED if fault.turns in (0, 2) else Down.POWER_LOST
         self._began(fault, f"({fault.amount:g} changes on)")
         self._world.crash_at_disk_change(name, int(fault.amount), how, struck.set)
-        try:
-            async with asyncio.timeout(_DOOM_S):
-                await struck.wait()
-        except TimeoutError:
+        if not await _is_set(struck, _DOOM_S):
             self._world.cancel_crash(name)
             return False
         if name in self._world.brokers and name not in self._restarting:
@@ -282,10 +269,7 @@ class Faults:
         struck = asyncio.Event()
         self._began(fault, f"({fault.amount:g} changes on)")
         world.crash_nameserver_at_change(number, int(fault.amount), struck.set)
-        try:
-            async with asyncio.timeout(_DOOM_S):
-                await struck.wait()
-        except TimeoutError:
+        if not await _is_set(struck, _DOOM_S):
             world.spare_nameserver(number)
             return False
         if number in world.down_nameservers:
@@ -294,21 +278,13 @@ class Faults:
         await self._restart_nameserver(fault, Down.KILLED if fault.turns % 2 else Down.POWER_LOST)
         return True
 
-    async def _kill_member(self, fault: Fault) -> bool:
-        """Kill a member; another process takes its place."""
+    async def _replace_member(self, fault: Fault) -> bool:
+        """Kill a member, or let it leave; another process takes its place."""
         member = self._load.any_member(fault.target, fault.turns)
         if member is None:
             return False
-        await self._load.crash(member)
-        await asyncio.sleep(fault.duration_s)
-        await self._load.add_member(fault.target)
-        return True
-
-    async def _leave(self, fault: Fault) -> bool:
-        member = self._load.any_member(fault.target, fault.turns)
-        if member is None:
-            return False
-        await self._load.leave(member)
+        is_kill = fault.kind is FaultKind.KILL_MEMBER
+        await (self._load.crash if is_kill else self._load.leave)(member)
         await asyncio.sleep(fault.duration_s)
         await self._load.add_member(fault.target)
         return True
@@ -388,15 +364,11 @@ class Faults:
         return True
 
     async def _jump_clock(self, fault: Fault) -> bool:
-        by_ms = round(fault.amount * 1000)
-        virtual_loop().clock.jump_wall(by_ms)
-        self._note(ClockJumped(self._world.now_us, by_ms * 1000))
-        return True
-
-    async def _jump_one_clock(self, fault: Fault) -> bool:
-        by_ms = round(fault.amount * 1000)
-        self._world.machine_clock(fault.target).jump_wall(by_ms)
-        self._note(ClockJumped(self._world.now_us, by_ms * 1000, fault.target))
+        """Set the clock of one machine, or all of them."""
+        by_ms, machine = round(fault.amount * 1000), fault.target
+        clock = self._world.machine_clock(machine) if machine else virtual_loop().clock
+        clock.jump_wall(by_ms)
+        self._note(ClockJumped(self._world.now_us, by_ms * 1000, machine))
         return True
 
     # --- noting -----------------------------------------------------------------------------------
@@ -411,3 +383,12 @@ class Faults:
 
     def _note(self, event: Event) -> None:
         self._world.history.add(event)
+
+
+async def _is_set(event: asyncio.Event, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

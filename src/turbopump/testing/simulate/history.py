@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from turbopump.testing.simulate.events import US_PER_S, Event
 
 Handler = Callable[[Any], Iterable[str] | None]
 """Judges an event of one type; returns what it violates."""
 
+_Method = TypeVar("_Method", bound=Callable[..., Iterable[str] | None])
 
-class Check(Protocol):
-    """One invariant."""
+
+def on(*kinds: type[Event]) -> Callable[[_Method], _Method]:
+    """Have a method of a `Follower` called with each event of these types."""
+
+    def mark(method: _Method) -> _Method:
+        vars(method)["kinds"] = kinds
+        return method
+
+    return mark
+
+
+class Follower:
+    """Follows a history by its methods that are marked with `on`."""
 
     name: str
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
+    def handlers(self) -> Iterator[tuple[type[Event], Handler]]:
         """Return what is to be called with each event of a type."""
-        ...
+        for name, method in vars(type(self)).items():
+            for kind in getattr(method, "kinds", ()):
+                yield kind, getattr(self, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +53,15 @@ class Violation:
 class History:
     """Keeps events, and has the checks judge each of them."""
 
-    def __init__(self, checks: Sequence[Check] = ()) -> None:
+    def __init__(self, followers: Sequence[Follower] = ()) -> None:
         self.events: list[Event] = []
         self.violations: list[Violation] = []
         self.on_violation: Callable[[], object] = lambda: None
         self.is_closed = False
         self._handlers: defaultdict[type[Event], list[tuple[str, Handler]]] = defaultdict(list)
-        for check in checks:
-            for kind, handler in check.handlers().items():
-                self._handlers[kind].append((check.name, handler))
+        for follower in followers:
+            for kind, handler in follower.handlers():
+                self._handlers[kind].append((follower.name, handler))
 
     def add(self, event: Event) -> None:
         """Note an event; calls `on_violation` if it must not have happened."""

@@ -6,7 +6,7 @@ It judges nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from turbopump.message import MessageQueue
@@ -19,7 +19,6 @@ from turbopump.testing.simulate.events import (
     ConsumeBegan,
     ConsumeEnded,
     Down,
-    Event,
     FaultBegan,
     FaultEnded,
     Joined,
@@ -33,7 +32,7 @@ from turbopump.testing.simulate.events import (
     Stored,
 )
 from turbopump.testing.simulate.fault_plan import DISK_FAULTS, FaultKind
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.history import Follower, on
 from turbopump.testing.simulate.plan import Group, GroupKind, Plan
 from turbopump.wire.names import (
     CHECKED_TOO_OFTEN_TOPIC,
@@ -65,8 +64,6 @@ class Attempts:
     """Calls that run, by member and number."""
     results: set[tuple[Result, int]] = field(default_factory=set)
     """How calls ended, and how often the message had been retried before."""
-    expired_us: int | None = None
-    """When the consumer may first have sent it back because the listener took too long."""
 
     def is_done(self, group: Group) -> bool:
         """Whether the group may commit an offset beyond this message, as far as calls tell."""
@@ -83,7 +80,7 @@ Place = tuple[str, MessageQueue]
 """A queue as one group sees it."""
 
 
-class Ledger:
+class Ledger(Follower):
     """Follows a history."""
 
     name = "ledger"
@@ -145,25 +142,6 @@ class Ledger:
         """By broker name: when messages may have been lost, and by how much its clock was off."""
         self._stale_us: list[tuple[int, int]] = []
         """When a replaced master has written messages of its own: from its last sign before."""
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {
-            SendBegan: self._send_began,
-            Acknowledged: self._acknowledged,
-            Readable: self._readable,
-            ConsumeBegan: self._consume_began,
-            ConsumeEnded: self._consume_ended,
-            BrokerDown: self._down,
-            BrokerUp: self._up,
-            Replicated: self._replicated,
-            ReplicaHolds: self._replica_holds,
-            Joined: self._members_changed,
-            Left: self._members_changed,
-            FaultBegan: self._fault_began,
-            FaultEnded: self._fault_ended,
-            StaleWrite: self._stale_write,
-            ClockJumped: self._jumps.append,
-        }
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -229,6 +207,16 @@ class Ledger:
             for begin_us, end_us in self._stale_us
             for at_us in self._stored_by_us.get(key, ())
         )
+
+    def end_of(self, queue: MessageQueue) -> int:
+        """Return where a queue ends."""
+        return max(self.stored.get(queue, {}), default=-1) + 1
+
+    def cut_to_ends(self, broker: str, positions: dict[Place, int]) -> None:
+        """Set positions back that a broker's queues no longer reach."""
+        for (group, queue), position in tuple(positions.items()):
+            if queue.broker == broker:
+                positions[group, queue] = min(position, self.end_of(queue))
 
     def is_stored(self, queue: MessageQueue, offset: int, key: str) -> bool:
         """Whether an offset has a message now, and not another one after it was lost."""
@@ -306,22 +294,27 @@ class Ledger:
 
     # --- events -----------------------------------------------------------------------------------
 
+    @on(SendBegan)
     def _send_began(self, event: SendBegan) -> None:
         self.sends[event.key] = event
 
+    @on(Acknowledged)
     def _acknowledged(self, event: Acknowledged) -> None:
         self._stored_by_us[event.key].append(event.at_us)
         self.acknowledged[event.key] = event
 
+    @on(Readable)
     def _readable(self, event: Readable) -> None:
         self.stored[event.queue][event.offset] = event.message
         self.stored_us[event.queue, event.offset] = event.at_us
 
+    @on(ConsumeBegan)
     def _consume_began(self, event: ConsumeBegan) -> None:
         attempts = self._attempts[event.group, event.queue][event.offset, event.key]
         attempts.begun_us[event.member, event.call] = event.at_us
         self.running += 1
 
+    @on(ConsumeEnded)
     def _consume_ended(self, event: ConsumeEnded) -> None:
         attempts = self._attempts[event.group, event.queue][event.offset, event.key]
         attempts.begun_us.pop((event.member, event.call), None)
@@ -333,9 +326,11 @@ class Ledger:
         else:
             self._stored_by_us[event.key].append(event.at_us)
 
+    @on(Joined, Left)
     def _members_changed(self, event: Joined | Left) -> None:
         self._unsettled_us[event.group] = event.at_us
 
+    @on(BrokerDown)
     def _down(self, event: BrokerDown) -> None:
         self._unsettled_us[""] = event.at_us
         if event.how is Down.POWER_LOST and event.broker in self.masters.values():
@@ -354,6 +349,7 @@ class Ledger:
         if up_us is not None:
             self._up_us[event.broker].append((up_us, event.at_us))
 
+    @on(BrokerUp)
     def _up(self, event: BrokerUp) -> None:
         if event.promoted:
             self._note_replaced(event.broker, event.at_us)
@@ -395,12 +391,19 @@ class Ledger:
             if queue.broker == event.broker:
                 self.doubtful[queue].clear()
 
+    @on(ClockJumped)
+    def _clock_jumped(self, event: ClockJumped) -> None:
+        self._jumps.append(event)
+
+    @on(StaleWrite)
     def _stale_write(self, event: StaleWrite) -> None:
         self._stale_us.append((event.at_us - _STALE_SIGHT_US, event.at_us + _STALE_SIGHT_US))
 
+    @on(Replicated)
     def _replicated(self, event: Replicated) -> None:
         self._note_copy(event.replica, event.queue, event.offset, event.message, event.at_us)
 
+    @on(ReplicaHolds)
     def _replica_holds(self, event: ReplicaHolds) -> None:
         self._unsettled_us[""] = event.at_us
         if event.is_start:
@@ -431,6 +434,7 @@ class Ledger:
         if message.key is not None:
             self._copied[replica] |= {(message.key, (queue, offset)), (message.key, None)}
 
+    @on(FaultBegan)
     def _fault_began(self, event: FaultBegan) -> None:
         self._unsettled_us[""] = event.at_us
         if event.kind == FaultKind.NEW_DISK.value:
@@ -438,6 +442,7 @@ class Ledger:
         if event.kind in _DISK_FAULTS:
             self._disk_faults[event.target].append([event.at_us, 1 << 62])
 
+    @on(FaultEnded)
     def _fault_ended(self, event: FaultEnded) -> None:
         self._unsettled_us[""] = event.at_us
         if event.kind in _DISK_FAULTS:

@@ -6,7 +6,7 @@ import asyncio
 
 from turbopump.testing.simulate.consumers import Member
 from turbopump.testing.simulate.observer import Observer
-from turbopump.testing.simulate.plan import Group, GroupKind
+from turbopump.testing.simulate.plan import GroupKind
 from turbopump.testing.simulate.producers import Sender
 from turbopump.testing.simulate.transacting_producers import Database, TransactingProducer
 from turbopump.testing.simulate.world import World
@@ -61,10 +61,6 @@ class Load:
         return {**self.senders, **self.transacting}
 
     # --- members ----------------------------------------------------------------------------------
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        return tuple(self._groups.values())
 
     def members_of(self, group: str) -> list[Member]:
         """Return the members that run."""

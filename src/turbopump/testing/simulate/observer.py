@@ -7,21 +7,15 @@ from dataclasses import dataclass, field
 from turbopump.broker.broker import Broker
 from turbopump.broker.transactions.transactions import PROGRESS_GROUP
 from turbopump.message import MessageQueue
-from turbopump.testing.simulate.events import (
-    Assigned,
-    BrokerUp,
-    Committed,
-    Readable,
-    Reopened,
-)
+from turbopump.testing.simulate.events import Assigned, BrokerUp, Committed, Readable, Reopened
 from turbopump.testing.simulate.replica_observer import ReplicaObserver
 from turbopump.testing.simulate.roles import is_ready
 from turbopump.testing.simulate.store_contents import (
     Contents,
     contents_of,
     differences,
-    messages_of,
-    queues_of,
+    ends_of,
+    new_messages,
 )
 from turbopump.testing.simulate.world import World
 
@@ -103,8 +97,7 @@ class Observer:
         loaded = self._loaded.pop(machine, (None, committed))
         if loaded[0] is broker:
             committed = loaded[1]
-        ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
-        self._seen[name] = seen = _Seen(broker, ends=ends, committed=committed)
+        self._seen[name] = seen = _Seen(broker, ends=ends_of(contents), committed=committed)
         terms = self._world.roles.terms[name]
         promoted = machine if terms != self._terms.get(name, 0) else ""
         self._terms[name] = terms
@@ -127,14 +120,8 @@ class Observer:
         self._world.history.add(Reopened(self._world.now_us, name, differing))
 
     def _note_messages(self, name: str, seen: _Seen) -> None:
-        store = seen.broker.store
-        for topic, queue_id in queues_of(store):
-            queue = MessageQueue(topic, name, queue_id)
-            known = seen.ends.get(queue, 0)
-            if store.queue_range(topic, queue_id)[1] > known:
-                for offset, message in messages_of(store, topic, queue_id, known):
-                    self._world.history.add(Readable(self._world.now_us, queue, offset, message))
-                    seen.ends[queue] = offset + 1
+        for found in new_messages(seen.broker.store, name, seen.ends):
+            self._world.history.add(Readable(self._world.now_us, *found))
 
     def _note_commits(self, name: str, seen: _Seen) -> None:
         now = _committed(seen.broker, name)

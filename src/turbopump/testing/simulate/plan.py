@@ -8,7 +8,7 @@ from enum import Enum
 from random import Random
 
 from turbopump.testing.simulate.events import Down
-from turbopump.testing.simulate.fault_plan import Fault, FaultKind, planned_faults
+from turbopump.testing.simulate.fault_plan import Fault, FaultKind, in_order, planned_faults
 from turbopump.testing.simulate.machine_plan import MachinePlan, planned_machine_faults
 from turbopump.testing.simulate.replica_plan import ReplicaPlan, planned_replicas
 from turbopump.testing.simulate.transaction_plan import TransactionPlan, planned_transactions
@@ -205,7 +205,7 @@ def _with_replicas(plan: Plan) -> Plan:
         plan,
         replicas=found,
         settings={**plan.settings, **found.settings},
-        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        faults=in_order(faults),
     )
 
 
@@ -220,7 +220,7 @@ def _with_transactions(plan: Plan) -> Plan:
         transactions=found,
         settings={**plan.settings, **found.settings},
         groups=tuple(replace(each, fates={**each.fates, **fates}) for each in plan.groups),
-        faults=tuple(sorted((*plan.faults, *found.faults), key=lambda fault: fault.at_s)),
+        faults=in_order((*plan.faults, *found.faults)),
     )
 
 
@@ -235,11 +235,7 @@ def _with_machine_faults(plan: Plan) -> Plan:
         # Clocks have to agree where slaves are promoted.
         if not (plan.replicas.promotes and fault.kind is FaultKind.ONE_CLOCK_JUMP)
     ]
-    return replace(
-        plan,
-        machine=found,
-        faults=tuple(sorted((*plan.faults, *faults), key=lambda fault: fault.at_s)),
-    )
+    return replace(plan, machine=found, faults=in_order((*plan.faults, *faults)))
 
 
 def _settings(chance: Random) -> dict[str, str]:

@@ -35,7 +35,6 @@ class Sender:
         self._sending: Send | None = None
         self._producer: Producer | None = None
         self._session = world.client(name)
-        self._is_dead = False
 
     async def run(self) -> None:
         """Send everything."""
@@ -113,17 +112,9 @@ class Sender:
         elif receipt.status is not SendStatus.OK:
             self._failed(send, receipt.status.name)
         else:
-            for number, key in enumerate(send.keys):
-                self._note(
-                    Acknowledged(
-                        self._world.now_us,
-                        self.name,
-                        key,
-                        receipt.queue,
-                        receipt.queue_offset + number,
-                        self._machine_of(receipt),
-                    )
-                )
+            now_us, machine = self._world.now_us, self._machine_of(receipt)
+            for offset, key in enumerate(send.keys, receipt.queue_offset):
+                self._note(Acknowledged(now_us, self.name, key, receipt.queue, offset, machine))
 
     def _machine_of(self, receipt: SendReceipt) -> str:
         """Return which machine has stored a message, where that is not always the same."""

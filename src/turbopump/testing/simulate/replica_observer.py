@@ -14,7 +14,7 @@ from turbopump.store.store import Store
 from turbopump.testing.simulate.events import LogsCompared, ReplicaHolds, Replicated, StaleWrite
 from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.roles import is_ready
-from turbopump.testing.simulate.store_contents import contents_of, messages_of, queues_of
+from turbopump.testing.simulate.store_contents import contents_of, ends_of, new_messages
 from turbopump.testing.simulate.world import World
 
 _PIECE_BYTES = 1 << 20
@@ -74,8 +74,8 @@ class ReplicaObserver:
         is_start = seen is None or seen.broker is not broker
         if seen is None or is_start or seen.cut_bytes != cut_bytes:
             contents = contents_of(broker.store, slave.master)
-            ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
-            seen = _Seen(slave, broker, cut_bytes, broker.store.readable_end, ends)
+            end, ends = broker.store.readable_end, ends_of(contents)
+            seen = _Seen(slave, broker, cut_bytes, end, ends)
             self._seen[slave.name] = seen
             # Its log may be cut before it is promoted, if it ever is.
             self._world.abandoned.pop(slave.name, None)
@@ -103,14 +103,8 @@ class ReplicaObserver:
         if seen.end == store.readable_end:
             return
         seen.end = store.readable_end
-        for topic, queue_id in queues_of(store):
-            queue = MessageQueue(topic, slave.master, queue_id)
-            known = seen.ends.get(queue, 0)
-            if store.queue_range(topic, queue_id)[1] > known:
-                for offset, message in messages_of(store, topic, queue_id, known):
-                    event = Replicated(self._world.now_us, slave.name, queue, offset, message)
-                    self._world.history.add(event)
-                    seen.ends[queue] = offset + 1
+        for found in new_messages(store, slave.master, seen.ends):
+            self._world.history.add(Replicated(self._world.now_us, slave.name, *found))
 
     # --- bytes ------------------------------------------------------------------------------------
 

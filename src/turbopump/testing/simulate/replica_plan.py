@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from turbopump.testing.simulate.fault_plan import DISK_FAULTS, Fault, FaultKind, planned_fault
+from turbopump.testing.simulate.fault_plan import (
+    DISK_FAULTS,
+    Fault,
+    FaultKind,
+    planned_fault,
+    planned_peer_fault,
+)
 
 _REPLICATED_SHARE = 0.25
 
@@ -151,8 +157,5 @@ def _faults(chance: Random, slaves: tuple[Slave, ...], load_s: float) -> tuple[F
             found.append(planned_fault(chance, kind, slave.master, "", load_s, _AWAY_S))
             continue
         kind = chance.choice(theme)
-        ends = [slave.name, slave.master if kind in (FaultKind.PARTITION, FaultKind.LOSE) else ""]
-        if ends[1] and chance.random() < 0.5:
-            ends.reverse()
-        found.append(planned_fault(chance, kind, ends[0], ends[1], load_s))
+        found.append(planned_peer_fault(chance, kind, slave.name, slave.master, load_s))
     return tuple(found)

@@ -21,14 +21,7 @@ class Totals:
     virtual_s: float = 0.0
     processor_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
-    sent: int = 0
-    acknowledged: int = 0
-    deliveries: int = 0
-    stored_twice: int = 0
-    consumed_twice: int = 0
-    dead_letters: int = 0
-    committed: int = 0
-    rolled_back: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     began_s: float = field(default_factory=time.perf_counter)
 
     def add(self, outcome: Outcome) -> None:
@@ -38,14 +31,7 @@ class Totals:
         self.virtual_s += outcome.virtual_s
         self.processor_s += outcome.processor_s
         self.faults += outcome.faults
-        self.sent += outcome.sent
-        self.acknowledged += outcome.acknowledged
-        self.deliveries += outcome.deliveries
-        self.stored_twice += outcome.stored_twice
-        self.consumed_twice += outcome.consumed_twice
-        self.dead_letters += outcome.dead_letters
-        self.committed += outcome.committed
-        self.rolled_back += outcome.rolled_back
+        self.counts += outcome.counts
 
     def lines(self) -> Iterator[str]:
         """Describe the totals."""
@@ -57,14 +43,15 @@ class Totals:
         yield f"virtual time: {self.virtual_s / 3600:.1f} h"
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
         yield f"faults injected: {self.faults.total()} ({kinds})"
+        count = self.counts
         yield (
-            f"messages: {self.sent} sent, {self.acknowledged} acknowledged, "
-            f"{self.deliveries} consumed, {self.dead_letters} dead letters"
+            f"messages: {count['sent']} sent, {count['acknowledged']} acknowledged, "
+            f"{count['deliveries']} consumed, {count['dead_letters']} dead letters"
         )
-        yield f"transactions: {self.committed} committed, {self.rolled_back} rolled back"
+        yield f"transactions: {count['committed']} committed, {count['rolled_back']} rolled back"
         yield (
-            f"duplicates: {self.stored_twice} stored twice by retries of producers, "
-            f"{self.consumed_twice} consumed again"
+            f"duplicates: {count['stored_twice']} stored twice by retries of producers, "
+            f"{count['consumed_twice']} consumed again"
         )
         if self.failed:
             yield f"failed: {len(self.failed)} seeds: {', '.join(map(str, sorted(self.failed)))}"

@@ -66,20 +66,14 @@ class Outcome:
     """What a run came to."""
 
     seed: int
-    violations: list[Violation] = field(default_factory=list)
-    history: list[str] = field(default_factory=list)
-    digest: str = ""
-    virtual_s: float = 0.0
+    violations: list[Violation]
+    digest: str
+    virtual_s: float
+    faults: Counter[str]
+    counts: Counter[str]
+    """Of messages and transactions, by what became of them."""
     processor_s: float = 0.0
-    faults: Counter[str] = field(default_factory=Counter)
-    sent: int = 0
-    acknowledged: int = 0
-    deliveries: int = 0
-    stored_twice: int = 0
-    consumed_twice: int = 0
-    dead_letters: int = 0
-    committed: int = 0
-    rolled_back: int = 0
+    history: list[str] = field(default_factory=list)
 
 
 def simulate(seed: int, *, keeps_history: bool = False) -> Outcome:
@@ -162,12 +156,7 @@ class _Run:
 
     def outcome(self) -> Outcome:
         ledger = self._ledger
-        return Outcome(
-            seed=self.plan.seed,
-            violations=self.history.violations,
-            digest=self.history.digest(),
-            virtual_s=self._virtual_s,
-            faults=self._faults,
+        counts = Counter(
             sent=len(ledger.sends),
             acknowledged=len(ledger.acknowledged),
             deliveries=sum(map(len, ledger.succeeded.values())),
@@ -176,6 +165,15 @@ class _Run:
             dead_letters=sum(len(ledger.dead_letters(name)) for name in ledger.groups),
             committed=self._transactions.committed,
             rolled_back=self._transactions.rolled_back,
+        )
+        history = self.history
+        return Outcome(
+            self.plan.seed,
+            history.violations,
+            history.digest(),
+            self._virtual_s,
+            self._faults,
+            counts,
         )
 
     async def _until_violation(self) -> None:

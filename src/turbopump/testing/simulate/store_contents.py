@@ -26,6 +26,24 @@ def contents_of(store: Store, broker: str) -> Contents:
     return found
 
 
+def ends_of(contents: Contents) -> dict[MessageQueue, int]:
+    """Return where each queue ends."""
+    return {queue: begin + len(found) for queue, (begin, found) in contents.items()}
+
+
+def new_messages(
+    store: Store, broker: str, ends: dict[MessageQueue, int]
+) -> Iterator[tuple[MessageQueue, int, Stored]]:
+    """Return the messages beyond the known ends of queues, which are moved on."""
+    for topic, queue_id in queues_of(store):
+        queue = MessageQueue(topic, broker, queue_id)
+        known = ends.get(queue, 0)
+        if store.queue_range(topic, queue_id)[1] > known:
+            for offset, message in messages_of(store, topic, queue_id, known):
+                yield queue, offset, message
+                ends[queue] = offset + 1
+
+
 def queues_of(store: Store) -> list[tuple[str, int]]:
     """Return the queues that hold messages of the run, and not events of the broker's own."""
     return sorted(queue for queue in store.queue_ids() if queue[0] not in _WITHOUT_MESSAGES)

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 
-from turbopump.testing.simulate.fault_plan import Fault, FaultKind, planned_fault
+from turbopump.testing.simulate.fault_plan import (
+    Fault,
+    FaultKind,
+    planned_fault,
+    planned_peer_fault,
+)
 
 _TRANSACTIONS_SHARE = 0.35
 
@@ -134,8 +139,5 @@ def _faults(
             found.append(planned_fault(chance, chance.choice(_CRASHES), broker, "", load_s))
             continue
         kind = chance.choice(_PRODUCER_FAULTS)
-        ends = [producer, broker if kind in (FaultKind.PARTITION, FaultKind.LOSE) else ""]
-        if ends[1] and chance.random() < 0.5:
-            ends.reverse()
-        found.append(planned_fault(chance, kind, ends[0], ends[1], load_s))
+        found.append(planned_peer_fault(chance, kind, producer, broker, load_s))
     return tuple(found)

@@ -15,13 +15,13 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, Role
 from turbopump.broker.replicated import ReplicatedBroker
 from turbopump.client.session import Session
-from turbopump.clock import Clock
 from turbopump.errors import StoreDamaged, TurbopumpError
 from turbopump.machine import Machine
-from turbopump.nameserver import NameServer, NameServerConfig
+from turbopump.nameserver import NameServer
 from turbopump.store.store import Store
 from turbopump.testing.cluster import Cluster, _Place, broker_config
-from turbopump.testing.disk import Disk
+from turbopump.testing.disk import CHANGING, Disk
+from turbopump.testing.idle_skipping import BusyTimeClock
 from turbopump.testing.memory_net import LinkQuality, MemoryHost
 from turbopump.testing.simulate.events import (
     BrokerDown,
@@ -38,44 +38,13 @@ from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.roles import Roles, is_ready
 from turbopump.testing.simulate.store_contents import Contents, contents_of, differences
 
+OnDeath = Callable[[], object]
+
 _DIRECTORY = Path("/")
 """On the disks in memory, of which each broker has its own."""
 _START_AGAIN_S = 1.0
 _DOWN_NAMESERVER = FaultKind.KILL_NAMESERVER.value
 _PROMOTION_MS = 20_000
-
-_CHANGES = frozenset(
-    {
-        "open_new",
-        "write",
-        "truncate",
-        "rename",
-        "link",
-        "remove",
-        "make_directory",
-        "sync",
-        "sync_directory",
-        "sync_file_system",
-    }
-)
-"""The operations of a disk that change what is on it."""
-
-
-class MachineClock:
-    """The clock of one machine, which can be set apart from the others."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._wall_offset_ms = 0
-        self.monotonic_ms = clock.monotonic_ms
-        self.uptime_ms = clock.uptime_ms
-
-    def now_ms(self) -> int:
-        return self._clock.now_ms() + self._wall_offset_ms
-
-    def jump_wall(self, by_ms: int) -> None:
-        """Set the wall clock forward or, with a negative number, back."""
-        self._wall_offset_ms += by_ms
 
 
 class World(Cluster):
@@ -111,7 +80,7 @@ class World(Cluster):
         self._lives: dict[str, ReplicatedBroker] = {}
         """Where slaves are promoted: what changes the roles of each machine that runs."""
         self._nameserver_disks: dict[int, Disk] = {}
-        self._clocks: dict[int, MachineClock] = {}
+        self._clocks: dict[int, BusyTimeClock] = {}
         """By the number of a broker's machine; across all its starts."""
 
     async def start(self) -> None:
@@ -274,12 +243,12 @@ class World(Cluster):
         """Return the broker name of an address."""
         return self.roles.name_of(self.machine_at(address))
 
-    def machine_clock(self, name: str) -> MachineClock:
+    def machine_clock(self, name: str) -> BusyTimeClock:
         """Return the clock of a broker's machine."""
         return self._clocks[self._places[name].number]
 
     def _broker_machine(self, place: _Place) -> Machine:
-        clock = self._clocks.setdefault(place.number, MachineClock(self._waking_clock))
+        clock = self._clocks.setdefault(place.number, BusyTimeClock(self._loop.clock))
         return replace(super()._broker_machine(place), clock=clock)
 
     # --- brokers ----------------------------------------------------------------------------------
@@ -289,25 +258,39 @@ class World(Cluster):
         self.disk(name).heal()
         self.disk(name).sync_ms = self.plan.sync_ms
 
-    def crash_at_disk_change(
-        self, name: str, changes: int, how: Down, told: Callable[[], object]
-    ) -> None:
+    def crash_at_disk_change(self, name: str, changes: int, how: Down, on_death: OnDeath) -> None:
         """Crash a broker just before the nth change on its disk."""
 
-        def strike() -> None:
-            # Not before: it may have started again meanwhile.
-            host = self._places[name].host
+        def dying_host() -> MemoryHost:
             self.doomed[name] = how
             self.history.add(BrokerDown(self.now_us, name, how))
-            # The disk may be at work on a thread, while the loop stands still.
-            self.network.silence(host.name)
-            self._loop.call_soon(self._die, host, told)
+            # Not before: it may have started again meanwhile.
+            return self._places[name].host
 
-        _crash_at_change(self.disk(name), changes, strike)
+        self._crash_at_change(self.disk(name), changes, dying_host, on_death)
 
-    def _die(self, host: MemoryHost, told: Callable[[], object]) -> None:
+    def _crash_at_change(
+        self, disk: Disk, changes: int, dying_host: Callable[[], MemoryHost], on_death: OnDeath
+    ) -> None:
+        """Let a disk take nothing any more from its nth change on, and its host die."""
+        left = changes
+
+        def look(operation: str, _: Path) -> None:
+            nonlocal left
+            left -= operation in CHANGING
+            if left <= 0:
+                disk.on_operation = None
+                disk.die()
+                host = dying_host()
+                # The disk may be at work on a thread, while the loop stands still.
+                self.network.silence(host.name)
+                self._loop.call_soon(self._die, host, on_death)
+
+        disk.on_operation = look
+
+    def _die(self, host: MemoryHost, on_death: OnDeath) -> None:
         self.network.kill(host)
-        told()
+        on_death()
 
     def cancel_crash(self, name: str) -> None:
         """Let a broker live on that was to die."""
@@ -413,17 +396,13 @@ class World(Cluster):
 
     # --- name servers -----------------------------------------------------------------------------
 
-    def crash_nameserver_at_change(
-        self, number: int, changes: int, told: Callable[[], object]
-    ) -> None:
+    def crash_nameserver_at_change(self, number: int, changes: int, on_death: OnDeath) -> None:
         """Crash a name server just before the nth change on its disk."""
 
-        def strike() -> None:
-            host = self.network.host(_host(self.nameservers[number]))
-            self.network.silence(host.name)
-            self._loop.call_soon(self._die, host, told)
+        def dying_host() -> MemoryHost:
+            return self.network.host(_host(self.nameservers[number]))
 
-        _crash_at_change(self._nameserver_disk(number), changes, strike)
+        self._crash_at_change(self._nameserver_disk(number), changes, dying_host, on_death)
 
     def is_nameserver_doomed(self, number: int) -> bool:
         """Whether a name server is to crash at a change on its disk."""
@@ -452,33 +431,10 @@ class World(Cluster):
 
     async def restart_nameserver(self, number: int) -> None:
         """Start a name server again at its address."""
-        old = self.nameservers[number]
-        config = NameServerConfig(
-            host=_host(old),
-            port=int(old.address.rpartition(":")[2]),
-            kv_config_path=self.directory / f"ns{number}" / "kvConfig.json",
-        )
         # Key-values are kept, and with them who is master; routes are not.
-        machine = self._machine(self._nameserver_disk(number), number)
-        server = NameServer(config, self.network.host(config.host), machine)
-        self.nameservers[number] = await self._stack.enter_async_context(server)
+        self.nameservers[number] = await self._nameserver(number, _host(self.nameservers[number]))
         self.down_nameservers.discard(number)
         self.history.add(FaultEnded(self.now_us, _DOWN_NAMESERVER, f"ns{number}"))
-
-
-def _crash_at_change(disk: Disk, changes: int, strike: Callable[[], None]) -> None:
-    """Let a disk take nothing any more from its nth change on."""
-    left = changes
-
-    def look(operation: str, _: Path) -> None:
-        nonlocal left
-        left -= operation in _CHANGES
-        if left <= 0:
-            disk.on_operation = None
-            disk.die()
-            strike()
-
-    disk.on_operation = look
 
 
 def _host(server: NameServer) -> str:

@@ -21,35 +21,33 @@ from turbopump.testing.simulate.checks.replicas import (
     ReplicasAgree,
 )
 from turbopump.testing.simulate.checks.transactions import TransactionsEnd
-from turbopump.testing.simulate.history import Check
+from turbopump.testing.simulate.history import Follower
 from turbopump.testing.simulate.ledger import Ledger
 
 
-def all_checks(ledger: Ledger) -> Sequence[Check]:
+def all_checks(ledger: Ledger) -> Sequence[Follower]:
     """Return every check; the ledger comes first, as they ask it, but for those who compare."""
-    return (
-        # These compare what a broker holds with what it held before, so they see events first.
-        ReadableKept(ledger),
-        QueuesDense(ledger),
-        CopiesKept(ledger),
-        ledger,
-        AcknowledgedKept(ledger),
-        AcknowledgedCopied(ledger),
-        ReplicasAgree(),
-        ReplacedMastersSilent(ledger),
-        ProducerOrder(ledger),
-        EveryMessageEnds(ledger),
-        DeadLettersExact(ledger),
-        CommitsBehindConsumption(ledger),
-        CommitsKept(ledger),
-        OneOwner(ledger),
-        InOrder(ledger),
-        RestartMovesNoQueue(ledger),
-        NeverEarly(ledger),
-        TransactionsEnd(ledger),
-        BoundedDuplicates(ledger),
-        DeliveredPromptly(ledger),
-        KeyValuesKept(),
-        RecoveryIdempotent(),
-        NothingUnexpected(),
+    # These compare what a broker holds with what it held before, so they see events first.
+    before = (ReadableKept, QueuesDense, CopiesKept)
+    after = (
+        AcknowledgedKept,
+        AcknowledgedCopied,
+        ReplicasAgree,
+        ReplacedMastersSilent,
+        ProducerOrder,
+        EveryMessageEnds,
+        DeadLettersExact,
+        CommitsBehindConsumption,
+        CommitsKept,
+        OneOwner,
+        InOrder,
+        RestartMovesNoQueue,
+        NeverEarly,
+        TransactionsEnd,
+        BoundedDuplicates,
+        DeliveredPromptly,
+        KeyValuesKept,
+        RecoveryIdempotent,
+        NothingUnexpected,
     )
+    return [*(check(ledger) for check in before), ledger, *(check(ledger) for check in after)]

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
-from turbopump.testing.simulate.events import (
-    US_PER_S,
-    BrokerUp,
-    Committed,
-    Down,
-    Event,
-    FaultBegan,
-)
+from turbopump.testing.simulate.checks.check import Check
+from turbopump.testing.simulate.events import US_PER_S, BrokerUp, Committed, Down, FaultBegan
 from turbopump.testing.simulate.fault_plan import FaultKind
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Attempts, Ledger, Place
 from turbopump.testing.simulate.plan import CONSUME_TIMEOUT_S, Group
 
@@ -25,7 +19,7 @@ SETTLED_US = 70 * US_PER_S
 """After this time without a fault or a new member, each queue has one owner."""
 
 
-class CommitsBehindConsumption:
+class CommitsBehindConsumption(Check):
     """A group's committed offset passes no message that its listeners have not finished.
 
     But for those that a listener has had for longer than the consumer's timeout, which are sent
@@ -35,12 +29,10 @@ class CommitsBehindConsumption:
     name = "commits pass no unfinished message"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._checked: defaultdict[Place, int] = defaultdict(int)
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Committed: self._committed, BrokerUp: self._forget_lost}
-
+    @on(Committed)
     def _committed(self, event: Committed) -> Iterator[str]:
         ledger, place = self._ledger, (event.group, event.queue)
         group = ledger.groups.get(event.group)
@@ -62,14 +54,12 @@ class CommitsBehindConsumption:
         is_expired = now_us - oldest_us > CONSUME_TIMEOUT_S * US_PER_S
         return attempts.is_done(group) or is_expired
 
+    @on(BrokerUp)
     def _forget_lost(self, event: BrokerUp) -> None:
-        for (group, queue), checked in tuple(self._checked.items()):
-            if queue.broker == event.broker:
-                end = max(self._ledger.stored.get(queue, {}), default=-1) + 1
-                self._checked[group, queue] = min(checked, end)
+        self._ledger.cut_to_ends(event.broker, self._checked)
 
 
-class CommitsKept:
+class CommitsKept(Check):
     """Committed offsets do not go back, but for a crash, which may set them back by 5 s.
 
     A promoted slave has those that it has copied.
@@ -81,25 +71,25 @@ class CommitsKept:
     name = "commits do not go back"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._commits: defaultdict[Place, list[tuple[int, int]]] = defaultdict(list)
         """Time and offset of the latest commits."""
         self._save_fails: set[str] = set()
         """Brokers that skip one save."""
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Committed: self._committed, BrokerUp: self._came_up, FaultBegan: self._fault_began}
-
+    @on(FaultBegan)
     def _fault_began(self, event: FaultBegan) -> None:
         if event.kind == FaultKind.BROKEN_WORK.value and event.text.startswith("(try_save"):
             self._save_fails.add(event.target)
 
+    @on(Committed)
     def _committed(self, event: Committed) -> Iterator[str]:
         self._commits[event.group, event.queue].append((event.at_us, event.offset))
         is_settled = event.at_us - self._ledger.unsettled_us(event.group) > SETTLED_US
         if event.before is not None and event.offset < event.before and is_settled:
             yield f"{event.group} committed {event.offset} in {event.queue} after {event.before}"
 
+    @on(BrokerUp)
     def _came_up(self, event: BrokerUp) -> Iterator[str]:
         if event.promoted:
             self._start_over(event)
@@ -138,5 +128,5 @@ class CommitsKept:
     def _kept_end(self, queue: MessageQueue) -> int:
         """Return up to where a queue had its messages for certain after the last start."""
         ledger = self._ledger
-        end = max(ledger.stored.get(queue, {}), default=-1) + 1
+        end = ledger.end_of(queue)
         return end if ledger.plan.is_sync else min(ledger.doubtful[queue], default=end)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     US_PER_MS,
     US_PER_S,
     BrokerUp,
     ClockJumped,
     ConsumeEnded,
-    Event,
     Readable,
     Result,
 )
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.plan import DELAYS_S, FateKind
 from turbopump.wire.names import RETRY_PREFIX
@@ -24,7 +24,7 @@ _ROUNDING_US = 2 * US_PER_MS
 """Brokers count in whole milliseconds."""
 
 
-class NeverEarly:
+class NeverEarly(Check):
     """No delayed message is readable in its own topic before its delay, and no retry before its.
 
     But for a broker that has restarted since a clock was set forward: it has times of day only.
@@ -33,20 +33,13 @@ class NeverEarly:
     name = "delays are not cut short"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._failed_us: dict[tuple[str, str, int], int] = {}
         """When a group's listener first failed on a message that was retried so often before."""
         self._jumps: list[ClockJumped] = []
         self._started_us: dict[str, int] = {}
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {
-            Readable: self._readable,
-            ConsumeEnded: self._ended,
-            ClockJumped: self._jumps.append,
-            BrokerUp: self._started,
-        }
-
+    @on(Readable)
     def _readable(self, event: Readable) -> Iterator[str]:
         key = event.message.key
         due = None if key is None else self._due(event, key)
@@ -78,6 +71,7 @@ class NeverEarly:
         level = min(_FIRST_RETRY_LEVEL + times - 1, len(DELAYS_S))
         return failed_us, DELAYS_S[level - 1] * US_PER_S
 
+    @on(ConsumeEnded)
     def _ended(self, event: ConsumeEnded) -> None:
         if event.result is not Result.SUCCESS:
             place = (event.group, event.key, event.times)
@@ -94,5 +88,10 @@ class NeverEarly:
         ]
         return sum(by_us for by_us in jumps if by_us > 0)
 
+    @on(ClockJumped)
+    def _jumped(self, event: ClockJumped) -> None:
+        self._jumps.append(event)
+
+    @on(BrokerUp)
     def _started(self, event: BrokerUp) -> None:
         self._started_us[event.broker] = event.at_us

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
+from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     BrokerDown,
     BrokerUp,
@@ -21,12 +22,12 @@ from turbopump.testing.simulate.events import (
     SendTried,
     Stored,
 )
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.wire.names import RETRY_PREFIX
 
 
-class BoundedDuplicates:
+class BoundedDuplicates(Check):
     """A message is stored at most once for each request, and consumed again only for a cause.
 
     Each crash and start, network or disk fault, and each member that joins or leaves, may repeat
@@ -40,7 +41,7 @@ class BoundedDuplicates:
     name = "duplicates are bounded"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._tries: Counter[str] = Counter()
         self._copies: Counter[str] = Counter()
         """By key: what is stored now in topics of producers."""
@@ -57,17 +58,6 @@ class BoundedDuplicates:
         self._successes: Counter[tuple[str, str]] = Counter()
         self._causes: list[int] = []
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {
-            SendTried: self._tried,
-            Readable: self._stored,
-            ConsumeBegan: self._called,
-            ConsumeEnded: self._consumed,
-            # While a broker starts on a slow disk, all others wait: they share its loop.
-            **dict.fromkeys((BrokerDown, FaultBegan, Joined, Left, ClockJumped), self._cause),
-            BrokerUp: self._up,
-        }
-
     @property
     def stored_twice(self) -> int:
         """How many further copies of messages producers have made."""
@@ -78,9 +68,11 @@ class BoundedDuplicates:
         """How many further times groups have consumed messages."""
         return sum(count - 1 for count in self._successes.values())
 
+    @on(SendTried)
     def _tried(self, event: SendTried) -> None:
         self._tries[event.key] += 1
 
+    @on(Readable)
     def _stored(self, event: Readable) -> Iterator[str]:
         key = event.message.key
         if key is None:
@@ -105,9 +97,11 @@ class BoundedDuplicates:
             self._known.add(record)
             self._retries[group, message.key][message.times] += 1
 
+    @on(ConsumeBegan)
     def _called(self, event: ConsumeBegan) -> None:
         self._calls[event.group, event.key] += 1
 
+    @on(ConsumeEnded)
     def _consumed(self, event: ConsumeEnded) -> Iterator[str]:
         group, key, times = place = event.group, event.key, event.times
         if event.result is Result.SUCCESS:
@@ -137,6 +131,7 @@ class BoundedDuplicates:
         since_us = 0 if send is None else send.at_us - _NOTICED_US
         return sum(at_us >= since_us for at_us in self._causes)
 
+    @on(BrokerUp)
     def _up(self, event: BrokerUp) -> None:
         self._cause(event)
         # What was lost with the power, or only the master before had, is delivered or sent again.
@@ -152,6 +147,8 @@ class BoundedDuplicates:
                 for offset, message in enumerate(found, begin):
                     self._note_retry(queue, offset, message)
 
+    # While a broker starts on a slow disk, all others wait: they share its loop.
+    @on(BrokerDown, FaultBegan, Joined, Left, ClockJumped)
     def _cause(self, event: Event) -> None:
         self._causes.append(event.at_us)
 

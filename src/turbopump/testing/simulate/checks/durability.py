@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from turbopump.testing.simulate.events import Acknowledged, BrokerUp, Calm, Event
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.checks.check import Check
+from turbopump.testing.simulate.events import Acknowledged, BrokerUp, Calm
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger
 
 
-class ReadableKept:
+class ReadableKept(Check):
     """Nothing that was readable disappears or changes.
 
     But for what had not been flushed in asynchronous mode, when the power fails, and for what a
@@ -18,12 +19,7 @@ class ReadableKept:
 
     name = "readable messages stay"
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {BrokerUp: self._compare}
-
+    @on(BrokerUp)
     def _compare(self, event: BrokerUp) -> Iterator[str]:
         ledger = self._ledger
         for queue, messages in ledger.stored.items():
@@ -40,16 +36,14 @@ class ReadableKept:
                     # Perhaps it has what the master has lost and stored again, as retries are.
                     is_kept &= ledger.was_record_copied(slave, queue, offset, message)
                 else:
-                    machine, since_us = (
-                        ledger.masters[queue.broker],
-                        ledger.stored_us[queue, offset],
-                    )
+                    machine = ledger.masters[queue.broker]
+                    since_us = ledger.stored_us[queue, offset]
                     is_kept = ledger.plan.is_sync or not ledger.may_be_lost(machine, since_us)
                 if is_kept:
                     yield f"{queue} offset {offset} was {message.key}, now {now.get(offset)}"
 
 
-class AcknowledgedKept:
+class AcknowledgedKept(Check):
     """Every acknowledged message is at the offset that was acknowledged.
 
     But for what a slave never had that is promoted: with SYNC_MASTER and one slave, that is
@@ -59,12 +53,10 @@ class AcknowledgedKept:
     name = "acknowledged messages are kept"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._waiting: dict[str, Acknowledged] = {}
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Acknowledged: self._note, BrokerUp: self._after_start, Calm: self._at_end}
-
+    @on(Acknowledged)
     def _note(self, event: Acknowledged) -> None:
         # The receipt of a delayed message is about a topic of the broker's own.
         if not self._ledger.sends[event.key].delay_us and not self._is_left_behind(event):
@@ -76,6 +68,7 @@ class AcknowledgedKept:
         is_stale = event.machine not in ("", master)
         return is_stale and not ledger.must_have(master, event.key, event.queue, event.offset)
 
+    @on(BrokerUp)
     def _after_start(self, event: BrokerUp) -> Iterator[str]:
         for key, acknowledged in tuple(self._waiting.items()):
             if acknowledged.queue.broker != event.broker or self._is_there(acknowledged):
@@ -90,14 +83,15 @@ class AcknowledgedKept:
             else:
                 yield self._text(acknowledged)
 
+    @on(Calm)
     def _at_end(self, _: Calm) -> Iterator[str]:
         for acknowledged in self._waiting.values():
             if not self._is_there(acknowledged) and not self._may_be_lost(acknowledged):
                 yield self._text(acknowledged)
 
     def _is_there(self, acknowledged: Acknowledged) -> bool:
-        stored = self._ledger.stored.get(acknowledged.queue, {}).get(acknowledged.offset)
-        return stored is not None and stored.key == acknowledged.key
+        queue, offset = acknowledged.queue, acknowledged.offset
+        return self._ledger.is_stored(queue, offset, acknowledged.key)
 
     def _may_be_lost(self, acknowledged: Acknowledged) -> bool:
         ledger = self._ledger

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from turbopump.testing.simulate.events import Event, Reopened, Unexpected
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.checks.check import Check
+from turbopump.testing.simulate.events import Reopened, Unexpected
+from turbopump.testing.simulate.history import on
 
 
-class NothingUnexpected:
+class NothingUnexpected(Check):
     """No task dies unnoticed; tasks, timers, connections and files end with their owners."""
 
     name = "nothing unexpected"
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Unexpected: self._unexpected}
-
+    @on(Unexpected)
     def _unexpected(self, event: Unexpected) -> Iterator[str]:
         yield event.what
 
 
-class RecoveryIdempotent:
+class RecoveryIdempotent(Check):
     """Opening a store twice gives the same messages."""
 
     name = "recovery is idempotent"
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Reopened: self._reopened}
-
+    @on(Reopened)
     def _reopened(self, event: Reopened) -> Iterator[str]:
         yield from event.differences

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from turbopump.testing.simulate.events import Calm, ConsumeEnded, Event, Readable, Result
-from turbopump.testing.simulate.history import Handler
-from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.checks.check import Check
+from turbopump.testing.simulate.events import Calm, ConsumeEnded, Readable, Result
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.plan import FateKind, Group
 from turbopump.wire.names import DEAD_LETTER_PREFIX
 
 
-class EveryMessageEnds:
+class EveryMessageEnds(Check):
     """Each message that can be read is consumed or dead-lettered by each group that wants it.
 
     In asynchronous mode a loss of power may take a message that was about to be retried. So may
@@ -20,12 +20,6 @@ class EveryMessageEnds:
     """
 
     name = "every message ends"
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Calm: self._at_end}
 
     def unfinished(self) -> Iterator[tuple[Group, str]]:
         """Return the messages that groups have still to consume."""
@@ -46,6 +40,7 @@ class EveryMessageEnds:
             if send.delay_us and key not in readable and not self._delay_may_be_lost(key):
                 yield key
 
+    @on(Calm)
     def _at_end(self, _: Calm) -> Iterator[str]:
         for key in self.missing():
             yield f"{key} was acknowledged, and never delivered after its delay"
@@ -74,17 +69,12 @@ class EveryMessageEnds:
         return not is_promised and ledger.has_lost(key)
 
 
-class DeadLettersExact:
+class DeadLettersExact(Check):
     """Dead letters are exactly the messages that failed every time."""
 
     name = "dead letters are exact"
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Readable: self._dead, ConsumeEnded: self._consumed}
-
+    @on(Readable)
     def _dead(self, event: Readable) -> Iterator[str]:
         group = self._ledger.groups.get(event.queue.topic.removeprefix(DEAD_LETTER_PREFIX))
         if not event.queue.topic.startswith(DEAD_LETTER_PREFIX) or group is None:
@@ -94,6 +84,7 @@ class DeadLettersExact:
         if fate is None or fate.kind is not FateKind.ALWAYS_FAILS:
             yield f"{key} is a dead letter of {group.name}, but would have succeeded"
 
+    @on(ConsumeEnded)
     def _consumed(self, event: ConsumeEnded) -> Iterator[str]:
         fate = self._ledger.groups[event.group].fates.get(event.key)
         always_fails = fate is not None and fate.kind is FateKind.ALWAYS_FAILS

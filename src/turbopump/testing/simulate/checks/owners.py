@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
+from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     Assigned,
     BrokerUp,
     Calm,
     ConsumeBegan,
     ConsumeEnded,
-    Event,
     Left,
 )
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger, Place
 from turbopump.testing.simulate.plan import GroupKind
 
 
-class OneOwner:
+class OneOwner(Check):
     """No two calls of an orderly group's listener run on one queue at the same time."""
 
     name = "one call per orderly queue"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._running: dict[Place, ConsumeBegan] = {}
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {ConsumeBegan: self._began, ConsumeEnded: self._ended}
-
+    @on(ConsumeBegan)
     def _began(self, event: ConsumeBegan) -> Iterator[str]:
         if self._ledger.groups[event.group].kind is not GroupKind.ORDERLY:
             return
@@ -44,6 +42,7 @@ class OneOwner:
             )
         self._running[place] = event
 
+    @on(ConsumeEnded)
     def _ended(self, event: ConsumeEnded) -> None:
         place = (event.group, event.queue)
         running = self._running.get(place)
@@ -51,7 +50,7 @@ class OneOwner:
             del self._running[place]
 
 
-class InOrder:
+class InOrder(Check):
     """An orderly group begins a message only after all before it in its queue are done.
 
     But for those that a clock hides which was set back after a loss (`Ledger.may_be_hidden`).
@@ -60,12 +59,10 @@ class InOrder:
     name = "orderly groups consume in order"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._done: defaultdict[Place, int] = defaultdict(int)
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {ConsumeBegan: self._began, BrokerUp: self._forget_lost}
-
+    @on(ConsumeBegan)
     def _began(self, event: ConsumeBegan) -> Iterator[str]:
         group, place = self._ledger.groups[event.group], (event.group, event.queue)
         if group.kind is not GroupKind.ORDERLY:
@@ -86,14 +83,12 @@ class InOrder:
             if offset == self._done[place]:
                 self._done[place] = offset + 1
 
+    @on(BrokerUp)
     def _forget_lost(self, event: BrokerUp) -> None:
-        for (group, queue), done in tuple(self._done.items()):
-            if queue.broker == event.broker:
-                end = max(self._ledger.stored.get(queue, {}), default=-1) + 1
-                self._done[group, queue] = min(done, end)
+        self._ledger.cut_to_ends(event.broker, self._done)
 
 
-class RestartMovesNoQueue:
+class RestartMovesNoQueue(Check):
     """When the only broker restarts in a calm cluster, every queue stays with its owner.
 
     If there are others, a member that asks for routes meanwhile shares the queues on those.
@@ -102,13 +97,11 @@ class RestartMovesNoQueue:
     name = "a restart moves no queue"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._owned: dict[str, tuple[MessageQueue, ...]] = {}
         self._is_calm = False
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Assigned: self._assigned, Calm: self._calm, Left: self._left}
-
+    @on(Assigned)
     def _assigned(self, event: Assigned) -> Iterator[str]:
         before = self._owned.get(event.member, ())
         self._owned[event.member] = event.queues
@@ -118,8 +111,10 @@ class RestartMovesNoQueue:
                 f"{', '.join(map(str, event.queues)) or 'no queue'} after a restart"
             )
 
+    @on(Calm)
     def _calm(self, _: Calm) -> None:
         self._is_calm = len(self._ledger.plan.brokers) == 1
 
+    @on(Left)
     def _left(self, _: Left) -> None:
         self._is_calm = False

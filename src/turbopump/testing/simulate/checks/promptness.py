@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from turbopump.testing.simulate.events import (
-    US_PER_S,
-    Acknowledged,
-    Calm,
-    ConsumeBegan,
-    Ended,
-    Event,
-)
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.checks.check import Check
+from turbopump.testing.simulate.events import US_PER_S, Acknowledged, Calm, ConsumeBegan, Ended
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger
 
 PROMPT_US = 2 * US_PER_S
 """Less than the 5 s after which brokers look for long polls that nothing has woken."""
 
 
-class DeliveredPromptly:
+class DeliveredPromptly(Check):
     """What is acknowledged in a calm cluster reaches every group within 2 s."""
 
     name = "calm deliveries are prompt"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._is_calm = False
         self._sent: dict[str, Acknowledged] = {}
         self._first_us: dict[tuple[str, str], int] = {}
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {
-            Calm: self._calm,
-            Acknowledged: self._acknowledged,
-            ConsumeBegan: self._began,
-            Ended: self._at_end,
-        }
 
     @property
     def waiting(self) -> int:
@@ -48,17 +34,21 @@ class DeliveredPromptly:
             if sent.queue.topic in group.topics
         )
 
+    @on(Calm)
     def _calm(self, _: Calm) -> None:
         self._is_calm = True
 
+    @on(Acknowledged)
     def _acknowledged(self, event: Acknowledged) -> None:
         if self._is_calm:
             self._sent[event.key] = event
 
+    @on(ConsumeBegan)
     def _began(self, event: ConsumeBegan) -> None:
         if self._is_calm:
             self._first_us.setdefault((event.group, event.key), event.at_us)
 
+    @on(Ended)
     def _at_end(self, event: Ended) -> Iterator[str]:
         for key, sent in self._sent.items():
             for group in self._ledger.plan.groups:

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
-from turbopump.testing.simulate.events import (
-    Acknowledged,
-    BrokerDown,
-    BrokerUp,
-    Down,
-    Event,
-    Readable,
-)
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.checks.check import Check
+from turbopump.testing.simulate.events import Acknowledged, BrokerDown, BrokerUp, Down, Readable
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger
 
 
-class QueuesDense:
+class QueuesDense(Check):
     """Offsets of a queue follow each other, and each holds one whole message."""
 
     name = "queues are dense"
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Readable: self._next, BrokerUp: self._all}
-
+    @on(Readable)
     def _next(self, event: Readable) -> Iterator[str]:
-        expected = max(self._ledger.stored.get(event.queue, {}), default=-1) + 1
+        expected = self._ledger.end_of(event.queue)
         if event.offset != expected:
             yield f"{event.queue} continues with offset {event.offset}, not {expected}"
         if event.message.key is None:
             yield f"{event.queue} offset {event.offset} holds a body that was never sent"
 
+    @on(BrokerUp)
     def _all(self, event: BrokerUp) -> Iterator[str]:
         for queue, (begin, messages) in event.contents.items():
             if begin != 0 and messages:
@@ -44,20 +34,16 @@ class QueuesDense:
                     yield f"{queue} offset {offset} holds a body that was never sent there"
 
 
-class ProducerOrder:
+class ProducerOrder(Check):
     """What a producer sends one after the other has rising offsets in each queue."""
 
     name = "order of each producer"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._last: dict[tuple[str, MessageQueue], Acknowledged] = {}
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        # At both: answers that were under way arrive after the end of the broker.
-        lost = dict.fromkeys((BrokerDown, BrokerUp), self._forget_lost)
-        return {Acknowledged: self._follow, **lost}
-
+    @on(Acknowledged)
     def _follow(self, event: Acknowledged) -> Iterator[str]:
         send = self._ledger.sends[event.key]
         # A flush that fails takes back what was sent without waiting for it.
@@ -71,6 +57,8 @@ class ProducerOrder:
                 f"{event.queue} are {last.offset} and {event.offset}"
             )
 
+    # At both: answers that were under way arrive after the end of the broker.
+    @on(BrokerDown, BrokerUp)
     def _forget_lost(self, event: BrokerDown | BrokerUp) -> None:
         """Expect lower offsets from a broker that may have lost what it has acknowledged."""
         masters = self._ledger.masters

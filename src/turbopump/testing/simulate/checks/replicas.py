@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     US_PER_S,
     Acknowledged,
-    Event,
     LogsCompared,
     ReplicaHolds,
     StaleWrite,
 )
-from turbopump.testing.simulate.history import Handler
-from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.history import on
 
 TOLD_US = 25 * US_PER_S
 """A master that was replaced asks name servers every 10 s, and its successor tells it every 5 s."""
 
 
-class AcknowledgedCopied:
+class AcknowledgedCopied(Check):
     """When a SYNC_MASTER acknowledges a message, a slave has it.
 
     But for messages that do not wait for it.
@@ -27,12 +26,7 @@ class AcknowledgedCopied:
 
     name = "acknowledged messages have a copy"
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Acknowledged: self._acknowledged}
-
+    @on(Acknowledged)
     def _acknowledged(self, event: Acknowledged) -> Iterator[str]:
         ledger = self._ledger
         send, replicas = ledger.sends[event.key], ledger.plan.replicas
@@ -51,7 +45,7 @@ class AcknowledgedCopied:
             )
 
 
-class CopiesKept:
+class CopiesKept(Check):
     """A slave loses no message that its master still has.
 
     But for what had not been flushed in asynchronous mode, when its power fails, for a new disk,
@@ -60,12 +54,7 @@ class CopiesKept:
 
     name = "copies stay"
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {ReplicaHolds: self._compare}
-
+    @on(ReplicaHolds)
     def _compare(self, event: ReplicaHolds) -> Iterator[str]:
         ledger = self._ledger
         is_own = not event.is_start and event.replica in ledger.former_masters
@@ -87,17 +76,12 @@ class CopiesKept:
                 yield f"{event.replica} no longer has {message.key} at {queue} offset {offset}"
 
 
-class ReplacedMastersSilent:
+class ReplacedMastersSilent(Check):
     """A master that was replaced writes nothing once it knows it, or could know it."""
 
     name = "replaced masters are silent"
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {StaleWrite: self._wrote}
-
+    @on(StaleWrite)
     def _wrote(self, event: StaleWrite) -> Iterator[str]:
         quiet_us = event.at_us - self._ledger.unsettled_us("")
         if event.must_know:
@@ -106,7 +90,7 @@ class ReplacedMastersSilent:
             yield f"{event.machine} has written {quiet_us / US_PER_S:g} s after the last fault"
 
 
-class ReplicasAgree:
+class ReplicasAgree(Check):
     """Up to where a slave has reported, its log is the same as the master's, byte for byte.
 
     At the end of a run, both are the same as a whole.
@@ -114,9 +98,7 @@ class ReplicasAgree:
 
     name = "replicas agree"
 
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {LogsCompared: self._compared}
-
+    @on(LogsCompared)
     def _compared(self, event: LogsCompared) -> Iterator[str]:
         if event.difference:
             yield f"{event.replica}: {event.difference}"

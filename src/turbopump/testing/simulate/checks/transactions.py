@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     Acknowledged,
     BrokerUp,
     Calm,
     ConsumeBegan,
-    Event,
     Readable,
     SendTried,
     TransactionDecided,
     TransactionsLeft,
 )
-from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.wire.names import HALF_TOPIC
 
 
-class TransactionsEnd:
+class TransactionsEnd(Check):
     """Committed messages are visible once, all others never; no transaction stays open.
 
     But for half messages that were lost with the power, as the mode does not promise them. One that
@@ -31,24 +31,12 @@ class TransactionsEnd:
     name = "transactions end as decided"
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._keys = frozenset(ledger.plan.transactions.keys)
         self._commits: dict[str, bool] = {}
         self._halves: dict[str, Acknowledged] = {}
         self._lost: set[str] = set()
         self._tries: Counter[str] = Counter()
-
-    def handlers(self) -> Mapping[type[Event], Handler]:
-        return {
-            SendTried: self._tried,
-            Acknowledged: self._acknowledged,
-            TransactionDecided: self._decided,
-            Readable: self._readable,
-            ConsumeBegan: self._consumed,
-            BrokerUp: self._started,
-            TransactionsLeft: self._left,
-            Calm: self._at_end,
-        }
 
     @property
     def committed(self) -> int:
@@ -67,20 +55,25 @@ class TransactionsEnd:
         committed = (key for key, commits in self._commits.items() if commits)
         return [key for key in committed if key not in readable and key not in self._lost]
 
+    @on(SendTried)
     def _tried(self, event: SendTried) -> None:
         self._tries[event.key] += 1
 
+    @on(Acknowledged)
     def _acknowledged(self, event: Acknowledged) -> None:
         if event.queue.topic == HALF_TOPIC:
             self._halves[event.key] = event
 
+    @on(TransactionDecided)
     def _decided(self, event: TransactionDecided) -> None:
         self._commits[event.key] = event.commits
 
+    @on(Readable)
     def _readable(self, event: Readable) -> Iterator[str]:
         if self._ledger.is_own(event.queue.topic):
             yield from self._judge(event.message.key or "", f"is readable in {event.queue}")
 
+    @on(ConsumeBegan)
     def _consumed(self, event: ConsumeBegan) -> Iterator[str]:
         yield from self._judge(event.key, f"is consumed by {event.group}")
 
@@ -89,17 +82,19 @@ class TransactionsEnd:
             state = "rolled back" if key in self._commits else "open"
             yield f"{key} {what}, but its transaction is {state}"
 
+    @on(BrokerUp)
     def _started(self, event: BrokerUp) -> None:
         """Note which half messages are lost; `AcknowledgedKept` judges whether they may be."""
         for key, half in self._halves.items():
-            if half.queue.broker == event.broker:
-                found = self._ledger.stored.get(half.queue, {}).get(half.offset)
-                if found is None or found.key != key:
-                    self._lost.add(key)
+            is_there = self._ledger.is_stored(half.queue, half.offset, key)
+            if half.queue.broker == event.broker and not is_there:
+                self._lost.add(key)
 
+    @on(TransactionsLeft)
     def _left(self, event: TransactionsLeft) -> Iterator[str]:
         yield f"{', '.join(event.keys)} still open on {event.broker}"
 
+    @on(Calm)
     def _at_end(self, _: Calm) -> Iterator[str]:
         for key in self.invisible():
             yield f"{key} was committed, and is not visible"

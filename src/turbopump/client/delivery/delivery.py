@@ -1,0 +1,87 @@
+"""What concurrent and orderly delivery share: the listener, its workers, and what follows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from turbopump.client.delivery.listener import Listener
+from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
+from turbopump.client.offsets import Positions
+from turbopump.client.owned_queue import OwnedQueue
+from turbopump.client.push_config import Listening
+from turbopump.client.retry_sender import RetrySender
+from turbopump.client.stats import ConsumerStats
+from turbopump.clock import Clock
+from turbopump.supervisor import Supervisor, Watch
+from turbopump.wire.record import MessageView
+
+J = TypeVar("J")
+
+
+class Delivery(ABC, Generic[J]):
+    """Calls the listener, in jobs ``J`` that workers run."""
+
+    is_orderly: ClassVar[bool]
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listener,
+        config: Listening,
+        positions: Positions,
+        retry_sender: RetrySender | None,
+        stats: ConsumerStats,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._listener = listener
+        self._config = config
+        self._positions = positions
+        self._retry_sender = retry_sender
+        """None when broadcasting: failed messages are logged and dropped."""
+        self._stats = stats
+        self._clock = clock
+        self._running: set[J] = set()
+        """Jobs whose messages the listener has now, where that may take too long."""
+        self._tasks = Supervisor()
+        watch = self._tasks.watch("calls of the listener")
+        self._workers: Workers[J] = (
+            TaskWorkers(self._acall, self._settle, config.threads, watch)
+            if listener.is_async
+            else ThreadWorkers(self._call, self._settle, config.threads, watch)
+        )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """The background tasks, and their failures."""
+        return self._tasks.watches
+
+    @property
+    def threads(self) -> int:
+        return self._workers.size
+
+    def resize(self, threads: int) -> None:
+        """Change how many calls run concurrently."""
+        self._workers.size = threads
+
+    @abstractmethod
+    def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None:
+        """Deliver new messages of a queue; ``begins`` if its cache was empty before."""
+
+    @abstractmethod
+    async def close(self, timeout_ms: int) -> None:
+        """Wait for running calls."""
+
+    @abstractmethod
+    def _call(self, job: J) -> None:
+        """Call the listener in a thread."""
+
+    @abstractmethod
+    async def _acall(self, job: J) -> None:
+        """Call the listener on the loop."""
+
+    @abstractmethod
+    def _settle(self, jobs: Sequence[J]) -> None:
+        """Act on the listener's results, on the loop."""
