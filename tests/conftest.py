@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -41,6 +42,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     if failure != _proper(failure):
         report.longrepr = _proper(failure)
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_sessions_left_behind() -> Generator[None]:
+    """Close what Spark's callbacks opened in this process: it would log into later tests."""
+    yield
+    if shared := sys.modules.get("turbopump.spark.shared_session"):
+        shared.close_shared_sessions()
 
 
 def _proper(text: str) -> str:

@@ -29,26 +29,33 @@ class SharedSession:
         """Run something with the session on its loop, and return the result."""
         return self._thread.run(work(self.session))
 
+    def close(self) -> None:
+        self.run(lambda session: session.close())
+        background.leave(self._thread)
 
-_links: dict[tuple[int, ClientConfig], SharedSession] = {}
+
+_sessions: dict[tuple[int, ClientConfig], SharedSession] = {}
 _lock = threading.Lock()
 
 
 def shared_session(config: ClientConfig) -> SharedSession:
-    """Return this process's session with a cluster, which lives as long as the process."""
+    """Return this process's session with a cluster; open until `close_shared_sessions`."""
     key = (os.getpid(), config)
     with _lock:
-        found = _links.get(key)
+        found = _sessions.get(key)
         if found is None:
-            found = _links[key] = _connected(config)
+            found = SharedSession(background.join(), Session(config))
+            found.run(lambda session: session.start())
+            _sessions[key] = found
     return found
 
 
-def _connected(config: ClientConfig) -> SharedSession:
-    thread = background.join()
-    shared = SharedSession(thread, Session(config))
-    shared.run(lambda session: session.start())
-    return shared
+def close_shared_sessions() -> None:
+    """Close this process's sessions, for programs that outlive their clusters, such as tests."""
+    with _lock:
+        own = [_sessions.pop(key) for key in list(_sessions) if key[0] == os.getpid()]
+    for session in own:
+        session.close()
 
 
 def _after_fork() -> None:
