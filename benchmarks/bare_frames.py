@@ -1,9 +1,9 @@
-"""Sends as bare frames over one connection: the most that a client can get out of this broker.
+"""Send bare frames over one connection: the highest rate a client can get from this broker.
 
     python benchmarks/bare_frames.py --address HOST:PORT --concurrency 32 [--batch 16]
 
-Each request is encoded, each response decoded and checked; nothing else is done. `benchmarks/run`
-compares clients with it.
+Each request is encoded and each response is decoded and checked, nothing else. `benchmarks/run`
+uses it as the baseline for clients.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 BODY = b"x" * 128
 COMMANDS = 1024
-"""Different requests, sent in turn, so that messages have different keys, as those of clients."""
+"""The number of distinct requests, sent in turn so that keys differ as with real clients."""
 
 
 def properties_with(number: int) -> str:
-    """Return the properties of a message with a unique key."""
+    """Return message properties with a unique key."""
     return f"UNIQ_KEY\x017F00000100002A9F{number:016X}\x02WAIT\x01true\x02TAGS\x01TagA"
 
 
@@ -75,7 +75,7 @@ def pull_request(offset: int, queue_id: int = 0, hold_ms: int = 0, tags: str = "
 
 
 class Flood(asyncio.Protocol):
-    """Keeps requests in flight: each answer is checked, and makes room for the next request."""
+    """Keeps requests in flight: each answer is checked and triggers the next request."""
 
     def __init__(self, commands: Sequence[Command], in_flight: int, seconds: float) -> None:
         self.answered = 0
@@ -121,7 +121,7 @@ class Flood(asyncio.Protocol):
 async def flood(address: str, in_flight: int, seconds: float, *commands: Command) -> int:
     """Keep n requests in flight on a connection; return how many were answered.
 
-    They are sent in turn.
+    The given requests are sent in turn.
     """
     host, port = split_address(address)
     transport, requests = await asyncio.get_running_loop().create_connection(

@@ -1,9 +1,9 @@
-"""A broker in a process of its own, and clients in this one: pulls, latency, delays.
+"""A broker in a separate process, with clients in this one: pulls, latency, delays.
 
     python benchmarks/broker.py [--seconds 1] [--only pulls,latency,delays]
 
-Clients exchange bare frames, so that what is measured is the broker. `benchmarks/run` measures
-sends, `benchmarks/growth.py` what waiting pulls cost.
+Clients exchange bare frames, so that the broker dominates the figures. `benchmarks/run` measures
+sends, `benchmarks/growth.py` the cost of waiting long polls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DUE_PER_SECOND = 10_000
 async def measured(
     running: Server, in_flight: int, seconds: float, command: Command
 ) -> tuple[float, float, float]:
-    """Return requests a second, and CPU microseconds of server and client for each."""
+    """Return requests per second, and the server's and client's CPU microseconds per request."""
     await flood(running.address, in_flight, seconds / 4, command)
     server_s, client_s, started = running.cpu_s, time.process_time(), time.perf_counter()
     done = await flood(running.address, in_flight, seconds, command)
@@ -77,7 +77,7 @@ async def latency(seconds: float) -> None:
 async def send_to_pull(
     sender: Connection, puller: Connection, rate: float, seconds: float
 ) -> list[float]:
-    """Send probes at a steady pace, among a load on another queue; time each until it is pulled."""
+    """Send probes at a steady rate, under load on another queue; time each until it is pulled."""
     answer = await puller.request(pull_request(1 << 40), TIMEOUT_MS)
     offset = PullMessageAnswer.from_ext_fields(answer.ext_fields).max_offset
     times_ms: list[float] = []
@@ -98,7 +98,7 @@ async def send_to_pull(
 
 
 async def delays(seconds: float) -> None:
-    """Let so many delayed messages fall due each second, and see how late they are delivered."""
+    """Send delayed messages at a fixed rate, and measure how late they are delivered."""
     with server() as running:
         async with connected(running.address) as connection:
             await connection.request(send_request(), TIMEOUT_MS)
@@ -116,7 +116,7 @@ async def delays(seconds: float) -> None:
 
 
 async def lateness(connection: Connection, count: int) -> list[int]:
-    """Read delayed messages as they are delivered; return how late each of them was."""
+    """Read delayed messages as they are delivered; return the lateness of each."""
     late_ms: list[int] = []
     offset = 0
     while len(late_ms) < count:
@@ -132,7 +132,7 @@ async def lateness(connection: Connection, count: int) -> list[int]:
 async def steady(
     connection: Connection, rate: float, seconds: float, properties: str = PROPERTIES
 ) -> int:
-    """Send at a rate, in small bursts as timers allow; return how many."""
+    """Send at a rate, in small bursts as timers permit; return the number sent."""
     started, sent = time.perf_counter(), 0
     async with asyncio.TaskGroup() as pending:
         while (elapsed := time.perf_counter() - started) < seconds:
@@ -145,7 +145,7 @@ async def steady(
 
 
 async def stored(connection: Connection, command: Command) -> None:
-    """Send a message that must be stored, or there would be none to wait for."""
+    """Send a message, and require that it is stored: the reader waits for every one."""
     answer = await connection.request(command, TIMEOUT_MS)
     assert answer.code == ResponseCode.SUCCESS, answer
 

@@ -1,4 +1,4 @@
-"""Brokers that benchmarks run in processes of their own, and how to reach them."""
+"""Brokers that benchmarks run in separate processes, and connections to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.net.sockets import SocketNetwork
 TIMEOUT_MS = 10_000
 BROKER = "broker-a"
 NAMED_CONFIG = f"brokerName={BROKER}\n"
-"""For a broker that is known by name, as Spark's offsets are."""
+"""Fixes the broker's name, which Spark's offsets refer to."""
 
 
 class Server:
@@ -46,7 +46,7 @@ class Server:
 
 @contextmanager
 def started(*arguments: str) -> Iterator[Server]:
-    """Run a command that prints where its broker listens, in a process of its own."""
+    """Run a command that prints its broker's address, in a separate process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "turbopump", *arguments],
         stdout=subprocess.PIPE,
@@ -65,7 +65,7 @@ def started(*arguments: str) -> Iterator[Server]:
 
 @contextmanager
 def server(*options: str, config: str = "") -> Iterator[Server]:
-    """Run name server and broker in one process, with the lines of a configuration file."""
+    """Run name server and broker in one process, with these lines of configuration."""
     ports = ("--nameserver-port", "0", "--broker-port", "0")
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "broker.conf")
@@ -83,7 +83,7 @@ async def connected(address: str) -> AsyncIterator[Connection]:
 
 
 def with_children(pid: int) -> tuple[int, ...]:
-    """Return a process and those that it has started."""
+    """Return a process and its descendants."""
     return pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 

@@ -1,11 +1,11 @@
-"""What more broker processes give: throughput and processor time with 1, 2 and 4 of them.
+"""How throughput and CPU time scale with 1, 2 and 4 broker processes.
 
     python benchmarks/broker_processes.py [--seconds 2] [--rounds 3] [--batch 1] [--plot FILE]
         [--update-docs]
 
 ``turbopump standalone --brokers N`` runs N brokers behind one name server; 1, 2 and 4 client
-processes send to all of them, 32 sends in flight each. Rounds are interleaved. More processes than
-the machine has cores cannot send more: there, the processor time tells what a message costs.
+processes send to all of them, 32 sends in flight each. Rounds are interleaved. Throughput cannot
+grow once there are more processes than cores; the CPU time still shows the cost per message.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ COUNTS = (1, 2, 4)
 QUEUES = 8
 
 Results = dict[tuple[int, int], list[dict[str, Any]]]
-"""What each round gave, by the numbers of brokers and of client processes."""
+"""The results of each round, by number of brokers and of client processes."""
 
 
 def measured(running: Server, clients: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Send for some seconds."""
+    """Send for the given time."""
     output = running.turbopump(
         *("bench", "produce", "Bench", "--json", f"--processes={clients}"),
         *(f"--seconds={options.seconds}", f"--warm-up={options.seconds / 4}"),
@@ -75,7 +75,7 @@ def report(results: Results) -> str:
 
 
 def write_plot(results: Results, path: Path) -> None:
-    """Draw throughput, and processor time for each message, against the brokers."""
+    """Plot throughput, and CPU time per message, against the number of brokers."""
     figure, ((rates, costs),) = panels(1, 2, (9, 3.2))
     for clients in COUNTS:
         of_clients = [results[brokers, clients] for brokers in COUNTS]

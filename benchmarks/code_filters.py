@@ -1,9 +1,9 @@
-"""Filtered pulls beside unfiltered ones: tags, SQL92 and code, by processor time of the servers.
+"""Filtered against unfiltered pulls: tags, SQL92 and code, by CPU time of the servers.
 
     python benchmarks/code_filters.py [--messages 100000] [--rounds 3]
 
-A broker with one filter server runs as a process of its own. A backlog in one queue is pulled to
-its end by each kind in turn, 32 messages at a time; half of the messages match.
+A broker with one filter server runs in a separate process. Each kind of filter in turn pulls a
+backlog in one queue to its end, 32 messages at a time; half of the messages match.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KINDS: dict[str, Expression] = {
 
 
 def cpu_s(broker: int) -> dict[str, float]:
-    """Return the processor time of the broker, the filter server and the filters so far."""
+    """Return the CPU time used so far by the broker, the filter server and the filters."""
     used: dict[str, float] = defaultdict(float)
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -91,7 +91,7 @@ async def store(nameserver: str, count: int) -> MessageQueue:
 
 
 async def pull_all(consumer: PullConsumer, queue: MessageQueue, kind: Expression) -> int:
-    """Pull a queue to its end; return how many messages came."""
+    """Pull a queue to its end; return the number of messages."""
     offset, found = 0, 0
     end = await consumer.max_offset(queue)
     while offset < end:

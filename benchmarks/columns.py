@@ -1,4 +1,4 @@
-"""How fast stored records become Arrow columns, against decoding them one by one.
+"""How fast stored records are decoded to Arrow columns, compared with one by one.
 
 ``python benchmarks/columns.py [--rows 10000] [--seconds 2]``
 """
@@ -47,7 +47,7 @@ def stored(
 ) -> bytes:
     """Return records as a broker stores them for an ordinary producer.
 
-    Their keys are numbers, which grow longer unless they are filled up to so many digits.
+    Keys are numbers, zero-padded to ``key_digits`` digits, so that their length stays the same.
     """
     flag = 0 if compression is None else with_compression(0, compression)
     parts: list[bytes] = []
@@ -80,7 +80,7 @@ def stored(
 
 
 def one_by_one(data: bytes, columns: tuple[str, ...]) -> pa.RecordBatch:
-    """Do the same with one Python object for each cell."""
+    """Do the same with one Python object per cell."""
     views = list(decode_records(data))
     schema = arrow_schema(columns)
     arrays = [
@@ -95,7 +95,7 @@ def one_batch(made: RecordColumns, data: bytes) -> pa.RecordBatch:
 
 
 def rate(work: Callable[[], object], rows: int, seconds: float) -> float:
-    """Return the best rows per second of CPU time in so long a time: the machine may be shared."""
+    """Return the best rows per second of CPU time within a duration: the machine may be shared."""
     work()
     best, until = 0.0, time.monotonic() + seconds
     while time.monotonic() < until:
@@ -106,7 +106,7 @@ def rate(work: Callable[[], object], rows: int, seconds: float) -> float:
 
 
 def rates(data: bytes, columns: tuple[str, ...], rows: int, seconds: float) -> list[float]:
-    """Return the rates with checked bodies, without the check, and one by one."""
+    """Return the rates with body checks, without them, and one by one."""
     checked, unchecked = RecordColumns(columns), RecordColumns(columns, check_bodies=False)
     assert one_batch(checked, data) == one_by_one(data, columns)
     ways: list[Callable[[], object]] = [

@@ -1,14 +1,14 @@
-"""Our clients against bare frames, and against other systems through their Python clients.
+"""Compare our clients with bare frames, and with other systems through their Python clients.
 
     benchmarks/run [--rounds 3] [--seconds 1] [--quick] [--only send,batch] [--sizes 128,1024]
         [--json FILE] [--plot FILE] [--update-docs]
     benchmarks/run --from FILE [--markdown] [--update-docs]
     benchmarks/run NAME ...
 
-Each figure is of one client process against one broker; topics of ours have 8 queues. Rounds are
+Each figure is for one client process and one broker; our topics have 8 queues. Rounds are
 interleaved: each measures every system once, so that other work on the machine affects all of them.
-Systems that are not installed are listed as absent. With the NAME of another script in benchmarks/,
-such as growth or spark, that one runs.
+Systems that are not installed are listed as absent. The NAME of another script in benchmarks/, such
+as growth or spark, runs that script instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from peer_servers import PEER_SERVERS, RunningServer, peer_server
 
 WORKS = tuple(LEVEL)
 SPARK_ROWS_MIN = 40_000
-"""Fewer would not fill the batches that Spark's source of ready rows has."""
+"""Fewer would not fill the batches of Spark's source of ready rows."""
 USUAL: dict[str, float] = {
     "rounds": 3,
     "seconds": 1.0,
@@ -64,7 +64,7 @@ QUICK: dict[str, float] = {
 
 
 def absent_systems(wanted: Sequence[str]) -> dict[str, str]:
-    """Return what is missing of each system that cannot take part."""
+    """Return what is missing for each system that cannot be measured."""
     missing = {name: PEER_SERVERS[name].missing for name in PEER_SERVERS}
     for name, package in (("C++ client", "rocketmq"), ("Spark", "pyspark")):
         missing[name] = f"Python package {package}" if find_spec(package) is None else None
@@ -76,7 +76,7 @@ def absent_systems(wanted: Sequence[str]) -> dict[str, str]:
 def started_peers(
     stack: contextlib.ExitStack, directory: Path, absent: dict[str, str]
 ) -> dict[str, RunningServer]:
-    """Start the servers of other systems. Adds to ``absent`` those that do not start."""
+    """Start the servers of other systems; add those that do not start to ``absent``."""
     peers = {}
     for name in [each for each in PEER_SERVERS if each not in absent]:
         try:
@@ -89,7 +89,7 @@ def started_peers(
 def prepared(
     options: argparse.Namespace, stack: contextlib.ExitStack, absent: dict[str, str]
 ) -> Iterator[Run]:
-    """Start all systems, store the backlog that is read, and yield what is to be measured."""
+    """Start all systems, store the backlog to be read, and yield the cases to measure."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     with_peers = {"send", "drain"} & set(options.only)
     peers = started_peers(stack, directory, absent) if with_peers else {}
@@ -120,7 +120,7 @@ def spark(
 
 
 def measure(options: argparse.Namespace, absent: dict[str, str]) -> list[Measured]:
-    """Run all rounds; return the results by case. Adds to ``absent`` what cannot be started."""
+    """Run all rounds; return the results by case. Add what cannot be started to ``absent``."""
     begun_s = time.monotonic()
 
     def progress(text: str) -> None:
@@ -143,7 +143,7 @@ def measure(options: argparse.Namespace, absent: dict[str, str]) -> list[Measure
                         raise
                     absent[run.case.name] = str(error).strip().splitlines()[-1]
         progress("stopping servers")
-    # Ratios are of each round, so a case that failed in one of them is left out.
+    # Ratios are computed per round, so a case that failed in any round is left out.
     return [Measured(case, rows) for case, rows in results.items() if len(rows) == options.rounds]
 
 
@@ -217,7 +217,7 @@ def parsed() -> argparse.Namespace:
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """Return the command that measures the same, without what it does with the results."""
+    """Return the command that repeats the measurement, without its output options."""
     words = ["benchmarks/run", *["--quick"] * options.quick]
     for name, usual in (QUICK if options.quick else USUAL).items():
         if (value := getattr(options, name)) != usual:
@@ -232,7 +232,7 @@ def command_of(options: argparse.Namespace) -> str:
 
 
 def measured_value(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure, and return all results as they are written to a file."""
+    """Measure, and return all results in the form written to a file."""
     absent = absent_systems(options.peers.split(","))
     load = os.getloadavg()[0]
     found = measure(options, absent)

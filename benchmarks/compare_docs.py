@@ -1,4 +1,4 @@
-"""The tables of a run as the documents have them."""
+"""The tables of a run, as shown in the documentation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TITLES |= {"orderly": "draining in order", "source": "Spark source", "sink": "Sp
 
 
 def blocks(every: Sequence[Measured], machine: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each block that this run has figures for."""
+    """Return the text of each block for which this run has figures."""
     found = {
         "command": f"```console\n$ {machine['command']}\n```",
         "sends": _by_level(every, "send", SENDERS, (1, 8, 32, 512)),

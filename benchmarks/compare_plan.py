@@ -1,4 +1,4 @@
-"""What `benchmarks/run` measures: each case, and the command of the client that measures it."""
+"""What `benchmarks/run` measures: each case, and the client command that measures it."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ BATCHES = {"batch": 16, "batch32": 32}
 QUEUES = 8
 RATE = 200
 LATENCY_TIMES = 3
-"""Times as long as other work, so that there are enough messages for a p99."""
+"""Duration relative to other work, so that there are enough messages for a p99."""
 FILL_BATCH = 200
 WARM_DRAIN_MIN = 500_000
-"""Messages of a backlog of which some are drained before it is measured."""
+"""The smallest backlog that is drained with a warm-up."""
 TIMEOUT_S = 900
 
 
 class ClientFailed(Exception):
-    """A client ended with an error."""
+    """A client exited with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Systems:
-    """What runs for the time of the benchmark."""
+    """The servers that run during the benchmark."""
 
     broker: Server
     peers: dict[str, RunningServer]
 
 
 class Run(Protocol):
-    """Measures one case, once for each call."""
+    """Measures one case, once per call."""
 
     @property
     def case(self) -> Case: ...
@@ -152,7 +152,7 @@ class Plan:
             yield ClientRun(self._case(work, "turbopump threads", level), command)
 
     def _drain(self, *options: str) -> list[str]:
-        """Return the command that drains the backlog; a large one after a warm-up."""
+        """Return the command that drains the backlog, with a warm-up for a large one."""
         is_large = self._options.backlog >= WARM_DRAIN_MIN
         warm_up_s = min(self._options.warm_up, 0.5) if is_large else 0
         return self._turbopump("consume", self._backlog_topic, f"--warm-up={warm_up_s}", *options)

@@ -27,10 +27,10 @@ LEVEL = {
 }
 SPARK_WORKS = ("source", "sink")
 BASES = {"source": "ready rows", "sink": "counting sink"}
-"""What a kind of work is compared with, where that is not bare frames."""
+"""The baseline of a kind of work, if not bare frames."""
 TARGET_COLUMNS = ("target", "wanted", "found", "result")
 USUAL_BYTES = 128
-"""Of bodies; targets are for those."""
+"""The body size that targets apply to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The name within its work."""
+        """The name within its kind of work."""
         size = "" if self.size == USUAL_BYTES else f", {self.size} B"
         return f"{self.system}{size}, {self.level}"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A case and what each round gave."""
+    """A case and the results of each round."""
 
     case: Case
     rounds: Sequence[dict[str, Any]]
@@ -68,7 +68,7 @@ class Measured:
         return statistics.median(values) if values else None
 
     def ratio_to(self, base: Measured, key: str = "messages_per_second") -> float:
-        """Return the median of the ratios of each round, which other work disturbs least."""
+        """Return the median of the per-round ratios, which other work disturbs least."""
         pairs = zip(self.values(key), base.values(key), strict=True)
         return statistics.median(own / other for own, other in pairs)
 
@@ -90,7 +90,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is wanted of a figure, and what it was."""
+    """The target for a figure, and its actual value."""
 
     name: str
     wanted: float
@@ -120,7 +120,7 @@ def find(
 
 
 def base_of(every: Iterable[Measured], case: Case) -> Measured | None:
-    """Return the most that could be reached at the same level, if that was measured."""
+    """Return the baseline at the same level, if it was measured."""
     base = BASES.get(case.work, BARE)
     if case.work in BASES:
         _, comma, bodies = case.system.partition(", ")
@@ -129,7 +129,7 @@ def base_of(every: Iterable[Measured], case: Case) -> Measured | None:
 
 
 def targets(every: Sequence[Measured]) -> list[Target]:
-    """Return the targets of all that was measured, with what was found."""
+    """Return the targets of all measured cases, with the actual values."""
     return [*_ratios(every), *_costs(every), *_latencies(every), *_spark_ratios(every)]
 
 
@@ -278,13 +278,13 @@ def _row(measured: Measured, every: Sequence[Measured]) -> list[str]:
 
 
 def to_base(measured: Measured, every: Sequence[Measured]) -> str:
-    """Return the ratio to the most that could be reached; nothing for that itself."""
+    """Return the ratio to the baseline; empty for the baseline itself."""
     base = base_of(every, measured.case)
     return "" if base in (None, measured) else f"{measured.ratio_to(base):.2f}"
 
 
 def write_plot(every: Sequence[Measured], path: Path) -> None:
-    """Draw a panel for each kind of work: medians as bars, the spread of all rounds as lines."""
+    """Plot a panel for each kind of work: medians as bars, the spread of all rounds as lines."""
     works = list(dict.fromkeys(each.case.work for each in every))
     sizes = [sum(each.case.work == work for each in every) for work in works]
     inches = (9, 1.2 * len(works) + 0.25 * sum(sizes))

@@ -1,4 +1,4 @@
-"""Spark's source and sink in `benchmarks/run`, beside the most that its Python interface can do."""
+"""Spark's source and sink in `benchmarks/run`, compared with the limit of its Python interface."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SparkRun:
 def spark_runs(
     works: Sequence[str], sizes: Sequence[int], broker: Server, folder: Path, rows: int
 ) -> Iterator[list[SparkRun]]:
-    """Start Spark, and give the cases of ``source`` and ``sink``."""
+    """Start Spark, and yield the cases of ``source`` and ``sink``."""
     every = [*(Bodies(size, size) for size in sizes), VARYING]
     if "source" in works:
         for bodies in every:

@@ -1,9 +1,9 @@
-"""Echo over loopback: what a request and its answer cost, against the least that could do it.
+"""Echo over loopback: the cost of a request and its answer, compared with a minimal prototype.
 
 The server runs in one process and the client in another. "Prototype" is the shortest protocol that
-exchanges the same frames: a dictionary of futures and one write for each frame, without timeouts,
-bounds, back-pressure or corking. Both are measured in turn within one run, so their ratio holds on
-a noisy machine where the figures themselves do not.
+exchanges the same frames: a dictionary of futures and one write per frame, without timeouts,
+limits, backpressure or corking. Both are measured in turn within one run, so their ratio is
+reliable even on a noisy machine, where the absolute figures are not.
 
     python benchmarks/echo.py [--seconds 0.5] [--rounds 5] [--body-bytes 256]
 """
@@ -68,7 +68,7 @@ Call = Callable[[Command], Awaitable[Command]]
 
 
 class Prototype(asyncio.Protocol):
-    """Both sides of the least that could do it."""
+    """Both sides of the prototype."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -91,7 +91,7 @@ class Prototype(asyncio.Protocol):
 
 
 def answered(request: Command) -> Command:
-    """Echo a request, or tell the processor time of this process."""
+    """Echo a request, or return the CPU time of this process."""
     if request.code == CPU_TIME:
         return request.answer(0, body=str(time.process_time_ns()).encode())
     return request.answer(0, body=request.body)
@@ -101,7 +101,7 @@ def answered(request: Command) -> Command:
 
 
 async def serve() -> None:
-    """Serve both kinds on two ports until the standard input ends."""
+    """Serve both kinds on two ports until stdin is closed."""
     prototypes = await asyncio.get_running_loop().create_server(Prototype, "127.0.0.1", 0)
     router = Router({code: lambda request, _: answered(request) for code in (ECHO, CPU_TIME)})
     async with Server(SocketNetwork(), router) as server:
@@ -115,7 +115,7 @@ async def serve() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One round: what one request cost."""
+    """One round: the cost of one request."""
 
     per_s: float
     server_us: float
@@ -127,7 +127,7 @@ async def server_cpu_ns(call: Call) -> int:
 
 
 async def measure(call: Call, command: Command, in_flight: int, seconds: float) -> Sample:
-    """Keep so many requests in flight for a while."""
+    """Keep ``in_flight`` requests in flight for a duration."""
     count = 0
 
     async def caller() -> None:

@@ -1,9 +1,9 @@
-"""Filters: evaluations of SQL92, and pulls with filters beside pulls without, by a broker's CPU.
+"""Filters: SQL92 evaluations, and filtered against unfiltered pulls, by the broker's CPU time.
 
     python benchmarks/filters.py [--messages 1000000] [--only evaluations,pulls,rare]
 
-The broker is a process of its own, as in `broker.py`. Its CPU time is counted per message that it
-looked at, whether that was wanted or not.
+The broker is a separate process, as in `broker.py`. Its CPU time is counted per message that it
+examined, matching or not.
 """
 
 from __future__ import annotations
@@ -169,16 +169,16 @@ async def scanned(
         answer = await connection.request(pull, TIMEOUT_MS)
         if answer.code == ResponseCode.PULL_NOT_FOUND:
             break
-        told = PullMessageAnswer.from_ext_fields(answer.ext_fields)
-        assert told.next_begin_offset > offset, answer
+        decoded = PullMessageAnswer.from_ext_fields(answer.ext_fields)
+        assert decoded.next_begin_offset > offset, answer
         found += count(whole_body(answer))
-        offset = told.next_begin_offset
+        offset = decoded.next_begin_offset
     server_us = (running.cpu_s - server_s) / offset * 1e6
     return found, server_us, time.perf_counter() - started
 
 
 def count(records: bytes) -> int:
-    """Return how many records an answer has; each begins with its size."""
+    """Return the number of records in an answer; each starts with its size."""
     found = at = 0
     while at < len(records):
         at += int.from_bytes(records[at : at + 4])
@@ -187,7 +187,7 @@ def count(records: bytes) -> int:
 
 
 async def waits_ms(connection: Connection) -> list[float]:
-    """Ask for something small again and again; return how long each answer took."""
+    """Send a small request repeatedly; return the latency of each answer."""
     waits: list[float] = []
     try:
         while True:

@@ -1,12 +1,12 @@
-"""What an operation costs a broker as topics, queues, groups, held pulls, clients and backlog grow.
+"""The cost of a broker's operations as topics, queues, groups, held pulls, clients, backlog grow.
 
     python benchmarks/growth.py [--quick] [--only topics,backlog] [--backlog-gib 10]
         [--json FILE] [--plot FILE] [--update-docs]
 
-For each kind of thing, a broker of its own gets ever more of them. At each size the broker's
-processor time for one send is measured, and for adding one more thing. The slope is that of the
-cost against the size, both as logarithms: 0 is a cost that stays the same, 1 one that grows with
-the number of things. Memory is what the process grew by, divided by the things added.
+Each kind of thing gets its own broker, and their number is increased step by step. At each size,
+the broker's CPU time is measured for one send and for adding one more thing. The slope is that of
+cost against size on logarithmic axes: 0 is constant cost, 1 is linear. Memory is the growth of the
+process divided by the number of things added.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from turbopump.wire.hosts import split_address
 AT_ONCE = 64
 ROUNDS = 3
 MEASURABLE_S = 0.05
-"""Of processor time, which the system counts in hundredths of seconds."""
+"""The least measurable CPU time: the system counts in hundredths of a second."""
 
 HELD_PER_CONNECTION = 1000
 BATCH = 200
@@ -52,15 +52,15 @@ GROUPS_PER_CLIENT = 100
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What was measured with a number of things."""
+    """The measurements at one number of things."""
 
     count: int
     send_us: float
-    """The broker's processor time for each send."""
+    """The broker's CPU time per send."""
     add_us: float | None
-    """The same for each thing added to reach this number; None if they took too little in all."""
+    """The same per thing added to reach this number; None if the total is too small to measure."""
     memory_bytes: float
-    """By which each of those made the process grow."""
+    """Memory growth of the process per thing added."""
 
 
 class Growing:
@@ -77,7 +77,7 @@ class Growing:
         return await self.stack.enter_async_context(connected(self.running.address))
 
     async def ask_all(self, commands: Sequence[Command]) -> None:
-        """Send requests that must succeed, some of them at a time."""
+        """Send requests that must succeed, with a limited number in flight."""
         left = iter(commands)
 
         async def ask() -> None:
@@ -108,7 +108,7 @@ async def add_topics(growing: Growing, numbers: range) -> None:
 
 
 async def add_queues(growing: Growing, numbers: range) -> None:
-    """Let one topic have more queues, each with a message."""
+    """Add queues to one topic, each with a message."""
     await growing.ask_all([topic("Bench", numbers.stop)])
     await growing.ask_all([send_request(number) for number in numbers])
 
@@ -124,7 +124,7 @@ def consumer(group: str) -> ConsumerData:
 
 
 async def add_groups(growing: Growing, numbers: range) -> None:
-    """Let clients join more groups; each of those gets a topic for its retries and one member."""
+    """Add groups; each gets a retry topic and one member."""
     for first in range(numbers.start, numbers.stop, GROUPS_PER_CLIENT):
         client = await growing.opened()
         heartbeat = Heartbeat(
@@ -140,7 +140,7 @@ async def add_groups(growing: Growing, numbers: range) -> None:
 
 
 async def add_members(growing: Growing, numbers: range) -> None:
-    """Let clients join one group, each over a connection of its own."""
+    """Add members to one group, each over its own connection."""
     for number in numbers:
         client = await growing.opened()
         heartbeat = Heartbeat(client_id=f"client-{number}", consumer_data_set=[consumer("members")])
@@ -155,12 +155,12 @@ async def add_connections(growing: Growing, numbers: range) -> None:
         transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
         growing.stack.callback(transport.abort)
         if number % AT_ONCE == 0:
-            # What was accepted has been answered before this is.
+            # Its answer comes after the pending connections have been accepted.
             await growing.connection.request(pull_request(0), TIMEOUT_MS)
 
 
 async def add_held_pulls(growing: Growing, numbers: range) -> None:
-    """Leave pulls waiting, half of them on the queue that is sent to, for tags no message has."""
+    """Leave pulls waiting for tags no message has, half of them on the queue that is sent to."""
     for first in range(numbers.start, numbers.stop, HELD_PER_CONNECTION):
         client = await growing.opened()
         for number in range(first, min(first + HELD_PER_CONNECTION, numbers.stop)):
@@ -196,12 +196,12 @@ TITLES = {
     "held pulls": ("held pulls, half of them on the queue sent to", "held pull"),
     "backlog, MiB": ("backlog, MiB", "MiB of backlog"),
 }
-"""In tables: what there is more of, and one of it."""
+"""Table titles: the plural, and the singular."""
 
 
 @asynccontextmanager
 async def growing() -> AsyncIterator[Growing]:
-    """Run a broker with one topic that has been sent to."""
+    """Run a broker with one topic that has messages."""
     with server() as running:
         async with AsyncExitStack() as stack:
             connection = await stack.enter_async_context(connected(running.address))
@@ -209,7 +209,7 @@ async def growing() -> AsyncIterator[Growing]:
             await made.ask_all([topic("Bench", 4), *(send_request(queue) for queue in range(4))])
             await flood(running.address, AT_ONCE, 0.5, send_request())
             yield made
-            # Nothing that it would still write is needed.
+            # Nothing that it has yet to write is needed.
             running.process.kill()
 
 
@@ -226,7 +226,7 @@ async def measured(name: str, add: Add, sizes: Sequence[int], seconds: float) ->
             used_s = made.running.cpu_s - cpu_s
             add_us = used_s / len(added) * 1e6 if used_s >= MEASURABLE_S else None
             grown = (made.running.memory_mib - memory) * 2**20 / len(added)
-            # The least of them: other work on the machine adds to the processor time, too.
+            # The minimum: other work on the machine adds to the CPU time, too.
             send_us = min([await send_cost_us(made.running, seconds) for _ in range(ROUNDS)])
             found.append(Size(size, send_us, add_us, grown))
     return found
@@ -246,13 +246,13 @@ COSTS: dict[str, Cost] = {
 
 
 def points(sizes: Sequence[Size], cost: Cost) -> list[tuple[float, float]]:
-    """Return numbers of things and costs, where those are known."""
+    """Return numbers of things with their costs, where measured."""
     found = ((float(size.count), cost(size)) for size in sizes)
     return [(count, value) for count, value in found if value is not None]
 
 
 def slope(sizes: Sequence[Size], cost: Cost) -> str:
-    """Return how the cost grows with the size, both as logarithms: least squares."""
+    """Return the least-squares slope of cost against size on logarithmic axes."""
     logs = [(math.log(count), math.log(value)) for count, value in points(sizes, cost)]
     if len(logs) < 3:
         return ""
@@ -277,7 +277,7 @@ def report(name: str, sizes: Sequence[Size]) -> None:
 
 
 def tables(found: dict[str, list[Size]]) -> dict[str, str]:
-    """Return the tables of the documents: what sends cost, and what an idle thing takes."""
+    """Return the tables for the documentation: the cost of sends, and the memory of idle things."""
     costs = [
         [
             TITLES[name][0],
@@ -288,7 +288,7 @@ def tables(found: dict[str, list[Size]]) -> dict[str, str]:
         for name, sizes in found.items()
     ]
     columns = ["things", "from · to", "CPU µs per send, fewest · most things", "slope"]
-    # Of the largest number: with few, memory that was free before serves them.
+    # From the largest number: small numbers fit into memory that was already free.
     idle = [[TITLES[name][1], f"{sizes[-1].memory_bytes:,.0f}"] for name, sizes in found.items()]
     return {
         "growth": table([*columns, "slope of adding one"], costs),
@@ -297,7 +297,7 @@ def tables(found: dict[str, list[Size]]) -> dict[str, str]:
 
 
 def write_plot(found: dict[str, list[Size]], path: Path) -> None:
-    """Draw the cost of a send, and of adding one more thing, against the number of things."""
+    """Plot the cost of a send, and of adding one more thing, against the number of things."""
     figure, (drawn,) = panels(1, 2, (9, 3.6))
     for panel, (title, cost) in zip(drawn, COSTS.items(), strict=True):
         for name, sizes in found.items():
@@ -306,7 +306,7 @@ def write_plot(found: dict[str, list[Size]], path: Path) -> None:
             panel.loglog(counts, costs, marker=".", label=name)
         panel.set_title(title, loc="left")
         panel.set_xlabel("things")
-        # As high as it is wide, or differences of a few percent would look like growth.
+        # Same range as the x axis, or differences of a few percent would look like growth.
         panel.set_ylim(1, 1e5)
     drawn[0].legend(fontsize="small", ncols=2)
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing a function in rounds, tables, plots and documents."""
+"""Shared by the benchmarks: timing a function in rounds, tables, plots and documentation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->
 
 
 def per_second(action: Callable[[], int], seconds: float = 0.4) -> float:
-    """Return how many things an action does a second: the best of several rounds.
+    """Return the rate of an action per second: the best of several rounds.
 
-    The action returns how many it did in one call. The best round is the one that other work on the
+    The action returns how many items it processed. The best round is the one that other work on the
     machine disturbed least.
     """
     best = 0.0
@@ -32,7 +32,7 @@ def per_second(action: Callable[[], int], seconds: float = 0.4) -> float:
 
 
 def panels(rows: int, columns: int, inches: tuple[float, float], **grid: Any) -> tuple[Any, Any]:
-    """Return a figure of Matplotlib for a file, and its panels in rows."""
+    """Return a Matplotlib figure to be saved, and its panels in rows."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -44,7 +44,7 @@ def panels(rows: int, columns: int, inches: tuple[float, float], **grid: Any) ->
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, all columns but the first aligned to the right."""
+    """Return a Markdown table with all columns except the first right-aligned."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
     lines.insert(1, "|---|" + "---:|" * (len(columns) - 1))
     return "\n".join(lines)
@@ -55,7 +55,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def update_docs(texts: Mapping[str, str], root: Path = ROOT) -> list[Path]:
-    """Replace named blocks of the documents; return the documents that have changed.
+    """Replace named blocks in the documentation; return the changed files.
 
     A block is between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``.
     """

@@ -1,4 +1,4 @@
-"""The servers of other messaging systems, started for one run if they are installed."""
+"""Servers of other messaging systems, started for one run if installed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from broker_process import free_port, with_children
 
 START_S = 60.0
 RABBITMQ_DIRECTORY = "/usr/lib/rabbitmq/bin"
-"""The rabbitmq-server here runs as the caller. Debian's in /usr/sbin changes to another user, who
-may not write to our directory."""
+"""The rabbitmq-server here runs as the caller. Debian's in /usr/sbin switches to another user,
+which may not write to our directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """Where it listens, and the processes whose processor time is its own."""
+    """A server's address, and its processes, for measuring CPU time."""
 
     address: str
     pids: tuple[int, ...]
@@ -31,14 +31,14 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class PeerServer:
-    """How to start a server, and which Python package its client is in."""
+    """How to start a server, and the Python package of its client."""
 
     program: str
     package: str
 
     @property
     def missing(self) -> str | None:
-        """What has to be installed; None if nothing has."""
+        """What has to be installed; None if nothing is missing."""
         wanted = [f"Python package {self.package}"] * (find_spec(self.package) is None)
         wanted += [f"program {self.program}"] * (_program(self.program) is None)
         return " and ".join(wanted) or None
@@ -57,7 +57,7 @@ class PeerServer:
                 return [program]
 
     def environment(self, directory: str, port: int) -> dict[str, str]:
-        """Return RabbitMQ's settings, by which it uses no file and no port of another one.
+        """Return RabbitMQ's settings, which avoid the files and ports of other instances.
 
         The other servers ignore them.
         """
@@ -87,7 +87,7 @@ PEER_SERVERS = {
 
 @contextmanager
 def peer_server(name: str, directory: Path) -> Iterator[RunningServer]:
-    """Run one of them until the context ends; TimeoutError if it does not listen in time."""
+    """Run a server until the context ends; raises TimeoutError if it does not listen in time."""
     server, place = PEER_SERVERS[name], directory / name
     place.mkdir()
     port = free_port()
@@ -111,7 +111,7 @@ def _stop_epmd(environment: dict[str, str]) -> None:
 
 
 def _program(name: str) -> str | None:
-    # Other servers may be where only root looks.
+    # Some servers are installed in directories that are only on root's PATH.
     return shutil.which(name, path=f"{RABBITMQ_DIRECTORY}:{os.environ['PATH']}:/usr/sbin")
 
 

@@ -4,8 +4,8 @@
     python benchmarks/peers.py nats consume --server HOST:PORT --count 100000
 
 A peer needs its server and its Python package; see benchmarks/README.md for both. Every send waits
-for its acknowledgement, every consumed message is acknowledged, and all that is acknowledged is in
-a file that is flushed in the background. The C++ client sends to our broker.
+for its acknowledgement, every consumed message is acknowledged, and acknowledged messages are in
+files that are flushed in the background. The C++ client sends to our broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONNECTIONS_MAX = 1024
 
 
 class Nats:
-    """JetStream with a stream in files; a durable pull consumer."""
+    """JetStream with file storage; a durable pull consumer."""
 
     async def connect(self, server: str) -> None:
         self._client = await import_module("nats").connect(f"nats://{server}")
@@ -53,10 +53,10 @@ class Nats:
 
 
 class Redis:
-    """A stream; one consumer of a group."""
+    """A stream; one consumer in a group."""
 
     async def connect(self, server: str) -> None:
-        # Each send in flight takes a connection of its own.
+        # Each send in flight uses its own connection.
         self._client = import_module("redis.asyncio").Redis.from_url(
             f"redis://{server}", max_connections=CONNECTIONS_MAX
         )
@@ -112,7 +112,7 @@ PEERS: dict[str, type[Peer]] = {"nats": Nats, "redis": Redis, "rabbitmq": Rabbit
 
 
 async def flood(peer: Peer, quota: Quota, concurrency: int, body: bytes) -> int:
-    """Keep sends in flight until the quota is used up; return how many were acknowledged."""
+    """Keep sends in flight until the quota is used up; return the number acknowledged."""
 
     async def send() -> int:
         sent = 0
@@ -187,7 +187,7 @@ def main() -> None:
     found = measure_cpp(options) if options.peer == "cpp" else run(measure(options))
     print(json.dumps(found), flush=True)
     if options.peer == "cpp":
-        # Its library may crash when the interpreter ends.
+        # Its library may crash during interpreter shutdown.
         os._exit(0)
 
 

@@ -1,9 +1,9 @@
-"""How long a store takes to open that has a log of some size; for `benchmarks/run`.
+"""The time to open a store with a log of some size; for `benchmarks/run`.
 
     python benchmarks/recover.py --state crash [--mib 256] [--size 128]
 
-Prints one line of JSON. The states are a clean stop, a crash, and a crash after which queues and
-index are gone and made again from the log.
+Prints one line of JSON. The states are a clean stop, a crash, and a crash that lost queues and
+index, which are rebuilt from the log.
 """
 
 from __future__ import annotations

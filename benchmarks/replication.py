@@ -1,9 +1,10 @@
-"""What replication costs: sends without a slave, with one, and waiting for it; and catching up.
+"""The cost of replication: sends without a slave, with one, and waiting for it; and catching up.
 
     python benchmarks/replication.py [--seconds 2] [--mib 256] [--only rates,catch-up]
 
-Master and slave are processes of their own on this machine, so both share its processors. Catching
-up is compared with copying as many bytes over a socket into a file, by `sendfile` and `recv_into`.
+Master and slave are separate processes on this machine, so both share its processors. Catching up
+is compared with copying the same number of bytes over a socket into a file with `sendfile` and
+`recv_into`.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ PROPERTIES = b"UNIQ_KEY\x017F00000100002A9F0000000000000000\x02TAGS\x01TagA"
 MIB = 1024 * 1024
 ASKED_MAX = 6000
 ASKED_EVERY_S = 0.02
-"""How often a broker is asked for the end of its log: an answer costs it 0.1 to 0.2 ms."""
+"""How often a broker is polled for the end of its log; each answer costs it 0.1 to 0.2 ms."""
 
 
 @contextmanager
 def broker(directory: Path, **settings: object) -> Iterator[Server]:
-    """Run a broker with settings in a process of its own."""
+    """Run a broker with these settings in a separate process."""
     file = directory.with_suffix(".conf")
     lines = {"brokerName": "bench", "listenPort": 0, "storePathRootDir": directory, **settings}
     file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
@@ -56,7 +57,7 @@ def broker(directory: Path, **settings: object) -> Iterator[Server]:
 
 @contextmanager
 def pair(root: Path, role: str | None) -> Iterator[tuple[Server, Server | None]]:
-    """Run a master, and a slave unless there is to be none."""
+    """Run a master, and optionally a slave."""
     port = free_port()
     with ExitStack() as stack:
         settings = {"brokerRole": role or "ASYNC_MASTER", "listenPort": port}
@@ -99,7 +100,7 @@ async def until_end(server: Server, end: int) -> None:
 
 
 async def rate(master: Server, copy: Server | None, in_flight: int, seconds: float) -> list[float]:
-    """Return sends a second, and processor time of master and slave for each, in µs."""
+    """Return sends per second, and the CPU time of master and slave per send, in µs."""
     used = [each.cpu_s if each is not None else 0.0 for each in (master, copy)]
     address, began = split_address(master.address), time.perf_counter()
     network = SocketNetwork()
@@ -141,7 +142,7 @@ async def rates(seconds: float, _mib: int) -> None:
 
 
 async def warm(master: Server, copy: Server | None) -> None:
-    """Send until the slave is in sync: a SYNC_MASTER then answers with success."""
+    """Send until the slave is in sync; a SYNC_MASTER then answers with success."""
     async with connected(master.address) as connection:
         for _ in range(1000):
             answer = await connection.request(send_request(), TIMEOUT_MS)
@@ -156,7 +157,7 @@ async def warm(master: Server, copy: Server | None) -> None:
 
 
 def fill(directory: Path, size: int, body_bytes: int) -> int:
-    """Make a log of a size, and return where it ends."""
+    """Fill a log to a size, and return where it ends."""
     body = b"x" * body_bytes
     with Store.open(directory) as store:
         while store.written_end < size:
@@ -173,7 +174,7 @@ def fill(directory: Path, size: int, body_bytes: int) -> int:
 
 
 def plain_copy(source: Path, target: Path, size: int) -> float:
-    """Copy a file over loopback, and return the seconds that takes."""
+    """Copy a file over loopback, and return the seconds it takes."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

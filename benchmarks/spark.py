@@ -1,10 +1,10 @@
-"""Topics read and written by Spark, beside what its Python interface can do and beside Parquet.
+"""Spark reading and writing topics, compared with the limit of its Python interface and Parquet.
 
     python benchmarks/spark.py [--rows 300000] [--cores 1,2]
                                [--only read,stream,write,latency,queues]
 
-The broker is a process of its own and shares the processors with Spark, as do Spark's JVM and its
-Python workers: what a row costs each of them is shown, too.
+The broker is a separate process and shares the processors with Spark's JVM and Python workers: the
+cost of a row for each of them is shown, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def results(rows: int, parts: Sequence[str], numbers_of_cores: Sequence[int]) ->
                 for bodies, part in itertools.product(BODIES, QUERIES):
                     if part in parts:
                         found += ({"cores": cores, **each} for each in best(spark, part, bodies))
-                # Once is enough: a task at a time reads so few messages.
+                # Once is enough: so few messages need only one task at a time.
                 if "latency" in parts and cores == max(numbers_of_cores):
                     measured = spark.latencies(BODIES[0], LATENCY_S)
                     found += ({"part": "latency", **each} for each in measured)
@@ -54,10 +54,10 @@ def results(rows: int, parts: Sequence[str], numbers_of_cores: Sequence[int]) ->
 
 
 def best(spark: SparkProcess, part: str, bodies: Bodies) -> Iterator[Found]:
-    """Run queries in turn, and yield for each its most rows a second and least processor time.
+    """Run queries in turn, and yield each one's highest rows per second and lowest CPU time.
 
-    In turn, because the JVM gets faster the longer it runs; the best, because it is what other work
-    on the machine disturbed least.
+    In turn, because the JVM gets faster the longer it runs; the best, because other work on the
+    machine disturbed it least.
     """
     measured: dict[str, list[Result]] = {name: [] for name in QUERIES[part]}
     for _ in range(ROUNDS[part]):
@@ -78,7 +78,7 @@ def best(spark: SparkProcess, part: str, bodies: Bodies) -> Iterator[Found]:
 
 
 def measure_queues() -> list[list[str]]:
-    """Measure what many queues cost, without Spark."""
+    """Measure the cost of many queues, without Spark."""
     with server(config=NAMED_CONFIG) as running:
         nameserver, pid = running.nameserver, running.process.pid
         run(create_topic(nameserver, "many", MANY_QUEUES))
@@ -95,7 +95,7 @@ def measure_queues() -> list[list[str]]:
 
 
 def print_rates(found: list[Found], part: str, title: str, ceiling: str) -> None:
-    """Print a row for each query, beside the one that is the most Spark's interface can do."""
+    """Print a row for each query, compared with the limit of Spark's interface."""
     of_part = [each for each in found if each["part"] == part]
     most = {(each["cores"], each["bodies"]): each for each in of_part if each["query"] == ceiling}
     rows = []
@@ -106,14 +106,14 @@ def print_rates(found: list[Found], part: str, title: str, ceiling: str) -> None
         costs = [f"{each[process]:.1f}" for process in ("jvm_us", "python_us", "broker_us")]
         rows.append([name, *rates, *costs, f"{spark_us(best) / spark_us(each):.2f}"])
     columns = [title, "rows/s", "ratio", "JVM µs", "Python µs", "broker µs", "CPU ratio"]
-    # A stream's processor time is mostly that of starting it.
+    # A stream's CPU time is mostly its startup.
     shown = 3 if part == "stream" else len(columns)
     print_table(columns[:shown], [row[:shown] for row in rows])
     print()
 
 
 def spark_us(found: Found) -> float:
-    """Return the processor time of a row without the broker, which need not be on the machine."""
+    """Return the CPU time of a row without the broker, which may run elsewhere."""
     return float(found["jvm_us"]) + float(found["python_us"])
 
 

@@ -1,7 +1,7 @@
-"""What Spark's interface for Python can do at most: a source of ready rows, sinks that drop rows.
+"""The limits of Spark's Python interface: a source of ready rows, and sinks that drop rows.
 
-They stand beside the real source and sink. Ready rows are read from a file once in each worker
-process and then given out again and again: nothing is left to measure but Spark itself.
+They are baselines for the real source and sink. Each worker process reads ready rows from a file
+once and then returns them repeatedly, so that only Spark itself is measured.
 """
 
 # ruff: noqa: N802 - the names of methods are Spark's
@@ -38,7 +38,7 @@ def ready_batch(path: str) -> pa.RecordBatch:
 
 
 def ready_rows(path: str, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield so many rows, in batches like the file's."""
+    """Yield the given number of rows, in batches like the file's."""
     batch = ready_batch(path)
     for start in range(0, rows, batch.num_rows):
         yield batch.slice(0, min(batch.num_rows, rows - start))
@@ -69,7 +69,7 @@ def _divided(rows: int, partitions: int) -> list[InputPartition]:
 
 
 class ReadyReader(DataSourceReader):
-    """All rows at once."""
+    """All rows in one batch."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
@@ -82,7 +82,7 @@ class ReadyReader(DataSourceReader):
 
 
 class ReadyStream(DataSourceStreamReader):
-    """All rows at once, or so many a second."""
+    """All rows in one batch, or ``rate`` rows per second."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
@@ -100,7 +100,7 @@ class ReadyStream(DataSourceStreamReader):
             return {"row": int(self._options["rows"])}
         if self._started is None:
             self._started = time.monotonic()
-        # Like a topic that is written to: there is something new a moment later.
+        # Like a topic that is being written to: new rows arrive shortly.
         while (row := int((time.monotonic() - self._started) * rate)) <= start["row"]:
             time.sleep(_PAUSE_S)
         return {"row": row}
@@ -113,7 +113,7 @@ class ReadyStream(DataSourceStreamReader):
 
 
 class CountingWriter(DataSourceArrowWriter):
-    """Takes rows and does nothing with them."""
+    """Drops all rows."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         for _ in iterator:
@@ -122,7 +122,7 @@ class CountingWriter(DataSourceArrowWriter):
 
 
 class ConvertingWriter(DataSourceArrowWriter):
-    """Makes Python values of all cells."""
+    """Converts all cells to Python values."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         for batch in iterator:

@@ -1,4 +1,4 @@
-"""Spark in a process of its own, beside a broker whose topics it reads and writes."""
+"""Spark in a separate process, and a broker whose topics it reads and writes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from turbopump.spark.reading.partition_reader import PartitionReader
 
 HERE = Path(__file__).parent
 QUEUES = 4
-"""What a topic has by default."""
+"""A topic's default."""
 READY_ROWS = 8192
 BATCH = 500
 ROWS_MIN = QUEUES * (READY_ROWS + BATCH)
-"""So that the first queue has enough, whatever queue the last batches are for."""
+"""Enough rows in the first queue, whichever queues get the last batches."""
 
 
 class SparkFailed(Exception):
-    """The process with the queries has ended."""
+    """The process with the queries has exited."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkProcess:
-    """Carries out one request after another."""
+    """Runs requests one at a time."""
 
     process: subprocess.Popen[str]
     log: Path
@@ -64,7 +64,7 @@ class SparkProcess:
 
 @contextmanager
 def spark_process(running: Server, folder: Path, cores: int, rows: int) -> Iterator[SparkProcess]:
-    """Run Spark with some cores; a third of the rows are those that are written."""
+    """Run Spark with this many cores; it writes a third of the rows."""
     setting = Setting(
         cores=cores,
         nameserver=running.nameserver,
@@ -74,7 +74,7 @@ def spark_process(running: Server, folder: Path, cores: int, rows: int) -> Itera
         written_rows=rows // 3,
         queues=QUEUES,
     )
-    # Workers import the modules here; what else the caller has put on the path stays there.
+    # Workers import the modules here; the caller's own path entries are kept.
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, str(HERE / "spark_queries.py"), json.dumps(asdict(setting))]
     log = folder / "queries.log"
@@ -89,7 +89,7 @@ def spark_process(running: Server, folder: Path, cores: int, rows: int) -> Itera
             env={**os.environ, "PYTHONPATH": path},
         ) as process,
     ):
-        # Leaving the block closes its input, and it ends.
+        # Leaving the block closes its stdin, and it exits.
         yield SparkProcess(process, log)
 
 
@@ -117,7 +117,7 @@ async def _store(nameserver: str, rows: int, bodies: Bodies) -> None:
 
 
 async def _send(producer: Producer, batch: list[Message]) -> None:
-    """Send until the broker takes it: what counts is what it has, not how long it took."""
+    """Send until the broker accepts it: what it has stored matters, not how long that took."""
     while True:
         try:
             await producer.send_batch(batch, timeout_ms=30_000)

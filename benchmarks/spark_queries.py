@@ -1,7 +1,7 @@
 """The process that runs queries for `spark_process.py`: one Spark session, one number of cores.
 
 ``python benchmarks/spark_queries.py '{...}'`` with a `Setting` in JSON. Each line of its input is a
-`Request` in JSON, which it carries out and answers with a line of JSON.
+`Request` in JSON, which it runs and answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from turbopump import Message, Producer
 from turbopump.spark.records.schema import spark_schema
 
 STEP = 7919
-"""From one size of varying bodies to the next: a prime number, so that all come."""
+"""Step between the sizes of varying bodies: a prime, so that all sizes occur."""
 DIGITS_MAX = 6
 SCRATCH_MIB = 512
 LATENCY_RATE = 200
@@ -40,7 +40,7 @@ LATENCY_WARM_S = 4.0
 
 @dataclass(frozen=True)
 class Bodies:
-    """How large the bodies of messages are, from and to; where that varies, keys do too."""
+    """The range of body sizes; if sizes vary, keys do too."""
 
     least_bytes: int
     most_bytes: int
@@ -55,7 +55,7 @@ class Bodies:
         return f"read-{self.least_bytes}-{self.most_bytes}"
 
     def size(self, number: int) -> int:
-        """Return how large that of the message with a number is."""
+        """Return the body size of the message with a number."""
         return self.least_bytes + number * STEP % (self.most_bytes - self.least_bytes + 1)
 
     def key(self, number: int) -> int:
@@ -83,7 +83,7 @@ QUERIES = {"read": SOURCES, "stream": SOURCES, "write": SINKS}
 
 @dataclass(frozen=True)
 class Setting:
-    """What one process works with."""
+    """The settings of one process."""
 
     cores: int
     nameserver: str
@@ -97,7 +97,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Request:
-    """A query to be run once, after a run that only warms up if it is the first of its kind."""
+    """A query to be run once; the first of its kind is preceded by a warm-up run."""
 
     part: str
     """One of `QUERIES`."""
@@ -107,7 +107,7 @@ class Request:
 
 @dataclass(frozen=True)
 class LatencyRequest:
-    """Latencies to be measured, with bodies that are ready."""
+    """Latencies to be measured, with bodies that have ready rows."""
 
     bodies: Bodies
     latency_s: float
@@ -115,7 +115,7 @@ class LatencyRequest:
 
 @dataclass(frozen=True)
 class Result:
-    """How long one query took, and the processor time meanwhile of each process."""
+    """The duration of one query, and the CPU time of each process during it."""
 
     rows: int
     seconds: float
@@ -124,12 +124,12 @@ class Result:
     broker_s: float
 
 
-# --- processor time -------------------------------------------------------------------------------
+# --- CPU time -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Used:
-    """Processor time of each process so far, in seconds, by its number."""
+    """CPU time used so far in seconds, by process ID."""
 
     jvm: dict[int, float]
     python: dict[int, float]
@@ -137,10 +137,10 @@ class Used:
 
 
 class Meter:
-    """Reads the processor time of Spark's JVM, of the Python workers under it, of the broker."""
+    """Reads the CPU time of Spark's JVM, its Python workers and the broker."""
 
     def __init__(self, spark: SparkSession, broker_pid: int) -> None:
-        jvm = spark.sparkContext._jvm  # noqa: SLF001 - there is no other way to ask for its number
+        jvm = spark.sparkContext._jvm  # noqa: SLF001 - there is no other way to get its process ID
         assert jvm is not None
         self._jvm_pid = int(jvm.java.lang.ProcessHandle.current().pid())
         self._broker_pid = broker_pid
@@ -151,7 +151,7 @@ class Meter:
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended meanwhile
+            except OSError:  # it has exited meanwhile
                 continue
             pid = int(stat.parent.name)
             parents[pid] = int(fields[1])
@@ -170,7 +170,7 @@ class Meter:
 
 
 def spent_s(before: dict[int, float], after: dict[int, float]) -> float:
-    """Return the processor time between; workers may have begun or ended."""
+    """Return the CPU time between two readings; workers may have started or exited."""
     return sum(now - before.get(pid, 0.0) for pid, now in after.items())
 
 
@@ -186,7 +186,7 @@ class Place:
 
 
 class Queries:
-    """Runs queries in one session, and remembers those that have run before."""
+    """Runs queries in one session, and caches those that have run before."""
 
     def __init__(self, spark: SparkSession, setting: Setting) -> None:
         self.spark = spark
@@ -199,7 +199,7 @@ class Queries:
         if query is None:
             query = self._known[request] = self._query(request)
             query()
-        # What the query before has left to the disk would take this one's processor time.
+        # Pending disk writes of the previous query would take CPU time from this one.
         os.sync()
         before = self._meter.used()
         seconds = query()
@@ -213,7 +213,7 @@ class Queries:
         )
 
     def _query(self, request: Request) -> Callable[[], float]:
-        """Return what runs a query and returns its seconds."""
+        """Return a function that runs a query and returns its seconds."""
         bodies, setting = request.bodies, self.setting
         if request.part == "write":
             frame = rows_to_write(self.spark, setting.written_rows, bodies, setting.cores)
@@ -222,7 +222,7 @@ class Queries:
         if request.part == "read":
             return partial(to_noop, self._load(source))
         reader = self.spark.readStream.format(source.kind).options(**source.options)
-        # Files must be told their columns; our sources know them.
+        # Files need an explicit schema; our sources have one.
         is_file = source.kind == "parquet"
         return partial(drained, (reader.schema(spark_schema()) if is_file else reader).load())
 
@@ -247,13 +247,13 @@ class Queries:
             case "topic":
                 return Place("rocketmq", topic)
             case "topic, pulls of 32":
-                # As many as an Apache RocketMQ broker returns, whatever it is asked for.
+                # The most that an Apache RocketMQ broker returns, whatever is requested.
                 return Place("rocketmq", {**topic, "pullBatchSize": "32"})
             case _:
                 return Place("parquet", {"path": self._parquet(bodies)})
 
     def _parquet(self, bodies: Bodies) -> str:
-        """Return where the rows of a topic are as files, written when they are first needed."""
+        """Return the path of a topic's rows as Parquet files, written on first use."""
         path = Path(self.setting.folder, f"{bodies.topic}-{self.setting.cores}.parquet")
         if not path.exists():
             self._load(self._source(bodies, "topic")).write.parquet(str(path))
@@ -274,14 +274,14 @@ class Queries:
 
 
 def to_noop(frame: DataFrame) -> float:
-    """Read everything, and return how long that took."""
+    """Read everything, and return the seconds it took."""
     started = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started
 
 
 def drained(frame: DataFrame) -> float:
-    """Read what there is as a stream, and return how long the batches with rows took."""
+    """Read the topic as a stream, and return the seconds of the batches with rows."""
     with tempfile.TemporaryDirectory() as checkpoint:
         query = (
             frame.writeStream.format("noop")
@@ -294,7 +294,7 @@ def drained(frame: DataFrame) -> float:
 
 
 def batch_ms(progress: Sequence[StreamingQueryProgress]) -> list[float]:
-    """Return how long each batch with rows took."""
+    """Return the duration of each batch with rows."""
     found = (json.loads(each.json) for each in progress)
     return [each["durationMs"]["triggerExecution"] for each in found if each["numInputRows"]]
 
@@ -308,7 +308,7 @@ def rows_to_write(spark: SparkSession, rows: int, bodies: Bodies, cores: int) ->
 
 
 def written(frame: DataFrame, to: Place, folder: str) -> float:
-    """Write everything, and return how long that took."""
+    """Write everything, and return the seconds it took."""
     have_memory(Path(folder, "scratch"))
     started = time.perf_counter()
     frame.write.format(to.kind).options(**to.options).mode("append").save()
@@ -316,10 +316,10 @@ def written(frame: DataFrame, to: Place, folder: str) -> float:
 
 
 def have_memory(scratch: Path) -> None:
-    """Have the memory at hand that files are written to.
+    """Make sure that the page cache has memory for the files to be written.
 
-    A virtual machine may have given away what it has not used for a while. To get it back takes
-    ten times as long as writing to it, and whoever writes would seem slow by chance.
+    A virtual machine may have returned unused memory to its host. Getting it back takes ten times
+    as long as writing to it, so a random query would seem slow.
     """
     with scratch.open("wb") as file:
         for _ in range(SCRATCH_MIB):
@@ -332,7 +332,7 @@ def have_memory(scratch: Path) -> None:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds, half and 99 of 100 are below."""
+    """Median and 99th percentile in milliseconds."""
 
     query: str
     p50_ms: float
@@ -340,7 +340,7 @@ class Latency:
 
 
 def latencies(queries: Queries, wanted: LatencyRequest) -> Iterator[Latency]:
-    """Follow a topic that gets 200 messages a second, and ready rows at the same rate."""
+    """Stream a topic that gets 200 messages per second, and ready rows at the same rate."""
     spark, setting, latency_s = queries.spark, queries.setting, wanted.latency_s
     ready = {
         "path": f"{setting.folder}/{wanted.bodies.topic}.arrow",
@@ -361,7 +361,7 @@ def latency(query: str, found_ms: list[float]) -> Latency:
 
 
 def batches(spark: SparkSession, kind: str, options: dict[str, str], seconds: float) -> list[float]:
-    """Return how long each micro-batch took with a sink that drops its rows, the first left out."""
+    """Return the durations of micro-batches, without the first, with a sink that drops rows."""
     frame = spark.readStream.format(kind).options(**options).load()
     with tempfile.TemporaryDirectory() as checkpoint:
         query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
@@ -373,7 +373,7 @@ def batches(spark: SparkSession, kind: str, options: dict[str, str], seconds: fl
 
 
 def ages(spark: SparkSession, options: dict[str, str], seconds: float) -> list[float]:
-    """Return how old each message was when a function had the rows of its batch in hand."""
+    """Return the age of each message when a function received the rows of its batch."""
     found: list[float] = []
     until = time.monotonic() + LATENCY_WARM_S
 
@@ -394,10 +394,10 @@ def ages(spark: SparkSession, options: dict[str, str], seconds: float) -> list[f
 
 @contextmanager
 def sending(nameserver: str, topic: str) -> Iterator[None]:
-    """Send messages at the rate of the measurement while the block runs."""
+    """Send messages at the measured rate while the block runs."""
     is_over = threading.Event()
     with Producer("benchmark", nameserver=nameserver) as producer:
-        # Once before anybody follows the topic, so that there is one.
+        # Create the topic before any stream reads it.
         producer.send(Message(topic, b"first"))
         thread = threading.Thread(target=send_steadily, args=(producer, topic, is_over))
         thread.start()

@@ -1,7 +1,7 @@
-"""The part ``queues`` of `spark.py`: what thousands of queues cost, by processor time.
+"""The part ``queues`` of `spark.py`: the cost of thousands of queues, in CPU time.
 
-Runs what Spark's driver and a task run, in this process and without Spark: the calls for a look
-at the ends of all queues, and the reading of one partition that has a small range of each queue.
+Runs what Spark's driver and a task run, in this process and without Spark: the calls that look up
+the ends of all queues, and reading one partition with a small range of each queue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILTERS: dict[str, dict[str, str]] = {
     ", by SQL": {"sql": "TAGS = 'TagA'"},
 }
 SETTLED_S = 0.01
-"""Processor time that an idle broker takes in half a second, at most."""
+"""The most CPU time that an idle broker uses in half a second."""
 
 
 async def create_topic(nameserver: str, topic: str, queues: int) -> None:
@@ -39,7 +39,7 @@ async def create_topic(nameserver: str, topic: str, queues: int) -> None:
 
 
 async def send_to_each(nameserver: str, topic: str, queues: Iterable[int], each: int) -> None:
-    """Store some messages in each of some queues."""
+    """Store messages in each of the given queues."""
     async with Producer("benchmark", nameserver=nameserver) as producer:
         batch = [Message(topic, b"x" * 128, tags="TagA", keys="order") for _ in range(each)]
         for number in queues:
@@ -51,7 +51,7 @@ def look_results(
 ) -> Iterator[list[str]]:
     """Yield rows: what was measured, ms of this process, and of the broker.
 
-    ``numbers`` says in how many queues there are new messages.
+    ``numbers`` are the numbers of queues with new messages.
     """
     meter = _Meter(broker_pid)
     stream = _stream(nameserver, topic)
@@ -60,7 +60,7 @@ def look_results(
 
     def send(news: int) -> None:
         nonlocal at
-        # Another object, as what comes from the JVM is.
+        # A new object, as when offsets come from the JVM.
         at = deepcopy(at)
         run(send_to_each(nameserver, topic, range(news), 1))
 
@@ -92,7 +92,7 @@ def read_results(nameserver: str, broker_pid: int, topic: str, queues: int) -> I
 
 
 def _read(reader: PartitionReader, tasks: list[Partition]) -> None:
-    """Read all messages, which all match."""
+    """Read all messages; all of them match."""
     found = sum(batch.num_rows for task in tasks for batch in reader.read(task))
     assert found == EACH * sum(map(len, tasks))
 
@@ -106,7 +106,7 @@ def _stream(nameserver: str, topic: str) -> StreamReader:
 
 
 class _Meter:
-    """Measures the processor time of this process and of the broker."""
+    """Measures the CPU time of this process and of the broker."""
 
     def __init__(self, broker_pid: int) -> None:
         self._threads = Path(f"/proc/{broker_pid}/task")
@@ -114,7 +114,7 @@ class _Meter:
     def least(
         self, action: Callable[[], object], before: Callable[[], object] = lambda: None
     ) -> tuple[float, float]:
-        """Return the seconds of the best of several rounds; the first one only warms up."""
+        """Return the seconds of the best of several rounds; the first is a warm-up."""
         before()
         action()
         rounds = []
@@ -127,7 +127,7 @@ class _Meter:
         return min(each[0] for each in rounds), min(each[1] for each in rounds)
 
     def _settle(self) -> None:
-        """Wait until the broker has written what was sent before, which is not measured."""
+        """Wait until the broker has written earlier messages, which is not measured."""
         spent = -1.0
         while self._broker_s() - spent > SETTLED_S:
             spent = self._broker_s()

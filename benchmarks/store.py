@@ -1,8 +1,8 @@
-"""The store: appends, reads, tag scans, many queues; beside what the disk can do raw.
+"""The store: appends, reads, tag scans, many queues; compared with raw disk writes.
 
 Run: ``python benchmarks/store.py [--directory DIR] [--quick]``. It writes some gigabytes into a new
-directory under DIR (default: where temporary files go) and removes it again. The raw figures are a
-plain loop of ``os.write`` with the same sizes, measured in turn with the store's.
+directory under DIR (default: the temporary directory) and removes it afterwards. The raw figures
+are a plain loop of ``os.write`` with the same sizes, interleaved with the store's.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Bench:
         )
 
     def asynchronous(self, size: int, at_once: int) -> tuple[str, ...]:
-        """Compare with as many writes of the bytes of as many records, in turn."""
+        """Compare with the same number of raw writes of the same size, in turn."""
         count = 64_000 // self.scale
         body = os.urandom(size)
         records = [record(body, number, number % 4) for number in range(count)]
@@ -109,7 +109,7 @@ class Bench:
         return (*row, f"{one:,.0f}", f"{rate / one:.2f}", f"{many:,.0f}", f"{rate / many:.2f}")
 
     def synchronous(self, size: int, at_once: int, waiting: int) -> tuple[str, ...]:
-        """Store messages with a number of writers waiting at any time, as a broker has them."""
+        """Store messages with a number of writers waiting at any time, as in a broker."""
         calls = 3000 // self.scale
         body = os.urandom(size)
         groups = [[(record(body, number, number % 4),) for number in range(at_once)]] * calls
@@ -203,7 +203,7 @@ class Bench:
             started = time.perf_counter()
         close_s = time.perf_counter() - started
         with Store.open(path):
-            # Whatever closing has left to the next start is done now.
+            # Completes the work that closing left to the next start.
             pass
         idle = idle_bytes(path) / queues
         started = time.perf_counter()
@@ -253,7 +253,7 @@ def append_waiting(store: Store, calls: list[list[tuple[Record]]], waiting: int)
 
 
 class CountingFiles(Files):
-    """Counts how often the disk is waited for."""
+    """Counts the number of syncs."""
 
     def __init__(self) -> None:
         self.syncs = 0
@@ -314,9 +314,9 @@ with Store.open(sys.argv[1]):
 
 
 def idle_bytes(path: Path) -> int:
-    """Return what an open store takes that nobody uses.
+    """Return the memory of an open, idle store.
 
-    In a process of its own: here it would find memory that is free already.
+    Measured in a new process: this one would reuse memory that is already free.
     """
     command = [sys.executable, "-c", IDLE, str(path)]
     return int(subprocess.run(command, check=True, capture_output=True).stdout)

@@ -1,9 +1,9 @@
-"""Transactions beside plain sends, and what a round of check-backs costs.
+"""Transactions compared with plain sends, and the cost of a round of check-backs.
 
     python benchmarks/transactions.py [--seconds 2] [--open 100000] [--only rates,checks]
 
-Rates: a broker in a process of its own; each transaction is a half message and its commit, both
-answered. Rounds: a broker in this process, with half messages that are open.
+Rates: a broker in a separate process; each transaction is a half message and its commit, both
+answered. Rounds: a broker in this process, with open half messages.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def transaction(connection: Connection) -> None:
 async def rate(
     work: Callable[[Connection], Awaitable[None]], target: Server, in_flight: int, seconds: float
 ) -> tuple[float, float]:
-    """Return how many a second, and the broker's processor time for each in µs."""
+    """Return the rate per second, and the broker's CPU time per operation in µs."""
     count = 0
 
     async def repeat(connection: Connection, end: float) -> None:
@@ -126,7 +126,7 @@ async def rates(seconds: float, _open: int) -> None:
 
 
 class Silent:
-    """A producer that is asked, and never answers."""
+    """A producer that never answers check-backs."""
 
     peer_address = "127.0.0.1:1"
 
@@ -172,7 +172,7 @@ def fill(directory: Path, records: Iterable[Record]) -> None:
 
 @asynccontextmanager
 async def broker_with(records: Iterable[Record]) -> AsyncIterator[Broker]:
-    """Run a broker with these records, whose rounds are called by hand."""
+    """Run a broker with these records; the caller triggers its rounds."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         fill(path, records)

@@ -1,12 +1,12 @@
-"""What hours of virtual time cost: all retries of a message, and consumers that wait in vain.
+"""The cost of hours of virtual time: all retries of a message, and idle consumers.
 
 ::
 
     python benchmarks/virtual_time.py [rounds]
 
-Processor time of the whole process, the best of some rounds, without starting and stopping the
-cluster; with hours left out in which nothing happens, and without. Turns and timers are those of
-the event loop, the same on any machine.
+CPU time of the whole process, the best of several rounds, excluding the start and stop of the
+cluster; with and without skipping idle time. Turns and timers are those of the event loop, the same
+on any machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Scene = Callable[[Cluster], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one scene, from its first moment to its last."""
+    """The cost of one scene, from start to end."""
 
     processor_s: float
     virtual_s: float
@@ -57,7 +57,7 @@ def consumer(cluster: Cluster, answer: ConsumeResult, calls: list[bytes]) -> Pus
 
 
 async def all_retries(cluster: Cluster) -> None:
-    """Fail until the message is a dead letter: 4 h 46 min by the delays as they are by default."""
+    """Fail until the message is dead-lettered: 4 h 46 min with the default delays."""
     calls: list[bytes] = []
     async with consumer(cluster, ConsumeResult.RETRY_LATER, calls):
         await cluster.send(Message("orders", b"1"))
@@ -76,7 +76,7 @@ def idle_hour(queues: int) -> Scene:
 
 
 async def empty_day(cluster: Cluster) -> None:
-    """Let a name server and a broker be alone."""
+    """Run a name server and a broker without clients."""
     await cluster.advance(days=1)
 
 

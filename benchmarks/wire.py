@@ -1,7 +1,7 @@
-"""Frames and records, in and out, beside the plainest Python that could do the same.
+"""Encoding and decoding of frames and records, compared with the simplest equivalent Python.
 
-Run: ``python benchmarks/wire.py``. The ratio to the plain version within one run is what counts:
-absolute figures depend on the machine and on what else it does.
+Run: ``python benchmarks/wire.py``. Only the ratio to the plain version within one run counts:
+absolute figures depend on the machine and its load.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     NAMESRV_ADDR=127.0.0.1:9876 uvicorn fastapi_orders:app      # from this directory
 
 The lifespan starts a producer and a push consumer with the application and closes them with it:
-closing waits for the calls of the listener that run, and commits. Without NAMESRV_ADDR it
-brings a cluster of its own.
+closing waits for running listener calls, and commits. Without NAMESRV_ADDR it starts its own
+cluster.
 """
 
 from __future__ import annotations

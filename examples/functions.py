@@ -21,7 +21,7 @@ class Order(msgspec.Struct):
 
 
 class Invoice(msgspec.Struct):
-    """What billing makes of it."""
+    """What billing produces from an order."""
 
     order: int
     total: float
@@ -38,7 +38,7 @@ def bill(order: Order) -> Invoice:
 
 @consumer("invoices", group="accounting", start_from="first")
 async def account(invoice: Invoice) -> None:
-    # A message may be delivered twice, so noting it is a set.
+    # A message may be delivered twice, so a set records it.
     invoices.add(invoice.order)
     if len(invoices) == ORDERS:
         complete.set()
@@ -50,7 +50,7 @@ def main() -> int:
             for number in range(ORDERS):
                 body = msgspec.json.encode(Order(number, 10.0 * number))
                 producer.send(Message("orders", body))
-        # A program that consumes for ever calls turbopump.run(bill, account) instead.
+        # A program that consumes forever calls turbopump.run(bill, account) instead.
         with Worker(bill, account, nameserver=nameserver):
             is_complete = complete.wait(timeout=60)
     print(f"{len(invoices)} of {ORDERS} orders were billed")

@@ -53,10 +53,10 @@ class Shop:
             database.execute("INSERT INTO outcomes VALUES (?, 'COMMIT')", [transaction.id])
 
     def check(self, message: MessageView) -> TransactionState:
-        """Tell a broker how a transaction of this group ended, or end it here.
+        """Report to a broker how a transaction of this group ended, or end it here.
 
-        Whoever inserts the row first decides. A transaction that is not done yet finds the row of
-        the check, fails and is rolled back, so an answer is never wrong afterwards.
+        The first to insert the row decides. A transaction that is still running finds the row of
+        the check, fails and is rolled back, so an answer never becomes wrong.
         """
         with closing(self.connect()) as database, database:
             database.execute(

@@ -1,4 +1,4 @@
-"""Clusters that somebody administers, and groups that have come some way."""
+"""Clusters with an admin client, and groups with committed offsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turbopump.wire.record import MessageView
 async def administered(
     directory: Path, names: str = "ab", hooks: Any = (), **settings: Any
 ) -> AsyncIterator[tuple[Cluster, Admin]]:
-    """Run brokers of these names, and somebody who administers them."""
+    """Run brokers with these names, and an admin client for them."""
     async with cluster(directory, tuple(names), **settings) as world:
         session = world.session("10.0.3.1", hooks=hooks)
         async with Admin(session=session) as admin:
@@ -35,7 +35,7 @@ def queue(number: int, broker: str = "a", topic: str = "T") -> MessageQueue:
 
 
 async def commit(world: Cluster, offsets: dict[MessageQueue, int], group: str = "g") -> None:
-    """Let a group have come so far, without ever having had a member."""
+    """Commit offsets for a group that has never had a member."""
     async with world.session("10.0.3.2") as session:
         for each, offset in offsets.items():
             address = world.brokers[each.broker].address
@@ -49,7 +49,7 @@ async def virtual_sleep(seconds: float) -> None:
 
 
 def now() -> datetime:
-    """Return what time it is in virtual time."""
+    """Return the current virtual time."""
     return datetime.fromtimestamp(virtual_loop().clock.now_ms() / 1000, UTC)
 
 

@@ -23,7 +23,7 @@ GOOD = [number for number in range(COUNT) if number not in (NOT_INFLATING, DAMAG
 
 
 def fill_with_bad(nameserver: str, store: Path, topic: str) -> str:
-    """Fill a topic of one queue: one body does not inflate, one does not match its checksum."""
+    """Fill a one-queue topic: one body does not inflate, another does not match its checksum."""
     made_topic(nameserver, topic, queues=1)
     with Producer("tests", nameserver=nameserver) as producer:
         for number in range(COUNT):
@@ -37,7 +37,7 @@ def fill_with_bad(nameserver: str, store: Path, topic: str) -> str:
 
 
 def send_not_inflating(nameserver: str, topic: str) -> None:
-    """Send a message whose body is said to be compressed, and is not."""
+    """Send a message whose body is flagged as compressed but is not."""
     asyncio.run(_send_not_inflating(nameserver, topic))
 
 
@@ -54,7 +54,7 @@ async def _send_not_inflating(nameserver: str, topic: str) -> None:
 
 
 def _damage(store: Path, position: int) -> None:
-    """Change the first byte of the body of a record, on disk and in what the broker has mapped."""
+    """Change the first byte of a record's body, on disk and in the broker's mapping."""
     (segment,) = (store / "commitlog").glob("[0-9]*")
     with segment.open("r+b") as file:
         file.seek(position + 88)

@@ -1,4 +1,4 @@
-"""The state of a broker and the handlers around it, without sockets and without a store."""
+"""A broker's state and its handlers, without sockets or a store."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ IDENTITY = IdentityConfig(broker_name="broker-a")
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Run something to its end, also where an event loop runs already."""
+    """Run a coroutine to completion, even if an event loop is already running."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 class FakeFile(TableFile):
-    """A file in memory, which fails to be written whenever it is told to."""
+    """An in-memory file whose writes fail on demand."""
 
     def __init__(self) -> None:
         self.saved: list[bytes] = []
@@ -95,7 +95,7 @@ class FakeFile(TableFile):
 
 
 class FakePeer:
-    """A client's connection that remembers what it was sent."""
+    """A client's connection that records what it was sent."""
 
     def __init__(self, address: str = "10.0.0.1:5000") -> None:
         self.peer_address = address
@@ -121,7 +121,7 @@ class FakePeer:
 
 
 class FakeStore:
-    """Queues of which only the store times of their messages are known."""
+    """Queues that know only the store timestamps of their messages."""
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], list[int]] = {}
@@ -192,7 +192,7 @@ class FakeStore:
 
 
 class Parts:
-    """Everything that administration touches, joined as a broker joins it."""
+    """Everything that administration touches, wired as in a broker."""
 
     def __init__(self, directory: Path, *, identity: IdentityConfig = IDENTITY) -> None:
         self.clock = VirtualClock()
@@ -325,7 +325,7 @@ class Parts:
         peer: FakePeer | None = None,
         **changes: Any,
     ) -> Command:
-        """Have a request served and return its answer, errors included."""
+        """Serve a request and return its answer, errors included."""
         payload = body if isinstance(body, bytes) else body.encode()
         return self.serve(structs.replace(request(code, header, payload), **changes), peer)
 
@@ -343,7 +343,7 @@ class Parts:
         return answer
 
     def join(self, group: str = "g", topic: str = "T", **changes: Any) -> FakePeer:
-        """MessageWriter one more client into a group; ``changes`` are of its heartbeat."""
+        """Add one more client to a group; ``changes`` apply to its heartbeat."""
         number = len(self.consumers.members(group)) + 1
         peer = FakePeer(f"10.0.0.{number}:1")
         wanted = ConsumerData(

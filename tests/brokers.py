@@ -1,4 +1,4 @@
-"""A broker in virtual time, and a client that speaks to it in plain requests."""
+"""A broker in virtual time, and a client that sends it plain requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SYNC_STORE = replace(SMALL_STORE, flush=FlushConfig(mode=FlushMode.SYNC))
 
 
 class StuckDisk:
-    """Flushes that wait until a test lets them go."""
+    """Flushes that block until a test releases them."""
 
     def __init__(self) -> None:
         self.flushes: list[Future[None]] = []
@@ -59,14 +59,14 @@ class StuckDisk:
         return self.flushes[-1]
 
     def flush(self, store: Store) -> None:
-        """Have what was written forced to disk, and everyone told who waits for it."""
+        """Force written data to disk, and notify all waiters."""
         store._log.sync()
         self.flushes[-1].set_result(None)
 
 
 @contextmanager
 def stuck_disk() -> Iterator[StuckDisk]:
-    """Let all stores that are used meanwhile have such a disk."""
+    """Give a stuck disk to all stores used in the block."""
     stuck = StuckDisk()
     with patch.object(Flusher, "join", lambda flusher: stuck.join(flusher)):
         yield stuck
@@ -86,7 +86,7 @@ async def running_broker(
     files: Files | None = None,
     **changes: Any,
 ) -> AsyncIterator[tuple[Broker, Client]]:
-    """Run a broker, and give a client that is connected to it."""
+    """Run a broker, and yield a client that is connected to it."""
     network = network or MemoryNetwork()
     machine = virtual_machine(files or REAL_FILES, seed=1)
     config = config_at(directory, **changes)
@@ -108,7 +108,7 @@ async def client_of(
 def send_header(
     topic: str = "T", queue_id: int = 0, named: Mapping[str, str] | None = None, **fields: Any
 ) -> SendMessage:
-    """Return the header of a send with properties; ``fields`` are further fields."""
+    """Return the header of a send with properties; ``fields`` are additional header fields."""
     defaults = {
         "producer_group": "pg",
         "topic": topic,
@@ -124,7 +124,7 @@ def send_header(
 
 
 class Client:
-    """Sends requests and reads answers, with defaults for what a test does not care about."""
+    """Sends requests and reads answers, with defaults for irrelevant fields."""
 
     def __init__(self, pool: ConnectionPool, address: str) -> None:
         self.pool = pool
@@ -147,13 +147,13 @@ class Client:
         named: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> Command:
-        """Send a message with properties; ``fields`` are further header fields."""
+        """Send a message with properties; ``fields`` are additional header fields."""
         header = send_header(topic, queue_id, named, **fields)
         code = RequestCode.SEND_BATCH_MESSAGE if header.batch else RequestCode.SEND_MESSAGE_V2
         return await self.ask(code, header, body)
 
     async def send_oneway(self, body: bytes = b"hello", **named: str) -> None:
-        """Send a message that is never answered."""
+        """Send a one-way message."""
         command = request(RequestCode.SEND_MESSAGE_V2, send_header(named=named), body)
         connection = await self.pool.connection(self.address)
         connection.oneway(command)
@@ -167,7 +167,7 @@ class Client:
         hold_ms: int = 0,
         **fields: Any,
     ) -> Command:
-        """Pull with the subscription in the request; ``hold_ms`` lets the broker hold it."""
+        """Pull with the subscription in the request; ``hold_ms`` makes it a long poll."""
         sys_flag = PULL_SUBSCRIPTION | (PULL_SUSPEND if hold_ms else 0)
         header = PullMessage(
             **{
@@ -228,7 +228,7 @@ async def use_all_tables(client: Client) -> None:
 
 
 def views(answer: Command) -> list[MessageView]:
-    """Return the messages of a pull's answer."""
+    """Return the messages in a pull response."""
     return list(decode_records(whole_body(answer)))
 
 

@@ -20,7 +20,7 @@ BROKERS = ("a", "b")
 
 @dataclass
 class Recorder:
-    """A hook that keeps the requests that were sent, and may change or refuse them."""
+    """A hook that records requests, and may change or reject them."""
 
     requests: list[tuple[str, Command]] = field(default_factory=list)
     refuse: Callable[[str, Command], None] | None = None
@@ -42,7 +42,7 @@ class Recorder:
 
 
 class Cluster(testing.Cluster):
-    """A cluster over links that cut and delay by chance, with clients on a host that is known."""
+    """A cluster over links that randomly cut and delay, with clients on a known host."""
 
     def session(
         self,
@@ -58,7 +58,7 @@ class Cluster(testing.Cluster):
 async def cluster(
     directory: Path, names: Sequence[str] = BROKERS[:1], nameservers: int = 1, **settings: Any
 ) -> AsyncIterator[Cluster]:
-    """Run name servers and brokers; ``settings`` replace sections of the brokers' settings."""
+    """Run name servers and brokers; ``settings`` replace sections of the brokers' configuration."""
     config = brokers.config_at(directory, **settings)
     async with Cluster(
         directory,

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DEADLINE_S = 20.0
-"""Long enough for a machine that is busy with something else."""
+"""Long enough for a busy machine."""
 
 STOP_S = 2.0
-"""What is promised; a test may rely on it."""
+"""A documented guarantee, which tests may rely on."""
 
 
 @contextmanager
 def started(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run ``turbopump`` with these arguments; what is left of it afterwards is killed."""
+    """Run ``turbopump`` with these arguments; processes left at the end are killed."""
     with subprocess.Popen(
         [sys.executable, "-m", "turbopump", *arguments],
         stdout=subprocess.PIPE,
@@ -34,7 +34,7 @@ def started(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def ready_addresses(process: subprocess.Popen[str]) -> dict[str, str]:
-    """Wait for the line that says that the process is up; return where, by who."""
+    """Wait for the line that reports readiness; return the addresses by server."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert re.fullmatch(r"ready( \w+=[\w.]+:\d+)+\n", line), (line, process.poll())

@@ -1,4 +1,4 @@
-"""For all tests."""
+"""Configuration and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-# In the background, a shell lets its children ignore Ctrl-C, and theirs too; some tests send it.
+# Shells make background jobs ignore SIGINT, which children inherit; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says more about what else the machine does than about the code.
+# An example's duration says more about the machine's load than about the code.
 settings.register_profile("untimed", settings(), deadline=None)
 settings.register_profile("quick", settings(), deadline=None, max_examples=20)
 settings.load_profile("untimed")
@@ -21,9 +21,9 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the garbage collector pass over the modules and tests: they stay until the end.
+    """Exclude the modules and tests from garbage collection: they live until the end.
 
-    Some tests, and each simulation, collect all garbage; this would take longer than the rest.
+    Some tests, and each simulation, run a full collection, which would dominate their time.
     """
     gc.disable()
     try:
@@ -35,7 +35,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let reports pass between processes, which takes proper Unicode: some tests have other."""
+    """Make reports valid Unicode, so that they can be sent between processes."""
     report = yield
     report.sections = [(name, _proper(text)) for name, text in report.sections]
     failure = str(report.longrepr)
@@ -46,7 +46,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="module", autouse=True)
 def no_sessions_left_behind() -> Generator[None]:
-    """Close what Spark's callbacks opened in this process: it would log into later tests."""
+    """Close sessions that Spark's callbacks opened here: they would log into later tests."""
     yield
     if shared := sys.modules.get("turbopump.spark.shared_session"):
         shared.close_shared_sessions()

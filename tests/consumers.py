@@ -1,4 +1,4 @@
-"""Push consumers in virtual time, and listeners that remember what they were given."""
+"""Push consumers in virtual time, and listeners that record what they receive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def always(result: ConsumeResult | None) -> Decide:
 
 @dataclass
 class Seen:
-    """A listener on the loop; ``decide`` answers, ``hold`` keeps it from answering."""
+    """A listener on the event loop; ``decide`` sets the result, ``hold`` delays it."""
 
     decide: Decide = field(default_factory=lambda: always(ConsumeResult.SUCCESS))
     messages: list[MessageView] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Seen:
 async def consuming(
     world: Cluster, listener: Any, host: str = "10.0.1.1", group: str = "g", **settings: Any
 ) -> AsyncIterator[PushConsumer]:
-    """Run a consumer of topic T on a host of its own, from the first message on."""
+    """Run a consumer of topic T on its own host, from the first message on."""
     session = settings.pop("session", None) or world.session(host)
     defaults: dict[str, Any] = {"subscriptions": {"T": "*"}, "start_from": "first"}
     async with PushConsumer(
@@ -79,7 +79,7 @@ async def consuming(
 
 
 async def make_topic(world: Cluster, topic: str = "T", tags: str | None = None) -> None:
-    """Let a topic exist, with one message in it that says so."""
+    """Create a topic by sending one message to it."""
     await send(world, [b"first"], topic, tags)
 
 
@@ -100,7 +100,7 @@ async def send(
 async def committed(
     world: Cluster, queue_id: int = 0, topic: str = "T", group: str = "g", broker: str = "a"
 ) -> QueueOffset | None:
-    """Ask a broker how far a group has come."""
+    """Return a group's committed offset on a broker."""
     async with world.session("10.0.9.8") as session:
         address = world.brokers[broker].address
         queue = MessageQueue(topic, broker, queue_id)
@@ -114,5 +114,5 @@ def session_of(consumer: PushConsumer) -> Session:
 
 
 async def sleep_ms(time_ms: int) -> None:
-    """Let virtual time pass; it costs nothing."""
+    """Sleep in virtual time, which is free."""
     await asyncio.sleep(time_ms / 1000)

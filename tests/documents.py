@@ -27,7 +27,7 @@ _LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block of a page; a reason says why no test runs it."""
+    """A fenced block of a page; ``reason`` says why no test runs it."""
 
     page: str
     number: int
@@ -39,7 +39,7 @@ class Block:
 
     @property
     def is_for_spark(self) -> bool:
-        """Whether it needs Spark. Such programs share a session, as it takes seconds to start."""
+        """Whether it needs Spark. Such programs share a session, which takes seconds to start."""
         return (
             self.page.startswith("docs/guide/spark")
             or "turbopump.spark" in self.text
@@ -52,7 +52,7 @@ class Block:
 
     @property
     def has_tests(self) -> bool:
-        """Whether pytest has to run it, because its tests use the plugin's fixtures."""
+        """Whether pytest has to run it, as its tests use the plugin's fixtures."""
         return bool(re.search(r"def test_\w+\(turbopump_", self.text))
 
     @property
@@ -79,10 +79,10 @@ def blocks(kind: str) -> list[Block]:
 
 
 def programs(wanted: Callable[[Block], bool]) -> list[Block]:
-    """Return the Python programs that are run, of those that are wanted."""
+    """Return the selected Python programs that tests run."""
     return [block for block in blocks("python") if block.reason is None and wanted(block)]
 
 
 def links(path: Path) -> list[str]:
-    """Return the links of a document that lead to files."""
+    """Return a document's links to files."""
     return _LINK.findall(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Processes of filter servers and code filters, as the kernel knows them."""
+"""Processes of filter servers and code filters, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERYTHING = b"def matches(message): return True"
 
 @functools.cache
 def why_unavailable() -> str | None:
-    """Return why no code filter can run here, which only the sandbox itself can tell."""
+    """Return why no code filter can run here; only trying the sandbox shows that."""
 
     async def try_one() -> str | None:
         try:
@@ -32,14 +32,14 @@ def why_unavailable() -> str | None:
 
 
 def require_sandbox() -> None:
-    """Skip the test where the system has no seccomp for the sandbox to use."""
+    """Skip the test if the system has no seccomp for the sandbox."""
     reason = why_unavailable()
     if reason is not None:
         pytest.skip(reason)
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Return the command lines of a process's children, and of theirs; not of the dead."""
+    """Return the command lines of a process's live descendants."""
     parents: dict[int, tuple[int, str]] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -64,7 +64,7 @@ def filter_servers(pid: int) -> list[int]:
 
 
 def sandboxes(pid: int) -> list[int]:
-    """Return the processes of code filters below a process."""
+    """Return the code filter processes among a process's descendants."""
     return [p for p, command in descendants(pid).items() if "filter_server/child.py" in command]
 
 
@@ -77,8 +77,8 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for(fact: Callable[[], object], timeout_s: float = 60) -> None:
-    """Wait until something is so that no process reports."""
+    """Poll until a condition holds."""
     end_s = time.monotonic() + timeout_s
     while not fact():
-        assert time.monotonic() < end_s, f"not so within {timeout_s:g} s"
+        assert time.monotonic() < end_s, f"condition not met within {timeout_s:g} s"
         time.sleep(0.01)

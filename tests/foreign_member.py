@@ -1,7 +1,7 @@
-"""A member of a group with the habits of the Java and Go clients, in virtual time.
+"""A group member that behaves like the Java and Go clients, in virtual time.
 
-It sends a heartbeat every 30 s only, also after a reconnect, and pulls by the subscription that the
-broker knows of. What it gains and loses is recorded.
+It sends a heartbeat only every 30 s, even after a reconnect, and pulls with the subscription that
+the broker has stored. The queues it gains and loses are recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HOLD_MS = 15_000
 
 @dataclass
 class ForeignMember:
-    """One client; ``first_s`` is when its first heartbeat goes out, which sets the rhythm."""
+    """One client; ``first_s`` is the time of its first heartbeat, from which the others follow."""
 
     network: MemoryNetwork
     host: str
@@ -52,7 +52,7 @@ class ForeignMember:
     queues: tuple[MessageQueue, ...]
     group: str = "g"
     is_go: bool = False
-    """Whether it takes an error for an empty list, as the Go client does."""
+    """Whether it treats an error as an empty list, as the Go client does."""
     is_orderly: bool = False
     owned: set[MessageQueue] = field(default_factory=set)
     moves: list[tuple[float, str, MessageQueue]] = field(default_factory=list)
@@ -68,9 +68,9 @@ class ForeignMember:
 
     @asynccontextmanager
     async def running(self, first_s: float = 0) -> AsyncIterator[ForeignMember]:
-        """Run until the end, or until `die`; leaves the group at the end."""
+        """Run until the block ends, or until `die`; leave the group at the end."""
         router = Router({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._notified})
-        # It tries again at once, which is worse for the broker than any back-off.
+        # It retries immediately, which is harder on the broker than any backoff.
         config = PoolConfig(backoff_first_ms=1, backoff_max_ms=1)
         host, clock = self.network.host(self.host), virtual_loop().clock
         self._pool = ConnectionPool(host, config, router=router, clock=clock)
@@ -87,12 +87,12 @@ class ForeignMember:
             await self._pool.close()
 
     async def die(self) -> None:
-        """End without a word."""
+        """Stop without leaving the group."""
         self._stop()
         await self._pool.close()
 
     async def leave(self) -> None:
-        """Say good-bye, as `shutdown` does, whatever the broker knows of this connection."""
+        """Unregister, as `shutdown` does, whatever the broker knows of this connection."""
         header = headers.UnregisterClient(client_id=self.client_id, consumer_group=self.group)
         await self._try(RequestCode.UNREGISTER_CLIENT, header)
 
@@ -100,7 +100,7 @@ class ForeignMember:
         for task in (*self._work, *self._pulls.values()):
             task.cancel()
 
-    # --- what it does again and again -------------------------------------------------------------
+    # --- periodic work ----------------------------------------------------------------------------
 
     async def _beat(self, first_s: float) -> None:
         await asyncio.sleep(first_s)
@@ -137,7 +137,7 @@ class ForeignMember:
         self.wake()
 
     def wake(self) -> None:
-        """Rebalance now; the next time is 20 s later."""
+        """Rebalance now; the next rebalance is 20 s later."""
         self._wanted.set()
 
     async def _balance(self) -> None:
@@ -166,7 +166,7 @@ class ForeignMember:
             await self._lock(sorted(self.owned))
 
     async def _lock(self, queues: Sequence[MessageQueue]) -> bool:
-        """Lock or renew; lost queues are never unlocked, as the Go client does not."""
+        """Lock or renew; like the Go client, never unlock lost queues."""
         body = LockQueues(client_id=self.client_id, consumer_group=self.group, queues=list(queues))
         answer = await self._try(RequestCode.LOCK_BATCH_MQ, body=body.encode())
         if answer is None or answer.code != ResponseCode.SUCCESS:

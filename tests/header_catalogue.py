@@ -7,7 +7,7 @@ from turbopump.wire import mastership as m
 from turbopump.wire.codes import RequestCode as Code
 from turbopump.wire.schema import Header
 
-# --- access control, which brokers do not offer ---------------------------------------------------
+# --- access control, which brokers do not support -------------------------------------------------
 
 
 class UpdateAcl(Header, frozen=True, kw_only=True):

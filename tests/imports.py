@@ -14,20 +14,20 @@ SOURCE = Path(turbopump.__file__).parent
 
 
 def modules(*folders: str) -> list[Path]:
-    """Return the source files of some folders of the package, all of them without a folder."""
+    """Return the source files in these folders of the package; all files if none is given."""
     roots = [SOURCE / folder for folder in folders] or [SOURCE]
     return sorted(path for root in roots for path in root.rglob("*.py"))
 
 
 def mentioning(names: Iterable[str], *folders: str) -> list[Path]:
-    """Return the source files in which any of these names occurs: parsing all takes seconds."""
+    """Return the source files that mention any of these names: parsing all files takes seconds."""
     spelled = (r"\s*\.\s*".join(map(re.escape, name.split("."))) for name in names)
     occurs = re.compile(rf"\b(?:{'|'.join(spelled)})\b")
     return [path for path in modules(*folders) if occurs.search(path.read_text())]
 
 
 def name_of(path: Path) -> str:
-    """Return a source file's place in the package, such as ``broker/send.py``."""
+    """Return a source file's path in the package, such as ``broker/send.py``."""
     return path.relative_to(SOURCE).as_posix()
 
 
@@ -37,7 +37,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imported(path: Path) -> set[str]:
-    """Return the full names of what a file imports, wherever in it: modules, and names in them."""
+    """Return the full names of all imports anywhere in a file: modules, and names in them."""
     found: set[str] = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -50,7 +50,7 @@ def imported(path: Path) -> set[str]:
 
 @cache
 def calls(path: Path) -> list[tuple[str, int]]:
-    """Return what is called in a file, as `written` has it, and in which line."""
+    """Return each call in a file, as formatted by `written`, and its line."""
     return [
         (written(node.func), node.lineno)
         for node in ast.walk(tree(path))
@@ -59,7 +59,7 @@ def calls(path: Path) -> list[tuple[str, int]]:
 
 
 def written(called: ast.expr) -> str:
-    """Return the names and dots of what is called; anything else in it is ``...``."""
+    """Return the dotted name of a callee; anything else in it becomes ``...``."""
     match called:
         case ast.Name(name):
             return name

@@ -1,4 +1,4 @@
-"""A master and its slaves in virtual time, which replicate by themselves."""
+"""A master and its slaves in virtual time, with replication running."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from turbopump.testing.cluster import _Place
 MASTER = "a"
 SEGMENT_BYTES = 70_000
 SMALL_LOG = {"mappedFileSizeCommitLog": str(SEGMENT_BYTES), "maxMessageSize": "1000"}
-"""Files of the log that a test fills."""
+"""Log files small enough for a test to fill."""
 
 
 class LogReplicas(Cluster):
-    """Broker ``a`` as a master, and as slaves ``a-1``, ``a-2`` and so on."""
+    """Broker ``a`` as master, with slaves ``a-1``, ``a-2`` and so on."""
 
     roles: dict[str, Role]
-    """Roles other than that of the master in the configuration and SLAVE of the others."""
+    """Overrides by name; by default, the master has its configured role and others are SLAVE."""
 
     def _config_of(self, name: str, place: _Place) -> BrokerConfig:
         config = super()._config_of(name, place)
@@ -49,12 +49,12 @@ class LogReplicas(Cluster):
         return [broker for name, broker in self.brokers.items() if name != MASTER]
 
     async def fill(self, count: int, body_bytes: int = 800, text: str = "m") -> None:
-        """Send messages of a size."""
+        """Send messages of the given size."""
         bodies = (f"{text}-{number}".encode().ljust(body_bytes, b".") for number in range(count))
         await self.send(*(Message("T", body) for body in bodies))
 
     def has_copied(self, *slaves: Broker) -> bool:
-        """Whether slaves have all that the master has, and the master knows."""
+        """Whether the slaves have the master's whole log and have acknowledged it."""
         end = self.master.store.readable_end
         known = [slave.acknowledged for slave in self.master.replication.status.slaves]
         chosen = slaves or tuple(self.slaves)
@@ -78,7 +78,7 @@ def log_bytes(broker: Broker, start: PhysicalOffset) -> bytes:
 
 
 def assert_same_log(master: Broker, slave: Broker) -> None:
-    """Compare bytes, and what the queues lead to."""
+    """Compare the bytes of the logs, and the messages that the queues refer to."""
     start = max(master.store.min_offset, slave.store.min_offset)
     assert log_bytes(master, start) == log_bytes(slave, start)
     for topic, queue_id in master.store.queue_ids():
@@ -98,7 +98,7 @@ def link(slave: Broker) -> LinkState:
 async def log_replicas(
     directory: Path, slaves: int = 1, settings: dict[str, str] | None = None
 ) -> AsyncIterator[LogReplicas]:
-    """Run a name server, a master and slaves; ``settings`` are those of all brokers."""
+    """Run a name server, a master and slaves; ``settings`` apply to all brokers."""
     names = (MASTER, *(f"{MASTER}-{number + 1}" for number in range(slaves)))
     config = broker_config({**SMALL_LOG, **(settings or {})})
     async with LogReplicas(directory, names, config=config, skips_idle_time=False) as made:

@@ -32,7 +32,7 @@ def config_at(directory: Path, host: str = "ns", *, is_ordered: bool = False) ->
 
 @dataclass
 class Peer:
-    """One host with its connections."""
+    """A host with its connections."""
 
     host: str
     pool: ConnectionPool
@@ -98,7 +98,7 @@ def registration_body(counter: int = 1, **topics: int) -> bytes:
 
 @asynccontextmanager
 async def peer_on(network: MemoryNetwork, host: str | None = None) -> AsyncIterator[Peer]:
-    """A host of its own, so that its connections can be cut alone."""
+    """Create a peer on its own host, so that its connections can be cut separately."""
     host = host or f"host{next(_hosts)}"
     async with ConnectionPool(network.host(host), clock=virtual_loop().clock) as pool:
         yield Peer(host, pool)

@@ -1,4 +1,4 @@
-"""What the tests of connections share: a server and its clients on a memory network."""
+"""Shared by the connection tests: a server and its clients on an in-memory network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = ConnectionLimits(
 
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-"""Runs to the end on one of the event loops; given by the fixture ``run_on_loop``."""
+"""Runs a coroutine to completion on one of the event loops; from the fixture ``run_on_loop``."""
 
 
 def echo(request: Command, peer: Connection) -> Command:
@@ -51,7 +51,7 @@ async def slow_echo(request: Command, peer: Connection) -> Command:
 
 
 def never(request: Command, peer: Connection) -> None:
-    """Leave the request without an answer."""
+    """Never answer the request."""
 
 
 def fail(request: Command, peer: Connection) -> Command:
@@ -71,7 +71,7 @@ def body_bytes(command: Command) -> bytes:
 
 
 class RawPeer(asyncio.Protocol):
-    """A peer that sends what it likes, frames or not."""
+    """A peer that sends arbitrary bytes, valid frames or not."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -90,7 +90,7 @@ class RawPeer(asyncio.Protocol):
 
 @dataclass
 class World:
-    """One server on the host "server"; clients sit on "client"."""
+    """A server on the host "server"; clients are on "client"."""
 
     network: MemoryNetwork
     server: Server
@@ -153,7 +153,7 @@ async def world(
 
 
 def receive_buffers(server: Server, size: int) -> None:
-    """Let the kernel take so much of each peer before anything is read."""
+    """Let the kernel buffer ``size`` bytes of each peer before anything is read."""
     listener = cast(SocketListener, server._listener)
     for listening in listener._servers[0].sockets:
         with socket.socket(fileno=os.dup(listening.fileno())) as copy:
@@ -161,7 +161,7 @@ def receive_buffers(server: Server, size: int) -> None:
 
 
 def require_sent(peer: socket.socket) -> None:
-    """Go on only if everything is at the other side, whose kernel may not allow so much."""
+    """Wait until the other side's kernel has everything; skip if its buffers are too small."""
     for _ in range(100):
         unsent = fcntl.ioctl(peer.fileno(), termios.TIOCOUTQ, bytes(4))
         if not int.from_bytes(unsent, sys.byteorder):

@@ -1,4 +1,4 @@
-"""Store directories for those who read them without a broker, and what should be read."""
+"""Store directories to be read without a broker, and their expected content."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def message(number: int, topic: bytes = b"orders", body: bytes | None = None) ->
 def written(
     directory: Path, records: Iterable[Record], segment_bytes: int, step_ms: int = 1000
 ) -> Path:
-    """Write a log as a broker leaves it: fillers at the ends of files, zeros behind its own end."""
+    """Write a log as a broker leaves it: filler records at file ends, zeros after the log's end."""
     log = directory / "commitlog"
     log.mkdir(parents=True)
     content = bytearray()
@@ -83,12 +83,12 @@ def rows_of(path: Path, **options: object) -> list[Row]:
 
 
 def inspected(path: Path) -> list[Row]:
-    """Return what the store's own inspection prints of each message."""
+    """Return what the store inspection prints for each message."""
     return [message_fields(view) for view in messages(path)]
 
 
 def as_inspected(row: Row, position: int) -> Row:
-    """Return a row in the words of the inspection."""
+    """Return a row in the format of the inspection."""
     return {
         "topic": row["topic"],
         "queueId": row["queueId"],
@@ -108,12 +108,12 @@ def as_inspected(row: Row, position: int) -> Row:
 
 
 def position_of(row: Row) -> int:
-    """Return where a message lies, which its offset id tells."""
+    """Return a message's position in the log, taken from its offset id."""
     return int(row["offsetMsgId"][-16:], 16)
 
 
 def looks_like_a_record(position: int) -> bytes:
-    """Return a record for a body: what looks like a message, and says where it will lie."""
+    """Return a body that looks like a stored record at the position where it will be."""
     record = message(1, b"fake", b"never sent")
     data = record.encode(QueueOffset(1), PhysicalOffset(position), BORN_MS)
     assert data[4:8] == MAGIC.to_bytes(4, "big")

@@ -1,6 +1,6 @@
-"""Takes an order as examples/outbox.py does, and kills itself at one of its steps.
+"""Take an order as examples/outbox.py does, and kill this process at one of its steps.
 
-Started as ``outbox_member.py NAMESERVER DATABASE ITEM STEP``; prints what it has come to.
+Started as ``outbox_member.py NAMESERVER DATABASE ITEM STEP``; prints the steps it reaches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def step(name: str) -> None:
 
 
 class SteppingDatabase(sqlite3.Connection):
-    """Tells of each statement, and of the time around the commit."""
+    """Reports each statement, and the steps before and after the commit."""
 
     def execute(self, *given: Any) -> sqlite3.Cursor:
         step(f"about to {given[0]}")
@@ -46,7 +46,7 @@ class SteppingDatabase(sqlite3.Connection):
 
 
 class Steps:
-    """A hook that tells what goes to the broker."""
+    """A hook that reports requests to the broker as steps."""
 
     def before_send(self, group: str, sent: Any, queue: Any) -> None:
         step("about to send the half message")

@@ -18,7 +18,7 @@ HOST = "10.0.0.7"
 
 
 class PlainSandbox:
-    """Decides as a sandbox does, without a process; of filters that the test itself wrote."""
+    """Decides like a sandbox, but without a process; for filters that the test itself defines."""
 
     started = 0
     batch_count = 64
@@ -52,7 +52,7 @@ class PlainSandbox:
         return Verdicts(matched)
 
     async def check_idle(self) -> None:
-        """What runs in the test's own process is never idle."""
+        """Do nothing: filters in the test's own process are never idle."""
 
     async def close(self) -> None:
         self.is_running = False
@@ -60,7 +60,7 @@ class PlainSandbox:
 
 @contextmanager
 def plain_filters() -> Iterator[None]:
-    """Let brokers start no processes, and filter servers run filters in their own."""
+    """Keep brokers from starting processes, and run filters in the filter server's own process."""
     with (
         patch.object(Sandbox, "start", PlainSandbox.start),
         patch.object(FilterServerProcesses, "start", lambda *_: None),

@@ -1,4 +1,4 @@
-"""Requests to a broker that runs as a process: send to one queue and pull from it."""
+"""Requests to a broker process: send to one queue and pull from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(address: str, code: int, header: Header, body: bytes = b"") -> Command:
 
 
 def field(answer: Command, name: str) -> int:
-    """Return a number in the header of an answer, which must be a success."""
+    """Return an integer header field of an answer, which must be a success."""
     assert answer.code == ResponseCode.SUCCESS, answer
     return int((answer.ext_fields or {})[name])
 
@@ -47,7 +47,7 @@ def send(broker: str, body: bytes) -> Command:
 
 
 def pull(broker: str, offset: int, count_max: int = 32) -> list[bytes]:
-    """Return the bodies of messages from an offset on."""
+    """Return the bodies of the messages from an offset on."""
     header = headers.PullMessage(
         consumer_group=GROUP,
         topic=TOPIC,

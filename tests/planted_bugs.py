@@ -1,4 +1,4 @@
-"""Bugs to plant in the product, each of which the simulator has to find."""
+"""Bugs to plant in the product, each of which the simulator must find."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Function = Callable[..., Any]
 
 @dataclass(slots=True)
 class Calls:
-    """How often a wrong function was called."""
+    """The number of calls to a wrong function."""
 
     count: int = 0
 
@@ -59,13 +59,13 @@ class PlantedBug:
     wrong: Function
     """Takes the right version as its first argument; its docstring says what is wrong."""
     found_by: tuple[str, ...]
-    """How violations begin that it may cause: with the name of the invariant."""
+    """Prefixes of the violations it may cause: the names of the invariants."""
     near: int
-    """The first seed that finds it, where short runs begin."""
+    """The first seed that finds it, where short runs start."""
 
     @contextmanager
     def planted(self) -> Iterator[Calls]:
-        """Use the wrong version meanwhile; fails if the product has no such function."""
+        """Use the wrong version in the block; fail if the product has no such function."""
         right, calls = getattr(self.where, self.function), Calls()
         is_property = isinstance(right, property)
 
@@ -82,7 +82,7 @@ BUGS: list[PlantedBug] = []
 
 
 def bug(where: Any, function: str, *found_by: str, near: int = 0) -> Callable[[Function], Function]:
-    """Declare a planted bug, which goes by the name of its wrong function."""
+    """Declare a planted bug, named after its wrong function."""
 
     def add(wrong: Function) -> Function:
         name = wrong.__name__.replace("_", " ")

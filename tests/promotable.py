@@ -1,4 +1,4 @@
-"""A master and its slaves, with name servers, over a network in memory and in virtual time."""
+"""A master and its slaves, with name servers, over an in-memory network in virtual time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class PromotableBrokers:
         await self.brokers.pop(number).close()
 
     async def crash(self, number: int) -> None:
-        """End a broker in the midst of what it does; nothing is written, nobody is told."""
+        """Crash a broker in the middle of its work: nothing is written, no peer is notified."""
         broker = self.brokers.pop(number)
         self.disks[number].die()
         self.network.kill(self.network.host(self.host_of(number)))
@@ -110,14 +110,14 @@ class PromotableBrokers:
         return identity.role, identity.broker_id
 
     async def addresses(self, nameserver: int = 0) -> dict[int, str]:
-        """Return the addresses of the broker name by id, as a name server tells clients."""
+        """Return the addresses of the broker name by id, as name servers report them."""
         command = request(RequestCode.GET_BROKER_CLUSTER_INFO)
         answer = await self.pool.request(f"10.0.1.{nameserver + 1}:9876", command, TIMEOUT_MS)
         table = ClusterInfo.decode(whole_body(answer)).broker_addr_table
         return dict(table[NAME].broker_addrs) if NAME in table else {}
 
     async def promote(self, number: int, role: str = "ASYNC_MASTER") -> Command:
-        """Promote as an operator does; returns the answer."""
+        """Promote as an operator does, and return the answer."""
         return await self.client(number).ask(
             RequestCode.PROMOTE_BROKER, PromoteBroker(broker_role=role), timeout_ms=TIMEOUT_MS
         )

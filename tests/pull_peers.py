@@ -1,4 +1,4 @@
-"""A peer that answers pulls as a test wants it to, and what a task reads from it."""
+"""A peer with scripted answers to pulls, and what a task reads from it."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def stored(offset: int) -> bytes:
 RECORDS = [stored(offset) for offset in range(COUNT)]
 
 Replies = Callable[[list[Command]], list[bytes] | None]
-"""Frames for what has just been asked; None closes the connection."""
+"""Returns the frames that answer a request; None closes the connection."""
 
 
 def offset_of(asked: Command) -> int:
-    """Return from where on messages are asked for."""
+    """Return the offset that a pull starts at."""
     return int(PullMessage.from_ext_fields(asked.ext_fields).queue_offset)
 
 
 def found(
     asked: Command, count_max: int = 32, bytes_max: int = 1 << 20, *, is_generous: bool = False
 ) -> Command:
-    """Answer as a broker does, within its own limits; a generous one heeds no others."""
+    """Answer as a broker does, within its own limits; a generous one ignores the client's."""
     header = PullMessage.from_ext_fields(asked.ext_fields)
     offset = int(header.queue_offset)
     records: list[bytes] = []
@@ -86,7 +86,7 @@ def matching(
     min_offset: int = 0,
     remark: str = "NO_MATCHED_MESSAGE",
 ) -> Command:
-    """Answer as a broker does that filters: offsets that ``every`` divides match."""
+    """Answer like a filtering broker: offsets divisible by ``every`` match."""
     header = PullMessage.from_ext_fields(asked.ext_fields)
     at = int(header.queue_offset)
     records: list[bytes] = []
@@ -118,7 +118,7 @@ def peer(
 
     def serve() -> None:
         decoder = FrameDecoder()
-        # Who has seen enough closes the connection, with answers on their way.
+        # The reader closes the connection when it has enough, with answers still in flight.
         with far, suppress(ConnectionError):
             while data := far.recv(1 << 20):
                 answer = replies(list(decoder.feed(data)))
@@ -183,7 +183,7 @@ def pull_of_ranges(
 
 
 def rows_of(pull: BlockingPull) -> list[tuple[int, bytes]]:
-    """Return what comes, as the columns of each chunk say it."""
+    """Return the rows read, from the columns of each chunk."""
     columns = RecordColumns(["queueOffset", "body"])
     rows: list[tuple[int, bytes]] = []
     while (chunk := pull.next_chunk()) is not None:
@@ -201,7 +201,7 @@ def expected(start: int, end: int) -> list[tuple[int, bytes]]:
 
 
 def several(count: int = 60) -> list[QueueRange]:
-    """Return ranges that are small, but for a few."""
+    """Return ranges, most of them small."""
     sizes = Random(7).choices([1, 2, 3, 45], [9, 9, 9, 1], k=count)
     starts = Random(8).sample(range(COUNT - 45), count)
     return [QueueRange("T", "a", 0, at, at + n) for at, n in zip(starts, sizes, strict=True)]

@@ -1,6 +1,6 @@
-"""One member of a consumer group as a process of its own: ``push_member.py nameserver file``.
+"""One member of a consumer group as a separate process: ``push_member.py nameserver file``.
 
-Writes a line for each message it was given, at once, so that nothing is forgotten by a kill.
+Writes a line for each message immediately, so that a kill loses nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A master and a slave as processes of their own, under load, over a link that can be disturbed."""
+"""A master and a slave as separate processes, under load, over a link that can be disturbed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from turbopump.wire.headers import SendMessage, SendMessageV2
 
 MASTER, SLAVE = "master", "slave"
 DEADLINE_S = 120.0
-"""Long enough for a machine that is busy with something else."""
+"""Long enough for a busy machine."""
 QUEUES = 2
 _STOP_S = 20.0
 _PAUSE_S = 0.005
@@ -56,17 +56,17 @@ STORED = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-"""Answers to sends that the master has stored."""
+"""Codes with which the master answers sends that it has stored."""
 
 
 class ReplicaProcesses:
-    """A name server, and what is started of a master and a slave; all are killed at the end."""
+    """A name server, a master and a slave, started on demand; all are killed at the end."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._running: dict[str, subprocess.Popen[str]] = {}
         self.addresses: dict[str, str] = {}
-        """Of the broker that runs or ran under a name; it has the same port next time."""
+        """By name of a running or stopped broker, which keeps its port across restarts."""
         self.stores = {name: directory / name / "store" for name in (MASTER, SLAVE)}
 
     def __enter__(self) -> Self:
@@ -108,13 +108,13 @@ class ReplicaProcesses:
         self.addresses[name] = self._launch(name, "broker", "--config", str(config))["broker"]
 
     def kill(self, name: str) -> None:
-        """End a broker without giving it a chance to do anything more."""
+        """Kill a broker with SIGKILL."""
         process = self._running.pop(name)
         process.kill()
         process.communicate()
 
     def stop(self, name: str) -> None:
-        """End a broker as an operator does."""
+        """Stop a broker as an operator does."""
         process = self._running.pop(name)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=_STOP_S)
@@ -122,7 +122,7 @@ class ReplicaProcesses:
         assert "Traceback" not in (self._directory / name / "log").read_text()
 
     def assert_same_logs(self, end: int) -> None:
-        """Compare the logs of both brokers, which have been stopped, byte for byte."""
+        """Compare the logs of both stopped brokers byte for byte."""
         master, slave = (
             b"".join(path.read_bytes() for path in sorted((store / "commitlog").iterdir()))
             for store in self.stores.values()
@@ -151,7 +151,7 @@ def _header(queue_id: int) -> SendMessage:
 
 
 class Load:
-    """Senders of numbered messages to the master, and what they were answered."""
+    """Senders of numbered messages to the master, and the answers they got."""
 
     def __init__(self, address: str, senders: int = 4) -> None:
         self._address = address
@@ -160,7 +160,7 @@ class Load:
         self._is_over = False
         self.answers: Counter[int] = Counter()
         self.acknowledged: set[int] = set()
-        """Numbers that were answered with SEND_OK: a slave has them."""
+        """Numbers answered with SEND_OK: a slave has them."""
         self.stored: set[int] = set()
         """Numbers that the master has stored."""
 
@@ -179,7 +179,7 @@ class Load:
                 # Until the master is back.
                 await asyncio.sleep(0.05)
                 continue
-            # A master whose slave is away is much faster than the slave catches up here.
+            # A master without a slave is much faster than the slave can catch up here.
             await asyncio.sleep(_PAUSE_S)
             self.answers[answer.code] += 1
             if answer.code in STORED:
@@ -188,12 +188,12 @@ class Load:
                 self.acknowledged.add(number)
 
     async def until_answered(self, code: ResponseCode, count: int = 20) -> None:
-        """Wait for so many more answers of a kind."""
+        """Wait for ``count`` more answers of a kind."""
         wanted = self.answers[code] + count
         await until(lambda: self.answers[code] >= wanted)
 
     def end(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._is_over = True
 
 
@@ -203,7 +203,7 @@ async def until(fact: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def loaded(address: str) -> AsyncIterator[Load]:
-    """Send to a broker meanwhile."""
+    """Send to a broker while the block runs."""
     load = Load(address)
     sending = asyncio.create_task(load.run())
     try:
@@ -214,7 +214,7 @@ async def loaded(address: str) -> AsyncIterator[Load]:
 
 
 async def runtime_info(address: str) -> dict[str, str]:
-    """Return what a broker says of itself; nothing if it does not answer."""
+    """Return a broker's runtime info; empty if it does not answer."""
     async with ConnectionPool(SocketNetwork()) as pool:
         try:
             answer = await Client(pool, address).ask(RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -224,7 +224,7 @@ async def runtime_info(address: str) -> dict[str, str]:
 
 
 async def until_copied(processes: ReplicaProcesses) -> int:
-    """Wait until the slave has all of the master's log; return where it ends."""
+    """Wait until the slave has the master's whole log; return where it ends."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             infos = [await runtime_info(processes.addresses[name]) for name in (MASTER, SLAVE)]
@@ -235,7 +235,7 @@ async def until_copied(processes: ReplicaProcesses) -> int:
 
 
 async def numbers_at(address: str) -> set[int]:
-    """Return the numbers of all messages of a broker, each of which must be as it was sent."""
+    """Return the numbers of all messages of a broker; each message must be as sent."""
     found: set[int] = set()
     async with ConnectionPool(SocketNetwork()) as pool:
         for queue_id in range(QUEUES):
@@ -274,7 +274,7 @@ class Link:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Listen meanwhile; yields where."""
+        """Listen while the block runs; yield the address."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         try:
             yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -293,8 +293,8 @@ class Link:
             stack.push_async_callback(_aborted, to_slave)
             master, to_master = await asyncio.open_connection(host, int(port))
             stack.push_async_callback(_aborted, to_master)
-            ways = [self._forward_log(master, to_slave), _forward(slave, to_master)]
-            tasks = [asyncio.create_task(way) for way in ways]
+            directions = [self._forward_log(master, to_slave), _forward(slave, to_master)]
+            tasks = [asyncio.create_task(each) for each in directions]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:

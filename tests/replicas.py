@@ -1,4 +1,4 @@
-"""A master and a slave in virtual time; a test may say when the slave copies, so that it lags."""
+"""A master and a slave in virtual time; a test can trigger each copy, so that the slave lags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Replicas(Cluster):
     """Broker ``a`` as master and as slave."""
 
     is_linked = False
-    """Whether the slave follows the master by itself."""
+    """Whether the slave replicates automatically."""
 
     def _config_of(self, name: str, place: _Place) -> BrokerConfig:
         config = super()._config_of(name, place)
@@ -35,7 +35,7 @@ class Replicas(Cluster):
 
     async def start_broker(self, name: str | None = None) -> Broker:
         if not self.is_linked:
-            # Neither log nor tables are copied but by the test.
+            # Only the test copies the log and the tables.
             self.network.partition(_MASTER_HOST, _SLAVE_HOST)
         return await super().start_broker(name)
 
@@ -74,7 +74,7 @@ class LinkedReplicas(Replicas):
 async def replicas(
     directory: Path, kind: type[Replicas] = Replicas, **settings: Any
 ) -> AsyncIterator[Replicas]:
-    """Run a name server, the master and the slave; ``settings`` are sections of both brokers'."""
+    """Run a name server, the master and the slave; ``settings`` apply to both brokers."""
     config = brokers.config_at(directory, **settings)
     async with kind(
         directory, (MASTER, SLAVE), config=config, quality=LinkQuality(), skips_idle_time=False

@@ -1,8 +1,8 @@
 """One client with a member of two groups: ``restart_member.py nameserver file``, until stdin ends.
 
-The group ``workers`` fails all messages that begin with ``bad``; the group ``orderly`` consumes in
-order. Each call of a listener is two lines in the file, written at once, so that no kill loses
-them. Times are of the machine's monotonic clock, the same for all processes.
+The group ``workers`` fails all messages that start with ``bad``; the group ``orderly`` consumes in
+order. Each call of a listener is two lines in the file, written immediately, so that a kill loses
+none. Times are from the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALL_S = 0.004
 
 
 class Log(logging.Handler):
-    """Writes lines for calls, and one for each send-back whose outcome is not known."""
+    """Writes lines for calls, and one for each send-back whose outcome is unknown."""
 
     def __init__(self, path: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A name server and a broker on real sockets whose answers to batches a test decides."""
+"""A name server and a broker on real sockets, with scripted answers to batches."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ READ_AND_WRITE = 6
 
 @dataclass(frozen=True)
 class Batch:
-    """Messages that have come together, or one that came alone."""
+    """The messages of one send: a batch, or a single message."""
 
     number: int
-    """Counts all that came, from 0 on."""
+    """Counts received batches, from 0."""
 
     broker: str
     queue_id: int
@@ -41,7 +41,7 @@ Decide = Callable[[Batch], Command | None]
 
 
 def taken(batch: Batch, code: int = ResponseCode.SUCCESS) -> Command:
-    """Return the answer to a batch that is stored."""
+    """Return the answer to a stored batch."""
     return batch.request.answer(
         code, SendMessageAnswer(msg_id="AB", queue_id=batch.queue_id, queue_offset=7)
     )
@@ -53,22 +53,22 @@ def refused(batch: Batch, code: int, words: str = "in the broker's words") -> Co
 
 @dataclass
 class ScriptedBroker:
-    """Answers what clients ask, and lets ``decide`` answer batches."""
+    """Answers clients' requests, and lets ``decide`` answer batches."""
 
     decide: Decide
     batches: list[Batch] = field(default_factory=list)
     stored: list[bytes] = field(default_factory=list)
-    """Bodies of batches that were answered at once with success."""
+    """Bodies of batches that were answered immediately with success."""
 
     address: str = ""
     others: dict[str, str] = field(default_factory=dict)
-    """Addresses of further brokers that the route tells of, by name."""
+    """Addresses of additional brokers in the route, by name."""
 
     topics: list[str] = field(default_factory=list)
-    """Topics whose routes were asked for."""
+    """Topics whose routes were requested."""
 
     post: Callable[[Callable[[], object]], object] = field(default=lambda call: call())
-    """Calls something on the broker's loop."""
+    """Calls a function on the broker's event loop."""
 
     def route(self, request: Command, _: Connection) -> Command:
         self.topics.append((request.ext_fields or {})["topic"])
@@ -123,13 +123,13 @@ B = TypeVar("B", bound=ScriptedBroker)
 
 
 def scripted_broker(decide: Decide) -> AbstractContextManager[ScriptedBroker]:
-    """Run it in a thread of its own; ``decide`` is called there."""
+    """Run it in a separate thread, where ``decide`` is called."""
     return serving(ScriptedBroker(decide))
 
 
 @contextmanager
 def serving(broker: B) -> Iterator[B]:
-    """Run any scripted broker in a thread of its own."""
+    """Run any scripted broker in a separate thread."""
     server = Server(SocketNetwork(), broker.router())
     thread = LoopThread()
     try:

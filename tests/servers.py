@@ -1,4 +1,4 @@
-"""Servers as processes of their own."""
+"""Servers as separate processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STOP_S = 60.0
-"""Long enough for a machine that is busy with something else."""
+"""Long enough for a busy machine."""
 
 LOG = "log"
 
@@ -22,7 +22,7 @@ _READY = re.compile(r"ready nameserver=(\S+) broker=(\S+)\n")
 
 @dataclass(frozen=True, slots=True)
 class Standalone:
-    """A name server and a broker that run."""
+    """A running name server and broker."""
 
     process: subprocess.Popen[str]
     nameserver: str
@@ -31,11 +31,11 @@ class Standalone:
 
     @property
     def ports(self) -> tuple[str, str]:
-        """Where another one has to listen to take its place."""
+        """The ports that a replacement has to listen on."""
         return self.nameserver.rpartition(":")[2], self.broker.rpartition(":")[2]
 
     def kill(self) -> None:
-        """End it without giving it a chance to do anything more."""
+        """Kill it with SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 

@@ -1,4 +1,4 @@
-"""Commands typed into a shell, and what they print compared with what they printed before."""
+"""Commands as typed into a shell, and their output compared with recorded snapshots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbopump.cli.app import app
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "commands.md"
 SNAPSHOTS = Path(__file__).parent / "integration" / "snapshots"
 UPDATE = "TURBOPUMP_UPDATE_SNAPSHOTS"
-"""Set to 1, tests write what they see in place of comparing it."""
+"""If set to 1, tests update the snapshots instead of comparing with them."""
 
 _MASKS = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"), "YYYY-MM-DDThh:mm:ss"),
@@ -28,11 +28,11 @@ _MASKS = (
     (re.compile(r", \d+m?s late"), ", TIME late"),
 )
 _DELAY = re.compile(r" +\d+m?s(?= )")
-"""Of a column as wide as its title, so whatever it says it takes the same room."""
+"""A value in a column as wide as its title, so that its width never changes."""
 
 
 class Shell:
-    """Runs commands as somebody would type them."""
+    """Runs commands as a user would type them."""
 
     def __init__(self, nameserver: str) -> None:
         self.nameserver = nameserver
@@ -48,12 +48,12 @@ class Shell:
         return result.stdout
 
     def json(self, line: str) -> Any:
-        """Return the one object that a command prints."""
+        """Return the single object that a command prints."""
         (found,) = self.json_lines(line)
         return found
 
     def json_lines(self, line: str) -> list[Any]:
-        """Return the objects that a command prints, all of whose keys are documented."""
+        """Return the objects that a command prints; all their keys must be documented."""
         found = [json.loads(text) for text in self.ok(f"{line} --json").splitlines()]
         words = " ".join(line.split()[:2])
         if words != "cluster info":
@@ -62,7 +62,7 @@ class Shell:
         return found
 
     def keep(self, line: str, stdin: str | bytes | None = None) -> None:
-        """Run a command and note what it printed."""
+        """Run a command and record its output."""
         result = self.run(line, stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), line
         self.lines += [f"$ turbopump {line}", *result.output.splitlines()]
@@ -71,17 +71,17 @@ class Shell:
         self.lines.append("")
 
     def compare(self, name: str) -> None:
-        """Compare everything that was kept with what was printed when it was right."""
+        """Compare all recorded output with the snapshot."""
         text = masked("\n".join(self.lines))
         path = SNAPSHOTS / f"{name}.txt"
         if os.environ.get(UPDATE) == "1":
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        assert text == path.read_text(encoding="utf-8"), f"{UPDATE}=1 writes {path} anew"
+        assert text == path.read_text(encoding="utf-8"), f"run with {UPDATE}=1 to update {path}"
 
 
 def masked(text: str) -> str:
-    """Replace what differs from run to run by something of the same width."""
+    """Replace values that differ between runs with masks of the same width."""
     for pattern, mask in _MASKS:
         text = pattern.sub(mask, text)
     return _DELAY.sub(lambda found: "TIME".rjust(len(found[0])), text)
@@ -90,12 +90,12 @@ def masked(text: str) -> str:
 def wait_for(fact: Any, timeout_s: float = 20.0) -> None:
     end = time.monotonic() + timeout_s
     while not fact():
-        assert time.monotonic() < end, "not so in time"
+        assert time.monotonic() < end, "condition not met in time"
         time.sleep(0.02)
 
 
 def documented_keys(words: str) -> set[str]:
-    """Return the keys that the guide names for a command's JSON."""
+    """Return the keys that the guide documents for a command's JSON."""
     guide = GUIDE.read_text()
     section = guide.partition(f"\n### `turbopump {words}`\n")[2].partition("\n##")[0]
     text = section[re.search(r"\bJSON\b", section).start() :]  # type: ignore[union-attr]
@@ -119,7 +119,7 @@ def paragraph(guide: str, start: str) -> str:
 
 
 def keys_of(value: Any) -> set[str]:
-    """Return all keys of a value, those of objects in lists and of before and after included."""
+    """Return all keys of a value, including those of objects in lists and in before and after."""
     found = set()
     for key, item in value.items():
         found.add(key)

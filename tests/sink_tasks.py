@@ -1,4 +1,4 @@
-"""Sends the rows of a task of Spark's sink through its session only, in virtual time too."""
+"""Send the rows of a Spark sink task through its session only, which also works in virtual time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def take(task: RetryingSender, rows: ConvertedRows | EncodedRows) -> SendC
 
 
 def _windows(planned: list[Send | EncodedSend], size: int) -> Iterator[list[Send | EncodedSend]]:
-    """Split sends: only one of those to the same queue is on its way."""
+    """Split sends, so that only one per queue is in flight."""
     window: list[Send | EncodedSend] = []
     for send in planned:
         is_busy = any(

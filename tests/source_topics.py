@@ -25,7 +25,7 @@ def fresh_topic() -> str:
 
 
 def numbered(topic: str, number: int) -> Message:
-    """Return a message that says which it is: every third of tag c, every key six times or so."""
+    """Return a message with its number: every third has tag c, each key occurs about six times."""
     return Message(
         topic,
         b"%d" % number,
@@ -51,7 +51,7 @@ def fill(
 
 
 def _until_taken(send: Callable[[], object]) -> None:
-    """Send again what a broker refused because it is busy: it has stored nothing of it."""
+    """Resend what a busy broker rejected; it has stored none of it."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -69,10 +69,10 @@ def _nth(number: int, queues: Sequence[MessageQueue]) -> MessageQueue:
 
 
 def wait_for(query: StreamingQuery | None, fact: Callable[[], bool]) -> None:
-    """Wait until something is so; the error of a query is raised if it ends before."""
+    """Wait until a condition holds; raise the query's error if it ends before."""
     until = time.monotonic() + PATIENCE_S
     while not fact():
-        assert time.monotonic() < until, "it did not come"
+        assert time.monotonic() < until, "condition not met in time"
         if query is None:
             time.sleep(0.05)
         else:
@@ -80,14 +80,14 @@ def wait_for(query: StreamingQuery | None, fact: Callable[[], bool]) -> None:
 
 
 def made_topic(nameserver: str, topic: str, queues: int = 4) -> str:
-    """Make a topic without messages."""
+    """Create a topic without messages."""
     with Admin(nameserver) as admin:
         admin.topics.create(topic, queues=queues)
     return topic
 
 
 def rows_read(rows: DataFrame) -> int:
-    """Return how many rows the source gave to a query, before Spark applied its conditions."""
+    """Return how many rows the source passed to a query, before Spark applied its predicates."""
     executed: Any = rows._jdf.queryExecution().executedPlan()
     rows._jdf.queryExecution().toRdd().count()
     leaves = executed.collectLeaves()

@@ -1,4 +1,4 @@
-"""Writes, reads, streams, consumes in one mode of Spark: a program that `test_modes` starts.
+"""Write, read, stream and consume in one Spark mode: a program that `test_modes` starts.
 
 ::
 

@@ -1,9 +1,8 @@
 """A consumer that waits until a signal stops it.
 
-Arguments: the name server, the topic, how to wait and the kind of the listener. It waits
-``blocking``, with ``aio`` or ``uvloop``, in a ``thread`` that is not the main one, or with its
-``own`` handler of SIGTERM. The listener says when it begins and when it ends, and is ``slow`` or
-``stuck``.
+Arguments: the name server, the topic, how to wait and the kind of listener. It waits ``blocking``,
+with ``aio`` or ``uvloop``, in a ``thread`` other than the main one, or with its ``own`` handler for
+SIGTERM. The listener reports when it starts and ends, and is ``slow`` or ``stuck``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def say(text: str) -> None:
 
 
 def is_waiting() -> bool:
-    """Whether signals are handled by now, where they are to be."""
+    """Whether the expected signal handlers are installed."""
     if sys.argv[3] == "own":
         return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     return sys.argv[3] == "thread" or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -45,7 +44,7 @@ def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeR
 
 
 async def ahandle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
-    while not is_waiting():  # noqa: ASYNC110 - nothing tells of it
+    while not is_waiting():  # noqa: ASYNC110 - no event to wait for
         await asyncio.sleep(0.01)
     say("begun")
     await asyncio.sleep(600 if sys.argv[4] == "stuck" else SLOW_S)
@@ -95,12 +94,12 @@ async def waiting(nameserver: str) -> None:
     say("closed")
 
 
-def main(nameserver: str, way: str) -> None:
-    if way in ("blocking", "own"):
+def main(nameserver: str, mode: str) -> None:
+    if mode in ("blocking", "own"):
         blocking(nameserver)
-    elif way == "aio":
+    elif mode == "aio":
         asyncio.run(waiting(nameserver))
-    elif way == "uvloop":
+    elif mode == "uvloop":
         import uvloop
 
         uvloop.run(waiting(nameserver))
@@ -111,6 +110,6 @@ def main(nameserver: str, way: str) -> None:
 
 
 if __name__ == "__main__":
-    # A shell lets what runs in the background ignore Ctrl-C, and that is inherited.
+    # Shells make background jobs ignore SIGINT, which children inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main(sys.argv[1], sys.argv[3])

@@ -1,4 +1,4 @@
-"""What lies in topics, read by the plain client."""
+"""The messages in topics, read with the plain client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turbopump.wire.record import MessageView
 
 
 def stored(nameserver: str, topic: str) -> list[MessageView]:
-    """Return all messages of a topic, queue by queue, in their order."""
+    """Return all messages of a topic, queue by queue, in order."""
     found: list[MessageView] = []
     with PullConsumer("reader-of-tests", nameserver=nameserver) as consumer:
         for queue in consumer.queues(topic):

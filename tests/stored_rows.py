@@ -1,4 +1,4 @@
-"""Stored records, and the rows that columns made of them should have."""
+"""Stored records, and the rows expected from their columns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A consumer whose listener never returns; the tests see whether its process ends.
+"""A consumer whose listener never returns; the tests check that its process ends.
 
-Arguments: the name server, and ``close``, ``aclose`` or ``wait`` for who ends it.
+Arguments: the name server, and ``close``, ``aclose`` or ``wait`` for how it is ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def handle(messages: Sequence[MessageView], context: ConsumeContext) -> None:
     threading.Event().wait()
 
 
-def main(nameserver: str, way: str) -> None:
+def main(nameserver: str, mode: str) -> None:
     with PushConsumer(
         "stuck",
         handle,
@@ -36,7 +36,7 @@ def main(nameserver: str, way: str) -> None:
         start_from="first",
         listening=Listening(close_wait_ms=100),
     ) as consumer:
-        if way == "wait":
+        if mode == "wait":
             consumer.wait()
         begun.wait()
 

@@ -1,4 +1,4 @@
-"""A scripted broker that takes half messages, notes how they end, and asks for their state."""
+"""A scripted broker that accepts half messages, records how they end, and checks back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECORD_BYTES = 300
 
 
 def half_stored(batch: Batch, code: int = ResponseCode.SUCCESS) -> Command:
-    """Return the answer to a half message that is stored."""
+    """Return the answer to a stored half message."""
     answer = SendMessageAnswer(
         msg_id=offset_id(HOST, physical_offset(batch)),
         queue_id=batch.queue_id,
@@ -44,22 +44,22 @@ def physical_offset(batch: Batch) -> PhysicalOffset:
 
 
 def named(batch: Batch) -> dict[str, str]:
-    """Return the properties of a message that was sent."""
+    """Return the properties of a sent message."""
     return properties.decode((batch.request.ext_fields or {})["i"])
 
 
 @dataclass
 class TransactionBroker(ScriptedBroker):
-    """Stores nothing, but remembers what it was told."""
+    """Stores nothing, but records the requests it receives."""
 
     decide: Decide = half_stored
     ends: list[Command] = field(default_factory=list)
     peers: dict[str, Connection] = field(default_factory=dict)
-    """The connection of each producer group, by heartbeats."""
+    """The connection of each producer group, from heartbeats."""
 
     @property
     def ended(self) -> list[tuple[int, bool | None]]:
-        """What was decided, and whether after a check."""
+        """The decisions, and whether each followed a check."""
         headers = [EndTransaction.from_ext_fields(each.ext_fields) for each in self.ends]
         return [(each.commit_or_rollback, each.from_transaction_check) for each in headers]
 
@@ -77,7 +77,7 @@ class TransactionBroker(ScriptedBroker):
         self.ends.append(request)
 
     def check(self, batch: Batch, group: str = "pg", moved_by: int = 0) -> None:
-        """Ask a group what became of a half message, which was moved by so many places."""
+        """Check back on a half message with a group, after moving it by ``moved_by`` places."""
         text = properties.encode({**named(batch), "TRANSACTION_CHECK_TIMES": "1"})
         record = Record(
             topic=(batch.request.ext_fields or {})["b"].encode(),
@@ -100,7 +100,7 @@ class TransactionBroker(ScriptedBroker):
         self.ask(header, record.encode(QueueOffset(queue_offset), position, 2), group)
 
     def ask(self, header: CheckTransactionState | None, body: bytes, group: str = "pg") -> None:
-        """Send a check as it is given."""
+        """Send the given check."""
         command = request(RequestCode.CHECK_TRANSACTION_STATE, header, body)
         self.post(lambda: self.peers[group].oneway(command))
 
@@ -127,7 +127,7 @@ class World:
 
 @asynccontextmanager
 async def transaction_world(decide: Decide = half_stored) -> AsyncIterator[World]:
-    """Run one in virtual time; it is its own name server."""
+    """Run a broker in virtual time, which is its own name server."""
     network = MemoryNetwork(LinkQuality(jitter_ms=0, cut_chance=0))
     broker = TransactionBroker(decide)
     config = ServerConfig("10.0.0.1", 10911)
@@ -139,5 +139,5 @@ async def transaction_world(decide: Decide = half_stored) -> AsyncIterator[World
 
 
 async def settled() -> None:
-    """Let everything happen that is under way."""
+    """Wait for pending work to complete."""
     await asyncio.sleep(1)

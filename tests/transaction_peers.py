@@ -1,4 +1,4 @@
-"""The producer's side of transactions, in plain requests."""
+"""The producer side of transactions, in plain requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _keys = count(1)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a half message lies."""
+    """Where a half message is stored."""
 
     queue_offset: int
     physical_offset: int
@@ -56,7 +56,7 @@ class Asked:
 
 @dataclass
 class Producer:
-    """A member of a producer group that notes check-backs, and answers them if it is told how."""
+    """A producer group member that records check-backs, and answers them if given an answer."""
 
     client: Client
     group: str = GROUP
@@ -117,7 +117,7 @@ class Producer:
         return await self.client.ask(RequestCode.END_TRANSACTION, header, timeout_ms=20_000)
 
     async def commit(self, body: bytes = b"half", topic: str = "T", **named: str) -> None:
-        """Send a message in a transaction that succeeds."""
+        """Send a message in a transaction that commits."""
         answer = await self.end(await self.half(body, topic, **named))
         assert answer.code == ResponseCode.SUCCESS, answer
 
@@ -136,7 +136,7 @@ async def producer_of(
     group: str = GROUP,
     decide: Callable[[Asked], int] | None = None,
 ) -> AsyncIterator[Producer]:
-    """Give a producer that stays a member of its group."""
+    """Yield a producer that stays a member of its group."""
     router = Router()
     host = network.host(f"10.0.8.{client_id[1:]}")
     async with ConnectionPool(host, router=router, clock=virtual_loop().clock) as pool:
@@ -158,7 +158,7 @@ async def _beat(producer: Producer) -> None:
 
 @lru_cache(maxsize=1)
 def disk_at(loop: VirtualTimeLoop, _: Path) -> Disk:
-    """Return the same disk for the same place, as a broker may be started there again."""
+    """Return the same disk for the same path, as a broker may be restarted on it."""
     return Disk(loop)
 
 
@@ -183,7 +183,7 @@ async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[by
 
 
 async def half_on(disk: StuckDisk, broker: Broker, producer: Producer) -> Place:
-    """Send a half message, and let the disk have it."""
+    """Send a half message, and flush it to disk."""
     sending = asyncio.create_task(producer.half(b"x"))
     await asyncio.sleep(0.1)
     disk.flush(broker.store)

@@ -19,7 +19,7 @@ class BankUnavailable(Exception):
 
 
 class Bank(Protocol):
-    """Moves money; charging an order twice takes the money only once."""
+    """Moves money; charging the same order again has no effect."""
 
     async def charge(self, order: str, cents: int) -> None:
         """Take the money; raises BankUnavailable."""

@@ -1,7 +1,7 @@
-"""The requests that the original's clients sent to its broker, in the order they sent them.
+"""Requests recorded between Apache RocketMQ's clients and its broker, replayed in order.
 
-Ours must answer each with the same code, the same fields, and a body of the same kind and keys.
-Where it does not, the list below says why; a request that starts to agree must be taken off it.
+Our broker must answer each with the same code, fields, kind of body and body keys. Where it does
+not, the list below says why; a request that starts to match must be removed from it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from vectors import Vector, frames
 BY_NAME = {vector["name"]: vector for vector in frames()}
 RECORDED_FROM_MS = 1_794_728_296_982
 
-LATER = "comes with a later part of the system"
+ACCESS_CONTROL = "needs access control, which brokers do not support"
 OTHER_BROKER = "recorded from a broker with other settings, or from a slave"
 NOT_RECORDED = "depends on messages, offsets or heartbeats that are not among the vectors"
-OTHER_TIMES = "asks for a span of store time, and here messages are stored at other times"
-REPORTED = "ignores a wrong expression and delivers everything; here the consumer is told"
-NO_HALF = "resumes the check of any message; here only of half messages, so that none comes twice"
-TOGETHER = "waits for a request that was sent meanwhile; here one comes after the other"
+OTHER_TIMES = "queries a range of store times, and here messages are stored at other times"
+REPORTED = "ignores a wrong expression and delivers everything; here the consumer gets an error"
+NO_HALF = "resumes the check of any message; here only of half messages, to prevent duplicates"
+TOGETHER = "waits for a request that was sent concurrently; here requests are sequential"
 
 DIFFERENCES: dict[str, str] = {
     "pull_bad_sql_in_request.request": REPORTED,
     "resume_check_half.request": NO_HALF,
-    "acl_send_wrong_secret.request": LATER,
-    "acl_send_unknown_access_key.request": LATER,
-    "acl_send_unsigned.request": LATER,
-    "acl_cluster_info.request": LATER,
-    "acl_update_config.request": LATER,
-    "acl_global_white.request": LATER,
-    "acl_delete_config.request": LATER,
+    "acl_send_wrong_secret.request": ACCESS_CONTROL,
+    "acl_send_unknown_access_key.request": ACCESS_CONTROL,
+    "acl_send_unsigned.request": ACCESS_CONTROL,
+    "acl_cluster_info.request": ACCESS_CONTROL,
+    "acl_update_config.request": ACCESS_CONTROL,
+    "acl_global_white.request": ACCESS_CONTROL,
+    "acl_delete_config.request": ACCESS_CONTROL,
     "send_slave_not_available.request": OTHER_BROKER,
     "pull_no_permission.request": OTHER_BROKER,
     "pull_topic_no_permission.request": OTHER_BROKER,
@@ -102,7 +102,7 @@ CLIENT = {
 
 
 def difference(vector: Vector, answer: Command) -> str | None:
-    """Return how our answer differs from the original's; None when it does not."""
+    """Return how our answer differs from the recorded one; None if it does not."""
     expected_vector = answers_of(vector["name"])
     assert expected_vector is not None, vector["name"]
     expected = framing.decode(bytes.fromhex(expected_vector["hex"]))

@@ -1,4 +1,4 @@
-"""Transactions of Apache RocketMQ: its recorded requests, and a store that it left open ones in."""
+"""Transactions of Apache RocketMQ: recorded requests, and a store with open transactions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IDENTITY = IdentityConfig(broker_name="broker-a", bind_host=HOST, port=10911)
 CHECKS = TransactionsConfig(check_interval_ms=2000)
 BY_NAME = {vector["name"]: vector for vector in frames()}
 FIRST_HALF = 9715
-"""Where the first recorded half message lies in the log."""
+"""Position of the first recorded half message in the log."""
 
 
 def recorded(name: str) -> Command:
@@ -37,7 +37,7 @@ def recorded(name: str) -> Command:
 
 
 async def replay(producer: Producer, name: str) -> None:
-    """Send a recorded request; its answer must be the recorded one."""
+    """Send a recorded request; the answer must be the recorded one."""
     client = producer.client
     command = recorded(name)
     if name.endswith("request"):
@@ -59,7 +59,7 @@ async def fill_log(client: Client, end: int) -> None:
 
 @virtual_time()
 async def test_recorded_transactions(tmp_path: Path) -> None:
-    """All offsets are the recorded ones, so each record is as long as the original's."""
+    """All offsets match the recording, so each record is as long as Apache RocketMQ's."""
     network = MemoryNetwork()
     config = config_at(tmp_path, identity=IDENTITY, transactions=CHECKS)
     async with (
@@ -119,7 +119,7 @@ LIMITS = LimitsConfig(message_bytes_max=16384)
 def test_a_store_with_an_open_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, decision: int
 ) -> None:
-    # The recorded stores have files that are smaller than any broker would make them.
+    # The recorded stores have smaller files than any broker would create.
     monkeypatch.setattr(broker_config, "RECORD_EXTRA_BYTES", 16384)
 
     @virtual_time()

@@ -1,7 +1,7 @@
-"""A broker under load is killed again and again: what it has acknowledged is there afterwards.
+"""A broker under load is killed repeatedly: everything it has acknowledged survives.
 
-Messages are numbered, never sent twice, and their numbers say what they hold. So a reader can tell
-which of them are missing, doubled or damaged.
+Messages are numbered and never resent, and their content follows from the number. So a reader can
+detect missing, duplicate and damaged messages.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ GROUP = "survivors"
 QUEUES = 4
 SENDERS = 8
 SENDS_MIN = 10
-"""Messages that are acknowledged under load before a broker is killed."""
+"""Messages to be acknowledged under load before a broker is killed."""
 DEADLINE_S = 60.0
 
 SETTINGS = {
-    # Small files, so that they fill up and kills hit the moment when new ones are made.
+    # Small files, so that they fill up and kills hit the creation of new ones.
     "mappedFileSizeCommitLog": "1048576",
     "mappedFileSizeConsumeQueue": "20000",
     "maxHashSlotNum": "1000",
     "maxIndexNum": "4000",
     "maxMessageSize": "65536",
-    # Often, so that kills hit the moment when these are written.
+    # Short intervals, so that kills hit these writes.
     "flushConsumerOffsetInterval": "20",
     "flushDelayOffsetInterval": "20",
     "flushIntervalConsumeQueue": "50",
@@ -77,14 +77,14 @@ def named(number: int, **more: str) -> dict[str, str]:
 
 @dataclass
 class Ledger:
-    """What the broker has promised."""
+    """What the broker has acknowledged."""
 
     sent: dict[int, tuple[str, int, int]] = field(default_factory=dict)
-    """Numbers of acknowledged messages: topic, queue and offset of the answer."""
+    """By number of each acknowledged message: topic, queue and offset from the answer."""
     delayed: set[int] = field(default_factory=set)
-    """Numbers of acknowledged messages that are to come later."""
+    """Numbers of acknowledged delayed messages."""
     committed: dict[int, int] = field(default_factory=dict)
-    """The highest offset that the consumer asked to be noted, by queue."""
+    """The highest offset that the consumer tried to commit, by queue."""
     topics: dict[str, int] = field(default_factory=lambda: {TOPIC: QUEUES, DELAYED: 1})
     """Topics that were sent to, with their queues."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -109,7 +109,7 @@ def header(topic: str, queue_id: int, text: str, *, batch: bool = False) -> Send
 
 
 async def send(client: Client, ledger: Ledger, topic: str, chosen: random.Random) -> None:
-    """Send one message, or a batch of some."""
+    """Send one message, or a batch."""
     queue_id = chosen.randrange(QUEUES)
     count = chosen.choice((1, 1, 1, 5))
     numbers = list(itertools.islice(ledger.numbers, count))
@@ -150,7 +150,7 @@ async def keep_sending(client: Client, ledger: Ledger, topic: str, chosen: rando
 
 
 async def keep_consuming(client: Client, ledger: Ledger, queue_id: int) -> None:
-    """Read a queue on from where the group was, and commit what was read."""
+    """Read a queue from the group's committed offset, and commit what was read."""
     query = QueryConsumerOffset(consumer_group=GROUP, topic=TOPIC, queue_id=queue_id)
     offset = await client.offset(RequestCode.QUERY_CONSUMER_OFFSET, query)
     while True:
@@ -168,12 +168,12 @@ async def until_lost(work: Iterable[asyncio.Task[None]]) -> None:
     """Wait until all tasks have failed because the broker is gone."""
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if not isinstance(outcome, NetworkError):
-            raise outcome or AssertionError("the broker is still there")
+            raise outcome or AssertionError("the broker is still running")
 
 
 async def load_and_kill(server: Standalone, ledger: Ledger, chosen: random.Random) -> None:
-    """Let senders and consumers work for a moment, then kill the broker."""
-    # A topic that comes into being shortly before the end must survive with its messages.
+    """Let senders and consumers work briefly, then kill the broker."""
+    # A topic created shortly before the kill must survive with its messages.
     new = f"Killed-{next(ledger.numbers)}"
     ledger.topics[new] = QUEUES
     async with ConnectionPool(SocketNetwork()) as senders, ConnectionPool(SocketNetwork()) as own:
@@ -189,7 +189,7 @@ async def load_and_kill(server: Standalone, ledger: Ledger, chosen: random.Rando
             for queue_id in range(QUEUES)
         ]
         await asyncio.sleep(chosen.uniform(0.0, 0.4))
-        # However slow the machine is.
+        # Even on a slow machine.
         await wait_until(lambda: len(ledger.sent) >= enough, DEADLINE_S)
         server.kill()
         await until_lost(work)
@@ -201,7 +201,7 @@ def kill_while_it_starts(directory: Path, settings: dict[str, str], chosen: rand
         process.kill()
 
 
-# --- what must be there ---------------------------------------------------------------------------
+# --- what must have survived ----------------------------------------------------------------------
 
 
 async def check(server: Standalone, ledger: Ledger) -> None:
@@ -220,7 +220,7 @@ async def check(server: Standalone, ledger: Ledger) -> None:
 
 
 async def row(client: Client, topic: str, queue_id: int) -> list[MessageView]:
-    """Return the messages of a queue, each of which is as it was sent."""
+    """Return the messages of a queue; each must be as sent."""
     messages = await client.messages(topic, queue_id)
     assert [message.queue_offset for message in messages] == list(range(len(messages)))
     for message in messages:
@@ -233,7 +233,7 @@ async def row(client: Client, topic: str, queue_id: int) -> list[MessageView]:
 async def check_offsets(
     client: Client, ledger: Ledger, found: dict[int, tuple[str, int, int]]
 ) -> None:
-    """Check that the group is not ahead of the messages, nor of what it has committed."""
+    """Check that the group's offsets are beyond neither the messages nor what it committed."""
     counts = Counter(queue_id for topic, queue_id, _ in found.values() if topic == TOPIC)
     for queue_id in range(QUEUES):
         query = QueryConsumerOffset(consumer_group=GROUP, topic=TOPIC, queue_id=queue_id)
@@ -243,7 +243,7 @@ async def check_offsets(
 
 
 async def check_delayed(server: Standalone, ledger: Ledger) -> int:
-    """Wait until all delayed messages have come, none of them early; return how many were extra."""
+    """Wait for all delayed messages, none of them early; return the number of duplicates."""
     came: Counter[int] = Counter()
     async with ConnectionPool(SocketNetwork()) as pool, asyncio.timeout(DEADLINE_S):
         client = Client(pool, server.broker)
@@ -266,7 +266,7 @@ class Outcome:
     acknowledged: int
     delayed: int
     repeated: int
-    """Delayed messages that came more than once; a crash may repeat, never skip."""
+    """Delayed messages delivered more than once; a crash may repeat, never skip."""
 
 
 def kill_loop(directory: Path, flush: str, kills: int, seed: int) -> Outcome:

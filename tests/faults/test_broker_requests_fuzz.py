@@ -1,4 +1,4 @@
-"""Whatever is asked, and however wrongly: a broker answers, and never stumbles over it."""
+"""A broker answers every request, however malformed, and never fails internally."""
 
 from __future__ import annotations
 

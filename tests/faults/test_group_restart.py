@@ -1,7 +1,7 @@
-"""A broker restarts under a consumer group: nobody loses a queue, and nobody gains another's.
+"""A broker restarts under a consumer group: no member loses a queue or gains another's.
 
-Members with the habits of foreign clients send their heartbeats up to 30 s after the restart; the
-broker has to know them until then.
+Members that behave like third-party clients send heartbeats up to 30 s after the restart; the
+broker has to remember them until then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def kill(world: Cluster, recorder: Recorder | None = None) -> None:
 
 
 async def start(world: Cluster, recorder: Recorder | None) -> None:
-    """Start the broker again; ``recorder`` keeps only what is asked of the new one."""
+    """Restart the broker; ``recorder`` keeps only the requests to the new one."""
     if recorder is not None:
         # By then the client knows that the old connection is closed.
         await asyncio.sleep(0.1)
@@ -62,14 +62,14 @@ def foreign(world: Cluster, number: int, **settings: object) -> ForeignMember:
 async def foreign_group(
     world: Cluster, phases_s: Sequence[float], **settings: object
 ) -> AsyncIterator[list[ForeignMember]]:
-    """Run members whose heartbeats go out in different moments, until each has its share."""
+    """Run members with staggered heartbeats; yield once each has its share."""
     await world.make_topic("T", queues=5)
     async with AsyncExitStack() as stack:
         members = [
             await stack.enter_async_context(foreign(world, number, **settings).running(phase_s))
             for number, phase_s in enumerate(phases_s)
         ]
-        # A lock that is still another's is tried for at the next rebalance.
+        # A lock that another member still holds is retried at the next rebalance.
         await wait_until(lambda: is_shared([member.owned for member in members]), 120)
         for member in members:
             member.moves.clear()
@@ -97,7 +97,7 @@ async def ids(world: Cluster, group: str = "g") -> list[str]:
             return []
 
 
-# --- who stays ------------------------------------------------------------------------------------
+# --- members that stay ----------------------------------------------------------------------------
 
 
 @RESTARTS
@@ -111,14 +111,14 @@ async def test_no_queue_moves_when_a_broker_restarts(
         foreign_group(world, (0, 9, 22), is_go=is_go) as members,
     ):
         for _ in range(4):
-            # A moment that differs from member to member and from restart to restart.
+            # The phase differs between members and between restarts.
             await asyncio.sleep(47)
             await restart(world, None)
             assert len(await ids(world)) == 3
             await asyncio.sleep(90)
             assert [member.moves for member in members] == [[], [], []]
         for member in members:
-            # Pulls work without a heartbeat, by the subscriptions that the broker remembers.
+            # Pulls work without a heartbeat, with the subscriptions that the broker has stored.
             assert set(member.pull_codes) <= {ResponseCode.PULL_NOT_FOUND}, member.pull_codes
 
 
@@ -164,7 +164,7 @@ async def test_a_second_restart_before_anybody_returned_forgets_nobody(
 async def test_who_joins_after_a_restart_is_noticed_by_members_without_a_heartbeat(
     tmp_path: Path,
 ) -> None:
-    """They pull again soon, and can be told over these connections."""
+    """They soon pull again, and can be notified over these connections."""
     async with cluster(tmp_path) as world, foreign_group(world, (0, 1)) as members:
         beats = [member.beats for member in members]
         await wait_until(lambda: all(m.beats > n for m, n in zip(members, beats, strict=True)), 60)
@@ -175,12 +175,12 @@ async def test_who_joins_after_a_restart_is_noticed_by_members_without_a_heartbe
         await clean(world, None)
         await asyncio.sleep(AFTER_ERROR_S + 1)
         async with foreign(world, 9).running() as late:
-            everybody = [*members, late]
-            await wait_until(lambda: is_shared([member.owned for member in everybody]), 5)
-            assert [member.beats for member in members] == beats, "no heartbeat helped"
+            all_members = [*members, late]
+            await wait_until(lambda: is_shared([member.owned for member in all_members]), 5)
+            assert [member.beats for member in members] == beats, "without a heartbeat"
 
 
-# --- who does not come back -----------------------------------------------------------------------
+# --- members that do not come back ----------------------------------------------------------------
 
 
 @RESTARTS
@@ -244,7 +244,7 @@ async def test_a_remembered_member_may_leave_before_its_first_heartbeat(tmp_path
 @RESTARTS
 @virtual_time()
 async def test_locks_outlive_a_restart(tmp_path: Path, restart: Restart) -> None:
-    """A member that comes during the grace gets no queue that another has locked."""
+    """A member that joins during the grace period gets no queue that another has locked."""
     async with (
         cluster(tmp_path) as world,
         foreign_group(world, (0, 1), is_orderly=True) as members,
@@ -273,7 +273,7 @@ async def test_locks_of_members_that_do_not_return_are_free_after_the_grace(
         world.network.isolate(dead.host)
         await clean(world)
         await dead.die()
-        # It is notified when the grace is over, and the locks are free by then.
+        # It is notified when the grace period ends, and the locks are free by then.
         await asyncio.sleep(GRACE_S + 1)
         assert alive.owned == set(QUEUES)
 

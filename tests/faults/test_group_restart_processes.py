@@ -1,7 +1,7 @@
-"""A broker restarts again and again under two consumer groups, all of them real processes.
+"""A broker restarts repeatedly under two consumer groups, all of them real processes.
 
-Every call of a listener is on record with its time: two members at one queue, lost messages,
-doubled retries and needless redeliveries are all seen there.
+Every listener call is recorded with its time: the records show two owners of one queue, lost
+messages, duplicate retries and needless redeliveries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ QUEUES = 4
 BAD_PER_RESTART = 3
 SETTLE_NS = 1_000_000_000
 WAIT_S = 240.0
-"""Longer than a lock lasts that its owner could not release, and the rebalances after it."""
+"""Longer than the expiry of an unreleased lock plus the rebalances after it."""
 PAUSE_S = 0.002
 RETRY = retry_topic("workers")
 SETTINGS = {"defaultTopicQueueNums": str(QUEUES)}
@@ -51,7 +51,7 @@ SETTINGS = {"defaultTopicQueueNums": str(QUEUES)}
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a listener, as its member wrote it down."""
+    """One call of a listener, as recorded by its member."""
 
     member: int
     group: str
@@ -70,7 +70,7 @@ class Call:
 
 @dataclass
 class Records:
-    """What the members have written down so far."""
+    """What the members have recorded so far."""
 
     paths: Sequence[Path]
 
@@ -82,7 +82,7 @@ class Records:
                     yield member, line.split()
 
     def calls(self) -> list[Call]:
-        """Return the calls that have ended, by their beginning."""
+        """Return the completed calls, ordered by start time."""
         begun: dict[tuple[object, ...], int] = {}
         found: list[Call] = []
         for member, (what, *rest) in self.lines():
@@ -107,7 +107,7 @@ class Records:
 
 @dataclass
 class Load:
-    """Numbered messages, sent without a pause whether the broker is there or not."""
+    """Numbered messages, sent continuously whether the broker is up or not."""
 
     nameserver: str
     acknowledged: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -136,7 +136,7 @@ class Load:
 
     def _send(self, producer: Producer, topic: str, body: str) -> bool:
         try:
-            # Tried once: with a second try, a lost answer would make two messages of it.
+            # Sent once: a retry after a lost answer would store it twice.
             producer.send(Message(topic, body.encode()), to=by_hash(body))
         except TurbopumpError:
             return False
@@ -145,7 +145,7 @@ class Load:
 
 
 def make_topics(server: Standalone) -> None:
-    """Let topics exist before their consumers start, so that these need not look for them."""
+    """Create topics before their consumers start, so that these need not wait for routes."""
     with Producer("maker", nameserver=server.nameserver) as producer:
         for topic in ("work", "ordered"):
             producer.send(Message(topic, b"first"))
@@ -172,7 +172,7 @@ def member(nameserver: str, path: Path) -> Iterator[None]:
 def wait_for(fact: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + WAIT_S
     while not fact():
-        assert time.monotonic() < end, f"not within {WAIT_S} s: {what}"
+        assert time.monotonic() < end, f"not met within {WAIT_S} s: {what}"
         threading.Event().wait(0.1)
 
 
@@ -191,7 +191,7 @@ async def queue_end(client: Client, topic: str, queue_id: int) -> int:
 
 
 async def retries_stored(server: Standalone) -> int | None:
-    """Return how many retries were ever delivered to the group, None while some are delayed."""
+    """Return how many retries were delivered to the group, or None while some are delayed."""
     async with ConnectionPool(SocketNetwork()) as pool:
         client = Client(pool, server.broker)
         answer = await client.ask(RequestCode.GET_ALL_DELAY_OFFSET)
@@ -202,7 +202,7 @@ async def retries_stored(server: Standalone) -> int | None:
 
 
 def is_all_done(server: Standalone, records: Records, load: Load) -> bool:
-    """Whether everything acknowledged was consumed, and every failed message is a dead letter."""
+    """Whether all acknowledged messages were consumed, and all failed ones dead-lettered."""
     calls = records.calls()
     if load.acknowledged["ordered"] - {call.body for call in calls if call.group == "orderly"}:
         return False
@@ -220,7 +220,7 @@ def is_all_done(server: Standalone, records: Records, load: Load) -> bool:
 
 
 def is_settled(records: Records) -> bool:
-    """Whether each member is at work in both groups, and no queue has changed hands lately."""
+    """Whether each member is consuming in both groups, and no queue has moved recently."""
     calls = records.calls()
     recent = [call for call in calls if call.begin_ns > time.monotonic_ns() - SETTLE_NS]
     queues = {(call.queue, call.member) for call in recent if call.topic != RETRY}
@@ -229,12 +229,12 @@ def is_settled(records: Records) -> bool:
 
 
 def check_owners(calls: Sequence[Call]) -> None:
-    """Check that no queue has changed hands, and that order was kept."""
+    """Check that no queue has moved, and that order was preserved."""
     by_queue: dict[tuple[str, str, int], list[Call]] = defaultdict(list)
     for call in calls:
         by_queue[call.queue].append(call)
     owners = {queue: {call.member for call in found} for queue, found in by_queue.items()}
-    assert {queue: who for queue, who in owners.items() if len(who) > 1} == {}
+    assert {queue: members for queue, members in owners.items() if len(members) > 1} == {}
     for (group, _, _), found in by_queue.items():
         offsets = [call.offset for call in found]
         if group == "orderly":
@@ -243,20 +243,20 @@ def check_owners(calls: Sequence[Call]) -> None:
 
 
 def check_redeliveries(calls: Sequence[Call], stops_ns: Sequence[int]) -> None:
-    """Check that only what a listener had in hand when the broker stopped came again."""
+    """Check that only messages in flight when the broker stopped were redelivered."""
     first: dict[tuple[object, ...], Call] = {}
     for call in calls:
         earlier = first.setdefault((call.queue, call.offset), call)
         if earlier is not call:
             assert any(earlier.begin_ns <= stop_ns <= call.begin_ns for stop_ns in stops_ns)
-            assert earlier.body.startswith("bad"), "what succeeded is not delivered again"
+            assert earlier.body.startswith("bad"), "a successful message was redelivered"
 
 
 def check_dead_letters(calls: Sequence[Call], letters: list[str], load: Load, unknown: int) -> None:
-    """Check that each failed message is one dead letter.
+    """Check that each failed message was dead-lettered once.
 
-    A kill while a message is on its way back leaves its member in doubt whether it was stored:
-    sent again, it may be there twice. Each of these cases is on record.
+    After a kill during a send-back, the member does not know whether the message was stored: sent
+    again, it may be stored twice. Each of these cases is recorded.
     """
     failed = {call.body for call in calls if call.body.startswith("bad")}
     assert failed >= {body for body in load.acknowledged["work"] if body.startswith("bad")}
@@ -282,7 +282,7 @@ def test_restarts_under_load(
         for number in range(restarts):
             with standalone(tmp_path / "server", SETTINGS, server.ports) as server:
                 load.bad_wanted += BAD_PER_RESTART
-                # Not to wait for something: restarts are to come in the middle of whatever is done.
+                # Not waiting for a condition: restarts should interrupt whatever is going on.
                 time.sleep(chosen.uniform(0.2, 1.2))
                 stops_ns.append(time.monotonic_ns())
                 if number % 2:

@@ -1,4 +1,4 @@
-"""Bytes that are no frames, and broken frames: the server closes, says why, and lives on."""
+"""Bytes that are not frames, and broken frames: the server closes, reports why, and continues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_malformed_frame_closes_its_connection_with_a_reason(
         peer = await here.connect_raw("fuzzer")
         peer.transport.write(encode(Command(ECHO, opaque=7)) + BAD[name])
         await wait_until(lambda: peer.is_lost)
-        assert b'"opaque":7' in peer.received, "what came before is answered"
+        assert b'"opaque":7' in peer.received, "earlier requests are answered"
         assert (await other.request(Command(ECHO), 1000)).code == 0
         assert len(here.server.connections) == 1
     (reason,) = [record for record in caplog.records if "malformed" in record.getMessage()]
@@ -84,7 +84,7 @@ VALID = [
 
 @st.composite
 def mutated_stream(draw: st.DrawFn) -> bytes:
-    """Several good frames, with some of their bytes changed, removed or put in."""
+    """Several valid frames, with some bytes changed, removed or inserted."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(VALID), min_size=1, max_size=6))))
     for _ in range(draw(st.integers(0, 6))):
         at = draw(st.integers(0, max(len(data) - 1, 0)))

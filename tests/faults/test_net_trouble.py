@@ -1,4 +1,4 @@
-"""Cuts, partitions, hung peers, all at once: every call ends, once, and nothing is left behind."""
+"""Cuts, partitions and hung peers together: each call ends exactly once, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLERS_EACH = 4
 
 
 class Trouble:
-    """Clients that go on asking while somebody breaks the network again and again."""
+    """Clients that keep sending requests while the network is broken repeatedly."""
 
     def __init__(self, here: World, calls_each: int) -> None:
         self.here = here
@@ -33,7 +33,7 @@ class Trouble:
         breaking = asyncio.create_task(self.break_things())
         await asyncio.gather(*(self.client(name) for name in CLIENTS))
         breaking.cancel()
-        self.mend_all()
+        self.heal_all()
 
     async def client(self, name: str) -> None:
         network, config = self.here.network.host(name), PoolConfig(limits=SMALL)
@@ -50,7 +50,7 @@ class Trouble:
             call = slow(self.random.randrange(100), body)
             try:
                 answer = await pool.request(self.here.server.address, call, 1000)
-                assert body_bytes(answer) == body, "an answer found the wrong request"
+                assert body_bytes(answer) == body, "an answer was matched to the wrong request"
                 self.answered += 1
             except NetworkError:
                 self.failed += 1
@@ -61,7 +61,7 @@ class Trouble:
             await asyncio.sleep(self.random.expovariate(1 / 20))
             self.break_one(self.random.choice(CLIENTS))
             await asyncio.sleep(self.random.expovariate(1 / 5))
-            self.mend_all()
+            self.heal_all()
 
     def break_one(self, host: str) -> None:
         network = self.here.network
@@ -77,7 +77,7 @@ class Trouble:
             case _:
                 network.lose(host, "server")
 
-    def mend_all(self) -> None:
+    def heal_all(self) -> None:
         network = self.here.network
         network.heal()
         network.stop_losing()

@@ -1,4 +1,4 @@
-"""Push consumers while brokers restart, connections break and name servers are gone."""
+"""Push consumers while brokers restart, connections break and name servers are down."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bodies(start: int, count: int) -> list[bytes]:
 
 
 async def restart_broker(world: Cluster, down_ms: int) -> None:
-    """Stop the only broker, and run another one on its store after a while."""
+    """Stop the only broker, and later run another one on its store."""
     await world.stop_broker("a")
     await sleep_ms(down_ms)
     await world.start_broker("a")
@@ -46,7 +46,7 @@ async def test_a_broker_restarts(tmp_path: Path, orderly: bool) -> None:
             await restart_broker(world, 40_000)
             await send(world, bodies(20, 20), to=QUEUE)
             await wait_until(lambda: seen.count >= 40, 120)
-        assert seen.bodies == bodies(0, 40), "in order, and nothing twice"
+        assert seen.bodies == bodies(0, 40), "in order, without duplicates"
         assert await committed(world) == 40
 
 
@@ -62,7 +62,7 @@ async def test_connections_break_again_and_again(tmp_path: Path) -> None:
                 await sleep_ms(500)
             await wait_until(lambda: len(set(seen.bodies)) == 104, 120)
             await sleep_ms(30_000)
-        # All this happens between two commits, so a queue that moves repeats all that was consumed.
+        # All this happens between two commits, so a queue that moves repeats everything consumed.
         assert max(Counter(seen.bodies).values()) <= 10
         assert sum([await committed(world, number) or 0 for number in range(4)]) == 104
 
@@ -106,7 +106,7 @@ async def test_a_start_that_fails_is_told_and_can_be_tried_again(tmp_path: Path)
 
 @virtual_time()
 async def test_failures_while_the_broker_is_away_are_not_forgotten(tmp_path: Path) -> None:
-    """What cannot be sent back stays here, is tried again, and holds up the commit."""
+    """A failed send-back is kept locally, retried, and blocks the commit."""
 
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         tried = messages[0].reconsume_times

@@ -29,7 +29,7 @@ from turbopump.wire.codes import ResponseCode
 pytestmark = pytest.mark.slow
 
 HEADER_CUT, DATA_CUT = 6, 50_001
-"""Bytes of a connection: in the middle of the first frame's header, and of the data of another."""
+"""Positions in a connection's stream: within the first frame's header, and within a later body."""
 SLOW_BYTES_PER_S = 4000
 
 
@@ -63,7 +63,7 @@ def test_a_master_is_killed_under_load(processes: ReplicaProcesses) -> None:
         async with loaded(processes.addresses[MASTER]) as load:
             await load.until_answered(ResponseCode.SUCCESS, 100)
             processes.kill(MASTER)
-            # All that was acknowledged is on the other machine.
+            # Everything acknowledged is on the other machine.
             found = await numbers_at(processes.addresses[SLAVE])
             assert load.acknowledged <= found
             ha_port = info["replicationMaster"].rpartition(":")[2]
@@ -75,10 +75,10 @@ def test_a_master_is_killed_under_load(processes: ReplicaProcesses) -> None:
 
 
 async def behind_a_link(processes: ReplicaProcesses) -> Link:
-    """Start both to learn where the master serves slaves, and return a link to there."""
+    """Start both to learn the master's HA address, and return a link to it."""
     processes.start(MASTER)
     processes.start(SLAVE)
-    # Known before it is ready: a slave registers first, and the answer says where its master is.
+    # Known before it is ready: a slave registers first, and the answer has its master's address.
     info = await runtime_info(processes.addresses[SLAVE])
     processes.stop(SLAVE)
     return Link(info["replicationMaster"])

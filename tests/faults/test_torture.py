@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parent.parent
 DEADLINE_S = 300.0
-"""Much more than it takes, except on a machine that is busy with something else."""
+"""Much longer than it takes, except on a busy machine."""
 
 
 def torture(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:

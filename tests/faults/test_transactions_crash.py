@@ -1,4 +1,4 @@
-"""Brokers that die in the midst of transactions: each message is visible once, or never."""
+"""Brokers that die in the middle of transactions: each message is visible once, or never."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DIRECTORY = Path("/store")
 
 
 class Death:
-    """The end of a broker's machine, at a certain write."""
+    """Kills a broker's machine at the nth write."""
 
     def __init__(self, disk: Disk, network: MemoryNetwork, host: MemoryHost, writes: int) -> None:
         self._disk = disk
@@ -47,16 +47,16 @@ class Death:
         if operation == "write":
             self._writes_left -= 1
             if self._writes_left < 0:
-                self.come()
+                self.strike()
 
-    def come(self) -> None:
+    def strike(self) -> None:
         self._disk.on_operation = None
         self._disk.die()
         self._network.kill(self._host)
 
 
 class Work:
-    """What a producer does, and what its database says of it."""
+    """What a producer does, and the outcome in its database."""
 
     checks_max = 15
 
@@ -77,7 +77,7 @@ class Work:
         await self.transaction(producer, b"later")
 
     async def complete(self, producer: Producer) -> None:
-        """Do what is left to do after a restart: producers are asked about all the rest."""
+        """Finish the work after a restart; check-backs resolve all other transactions."""
 
     async def transaction(
         self, producer: Producer, body: bytes, *, says: bool = True, **named: str
@@ -89,11 +89,11 @@ class Work:
 
 
 class Abandoned(Work):
-    """Transactions that are given up; one is committed late, and one is resumed."""
+    """Transactions that exhaust their checks; one is committed late, and one is resumed."""
 
     checks_max = 2
     rounds = 5
-    """Enough for all checks, and to give up."""
+    """Enough to exhaust all checks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Abandoned(Work):
     async def complete(self, producer: Producer) -> None:
         await asyncio.sleep(self.rounds * INTERVAL_S)
         if self.late is not None:
-            # Refused only where the half message was lost with the power.
+            # Rejected only if the power loss lost the half message.
             await producer.end(self.late)
 
 
@@ -140,13 +140,13 @@ async def run_until_death(store: StoreConfig, writes: int, work: Work) -> Disk:
             await work.run(producer)
             work.acknowledged = True
     if work.acknowledged:
-        death.come()
+        death.strike()
     await broker.close()
     return disk
 
 
 async def die_in_recovery(disk: Disk, store: StoreConfig, writes: int, work: Work) -> bool:
-    """Start again, and die again at a certain write; return whether it came to that."""
+    """Restart, and die again at the nth write; return whether that write was reached."""
     network = MemoryNetwork()
     broker = broker_of(disk, network, store, work)
     death = Death(disk, network, network.host(BROKER_HOST), writes)
@@ -157,13 +157,13 @@ async def die_in_recovery(disk: Disk, store: StoreConfig, writes: int, work: Wor
             await work.complete(producer)
     has_died = disk.on_operation is None
     if not has_died:
-        death.come()
+        death.strike()
     await broker.close()
     return has_died
 
 
 async def visible_after_restart(disk: Disk, store: StoreConfig, work: Work) -> Counter[bytes]:
-    """Return what consumers see once the producers were asked."""
+    """Return what consumers see after the check-backs."""
     network = MemoryNetwork()
     async with (
         broker_of(disk, network, store, work) as broker,
@@ -186,7 +186,7 @@ def cut_off(disk: Disk, *, power_fails: bool) -> None:
 def check(work: Work, found: Counter[bytes], *, may_lose: bool, where: object) -> None:
     expected = Counter(work.committed)
     if may_lose:
-        # What was not flushed may be lost; but nothing is there twice.
+        # Unflushed messages may be lost, but none is stored twice.
         assert found <= expected, where
     else:
         assert found == expected, where
@@ -225,7 +225,7 @@ async def test_a_broker_killed_again_while_it_recovers(
     store: StoreConfig, power_fails: bool, kind: type[Work]
 ) -> None:
     may_lose = store is SMALL_STORE and power_fails
-    # A crash early and one late in the work, then one at each fifth write of the next run.
+    # A crash early or late in the work, then one at every fifth write of the next run.
     deaths = 0
     for first in (9, 22):
         second = 0

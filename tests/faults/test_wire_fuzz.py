@@ -1,4 +1,4 @@
-"""Mutated frames and random chunkings: an error or a command, never a crash, a hang or a heap."""
+"""Mutated frames, random chunking: an error or a command, never a crash, hang or memory blow-up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mutated(frame: bytes, chance: random.Random) -> bytes:
 
 
 def with_true_length(data: bytes) -> bytes:
-    """Give the frame the length it has, so that damage reaches the header and the body."""
+    """Correct the frame's length field, so that damage reaches the header and the body."""
     return (len(data) - 4).to_bytes(4, "big") + data[4:]
 
 
@@ -59,7 +59,7 @@ def chunks(stream: bytes, chance: random.Random) -> list[bytes]:
 
 
 def look_into(command: Command) -> None:
-    """Read everything that a peer would read of a command."""
+    """Read everything in a command that a peer would read."""
     Dissector().fields(command)
     header = REQUEST_HEADERS.get(command.code)
     if header is not None:
@@ -94,11 +94,11 @@ def test_mutated_frames() -> None:
         if chance.random() < 0.7 and len(data) > 8:
             data = with_true_length(data)
         survived += survive(data + chance.choice(FRAMES), chance)
-    assert survived > 1000, "mutations must not be so wild that nothing is ever looked into"
+    assert survived > 1000, "too few mutated frames could be decoded"
 
 
 def odd_json(chance: random.Random, depth: int = 0) -> str:
-    """Make JSON of the kinds that are hard on readers: deep, huge, referring, with odd keys."""
+    """Generate JSON that is hard on parsers: deep, huge, with references and odd keys."""
     match chance.randrange(9 if depth < 6 else 6):
         case 0:
             return chance.choice(["1e999", "-0", "9" * chance.choice([20, 6000]), "1.5", "2\u0661"])

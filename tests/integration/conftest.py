@@ -1,4 +1,4 @@
-"""What tests over real sockets share: both event loops, and a cluster to type commands at."""
+"""Shared by tests over real sockets: both event loops, and a cluster for commands."""
 
 from __future__ import annotations
 

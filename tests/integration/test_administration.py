@@ -29,7 +29,7 @@ OK = ResponseCode.SUCCESS
 
 
 class Member(Client):
-    """A consumer that takes note of what the broker asks of it."""
+    """A consumer that records the broker's requests."""
 
     def __init__(self, network: MemoryNetwork, host: str) -> None:
         self.asked: list[Command] = []
@@ -158,7 +158,7 @@ async def test_topics_are_in_the_routes_as_soon_as_they_are_made(tmp_path: Path)
         route = await w.route("Auto")
         assert route is not None
         assert route.broker_datas[0].broker_addrs == {0: BROKER}
-        assert await w.route("TBW102") is not None, "the rest is still there"
+        assert await w.route("TBW102") is not None, "other topics are still registered"
 
 
 @virtual_time()
@@ -169,14 +169,14 @@ async def test_a_name_server_that_restarts_knows_everything_again(tmp_path: Path
             await broker.start()
             await w.create("T")
         await asyncio.sleep(60)
-        # Nobody hears of this one, at first.
+        # No name server is running to register this one.
         assert (await w.operator.send(topic="Meanwhile")).code == OK
         async with w.name_server():
             await asyncio.sleep(20)
             for topic in ("T", "Meanwhile", "TBW102"):
                 assert await w.route(topic) is not None, topic
             await broker.close()
-            assert await w.route("T") is None, "it has said good-bye"
+            assert await w.route("T") is None, "the broker has unregistered"
 
 
 @virtual_time()

@@ -1,4 +1,4 @@
-"""``benchmarks/run``: what it makes of results, and that it runs."""
+"""``benchmarks/run``: that it runs, and how it reports results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MACHINE = {"cpus": 2, "python": "3.11", "load_average": 0.5}
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a module of the benchmarks."""
+    """Return a function that imports a benchmark module."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return import_module
 
@@ -203,7 +203,7 @@ def test_rabbitmq_runs_as_the_caller_with_files_and_ports_of_its_own(
     benchmark: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = benchmark("peer_servers")
-    # Debian's wrapper on the PATH changes the user, who may not write to our directory.
+    # Debian's wrapper on the PATH switches to a user that may not write to our directory.
     for place in ("wrapper", "own"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "rabbitmq-server").touch(mode=0o755)
@@ -250,7 +250,7 @@ def test_a_short_run_writes_json_and_a_plot(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_thousands_of_queues_are_measured_with_few(turbopump_server: RunningServer) -> None:
-    # In a process of its own: sessions of Spark's readers live as long as theirs.
+    # In a separate process: the sessions of Spark's readers live as long as their process.
     program = f"""
 import json, os, sys
 sys.path.insert(0, {str(BENCHMARKS)!r})

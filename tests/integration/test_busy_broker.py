@@ -1,4 +1,4 @@
-"""A broker in a process of its own: busy is too much to do, not a process that does not run."""
+"""A broker process reports busy when it is overloaded, not when it was not scheduled."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from turbopump.wire.headers import SendMessageV2
 from turbopump.wire.hosts import split_address
 
 STALL_S = 0.35
-"""Longer than a send may wait by default."""
+"""Longer than a send may be queued by default."""
 
 CONNECTIONS = 120
 SENDS = 250
-"""Of each connection: together far more work than the limit of a send there."""
+"""Sends per connection: in total, far more work than fits into a send's queue timeout."""
 
 
 def send_request() -> Command:
@@ -46,7 +46,7 @@ def send_request() -> Command:
 
 @contextmanager
 def stopped(server: Standalone) -> Iterator[None]:
-    """Let the process not run for a while."""
+    """Suspend the process while the block runs."""
     server.process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -99,7 +99,7 @@ def test_a_process_with_too_much_to_do_refuses_some_sends_and_recovers(tmp_path:
                     writer.write(frames)
                 await asyncio.gather(*[writer.drain() for _, writer in streams])
             found = await asyncio.gather(*[answers(reader) for reader, _ in streams])
-            # Whatever they waited behind is done.
+            # By now, the backlog has been processed.
             await asyncio.sleep(0.5)
             assert (await pool.request(server.broker, send_request(), 10_000)).code == 0
             for _, writer in streams:

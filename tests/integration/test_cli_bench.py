@@ -1,4 +1,4 @@
-"""``turbopump bench`` against two brokers on real sockets; what is measured is not judged."""
+"""``turbopump bench`` against two brokers on real sockets; the figures are not checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def topic(nameserver: str) -> None:
 
 
 def bench(shell: Shell, line: str) -> dict[str, Any]:
-    """Return what a command measured; the guide names all keys."""
+    """Return what a command measured; the guide documents all keys."""
     value: dict[str, Any] = json.loads(shell.ok(f"bench {line} --json"))
     section = GUIDE.read_text().partition("\n## `turbopump bench`\n")[2].partition("\n### ")[0]
     assert {key for key in value if f"`{key}`" not in section} == set()

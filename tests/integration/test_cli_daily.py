@@ -1,4 +1,4 @@
-"""The commands for daily work, against two brokers on real sockets; their output is kept."""
+"""The commands for daily work, against two brokers on real sockets, with output snapshots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from turbopump.testing import running_server
 
 
 def give_up(nameserver: str, group: str, topic: str, count: int) -> None:
-    """Let a group make dead letters of messages."""
+    """Dead-letter messages of a group."""
     seen = []
 
     def fail(messages: Any, context: Any) -> ConsumeResult:
@@ -101,7 +101,7 @@ def test_transactions_that_do_not_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_day_of_work_looks_as_it_did(tmp_path: Path) -> None:
-    """Topics, messages and groups of a cluster that is new."""
+    """Topics, messages and groups of a new cluster."""
     with running_server(tmp_path, brokers=("a", "b")) as server:
         nameserver = server.nameserver
         day_of_work(Shell(nameserver))

@@ -1,4 +1,4 @@
-"""Forms that commands have whatever they do: JSON, pipes, terminals, bad input, completion."""
+"""What all commands have in common: JSON, pipes, terminals, bad input, completion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turbopump.cli.app import app
 def process(
     shell: Shell, *arguments: str | bytes, encoding: str = "utf-8"
 ) -> subprocess.Popen[bytes]:
-    """Run a command as a process of its own, whose output is as its surroundings want it."""
+    """Run a command as a separate process, with output chosen by its environment."""
     env = {**os.environ, "NAMESRV_ADDR": shell.nameserver, "PYTHONIOENCODING": encoding}
     return subprocess.Popen(
         [sys.executable, "-m", "turbopump", *arguments],
@@ -226,7 +226,7 @@ def test_tables_fit_80_columns_of_a_terminal(shell: Shell, monkeypatch: pytest.M
     printed = [line for line in shell.lines if not line.startswith("$")]
     assert max(map(len, printed)) <= 80
     monkeypatch.setattr(output, "is_terminal", lambda stream: True)
-    assert "a body of" in shell.ok(f"message query {topic} --since 1h"), "a bar is no obstacle"
+    assert "a body of" in shell.ok(f"message query {topic} --since 1h"), "the bar is harmless"
 
 
 def test_missing_name_server_is_reported_with_advice() -> None:

@@ -53,19 +53,19 @@ def client_threads() -> int:
 
 
 def attempts() -> Iterator[int]:
-    """Count attempts at something that comes true by and by; fail when it has not in time."""
+    """Count attempts until the caller stops iterating; fail after 30 s."""
     end = time.monotonic() + 30
     yield from itertools.takewhile(lambda _: time.monotonic() < end, itertools.count())
-    pytest.fail("not so after 30 s")
+    pytest.fail("condition not met after 30 s")
 
 
 def in_child(action: Callable[[], None]) -> None:
-    """Run something in a forked child, and fail if it fails there."""
+    """Run an action in a forked child; fail if it fails there."""
     pid = os.fork()
     if pid == 0:
         try:
             action()
-        except BaseException:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        except BaseException:  # noqa: BLE001 - the parent must learn of any error
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
@@ -226,7 +226,7 @@ def test_a_producer_outlives_its_server(tmp_path: Path) -> None:
         producer.send(Message("outlived", b"lost"), timeout_ms=1500)
     assert caught.value.retriable
     assert time.monotonic() - start_s > 0.9, "it waited for the server"
-    # Long before there is anything to connect to.
+    # Long before there is a server to connect to.
     waiting = producer.submit(Message("outlived", b"after"), timeout_ms=60_000)
     with standalone(tmp_path, ports=first.ports) as second:
         assert waiting.result(60).status is SendStatus.OK
@@ -268,7 +268,7 @@ with LitePullConsumer({arguments}, start_from="first") as consumer:
             if set(seen) == wanted:
                 break
     assert set(seen) == wanted, "nothing is lost"
-    assert len(seen) <= 2 * len(wanted), "what was not committed comes twice, not more"
+    assert len(seen) <= 2 * len(wanted), "uncommitted messages are delivered at most twice"
 
 
 def test_a_program_that_forgets_to_close_can_end(server: Standalone, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_blocking_clients_have_every_method_of_the_asynchronous_ones() -> None:
 
 
 def in_process(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
+    """Run a program to completion."""
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
@@ -393,17 +393,17 @@ ASYNC = """
 import asyncio, sys
 from turbopump import Message, ProducerConfig
 from turbopump.aio import Producer
-nameserver, way = sys.argv[1:]
+nameserver, mode = sys.argv[1:]
 producer = None
 async def main():
     global producer
     producer = Producer("pg", nameserver=nameserver)
     await producer.start()
-    await producer.send(Message(way, b"first"))
-    return [await producer.submit(Message(way, b"x")) for _ in range(100)]
-if way == "run":
+    await producer.send(Message(mode, b"first"))
+    return [await producer.submit(Message(mode, b"x")) for _ in range(100)]
+if mode == "run":
     asyncio.run(main())
-elif way == "uvloop":
+elif mode == "uvloop":
     import uvloop
     uvloop.run(main())
 else:
@@ -413,19 +413,19 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("way", "text"),
+    ("mode", "text"),
     [
         ("run", "submitted messages were cancelled before they were stored"),
         ("uvloop", "submitted messages were cancelled before they were stored"),
         ("loop", "submitted messages were not sent: their event loop ended"),
     ],
 )
-def test_messages_of_a_loop_that_ends_are_counted(server: Standalone, way: str, text: str) -> None:
-    done = in_process(ASYNC, server.nameserver, way)
+def test_messages_of_a_loop_that_ends_are_counted(server: Standalone, mode: str, text: str) -> None:
+    done = in_process(ASYNC, server.nameserver, mode)
     assert done.returncode == 0
-    told = re.findall(rf"(\d+) {text}", done.stderr)
-    assert len(told) == 1, done.stderr
-    assert 1 + 100 - int(told[0]) <= stored_count(server.nameserver, way) <= 101
+    reports = re.findall(rf"(\d+) {text}", done.stderr)
+    assert len(reports) == 1, done.stderr
+    assert 1 + 100 - int(reports[0]) <= stored_count(server.nameserver, mode) <= 101
 
 
 def test_a_process_that_ends_amid_its_messages_does_not_commit_them(server: Standalone) -> None:

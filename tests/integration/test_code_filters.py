@@ -48,7 +48,7 @@ def large(message: MessageView) -> bool:
 
 
 class Listener:
-    """Remembers the amounts that it was given."""
+    """Records the amounts that it receives."""
 
     def __init__(self) -> None:
         self.amounts: list[int] = []
@@ -64,7 +64,7 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
     require_sandbox()
     with running_server(tmp_path, SETTINGS) as running:
         yield running
-    # Filter servers and filters end with their broker.
+    # Filter servers and filters exit with their broker.
     wait_for(lambda: not filter_servers(os.getpid()) and not sandboxes(os.getpid()))
 
 
@@ -95,10 +95,10 @@ def test_every_kind_of_consumer(server: RunningServer) -> None:
     chosen = CodeFilter(large)
     with consuming(server.nameserver, "push", chosen) as (consumer, amounts):
         server.until(lambda: sorted(amounts) == wanted)
-        # Pulls that wait get only what matches.
+        # Waiting long polls get only matching messages.
         send(server.nameserver, 5, 500)
         server.until(lambda: sorted(amounts) == [*wanted, 500])
-        # Another filter while it runs.
+        # Change the filter while it runs.
         consumer.subscribe("orders", CodeFilter("def matches(m): return b'7' in m.body"))
         send(server.nameserver, 600, 7)
         server.until(lambda: sorted(amounts) == [7, *wanted, 500])
@@ -166,7 +166,7 @@ def test_a_filter_server_that_is_killed(server: RunningServer) -> None:
 
 
 def test_a_filter_process_that_is_killed(server: RunningServer) -> None:
-    """A filter that was killed between two batches is started again."""
+    """A filter that was killed between two batches is restarted."""
     send(server.nameserver, 50, 150)
     other = CodeFilter("def matches(message): return b'5' in message.body")
     with (

@@ -1,4 +1,4 @@
-"""Everything the documentation shows is run: programs, commands with their output, links."""
+"""Checks everything the documentation shows: programs, commands with their output, links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servers import standalone
 from shells import wait_for
 
 DEADLINE_S = 600
-"""Much more than any program takes, except on a machine that is busy with something else."""
+"""Much longer than any program takes, except on a busy machine."""
 
 NOT_RUN = {
     "docs/adr/0010-conditions-on-properties-are-written-as-sql.md": 1,
@@ -40,7 +40,7 @@ def is_special(block: Block) -> bool:
 
 
 def quick_for_readme(programs: list[Block]) -> list[ParameterSet]:
-    """Leave all but the README's to the slow tests: each is a process."""
+    """Mark all programs except the README's as slow: each is a process."""
     return [
         pytest.param(
             block,
@@ -82,7 +82,7 @@ def test_programs_that_are_not_run_say_why() -> None:
     found: dict[str, int] = {}
     for block in blocks("python"):
         if block.reason is not None:
-            assert len(block.reason.split()) > 2, f"{block}: {block.reason} is no reason"
+            assert len(block.reason.split()) > 2, f"{block}: {block.reason!r} is too short a reason"
             found[block.page] = found.get(block.page, 0) + 1
     assert found == NOT_RUN
 
@@ -129,7 +129,7 @@ def test_programs_for_the_cpp_client_run(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_first_example_consumes_what_it_sends(tmp_path: Path) -> None:
-    """It is what people copy: on a fresh cluster, and once more on one that knows its group."""
+    """It is what users copy: run on a fresh cluster, then again when its group exists."""
     block = programs(lambda block: block.page == "README.md")[0]
     assert len(block.text.splitlines()) < 25
     with standalone(tmp_path) as server:
@@ -142,7 +142,7 @@ def test_first_example_consumes_what_it_sends(tmp_path: Path) -> None:
 
 
 def shown_commands() -> list[tuple[str, str, str]]:
-    """Return place, command and output of the commands that a document shows with their output."""
+    """Return location, command and output of the commands that a document shows with output."""
     found = []
     for block in blocks("console"):
         for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
@@ -179,7 +179,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 def test_modules_that_are_named_exist(path: Path) -> None:
-    """A page names modules by the end of their path; a rename has to be followed here."""
+    """Pages name modules by the end of their path, so a rename must update them."""
     named = set(re.findall(r"\b([a-z_0-9/]+\.py)\b", path.read_text(encoding="utf-8")))
     assert not {name for name in named if not any(s.endswith(f"/{name}") for s in sources())}
 

@@ -1,4 +1,4 @@
-"""Each kind of filter through real sockets: waiting pulls, retries, and a change while running."""
+"""Each kind of filter over real sockets: long polls, retries, and a change while running."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 class Listener:
-    """Remembers bodies, and fails each message with ``fail`` in its body once."""
+    """Records bodies, and fails each message with ``fail`` in its body once."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -84,15 +84,15 @@ def test_push_consumer_gets_matches_retries_and_a_changed_subscription(
         ) as consumer,
     ):
         send(producer, topic, "red 0", "green 0", "blue fail", "green fail")
-        # What failed comes again by the retry topic.
+        # Failed messages are redelivered through the retry topic.
         wait_for(lambda: listener.has("red 0", "blue fail", "blue fail"))
-        # Pulls wait now, and only a match wakes them.
+        # Long polls are waiting now, and only a match wakes them.
         send(producer, topic, "green 1", "red 1")
         wait_for(lambda: listener.has("red 0", "blue fail", "blue fail", "red 1"))
         consumer.subscribe(topic, after)
         send(producer, topic, "red 2", "green 2 fail")
         wait_for(lambda: listener.bodies.count("green 2 fail") == 2)
-    # Pulls that waited had passed none of the messages that did not match before.
+    # Waiting long polls had not yet skipped the messages that did not match the old filter.
     assert set(listener.bodies) - {"green 0", "green 1", "green fail"} == {
         *("red 0", "blue fail", "red 1", "green 2 fail"),
     }

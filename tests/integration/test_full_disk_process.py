@@ -1,4 +1,4 @@
-"""A broker process on a small file system that is full: tmpfs, where it may be mounted."""
+"""A broker process on a small, full file system: tmpfs, where mounting is permitted."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.slow
 DISK_BYTES = 16 * 1024 * 1024
 COUNT = 60
 HEALED_S_MAX = 60.0
-"""A broker looks at its disk every 10 s."""
+"""A broker checks its disk every 10 s."""
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
+    """A small file system for one test."""
     path = tmp_path / "disk"
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]
@@ -64,7 +64,7 @@ def body(number: int) -> bytes:
 
 
 def fill(disk: Path) -> Path:
-    """Write until there is no space."""
+    """Write until no space is left."""
     path = disk / "filler"
     with path.open("wb", buffering=0) as file:
         for size in (1024 * 1024, 4096, 1):

@@ -1,4 +1,4 @@
-"""Listening at all addresses of a host, in every mode of TLS, on both event loops."""
+"""Listening on all addresses of a host, in every TLS mode, on both event loops."""
 
 from __future__ import annotations
 

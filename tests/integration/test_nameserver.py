@@ -1,4 +1,4 @@
-"""A name server and its peers, over the memory network in virtual time."""
+"""A name server and its peers, over the in-memory network in virtual time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_broker_disappears_after_120_s_of_silence(tmp_path: Path) -> None:
         peer_on(network) as client,
     ):
         await broker.register(server)
-        # The connection stays in use, so that its being idle does not remove the broker first.
+        # Keep the connection in use, or the broker would be removed first because it is idle.
         for _ in range(12):
             await asyncio.sleep(9.9)
             await broker.topics(server)

@@ -1,4 +1,4 @@
-"""What a name server says to requests that are damaged, incomplete or too many."""
+"""A name server's answers to damaged, incomplete and too many requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked of the original name server, asked of ours in the same order: same answers."""
+"""Requests recorded with Apache RocketMQ's name server, replayed in order: same answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOVED_BEFORE = {
     "route_with_slave.request": SLAVE_COMES,
     "register_broker_read_only_route.request": SLAVE_GOES,
 }
-"""The two frames that do not stand where they were sent, by the frame that followed."""
+"""The two frames recorded out of order, by the frame that followed them."""
 
 
 def topic(name: str, queues: int, perm: int = 6) -> TopicConfig:
@@ -48,11 +48,11 @@ UNRECORDED = {
     "register_broker_read_only_route.request": [topic("SyncTopic", 1, perm=4)],
     "acl_route.request": [topic("AclTopic", 2)],
 }
-"""Registered meanwhile by requests of a kind that had been recorded before, by what followed."""
+"""Registered in between by requests that were not recorded, by the frame that followed."""
 
 
 def recorded_requests() -> list[Vector]:
-    """Return the requests to the name server in the order in which they were sent."""
+    """Return the requests to the name server in the order they were sent."""
     asked = {
         vector["name"]: vector
         for vector in frames()
@@ -146,7 +146,7 @@ def assert_same_body(vector: Vector, ours: bytes, golden: bytes) -> None:
 
 
 def assert_same_settings(ours: bytes, golden: bytes) -> None:
-    """Most of the original's settings are about its threads and buffers; we share only some."""
+    """Most of Apache RocketMQ's settings are for its threads and buffers; we share only some."""
     found, expected = parse_properties(ours.decode()), parse_properties(golden.decode())
     assert found.keys() & expected.keys() == {"listenPort", "kvConfigPath", "orderMessageEnable"}
     assert found["orderMessageEnable"] == expected["orderMessageEnable"]
@@ -154,7 +154,7 @@ def assert_same_settings(ours: bytes, golden: bytes) -> None:
 
 
 def in_order(value: object) -> object:
-    """Sort lists of names: Java writes them in the order of their hashes."""
+    """Sort lists of names: Java writes them in hash order."""
     if isinstance(value, dict):
         return {key: in_order(item) for key, item in value.items()}
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -164,7 +164,7 @@ def in_order(value: object) -> object:
 
 @virtual_time()
 async def test_routes_are_the_original_to_the_byte(tmp_path: Path) -> None:
-    """Go's client takes old routes apart by hand: not a blank more, not a member less."""
+    """The Go client parses old routes by hand: neither a space nor a field may differ."""
     wanted = {"broker_register.request", "topic_create.REGISTER_BROKER.request"}
     routes = {"route_existing.request", "route_old_version.request", "route_template_topic.request"}
     network = MemoryNetwork()

@@ -1,4 +1,4 @@
-"""``turbopump nameserver`` as a process of its own, on real sockets."""
+"""``turbopump nameserver`` as a separate process, on real sockets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_serves_until_it_is_told_to_stop(tmp_path: Path, stop: signal.Signals) -
         assert run(put_and_read_back(address)) == "v"
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=DEADLINE_S):
-            # A peer that does not hang up must not keep it from stopping.
+            # An open connection must not keep it from stopping.
             process.send_signal(stop)
             assert process.wait(STOP_S) == 0
         stdout, stderr = process.communicate()

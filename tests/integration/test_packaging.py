@@ -1,4 +1,4 @@
-"""What is published: the wheel and the sdist, installed into an environment with nothing else."""
+"""What is published: the wheel and the sdist, installed into an otherwise empty environment."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ spark.stop()
 
 
 def run(*command: str | Path, at: Path) -> str:
-    """Run a command away from the source tree, which must not be found by accident."""
+    """Run a command outside the source tree, which must not be found by accident."""
     clean = {"PATH": os.environ["PATH"], "HOME": str(at), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(
         [str(part) for part in command],
@@ -71,7 +71,7 @@ def run(*command: str | Path, at: Path) -> str:
 
 
 def built(source: Path, into: Path, *targets: str) -> list[Path]:
-    """Build without a network: all that is needed is installed."""
+    """Build offline: all requirements are installed."""
     options = [part for target in targets for part in ("-t", target)]
     run(sys.executable, "-m", "hatchling", "build", "-d", into, *options, at=source)
     return sorted(into.iterdir())
@@ -170,7 +170,7 @@ def test_the_sdist_makes_the_same_wheel(distributions: tuple[Path, Path], tmp_pa
 
 
 def needed(requirements: list[str], extra: str = "") -> Iterator[Distribution]:
-    """Return the installed distributions that requirements need, and what those need."""
+    """Return the installed distributions that satisfy requirements, including transitive ones."""
     waiting = [(Requirement(text), extra) for text in requirements]
     seen: set[tuple[str, str]] = set()
     while waiting:
@@ -186,7 +186,7 @@ def needed(requirements: list[str], extra: str = "") -> Iterator[Distribution]:
 
 
 def borrow(found: Distribution, into: Path) -> None:
-    """Let an environment have what this one has, as if it were installed there."""
+    """Link a distribution of this environment into another, as if it were installed there."""
     for file in found.files or []:
         top = file.parts[0]
         if top != ".." and top != "__pycache__" and not (into / top).exists():
@@ -194,7 +194,7 @@ def borrow(found: Distribution, into: Path) -> None:
 
 
 def installed(wheel: Path, home: Path, extra: str = "") -> Path:
-    """Make an environment with the wheel, and with what it says that it needs. No network."""
+    """Create an environment with the wheel and its declared requirements, offline."""
     try:
         venv.create(home, with_pip=True)
     except subprocess.CalledProcessError:
@@ -202,7 +202,7 @@ def installed(wheel: Path, home: Path, extra: str = "") -> Path:
     (packages,) = home.glob("lib/python3.*/site-packages")
     for found in needed(metadata_of(wheel).get_all("Requires-Dist", []), extra):
         borrow(found, packages)
-    # Refused if anything is missing that the wheel asks for.
+    # Fails if anything that the wheel requires is missing.
     named = f"{wheel}[{extra}]" if extra else str(wheel)
     run(home / "bin" / "pip", "install", "--quiet", "--no-index", named, at=home)
     return home
@@ -221,13 +221,13 @@ def test_an_environment_with_nothing_else_has_a_working_command(
     assert run(python, "-m", "turbopump", "--version", at=tmp_path) == f"turbopump {__version__}\n"
     run(python, "-m", "pip", "check", at=tmp_path)
     with serving(environment, tmp_path) as nameserver:
-        told = run(python, "-W", "error", "-c", ROUND_TRIP, nameserver, at=tmp_path)
-    assert told == "hello\n[]\n"
+        output = run(python, "-W", "error", "-c", ROUND_TRIP, nameserver, at=tmp_path)
+    assert output == "hello\n[]\n"
 
 
 @contextmanager
 def serving(environment: Path, home: Path) -> Iterator[str]:
-    """Run the environment's own server, and give the address of its name server."""
+    """Run the environment's own server, and yield the address of its name server."""
     options = ("--dir", str(home / "data"), "--nameserver-port", "0", "--broker-port", "0")
     with subprocess.Popen(
         [environment / "bin" / "turbopump", "standalone", *options],
@@ -247,8 +247,8 @@ def serving(environment: Path, home: Path) -> Iterator[str]:
 def test_an_environment_with_spark_has_the_pipeline(wheel: Path, tmp_path: Path) -> None:
     environment = installed(wheel, tmp_path / "venv", "spark")
     with serving(environment, tmp_path) as nameserver:
-        told = run(environment / "bin" / "python", "-c", SPARK, nameserver, at=tmp_path)
-    assert told == "[1, 2, 3]\n"
+        output = run(environment / "bin" / "python", "-c", SPARK, nameserver, at=tmp_path)
+    assert output == "[1, 2, 3]\n"
 
 
 def test_without_spark_the_pipeline_says_what_to_install(environment: Path, tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_without_spark_the_pipeline_says_what_to_install(environment: Path, tmp_
         "try:\n    from turbopump.spark import session\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    told = run(environment / "bin" / "python", "-c", program, at=tmp_path)
-    assert "extra spark, in a checkout: pip install '.[spark]'" in told
+    output = run(environment / "bin" / "python", "-c", program, at=tmp_path)
+    assert "extra spark, in a checkout: pip install '.[spark]'" in output
 
 
 # --- the image ------------------------------------------------------------------------------------
@@ -282,13 +282,13 @@ def stages() -> list[list[Instruction]]:
 
 
 def last(name: str) -> str:
-    """Return the arguments of the one such instruction of the image that is run."""
+    """Return the arguments of the only such instruction in the final stage."""
     (arguments,) = [arguments for each, arguments in stages()[-1] if each == name]
     return arguments
 
 
 def command_of(text: str) -> list[str]:
-    """Read the exec form: no shell between the server and its signals."""
+    """Parse the exec form: no shell between the server and its signals."""
     command = json.loads(text)
     assert all(isinstance(part, str) for part in command)
     assert command[0] == "turbopump"
@@ -301,7 +301,7 @@ def test_the_image_is_slim_and_not_root() -> None:
     names = [name for name, _ in stages()[-1]]
     assert names.index("USER") < names.index("ENTRYPOINT")
     assert last("USER") == "10001:10001"
-    # What the volume belongs to is decided by what is there before it is one.
+    # A volume gets the owner of the directory that existed before it was declared.
     assert names.index("RUN") < names.index("VOLUME")
     assert "SHELL" not in names
 
@@ -335,7 +335,7 @@ def test_the_image_knows_whether_it_is_well(tmp_path: Path) -> None:
 
 
 def test_the_image_is_built_from_what_is_copied(tmp_path: Path) -> None:
-    """Also after .dockerignore, which leaves out everything that it does not name."""
+    """Even with .dockerignore, which excludes everything that it does not name."""
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert ignored[0] == "*"
     for name, arguments in stages()[0]:

@@ -37,7 +37,7 @@ WAIT_S = 60.0
 def wait_for(fact: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + WAIT_S
     while not fact():
-        assert time.monotonic() < end, f"not within {WAIT_S} s: {what}"
+        assert time.monotonic() < end, f"not met within {WAIT_S} s: {what}"
         threading.Event().wait(0.02)
 
 
@@ -83,12 +83,12 @@ def test_a_killed_member_loses_nothing(tmp_path: Path) -> None:
         wait_for(lambda: len(lines(paths)) == 500, "every message came")
         seen = lines(paths)
         assert set(seen) == set(sent)
-        # Its queues go on from what was committed last, at most some seconds before.
+        # Its queues resume from the committed offsets, which are a few seconds old at most.
         assert seen.total() - len(sent) <= 300
 
 
 def test_blocking_listeners_run_side_by_side(tmp_path: Path) -> None:
-    """More threads join when those that run are stuck, though one would do for quick listeners."""
+    """More threads start when all are blocked, although one would do for quick listeners."""
     meeting = threading.Barrier(8, timeout=WAIT_S)
     met = []
 
@@ -150,19 +150,19 @@ def test_a_backlog_is_consumed_by_threads(tmp_path: Path, orderly: bool) -> None
         assert all(offsets == sorted(offsets) for offsets in orders.values())
 
 
-@pytest.mark.parametrize("way", ["close", "aclose", "wait"])
+@pytest.mark.parametrize("mode", ["close", "aclose", "wait"])
 def test_a_listener_that_never_returns_does_not_keep_the_process_alive(
-    tmp_path: Path, way: str
+    tmp_path: Path, mode: str
 ) -> None:
     with standalone(tmp_path) as server:
         with Producer("pg", nameserver=server.nameserver) as producer:
             producer.send(Message("orders", b"1"))
-        command = [sys.executable, str(STUCK), server.nameserver, way]
+        command = [sys.executable, str(STUCK), server.nameserver, mode]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             try:
                 assert process.stdout.readline() == b"begun\n"
-                if way == "wait":
+                if mode == "wait":
                     process.send_signal(signal.SIGINT)
                 process.wait(WAIT_S)
             finally:
@@ -177,12 +177,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @contextmanager
-def stopped(nameserver: str, way: str, listener: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a consumer whose listener has begun with the only message of its topic."""
-    topic = f"{way}-{listener}-{time.monotonic_ns()}"
+def stopped(nameserver: str, mode: str, listener: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a consumer whose listener has started on the only message of its topic."""
+    topic = f"{mode}-{listener}-{time.monotonic_ns()}"
     with Producer("pg", nameserver=nameserver) as producer:
         queue = producer.send(Message(topic, b"1")).queue
-    command = [sys.executable, str(STOPPED), nameserver, topic, way, listener]
+    command = [sys.executable, str(STOPPED), nameserver, topic, mode, listener]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -197,25 +197,25 @@ def stopped(nameserver: str, way: str, listener: str) -> Iterator[subprocess.Pop
             assert consumer.committed(queue) == 1
 
 
-@pytest.mark.parametrize("way", ["blocking", "aio", "uvloop"])
+@pytest.mark.parametrize("mode", ["blocking", "aio", "uvloop"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_waiting_consumer_in_an_orderly_way(
-    server: Standalone, way: str, number: signal.Signals
+    server: Standalone, mode: str, number: signal.Signals
 ) -> None:
-    with stopped(server.nameserver, way, "slow") as process:
+    with stopped(server.nameserver, mode, "slow") as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=WAIT_S)
-    # It has waited for its listener and committed: nobody gets the message again.
+    # It has waited for its listener and committed: the message is not redelivered.
     assert (process.returncode, out, err) == (0, "done\nclosed\n", "")
 
 
 @pytest.mark.parametrize(
-    ("way", "number"), [("blocking", signal.SIGINT), ("aio", signal.SIGTERM), ("uvloop", 2)]
+    ("mode", "number"), [("blocking", signal.SIGINT), ("aio", signal.SIGTERM), ("uvloop", 2)]
 )
 def test_a_second_signal_ends_a_consumer_that_does_not_stop(
-    server: Standalone, way: str, number: int
+    server: Standalone, mode: str, number: int
 ) -> None:
-    with stopped(server.nameserver, way, "stuck") as process:
+    with stopped(server.nameserver, mode, "stuck") as process:
         process.send_signal(number)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)

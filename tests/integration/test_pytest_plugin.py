@@ -1,4 +1,4 @@
-"""The pytest plugin as users have it: found by itself, light, and clear when something is wrong."""
+"""The pytest plugin as users see it: auto-discovered, lightweight, with clear errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# Before any run in this process: pytester forgets the modules that came with one, and numpy cannot
-# be imported twice.
+# Before any in-process run: pytester unloads the modules that a run imported, and numpy cannot be
+# imported twice.
 from documents import Block, programs
 from turbopump import testing
 from turbopump.errors import NotRunning
@@ -28,14 +28,14 @@ EXAMPLE = ROOT / "examples" / "testing_a_consumer"
 pytest_plugins = ["pytester"]
 
 PLUGIN = "turbopump.testing.pytest_plugin"
-# In this process, the plugin may have been imported before.
+# The plugin may already have been imported in this process.
 IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 QUIET = ("-q", "-p", "no:cacheprovider", "-W", "error", "-W", IMPORTED)
 
 
 @pytest.fixture(autouse=True)
 def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare each run inside the test the plugins of others, which take seconds to load."""
+    """Run inner tests without third-party plugins, which take seconds to load."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
@@ -108,7 +108,7 @@ def test_tests_that_are_plain_functions_run_coroutines(pytester: pytest.Pytester
 def test_tests_that_pytest_asyncio_has_taken_run_in_the_clusters_time(
     pytester: pytest.Pytester,
 ) -> None:
-    """It puts a plain function into the place of a coroutine: done here as it does it."""
+    """It replaces a coroutine with a plain function, which is simulated here."""
     pytester.makeconftest(
         """
         import asyncio, functools, pytest
@@ -300,7 +300,7 @@ def test_fixtures_and_mark_describe_themselves(pytester: pytest.Pytester) -> Non
 def test_the_example_project_tests_its_consumer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all plugins that are installed, ours among them: found by its entry point."""
+    """With all installed plugins, including ours, found through its entry point."""
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     shutil.copytree(EXAMPLE, tmp_path / "billing")
     done = subprocess.run(
@@ -323,7 +323,7 @@ def test_the_tests_in_the_documents_pass(pytester: pytest.Pytester, block: Block
 
 
 def names_of(kind: type) -> set[str]:
-    """Return what a class offers to tests, but for its life, which fixtures take care of."""
+    """Return the public names of a class."""
     return {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
 
 

@@ -26,7 +26,7 @@ def master_link(slave: Broker) -> MasterLink:
 
 
 def kept_bytes(cluster: LogReplicas) -> bytes:
-    """Return what a slave has cut off its log, without the zeros behind it."""
+    """Return what a slave has cut off its log, without trailing zeros."""
     disk = cluster.disk(SLAVE)
     [kept] = [
         path
@@ -107,7 +107,7 @@ async def test_the_first_files_of_the_master_are_deleted(
         cluster.master.store.retain(at_any_hour=True)
         first = cluster.master.store.min_offset
         assert first >= SEGMENT_BYTES
-        # One that was away for too long, and one that is new.
+        # One that was away for too long, and a new one.
         await cluster.start_broker(SLAVE)
         await cluster.start_broker(f"{MASTER}-2")
         await cluster.until_copied()
@@ -170,7 +170,7 @@ async def test_a_log_without_anything_in_common_is_not_dropped(
         assert link(slave) is LinkState.DISCONNECTED
         assert log_bytes(slave, PhysicalOffset(0)) == before
         assert caplog.text.count("is it the right master?") == 1
-        # Where that is known to be right, it is.
+        # If dropping everything is permitted, the slave follows the new log.
         follower = slave.replication.follower
         assert follower is not None
         follower.may_drop_all = True
@@ -226,7 +226,7 @@ async def test_a_slave_loses_power_under_load(tmp_path: Path, flush: str) -> Non
             await sending
             slave = await cluster.start_broker(SLAVE)
             if flush == "SYNC_FLUSH":
-                # What it has reported is on its disk, but for the beginning of a message.
+                # What it has reported is on its disk, except for a partial last message.
                 assert all(slave.store.written_end >= at - 1500 for at in acknowledged)
             await cluster.until_copied()
 

@@ -1,4 +1,4 @@
-"""Slaves beside masters of Apache RocketMQ, as recorded, and beside peers that are neither."""
+"""Slaves of Apache RocketMQ masters, as recorded, and of peers that are not masters at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLAVE = IdentityConfig(
 
 
 class ApacheMaster(asyncio.Protocol):
-    """Sends its log from where the first report asks for, after a heartbeat, as was recorded."""
+    """Sends its log from the position in the first report, after a heartbeat, as recorded."""
 
     def __init__(self, log: bytes, first: int = 0, raw: bytes = b"") -> None:
         self.log = log
@@ -60,7 +60,7 @@ class ApacheMaster(asyncio.Protocol):
         self._beat()
 
     def _beat(self) -> None:
-        # Also where it has nothing, and nobody ever learns.
+        # Sent even if it has nothing for this slave, which is never notified.
         if not self.transport.is_closing():
             self.transport.write(encode_header(PhysicalOffset(self.position), 0))
             virtual_loop().call_later(5, self._beat)
@@ -105,7 +105,7 @@ async def test_a_master_of_apache_rocketmq_is_copied_from_its_first_byte(tmp_pat
         await wait_until(lambda: slave.store.written_end == len(peer.log))
         assert bytes_of(slave) == peer.log
         await wait_until(lambda: peer.reports[-1] == len(peer.log))
-        # No report asks for what the master does not have.
+        # No report is beyond the master's end.
         assert max(peer.reports) == len(peer.log)
         # It grows while the link is cut.
         peer.transport.abort()
@@ -119,7 +119,7 @@ async def test_a_master_of_apache_rocketmq_is_copied_from_its_first_byte(tmp_pat
 async def test_a_master_of_apache_rocketmq_without_its_first_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # It does not say where it begins, but serves its last file to those that report 0.
+    # It does not report where its log starts, but serves its last file to slaves that report 0.
     peer = ApacheMaster(log_of(20, SEGMENT), first=SEGMENT)
     async with slave_of(peer, tmp_path) as slave:
         await wait_until(lambda: slave.store.written_end == SEGMENT + len(peer.log), 60)
@@ -148,7 +148,7 @@ GOOD = log_of(1)
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "reason"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "expected 0 to 67108864 bytes"),
         (encode_header(PhysicalOffset(0), -5), "frame of -5 bytes"),
@@ -168,16 +168,16 @@ GOOD = log_of(1)
 )
 @virtual_time()
 async def test_peers_that_are_no_masters(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, raw: bytes, told: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, raw: bytes, reason: str
 ) -> None:
     peer = ApacheMaster(b"", raw=raw)
     async with slave_of(peer, tmp_path) as slave:
-        await wait_until(lambda: told in error_of(slave))
+        await wait_until(lambda: reason in error_of(slave))
         status = slave.replication.status.master
         assert status is not None
         assert status.state is LinkState.DISCONNECTED
         assert caplog.text.count("is interrupted") == 1
-        # What was good stays, and nothing else.
+        # Only the valid part stays.
         assert slave.store.written_end in {0, len(GOOD)}
         await asyncio.sleep(120)
         assert caplog.text.count("is interrupted") <= 2

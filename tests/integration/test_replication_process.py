@@ -39,7 +39,7 @@ def turbopump(nameserver: str, *words: str) -> str:
 
 
 def statuses(nameserver: str) -> dict[str, Any]:
-    """Return the replicas by role; a role that two of them have is missing."""
+    """Return the replicas by role; a role that two replicas have is omitted."""
     lines = turbopump(nameserver, "cluster", "status", "--json").splitlines()
     return {status["role"]: status for status in map(json.loads, lines)}
 

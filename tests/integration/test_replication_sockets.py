@@ -1,4 +1,4 @@
-"""Replication over real sockets, as a broker's own event loop does it."""
+"""Replication over real sockets, on a broker's own event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker loses messages with the power: consumers skip nothing that gets their offsets."""
+"""A broker loses messages in a power failure: consumers skip no message that reuses an offset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 QUEUE = MessageQueue("T", "a", 0)
 NEW = [1, 5, 20]
-"""Fewer messages than were lost, as many, and more."""
+"""Fewer messages than were lost, the same number, and more."""
 
 
 def bodies(first: int, end: int, prefix: bytes = b"") -> list[bytes]:
@@ -27,16 +27,16 @@ def bodies(first: int, end: int, prefix: bytes = b"") -> list[bytes]:
 
 
 async def store_some(world: Cluster, unflushed: str = "a") -> None:
-    """Store ten messages, the last five of which are not flushed yet, and have another tag."""
+    """Store ten messages, the last five of which are not flushed yet and have tag ``unflushed``."""
     await send(world, bodies(0, 5), tags="a", to=QUEUE)
     await asyncio.sleep(120)
     await send(world, bodies(5, 10), tags=unflushed, to=QUEUE)
 
 
 async def lose_the_end(world: Cluster, new: int) -> int:
-    """Restart without what was not flushed, and store new messages before consumers are back.
+    """Restart without the unflushed messages, and store new ones before consumers reconnect.
 
-    Returns how many of the old ones are left.
+    Return how many of the old ones are left.
     """
     await world.crash("a", lose_unflushed=True)
     world.network.partition("10.0.1.1", "10.0.0.1")
@@ -98,7 +98,7 @@ async def test_a_push_consumer_that_stops_before_it_goes_back_skips_nothing(
             await wait_until(lambda: seen.count == 10)
             await lose_the_end(world, 20)
             await wait_until(lambda: "has other messages" in caplog.text, 60)
-            # It waits for listeners that run.
+            # It waits for running listeners.
             await asyncio.sleep(6)
         second = Seen()
         async with consuming(world, second):
@@ -109,7 +109,7 @@ async def test_a_push_consumer_that_stops_before_it_goes_back_skips_nothing(
 async def test_a_push_consumer_goes_back_although_its_commits_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are one-way, and go to a slave if the master was replaced a moment ago."""
+    """Commits are one-way, and go to a slave if the master has just been replaced."""
 
     async def lost(*_: object, **__: object) -> None:
         pass

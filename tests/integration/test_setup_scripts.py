@@ -1,6 +1,6 @@
 """The scripts on a fresh clone: an empty home directory, no Java, nothing prepared.
 
-Everything is real but the download of what the lock file names: this environment has it already.
+Everything is real except the download of the locked packages, which this environment already has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ exec {python} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine with nothing but the tools that every system has, and a clone."""
+    """A machine with only standard tools and a clone."""
 
     clone: Path
     tools: Path
@@ -47,7 +47,7 @@ class Machine:
     calls_file: Path
 
     def calls(self) -> list[str]:
-        """Return what Python was asked to do since the last time."""
+        """Return the Python invocations since the last call."""
         found = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
         self.calls_file.unlink(missing_ok=True)
         return found
@@ -142,9 +142,9 @@ def test_spark_has_a_java_without_one_on_the_path(ready: Machine) -> None:
     found = ready.run(str(ready.clone / ".venv" / "bin" / "python"), "-c", program)
     assert found.returncode == 0, found.stderr
     java = Path(found.stdout.strip()) / "bin" / "java"
-    told = ready.run(str(java), "-version")
-    assert told.returncode == 0, told.stderr
-    assert "version" in told.stderr
+    version = ready.run(str(java), "-version")
+    assert version.returncode == 0, version.stderr
+    assert "version" in version.stderr
 
 
 def test_a_change_of_what_is_needed_is_noticed(ready: Machine) -> None:
@@ -198,7 +198,7 @@ def test_without_pip_it_says_what_to_do(machine: Machine) -> None:
     without.mkdir(exist_ok=True)
     (without / "ensurepip.py").write_text("raise SystemExit(1)\n")
     try:
-        # The environment's own Python would have it, where it is not left out.
+        # Hide ensurepip, which the environment's own Python would otherwise have.
         done = machine.set_up(PYTHONPATH=str(without))
     finally:
         machine.install_python()

@@ -1,4 +1,4 @@
-"""Administration while a master is away: its slave answers questions, changes need the master."""
+"""Administration while a master is down: its slave answers queries, changes need the master."""
 
 from __future__ import annotations
 

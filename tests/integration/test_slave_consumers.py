@@ -1,4 +1,4 @@
-"""Consumers that read from a slave: when, until when, and what they never do there."""
+"""Consumers that read from a slave: when they switch and return, and what they never do there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bodies(first: int, end: int) -> list[bytes]:
 
 
 def pulls(seen: Recorder) -> list[tuple[str, PullMessage]]:
-    """Return the pulls of the queue, and where they went."""
+    """Return the pulls of the queue, with their addresses."""
     found = [
         (address, PullMessage.from_ext_fields(command.ext_fields))
         for address, command in seen.requests
@@ -76,7 +76,7 @@ async def test_a_push_consumer_follows_the_suggestion_and_returns(tmp_path: Path
             asked = [address for address, _ in pulls(requests)]
             assert asked[0] == cluster.master.address
             assert asked.count(cluster.slave.address) > 2
-            assert asked[-1] == cluster.master.address, "told to return once it has caught up"
+            assert asked[-1] == cluster.master.address, "redirected once it has caught up"
             on_slave = [head for to, head in pulls(requests) if to == cluster.slave.address]
             assert not any(head.sys_flag & PULL_COMMIT_OFFSET for head in on_slave)
             await wait_until(lambda: committed(cluster) == 60, 60)
@@ -106,7 +106,7 @@ async def test_a_slave_that_lags_moves_no_offset(tmp_path: Path) -> None:
         async with consuming(cluster, seen, session=session, pulling=SMALL_PULLS):
             await wait_until(lambda: seen.count == 60)
             await asyncio.sleep(30)
-            assert sorted(seen.bodies, key=int) == bodies(0, 60), "none skipped, none twice"
+            assert sorted(seen.bodies, key=int) == bodies(0, 60), "none skipped, none repeated"
         assert cluster.slave.address in {address for address, _ in pulls(requests)}
 
 
@@ -168,7 +168,7 @@ async def test_a_consumer_ahead_of_the_slave_waits_for_the_master(
             with caplog.at_level(logging.WARNING, "turbopump.client.puller"):
                 await asyncio.sleep(60)
             asked = pulls(requests)[before:]
-            assert len(asked) < 200, "it does not ask all the time"
+            assert len(asked) < 200, "it does not poll constantly"
             assert {head.queue_offset for _, head in asked} == {20}
             waits = [each for each in caplog.messages if "waits for the master" in each]
             assert len(waits) == 1
@@ -199,14 +199,14 @@ async def test_a_consumer_that_starts_without_the_master_repeats_but_skips_nothi
         again = Seen()
         async with consuming(cluster, again, start_from="last"):
             await wait_until(lambda: again.count == 10)
-            assert sorted(again.bodies, key=int) == bodies(10, 20), "by the slave's older offsets"
+            assert sorted(again.bodies, key=int) == bodies(10, 20), "from the slave's older offsets"
             await cluster.start_broker(MASTER)
             await wait_until(lambda: committed(cluster) == 20, 60)
 
 
 @virtual_time()
 async def test_a_group_that_the_slave_does_not_know_waits_for_the_master(tmp_path: Path) -> None:
-    """Its end may lie behind what the group has committed to the master."""
+    """The slave's end may be past the offset that the group has committed to the master."""
     store = replace(SMALL_STORE, limits=replace(SMALL_STORE.limits, recent_bytes=1))
     async with replicas(tmp_path, store=store) as cluster:
         await send(cluster, bodies(0, 10), to=QUEUE)
@@ -238,8 +238,8 @@ async def test_orderly_groups_stop_until_the_master_grants_locks_again(
             await cluster.crash(MASTER)
             with caplog.at_level(logging.WARNING, "turbopump.client.queue_locks"):
                 await asyncio.sleep(120)
-            told = [each for each in caplog.messages if "not consumed in order" in each]
-            assert len(told) == 1
+            warnings = [each for each in caplog.messages if "not consumed in order" in each]
+            assert len(warnings) == 1
             assert seen.count == 6
             await cluster.start_broker(MASTER)
             await send(cluster, bodies(6, 9), to=QUEUE)
@@ -324,7 +324,7 @@ async def test_a_pull_consumer_is_not_told_that_its_offset_is_illegal(tmp_path: 
             first = await consumer.pull(QUEUE, 0)
             assert first.broker_id == 1
             beyond = await consumer.pull(QUEUE, 12)
-            assert isinstance(beyond, Found), "asked of the master, as the slave does not have it"
+            assert isinstance(beyond, Found), "pulled from the master: the slave lacks it"
             await cluster.crash(MASTER)
             await asyncio.sleep(60)
             waits = await consumer.pull(QUEUE, 12)
@@ -355,7 +355,7 @@ async def test_consumers_of_a_replaced_master_look_for_the_new_one(
                 )
                 await stack.enter_async_context(consumer)
                 assert len([each async for each in polled(consumer, 10)]) == 10
-            # The routes of before: the slave was master, and there was no other one.
+            # Outdated routes, from when the slave was the only master.
             session._routes.brokers = {MASTER: {0: cluster.slave.address}}
             requests.requests.clear()
             await asyncio.sleep(28)

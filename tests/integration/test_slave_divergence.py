@@ -1,4 +1,4 @@
-"""A master loses messages that its slave had copied: those that get their offsets come too."""
+"""A master loses messages that its slave had copied: those that reuse their offsets arrive too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bodies(first: int, end: int, prefix: bytes = b"") -> list[bytes]:
 
 
 async def lose_the_end(cluster: Replicas, flushed: str = "a", lost: str = "a") -> None:
-    """Leave about 5 messages on the master, and 10 on the slave; of these tags."""
+    """Leave about 5 messages on the master, and 10 on the slave, with these tags."""
     await send(cluster, bodies(0, 5), tags=flushed, to=QUEUE)
     await asyncio.sleep(120)
     await send(cluster, bodies(5, 10), tags=lost, to=QUEUE)
@@ -97,7 +97,7 @@ async def test_positions_in_the_slave_are_not_committed_to_a_master_with_other_m
             await wait_until(lambda: seen.count == 10)
             await cluster.start_broker(MASTER)
             await send(cluster, bodies(0, 20, b"new"), to=QUEUE)
-            # So that it knows where to commit when it stops.
+            # So that it knows where to commit on shutdown.
             await session_of(consumer).refresh_routes()
         async with consuming(cluster, seen):
             wanted = {*bodies(0, 10), *bodies(0, 20, b"new")}

@@ -1,4 +1,4 @@
-"""Consumers of a master and a slave that follows it, while the master dies and comes back."""
+"""Consumers of a master and its slave, while the master dies and comes back."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_group_that_restarts_without_its_master_skips_nothing(tmp_path: 
         again = Seen()
         async with consuming(cluster, again, start_from="last"):
             await wait_until(lambda: again.count == 20, 60)
-            assert sorted(again.bodies, key=int) == bodies(20, 40), "by offsets the slave copied"
+            assert sorted(again.bodies, key=int) == bodies(20, 40), "from offsets the slave copied"
         async with consuming(cluster, again, start_from="last"):
             await wait_until(lambda: again.count == 40, 60)
             await cluster.start_broker(MASTER)

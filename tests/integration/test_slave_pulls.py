@@ -1,4 +1,4 @@
-"""What a slave answers to pulls, and where a master sends consumers that are far behind."""
+"""A slave's answers to pulls, and where a master redirects consumers that are far behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turbopump.wire.record import Record, decode_records
 from vectors import frame
 
 FAR_BEHIND = replace(SMALL_STORE, limits=replace(SMALL_STORE.limits, recent_bytes=500))
-"""Only the last two or three messages of these tests count as being in memory."""
+"""Only the last two or three messages of these tests count as in memory."""
 ENABLED = SlaveReadsConfig(enabled=True)
 
 
@@ -160,7 +160,7 @@ async def test_a_slave_serves_no_reader_of_messages_that_it_has_cut_off(tmp_path
         held = asyncio.create_task(slave.pull(5, hold_ms=10_000))
         await asyncio.sleep(1)
         cluster.slave.store.cut(common)
-        # Others in their places, for all that it knows.
+        # As far as the slave knows, other messages take their places.
         await send(master, 2)
         cluster.copy_log()
         for answer, offset in ((await held, 5), (await slave.pull(4), 4)):
@@ -173,7 +173,7 @@ async def test_a_slave_serves_no_reader_of_messages_that_it_has_cut_off(tmp_path
 
 @virtual_time()
 async def test_a_slave_answers_as_apache_rocketmq_did(tmp_path: Path) -> None:
-    """The recorded messages lie at the recorded positions, other messages between them."""
+    """The recorded messages are at their recorded positions, with filler messages between them."""
     asked, answer = (frame(f"slave_pull.{kind}") for kind in ("request", "response"))
     records = whole_body(framing.decode(answer))
     async with replicas(tmp_path) as cluster, plain_clients(cluster) as (_, slave):
@@ -191,7 +191,7 @@ async def test_a_slave_answers_as_apache_rocketmq_did(tmp_path: Path) -> None:
 
 
 def filler(start: int, end: int) -> bytes:
-    """Return one message of another topic that takes exactly the bytes between two positions."""
+    """Return one message of another topic that exactly fills the bytes between two positions."""
     plain = Record(
         topic=b"Other",
         queue_id=0,

@@ -1,4 +1,4 @@
-"""Spark's source reads from slaves: when it is told to, and while a master is away."""
+"""Spark's source reads from slaves: when redirected, and while a master is down."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_peer_that_never_pauses_leaves_turns_to_others(run_on_loop: Run) -> No
 
         def serve(request: Command, peer: Connection) -> None:
             served[turn] += 1
-            # As long as it takes to send the next: there is always something to read.
+            # As long as sending the next one takes, so that there is always something to read.
             time.sleep(0.001)
             if served.total() == requests:
                 is_over.set()
@@ -225,7 +225,7 @@ def test_an_address_in_use_and_one_that_is_not_ours(run_on_loop: Run) -> None:
 def test_connecting_to_nobody(run_on_loop: Run) -> None:
     async def main() -> None:
         with socket.socket() as placeholder:
-            # Bound and not listening: nobody else can take the port meanwhile.
+            # Bound but not listening: no other process can take the port meanwhile.
             placeholder.bind(("127.0.0.1", 0))
             port = placeholder.getsockname()[1]
             with pytest.raises(ConnectFailed, match=f"127.0.0.1:{port}: "):
@@ -241,7 +241,7 @@ def test_a_host_that_does_not_answer(run_on_loop: Run) -> None:
             full.listen(0)
             port = full.getsockname()[1]
             network = SocketNetwork(connect_timeout_ms=50)
-            # The backlog takes one or two; after that, nobody answers.
+            # The backlog accepts one or two; further connections get no answer.
             calls = [network.connect("127.0.0.1", port, Kept) for _ in range(5)]
             results = await asyncio.gather(*calls, return_exceptions=True)
             made = [result for result in results if isinstance(result, Kept)]
@@ -255,7 +255,7 @@ def test_a_host_that_does_not_answer(run_on_loop: Run) -> None:
 
 
 class Kept(asyncio.Protocol):
-    """A connection that nothing is done with."""
+    """An idle connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)

@@ -25,7 +25,7 @@ STOP_S = 10.0
 
 @contextmanager
 def standalone(home: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """Run two brokers; yields the process, the name server's address and the brokers'."""
+    """Run two brokers; yield the process, the name server's address and the brokers'."""
     arguments = ("standalone", "--brokers", "2", "--dir", str(home / "data"), *options)
     with started(home, *arguments) as process:
         assert process.stdout is not None
@@ -49,7 +49,7 @@ def is_running(pid: int) -> bool:
 
 
 def listener_at(address: str, pids: list[int]) -> int:
-    """Return which of the processes listens at an address."""
+    """Return which of the processes listens on an address."""
     port = int(address.rpartition(":")[2])
     table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     (inode,) = (row[9] for row in table if row[3] == "0A" and row[1].endswith(f":{port:04X}"))
@@ -63,7 +63,7 @@ def listener_at(address: str, pids: list[int]) -> int:
 
 
 def stored(nameserver: str) -> dict[str, int]:
-    """Return how many messages of the topic each broker has."""
+    """Return the number of messages of the topic on each broker."""
     with Admin(nameserver) as admin:
         queues = admin.topics.status("orders").queues
     counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""``turbopump standalone`` and ``turbopump broker`` as processes of their own, on real sockets."""
+"""``turbopump standalone`` and ``turbopump broker`` as separate processes, on real sockets."""
 
 from __future__ import annotations
 

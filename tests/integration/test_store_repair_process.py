@@ -60,7 +60,7 @@ def test_it_refuses_to_start_until_the_log_is_back_or_given_up(tmp_path: Path) -
     with started(tmp_path, *broker_command) as process:
         broker = ready_addresses(process)["broker"]
         assert field(send(broker, b"new"), "queueOffset") == COUNT
-        # The group goes on with what is new.
+        # The group resumes with new messages.
         offset = field(ask(broker, RequestCode.QUERY_CONSUMER_OFFSET, COMMITTED), "offset")
         assert pull(broker, offset) == [b"new"]
         stop(process)

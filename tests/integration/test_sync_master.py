@@ -1,4 +1,4 @@
-"""SYNC_MASTER: what senders are told, with slaves that are there, slow or missing."""
+"""SYNC_MASTER: the answers to sends, with slaves that are present, slow or missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turbopump.wire.command import Command
 SLAVE = f"{MASTER}-1"
 MASTER_HOST, SLAVE_HOST = "10.0.0.1", "10.0.0.2"
 SYNC = {"brokerRole": "SYNC_MASTER", "slaveTimeout": "1000"}
-"""The clients of these tests wait for 3 s, as long as a SYNC_MASTER does by default."""
+"""The clients of these tests time out after 3 s, as long as a SYNC_MASTER waits by default."""
 
 
 async def connected(cluster: LogReplicas) -> None:
@@ -56,7 +56,7 @@ async def test_without_a_slave(tmp_path: Path) -> None:
         assert len(await client.messages("BenchmarkTest")) == 1
         waits_not = await client.send(topic="BenchmarkTest", named={"WAIT": "false"})
         assert waits_not.code == ResponseCode.SUCCESS
-        # A consumer's retry is stored once, and not sent back again and again.
+        # A consumer's retry is stored once, and not sent back repeatedly.
         [message, _] = await client.messages("BenchmarkTest")
         assert (await client.send_back(message)).code == ResponseCode.SUCCESS
 
@@ -73,7 +73,7 @@ async def test_a_slave_that_does_not_answer(tmp_path: Path) -> None:
             assert 0.9 < virtual_loop().time() - begin < 1.2
             assert "slaveTimeout" in (answer.remark or "")
             [message] = await client.messages("BenchmarkTest")
-            # The slave gets a retry before any second copy of it, so there is no reason for one.
+            # The slave would get this copy before a second one, so there is no reason for a second.
             assert (await client.send_back(message)).code == ResponseCode.SUCCESS
             cluster.network.heal()
             await cluster.until_copied()

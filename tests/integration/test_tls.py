@@ -1,4 +1,4 @@
-"""TLS over real sockets, on both event loops; the certificates are made here."""
+"""TLS over real sockets, on both event loops; the tests create the certificates."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_silent_peers_do_not_shut_others_out(
             for tls in (None, half):
                 async with ConnectionPool(SocketNetwork(), PoolConfig(tls=tls)) as pool:
                     assert (await pool.request(server.address, Command(ECHO), 5000)).code == 0
-            # The oldest made room: five that say nothing are left.
+            # The oldest were closed to make room; five silent ones are left.
             ends = [asyncio.create_task(reader.read()) for reader, _ in silent]
             await wait_until(lambda: sum(end.done() for end in ends) >= 3)
             assert all(end.done() for end in ends[:3])
@@ -253,7 +253,7 @@ def test_requests_before_the_close_are_carried_out(
 
 @contextmanager
 def echoing(tls: ServerTls) -> Iterator[str]:
-    """Serve in a thread; give the address."""
+    """Serve in a thread; yield the address."""
     server, thread = Server(SocketNetwork(), handlers(), ServerConfig(tls=tls)), LoopThread()
     try:
         thread.run(server.start())
@@ -271,7 +271,7 @@ def test_threads_speak_tls_too(files: Files) -> None:
         for _ in range(3):
             assert pool.request(address, Command(ECHO, body=body), 5000).body == body
             pool.oneway(address, Command(ECHO, body=body), 5000)
-        assert len(pool) == 1, "the connection is used again, whatever TLS itself has sent"
+        assert len(pool) == 1, "the connection is reused, whatever TLS itself has sent"
         pool.close()
 
 

@@ -1,4 +1,4 @@
-"""Transactions over real sockets: from threads, and of processes that are killed."""
+"""Transactions over real sockets: from threads, and from processes that are killed."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SETTINGS = {"transactionTimeOut": "200", "transactionCheckInterval": "100"}
 def wait_until(fact: Callable[[], bool]) -> None:
     end = monotonic() + WAIT_S
     while not fact():
-        assert monotonic() < end, "not so in time"
+        assert monotonic() < end, "condition not met in time"
         sleep(0.05)
 
 
 def killed_at_each_step(nameserver: str, path: Path) -> list[list[str]]:
-    """Return what each process had come to when it killed itself; the last one did not."""
+    """Return the steps of each process before it killed itself; the last one completes."""
     reached: list[list[str]] = []
     for number in itertools.count():
         program = [sys.executable, outbox_member.__file__, nameserver, str(path)]
@@ -56,7 +56,7 @@ def killed_at_each_step(nameserver: str, path: Path) -> list[list[str]]:
         if done.returncode == 0:
             return reached
         assert done.returncode == -signal.SIGKILL, done.stderr
-    raise AssertionError("never comes here")
+    raise AssertionError("unreachable")
 
 
 def rolled_back(shop: Shop) -> int:
@@ -123,7 +123,7 @@ def test_table_and_topic_agree_whenever_the_process_is_killed(tmp_path: Path) ->
             closing(shop.connect()) as database,
         ):
             wait_until(lambda: rolled_back(shop) == lost)
-            # Asked about after all those before it: then nothing is open any more.
+            # Checked after all earlier ones, so afterwards none is open.
             with producer.transaction(Message(TOPIC, b"last")) as transaction:
                 with database:
                     database.execute("INSERT INTO orders VALUES ('last')")

@@ -53,7 +53,7 @@ def main() -> int:
     try:
         rows.extend(run_all(console, kinds, directory, seed, options.minutes * 60))
     finally:
-        # Also of a run that is interrupted.
+        # Even if the run is interrupted.
         show(console, rows)
     if options.json:
         json.dump({"seed": seed, "rows": [asdict(row) for row in rows]}, sys.stdout, indent=1)

@@ -1,4 +1,4 @@
-"""What senders and consumers noted, and what follows from it."""
+"""What senders and consumers recorded, and the checks on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torture.messages import (
 _NS_PER_MS = 1_000_000
 _RETURN_MS = 2000
 _TICK_MS = 2
-"""Times are cut to milliseconds, on both sides."""
+"""Times are truncated to milliseconds on both sides."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Call:
     attempt: int
     begin_ns: int
     end_ns: int | None = None
-    """None if its process was killed first."""
+    """None if its process was killed before."""
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -55,7 +55,7 @@ class Accounts:
     acknowledged: dict[str, int] = field(default_factory=dict)
     """When each was acknowledged, in ns."""
     errors: dict[str, str] = field(default_factory=dict)
-    """What the sender was told instead."""
+    """The error that the sender got instead."""
     calls: list[Call] = field(default_factory=list)
     done: dict[str, set[str]] = field(default_factory=lambda: {flow: set() for flow in FLOWS})
     damaged: set[str] = field(default_factory=set)
@@ -67,7 +67,7 @@ class Accounts:
         self._open: dict[tuple[str, ...], Call] = {}
 
     def read(self) -> None:
-        """Take in what was noted since the last time."""
+        """Read what was recorded since the last call."""
         for _, (event, time_ns, identity, *more) in self._senders.news():
             match event:
                 case "try":
@@ -110,18 +110,18 @@ class Accounts:
         return {each for each in self.acknowledged if fate_of(each) is Fate.FAILS_ALWAYS}
 
     def redelivered(self) -> int:
-        """Return how often a stored message was given to a listener again, of retries each once."""
+        """Return how many redeliveries of stored messages there were; a retry is a new message."""
         places = Counter(call.place for call in self.calls)
         return places.total() - len(places)
 
     def stored_twice(self) -> int:
-        """Return messages that lie at two places of their own topic: a send was repeated."""
+        """Return how many surplus copies are in the messages' own topics, from repeated sends."""
         first = {call.place: call.identity for call in self.calls if call.topic in FLOWS}
         counts = Counter(first.values())
         return counts.total() - len(counts)
 
     def early(self) -> list[str]:
-        """Return delayed messages that came before their time."""
+        """Return delayed messages that were delivered early."""
         found = []
         for call in self.calls:
             if call.topic == DELAYED and call.identity in self.tried:
@@ -132,7 +132,7 @@ class Accounts:
         return found
 
     def latest_ms(self) -> float:
-        """Return how long after its time the latest delayed message came first."""
+        """Return the maximum lateness of a delayed message's first delivery."""
         latest = 0.0
         for call in self._first_calls(DELAYED):
             if call.identity in self.acknowledged:
@@ -156,7 +156,7 @@ class Accounts:
         return found
 
     def returns(self) -> list[str]:
-        """Return ordered queues that went to another member and soon back: both had them."""
+        """Return ordered queues that moved to another member and soon back: both owned them."""
         found = []
         for queue_id, calls in self._by_queue(ORDERED).items():
             switches = [(a, b) for a, b in pairwise(calls) if a.member != b.member]
@@ -170,7 +170,7 @@ class Accounts:
         return found
 
     def out_of_order(self) -> list[str]:
-        """Return calls of the orderly group that came before all earlier messages had come."""
+        """Return calls of the orderly group that skipped an earlier message."""
         found = []
         for calls in self._by_queue(ORDERED).values():
             expected = 0
@@ -186,7 +186,7 @@ class Accounts:
         return max(waits, default=0) / _NS_PER_MS
 
     def longest_silence_ms(self) -> float:
-        """Return the longest time without any acknowledgement."""
+        """Return the longest interval without an acknowledgement."""
         times = sorted(self.acknowledged.values())
         return max((b - a for a, b in pairwise(times)), default=0) / _NS_PER_MS
 

@@ -1,4 +1,4 @@
-"""What hostile and unlucky peers do; each raises `Broken` when a server does what it must not."""
+"""What hostile and faulty peers do; each raises `Broken` if a server misbehaves."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ UPDATE_CONFIG, READ_CONFIG = 25, 26
 REGISTER, UNREGISTER, ROUTE, CLUSTER = 103, 104, 105, 106
 MIB = 2**20
 ANSWER_MS_MAX = 5000.0
-"""A server that is asked something simple after an attack answers within this time."""
+"""Deadline for a simple request to a server after an attack."""
 _PULLED = (0, 19, 20)
 _HASH_MODULUS = 2**61 - 1
-"""Python's hash of an int is its remainder, so that multiples of this one collide."""
+"""Python hashes an int modulo this number, so its multiples collide."""
 
 
 class Broken(Exception):
-    """A server did what it must not."""
+    """A server misbehaved."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to attack."""
+    """The servers to attack."""
 
     broker: str
     nameserver: str
     chance: random.Random
     processes: Processes
     watch: Callable[[float], None]
-    """Lets time pass while somebody looks at the servers' memory."""
+    """Sleeps while the servers' memory is sampled."""
 
     def require_answers(self) -> None:
         """Raise unless both servers answer soon."""
@@ -57,7 +57,7 @@ class Target:
 
 
 def malformed_frames(target: Target) -> None:
-    """Lengths that lie, headers that are none, and noise."""
+    """Wrong lengths, invalid headers, and noise."""
     chance = target.chance
     for address in target.both():
         for bad in (
@@ -78,7 +78,7 @@ def malformed_frames(target: Target) -> None:
 
 
 def half_frames(target: Target) -> None:
-    """Connections that announce 15 MiB, send half of it and go."""
+    """Connections that announce 15 MiB, send half of it and close."""
     for address in target.both():
         head = header(LOCK)
         announced = struct.pack(">ii", 15 * MIB, len(head)) + head
@@ -115,7 +115,7 @@ def colliding_keys(target: Target) -> None:
 
 
 def absurd_numbers(target: Target) -> None:
-    """Fields that are too large, negative, fractional, or no numbers at all."""
+    """Fields that are too large, negative, fractional or not numeric."""
     names = ("queueId", "offset", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset")
     fields = {"consumerGroup": "absurd", "topic": WORK, "subVersion": 0, "suspendTimeoutMillis": 0}
     with Peer(target.broker) as peer:
@@ -141,7 +141,7 @@ def absurd_numbers(target: Target) -> None:
 
 
 def forged_registration(target: Target) -> None:
-    """A broker that claims to have 2,147,483,647 queues; a client that believes it must live."""
+    """A broker that claims to have 2,147,483,647 queues; a client that sees it must survive."""
     topic = f"forged-{target.chance.randrange(10**9)}"
     fields = _forged_fields(topic)
     config = {"topicName": topic, "readQueueNums": 2**31 - 1, "writeQueueNums": 2**31 - 1}
@@ -160,7 +160,7 @@ def forged_registration(target: Target) -> None:
 
 
 def commits_then_close(target: Target) -> None:
-    """4,000 commits and a close, without reading any answer: all are carried out."""
+    """4,000 commits and a close, without reading any answer: all must be carried out."""
     queue = {"topic": WORK, "queueId": 0, "consumerGroup": "closer"}
     end = _offset(target, MAX_OFFSET, queue)
     start = max(0, _offset(target, QUERY_OFFSET, queue))
@@ -182,7 +182,7 @@ def commits_then_close(target: Target) -> None:
 
 
 def absurd_offset(target: Target) -> None:
-    """A commit of an offset that no queue has."""
+    """A commit of an offset beyond the end of any queue."""
     queue = {"topic": WORK, "queueId": 0, "consumerGroup": "absurd-offset"}
     ask(target.broker, UPDATE_OFFSET, {**queue, "commitOffset": 10**15})
     if _is_known(target, queue) and _offset(target, QUERY_OFFSET, queue) == 10**15:
@@ -190,9 +190,9 @@ def absurd_offset(target: Target) -> None:
 
 
 def oversized_setting(target: Target) -> None:
-    """A setting of 5 MB, which every answer to a send would carry."""
+    """A setting of 5 MB, which every send response would carry."""
     text = "x" * 5_000_000
-    with suppress(NoAnswer):  # Frames of this size may be refused as a whole.
+    with suppress(NoAnswer):  # Frames of this size may be rejected outright.
         ask(target.broker, UPDATE_CONFIG, body=f"regionId={text}\n".encode())
     _, body = ask(target.broker, READ_CONFIG)
     if len(body) > MIB:
@@ -226,7 +226,7 @@ def many_groups(target: Target) -> None:
 
 
 def deaf_readers(target: Target) -> None:
-    """Peers that ask for much and read nothing."""
+    """Peers that request much data and read none of it."""
     pull = {
         "consumerGroup": "deaf", "topic": WORK, "queueId": 0, "queueOffset": 0, "maxMsgNums": 32,
         "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*",
@@ -242,7 +242,7 @@ def deaf_readers(target: Target) -> None:
 
 
 def idle_connections(target: Target) -> None:
-    """Peers that connect and say nothing, or say half a word."""
+    """Peers that connect and send nothing, or half a frame."""
     for address in target.both():
         peers = [Peer(address) for _ in range(200)]
         for peer in peers[::2]:

@@ -26,7 +26,7 @@ _SETTINGS = {
 
 
 def jumping(scenario: Scenario) -> Row:
-    """Set the clock again and again; delays, retention, locks and members must not follow it."""
+    """Set the clock repeatedly; delays, retention, locks and membership must not be affected."""
     path = scenario.directory / "clock"
     jump(path, 0)
     module, chance = "torture.clock_broker", scenario.chance
@@ -37,7 +37,7 @@ def jumping(scenario: Scenario) -> Row:
         load.pause(chance.uniform(0.5, 5.0))
         jump(path, chance.choice(_JUMPS_MS))
         jumps += 1
-        # Do now what a broker does every 10 s.
+        # Trigger now what a broker does every 10 s.
         ask_plainly(load.broker.address, DELETE_EXPIRED)
         scenario.say(f"{jumps} jumps")
     row = Row(scenario.name, f"{jumps} jumps")

@@ -1,7 +1,7 @@
 """``turbopump`` with a wall clock that can be set: ``python -m torture.clock_broker broker …``.
 
-The file in the variable ``TORTURE_CLOCK`` holds milliseconds, which are added to the time of day.
-Durations are not touched, as they are not when somebody sets a machine's clock.
+The file named by the variable ``TORTURE_CLOCK`` holds milliseconds, which are added to the time of
+day. Durations are unaffected, as when a machine's clock is set.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OFFSET = struct.Struct("<q")
 
 
 def jump(path: Path, offset_ms: int) -> None:
-    """Set the clock of the process that follows this file."""
+    """Set the clock of the process that reads this file."""
     with path.open("r+b" if path.exists() else "wb") as file:
         file.write(_OFFSET.pack(offset_ms))
 
 
 def follow(path: Path) -> None:
-    """Let this process's time of day follow a file."""
+    """Make this process's time of day follow a file."""
     with path.open("rb") as file:
         offset = mmap.mmap(file.fileno(), _OFFSET.size, access=mmap.ACCESS_READ)
 

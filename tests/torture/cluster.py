@@ -1,4 +1,4 @@
-"""A name server and a broker, each a process of its own."""
+"""A name server and a broker as separate processes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torture.peer import ask
 from torture.processes import NotReady, Process, Processes
 
 START_S = 60.0
-"""Enough for a recovery on a machine that is busy with something else."""
+"""Enough for a recovery on a busy machine."""
 
 _CREATE_TOPIC = 17
 
 SETTINGS = {
-    # Small files, so that they fill up and disruptions hit the moment when new ones are created.
+    # Small files, so that they fill up and disruptions hit the creation of new ones.
     "mappedFileSizeCommitLog": "1048576",
     "mappedFileSizeConsumeQueue": "20000",
     "maxHashSlotNum": "1000",
     "maxIndexNum": "4000",
     "maxMessageSize": "65536",
-    # Often, so that disruptions hit the moment when these are written.
+    # Short intervals, so that disruptions hit these writes.
     "flushConsumerOffsetInterval": "200",
     "flushDelayOffsetInterval": "200",
     "flushIntervalConsumeQueue": "100",
     "defaultTopicQueueNums": "8",
     "messageDelayLevel": DELAY_LEVELS,
     "brokerName": "broker-a",
-    # How full the machine's disk happens to be must decide nothing.
+    # The usage of the machine's disk must not matter.
     "diskMaxUsedSpaceRatio": "95",
     "diskSpaceCleanForciblyRatio": "97",
     "diskSpaceWarningLevelRatio": "99",
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 class Broker:
-    """``turbopump broker`` on one directory, started and ended again and again at one port."""
+    """``turbopump broker`` on one directory and port, started and stopped repeatedly."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Broker:
         self.starts = 0
         self.address = ""
         self.texts: list[str] = []
-        """What brokers that have ended wrote to their logs."""
+        """What earlier broker processes wrote to their logs."""
         self._processes = processes
         self._nameserver = nameserver
         self._settings = {**SETTINGS, **(settings or {})}
@@ -94,22 +94,22 @@ class Broker:
         self.starts += 1
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """Kill it with SIGKILL."""
         self.process.kill()
         self._end()
 
     def stop(self) -> int | None:
-        """End it with SIGTERM; return the exit code, or None if it had to be killed."""
+        """Stop it with SIGTERM; return the exit code, or None if it had to be killed."""
         code = self.process.terminate()
         self._end()
         return code
 
     def pause(self) -> None:
-        """Take the processor away from it."""
+        """Suspend it with SIGSTOP."""
         self.process.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Give the processor back."""
+        """Resume it."""
         self.process.signal(signal.SIGCONT)
 
     def create_topic(self, topic: str, queues: int) -> None:
@@ -131,7 +131,7 @@ class Broker:
 
 
 class NameServer:
-    """``turbopump nameserver``, started and ended again and again at one port."""
+    """``turbopump nameserver`` on one port, started and stopped repeatedly."""
 
     def __init__(self, processes: Processes) -> None:
         self.address = ""

@@ -1,4 +1,4 @@
-"""A stopped store is damaged and started: it serves what is whole, or says what is wrong."""
+"""A stopped store is damaged and started: it serves what is intact, or reports what is wrong."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _verified(processes: Processes, store: Path) -> int | None:
 
 @dataclass
 class Trial:
-    """One damaged store, and a broker that is started on it."""
+    """One damaged store, and a broker started on it."""
 
     processes: Processes
     case: Damaged
@@ -96,7 +96,7 @@ class Trial:
         self.broker = Broker(self.processes, self.case.store.parent, settings=SETTINGS)
 
     def run(self) -> str:
-        """Return what came of it in a word."""
+        """Run the trial; return its outcome as one word."""
         outcome = "served"
         self._verify_code = _verified(self.processes, self.case.store)
         self._expect(self._verify_code in (0, 1, 2), f"store verify exits with {self._verify_code}")
@@ -110,7 +110,7 @@ class Trial:
             if not self._is_repaired():
                 return "refused"
             outcome = "repaired"
-            # The refusal has said what is missing.
+            # The refusal has already reported what is missing.
             self.case.must_report = self._must_report_missing = False
         try:
             ask(self.broker.address, self._judge_service, wait_s=30.0)
@@ -122,7 +122,7 @@ class Trial:
         return outcome
 
     def _is_repaired(self) -> bool:
-        """Repair the store as the documents say; tell whether the broker is running then."""
+        """Repair the store as documented; return whether the broker runs afterwards."""
         options = ["--yes", "--segment-bytes", str(self.case.segment_bytes)]
         process = self.processes.turbopump(
             f"repair-{self.broker.directory.name}",
@@ -163,7 +163,7 @@ class Trial:
         await self._judge_index(client)
         await self._judge_new_messages(client)
         reported = _REPORTED.search(self.broker.log_text()) is not None
-        # What no checksum covers cannot be found, nor is it missing.
+        # Damage that no checksum covers cannot be detected, and loses no message.
         unseen = missing and self._verify_code == 0
         self._expect(not unseen, f"store verify does not find {missing} damaged messages")
         must_report = self.case.must_report or (missing and self._must_report_missing)
@@ -171,7 +171,7 @@ class Trial:
         self._expect(not silent, f"no word in the log, {missing} messages are missing")
 
     def _judge_messages(self, found: dict[tuple[str, int, int], MessageView]) -> int:
-        """Check all messages; return how many damaged ones are not served."""
+        """Check all messages; return how many of the damaged ones are not served."""
         missing = 0
         for stored in self.case.messages:
             place = (stored.topic, stored.queue_id, stored.offset)
@@ -197,7 +197,7 @@ class Trial:
         )
 
     async def _judge_index(self, client: Client) -> None:
-        """Look some messages up by key: found or not, but never an error."""
+        """Look up some messages by key: found or not, but never an error."""
         for stored in self.case.chance.sample(list(self.case.messages), 3):
             key = stored.body.partition(b"|")[0].decode()
             header = QueryMessage(
@@ -208,7 +208,7 @@ class Trial:
             self._expect(answer.code in expected, f"look-up by key: {answer.code} {answer.remark}")
 
     async def _judge_new_messages(self, client: Client) -> None:
-        """Send to each queue; the broker may say no, but what it takes can be read."""
+        """Send to each queue; the broker may reject messages, but must serve those it accepts."""
         sent: dict[int, bytes] = {}
         for queue_id in range(QUEUES):
             identity = message_id(TOPIC, "new", queue_id)

@@ -1,4 +1,4 @@
-"""Ways to damage a stopped store, each with what it may cost."""
+"""Kinds of damage to a stopped store, each with what it may cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLES = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delay
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message as it lay in the store before the damage."""
+    """A message as it was stored before the damage."""
 
     topic: str
     queue_id: int
@@ -33,16 +33,16 @@ class Damaged:
     segment_bytes: int
     chance: random.Random
     harmed: set[tuple[str, int, int]] = field(default_factory=set)
-    """Messages whose own bytes in the log are not what they were."""
+    """Messages whose bytes in the log were altered."""
     names: set[str] = field(default_factory=set)
-    """What an error has to mention, one of them."""
+    """Texts of which an error must mention at least one."""
     may_refuse: bool = False
     """Whether the broker may refuse to start, and wait for an operator."""
     offsets_may_change: bool = False
     only_verify_notices: bool = False
-    """Whether a start takes the damage for what retention leaves, and only a check finds it."""
+    """Whether a start mistakes the damage for retention, so that only verify finds it."""
     must_report: bool = False
-    """Whether the log has to say something, although no message is harmed."""
+    """Whether the log must report something although no message is damaged."""
     what: str = ""
 
     @property
@@ -58,7 +58,7 @@ class Damaged:
         return self.chance.choice(self.messages)
 
     def harm(self, begin: int, end: int) -> None:
-        """Note that these bytes of the log are damaged."""
+        """Record that these bytes of the log are damaged."""
         for each in self.messages:
             if each.position < end and begin < each.position + each.size:
                 self.harmed.add((each.topic, each.queue_id, each.offset))
@@ -91,7 +91,7 @@ def truncate(path: Path, length: int) -> None:
 
 
 def log_bit(case: Damaged) -> None:
-    """One bit of one record, wherever in it."""
+    """A flipped bit anywhere in one record."""
     message = case.some_message()
     at = message.position + case.chance.choice(
         (case.chance.randrange(message.size), case.chance.randrange(min(88, message.size)))
@@ -110,7 +110,7 @@ def log_garbage(case: Damaged) -> None:
 
 
 def log_zeroes(case: Damaged) -> None:
-    """Zeroes over some records, as of a lost page."""
+    """Zeroes over some records, as from a lost page."""
     _over_records(case, bytes)
 
 
@@ -162,7 +162,7 @@ def _lose(case: Damaged, path: Path) -> None:
 
 
 def log_empty(case: Damaged) -> None:
-    """The log's directory is empty, as when a mount is not there."""
+    """The log's directory is empty, as when a mount is missing."""
     for path in case.log_files:
         path.unlink()
     case.harm(0, case.end)
@@ -180,7 +180,7 @@ def log_missing(case: Damaged) -> None:
 
 
 def queue_bit(case: Damaged) -> None:
-    """One bit of one unit of a queue."""
+    """A flipped bit in one unit of a queue."""
     path, units = _queue_file(case)
     at, bit = case.chance.randrange(units * UNIT), case.chance.randrange(8)
     flip(path, at, bit)
@@ -201,7 +201,7 @@ def queue_cut(case: Damaged) -> None:
 
 
 def queue_file_lost(case: Damaged) -> None:
-    """A queue's file is gone, not the first."""
+    """A file of a queue other than the first is gone."""
     path, _ = _queue_file(case)
     max(path, sorted(path.parent.iterdir())[1]).unlink()
 
@@ -215,7 +215,7 @@ def queue_begin_lost(case: Damaged) -> None:
 
 
 def queue_lost(case: Damaged) -> None:
-    """All of a queue is gone."""
+    """A whole queue is gone."""
     shutil.rmtree(_queue_file(case)[0].parent)
 
 
@@ -225,7 +225,7 @@ def queues_lost(case: Damaged) -> None:
 
 
 def _queue_file(case: Damaged) -> tuple[Path, int]:
-    """Return a file of a queue, and how many units of it are used."""
+    """Return a file of a queue, and the number of its used units."""
     message = case.some_message()
     queue = case.store / "consumequeue" / message.topic / str(message.queue_id)
     path = case.chance.choice(sorted(queue.iterdir()))
@@ -269,7 +269,7 @@ def checkpoint_lost(case: Damaged) -> None:
 
 
 def table_empty(case: Damaged) -> None:
-    """A table of no bytes."""
+    """An empty table file."""
     _table(case).write_bytes(b"")
 
 
@@ -318,6 +318,6 @@ DAMAGES: tuple[Damage, ...] = (
 
 
 def endless(chance: random.Random) -> Iterator[Damage]:
-    """Yield all damages again and again, each time in another order."""
+    """Yield all kinds of damage repeatedly, in a new random order each time."""
     while True:
         yield from chance.sample(DAMAGES, len(DAMAGES))

@@ -13,7 +13,7 @@ IN_FLIGHT = 40
 """Redeliveries that one disruption may cause: what listeners and send-backs have in flight."""
 
 COPIES = 2
-"""Further dead letters that one disruption may cause: send-backs whose answer was lost."""
+"""Extra dead letters that one disruption may cause: send-backs whose answer was lost."""
 
 
 def kill_sync(scenario: Scenario) -> Row:
@@ -25,7 +25,7 @@ def kill_async(scenario: Scenario) -> Row:
 
 
 def _killed(scenario: Scenario, settings: dict[str, str]) -> Row:
-    """Kill the broker again and again, also while it starts."""
+    """Kill the broker repeatedly, also while it starts."""
     load, chance = Load(scenario, settings), scenario.chance
     load.start()
     row, kills, during_start = Row(scenario.name), 0, 0
@@ -73,7 +73,7 @@ def _restarted(scenario: Scenario, settings: dict[str, str]) -> Row:
 
 
 def stopped(scenario: Scenario) -> Row:
-    """Take the processor away from the broker for up to 1.5 s; no send may be refused for it."""
+    """Suspend the broker for up to 1.5 s; no send may be rejected because of it."""
     load, chance = Load(scenario, ASYNC), scenario.chance
     load.start()
     pauses = 0
@@ -92,7 +92,7 @@ def stopped(scenario: Scenario) -> Row:
 
 
 def nameserver_killed(scenario: Scenario) -> Row:
-    """Kill the only name server and start it again; whoever knows the brokers needs none."""
+    """Kill and restart the only name server; clients that know the brokers do not need it."""
     load, chance = Load(scenario, ASYNC), scenario.chance
     load.start()
     kills = 0
@@ -110,7 +110,7 @@ def nameserver_killed(scenario: Scenario) -> Row:
 
 
 def consumer_killed(scenario: Scenario) -> Row:
-    """Kill members, and add new ones, which now and then leave in order."""
+    """Kill members, and add new ones, which sometimes leave cleanly."""
     load, chance = Load(scenario, ASYNC), scenario.chance
     load.start()
     kills, leaves = 0, 0
@@ -126,6 +126,6 @@ def consumer_killed(scenario: Scenario) -> Row:
         load.members.append(load.member(chance.choice(("threads", "async"))))
         scenario.say(f"{kills} kills")
     row = Row(scenario.name, f"{kills} kills, {leaves} left in order")
-    # Each change of the group moves queues, and a killed member has not committed for 0.5 s.
+    # Each membership change moves queues, and a killed member last committed up to 0.5 s before.
     moved = Allowed(int(RATE) + MEMBERS * THREADS, COPIES, returns=1)
     return load.finish(row, allowed=moved * (kills + leaves))

@@ -1,4 +1,4 @@
-"""Programs that end without closing their clients: nothing is dropped without a word."""
+"""Programs that exit without closing their clients: nothing is dropped silently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXIT_S = 60.0
 
 
 def exit_without_close(scenario: Scenario) -> Row:
-    """End producers and consumers in the ways that programs end."""
+    """Exit producers and consumers in each way that programs exit."""
     nameserver = NameServer(scenario.processes).address
     broker = Broker(scenario.processes, scenario.directory / "broker", nameserver)
     broker.start()
@@ -61,7 +61,7 @@ def _stored(broker: Broker) -> set[str]:
 
 
 def _submitted(scenario: Scenario, row: Row, nameserver: str, number: int) -> int:
-    """Submit and exit; return how many messages the program said it dropped."""
+    """Submit and exit; return how many messages the program reported as dropped."""
     name = f"sender-exit{number}"
     journal = scenario.directory / f"{name}.journal"
     arguments = ["submit", nameserver, str(journal), f"e{number}", str(COUNT)]
@@ -76,7 +76,7 @@ def _submitted(scenario: Scenario, row: Row, nameserver: str, number: int) -> in
 def _signalled(
     scenario: Scenario, row: Row, broker: Broker, nameserver: str, number: signal.Signals
 ) -> None:
-    """End a consumer that waits; its group must be empty right away."""
+    """Signal a waiting consumer; its group must be empty right after it exits."""
     leaver = scenario.processes.python("waiter", "torture.leaver", ["wait", nameserver])
     leaver.ready_line(START_S)
     leaver.signal(number)

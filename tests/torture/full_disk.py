@@ -1,4 +1,4 @@
-"""A disk that is full: writes are refused, reads go on, and all is well when there is space."""
+"""A full disk: writes are rejected, reads continue, and the broker recovers once there is space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISK_BYTES = 64 * 2**20
 REFUSED_S = 20.0
 HEALED_S = 60.0
 _RATIOS = {
-    # Only the disk itself says that it is full, and nothing is deleted for it.
+    # Only ENOSPC signals a full disk, and no messages are deleted to free space.
     "diskMaxUsedSpaceRatio": "100",
     "diskSpaceCleanForciblyRatio": "100",
     "diskSpaceWarningLevelRatio": "100",
@@ -25,7 +25,7 @@ _RATIOS = {
 
 
 def full_disk(scenario: Scenario) -> Row:
-    """Fill the broker's disk again and again, also while it is restarted."""
+    """Fill the broker's disk repeatedly, also while it is restarted."""
     try:
         with small_disk(scenario.directory / "broker", DISK_BYTES) as file_system:
             return _filled(scenario, file_system)
@@ -46,7 +46,7 @@ def _filled(scenario: Scenario, file_system: str) -> Row:
         scenario.say(f"{fills} times full")
         row.expect(_are_refused(load), f"sends were not refused within {REFUSED_S:g} s")
         _expect_reads(load, row, "on a full disk")
-        # Reading a hole of a mapped file needs space on tmpfs, and there alone.
+        # On tmpfs, and only there, reading a hole in a mapped file needs space.
         if file_system != "tmpfs" and chance.random() < 0.5:
             starts += 1
             _restart_on_full_disk(load, row, chance.choice(("stop", "kill")))

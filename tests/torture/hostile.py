@@ -11,11 +11,11 @@ from torture.peer import NoAnswer
 from torture.scenario import Row, Scenario
 
 SILENCE_MS_MAX = 5000.0
-"""How long well-behaved senders may have to wait for each other's acknowledgements."""
+"""How long well-behaved senders may wait between acknowledgements."""
 
 
 def attacked(scenario: Scenario) -> Row:
-    """Attack again and again; those who behave must not notice."""
+    """Attack repeatedly; well-behaved clients must not be affected."""
     load, chance = Load(scenario, ASYNC), scenario.chance
     load.start()
     addresses = load.broker.address, load.nameserver.address

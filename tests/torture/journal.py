@@ -1,6 +1,6 @@
-"""Append-only files of what processes did; a line is one write, so that a kill tears none.
+"""Append-only records of what processes did; each line is one write, so that a kill tears none.
 
-Times are those of the machine's monotonic clock, which all processes share.
+Times are from the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Journal:
 
 
 class JournalReader:
-    """Reads what was appended to the journals of a directory since the last time."""
+    """Reads what was appended to a directory's journals since the last call."""
 
     def __init__(self, directory: Path, pattern: str) -> None:
         self._directory = directory

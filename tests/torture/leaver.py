@@ -1,7 +1,7 @@
-"""A program that ends without closing its client: ``python -m torture.leaver ROLE …``.
+"""A program that exits without closing its client: ``python -m torture.leaver ROLE …``.
 
-``submit NAMESERVER JOURNAL NAME COUNT`` hands messages to a producer and ends; ``wait NAMESERVER``
-consumes until a signal comes.
+``submit NAMESERVER JOURNAL NAME COUNT`` hands messages to a producer and exits; ``wait NAMESERVER``
+consumes until it is signalled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def wait(nameserver: str) -> None:
 
 
 def _say_ready() -> None:
-    """Say so as soon as signals are handled: before, they end any program."""
+    """Report readiness once signal handlers are installed; before that, a signal would kill it."""
     while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         time.sleep(0.01)
     sys.stdout.write("ready\n")

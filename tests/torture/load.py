@@ -1,4 +1,4 @@
-"""A cluster under load: senders, members of three groups, and what must hold in the end."""
+"""A cluster under load: senders, members of three groups, and the invariants checked at the end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torture.scenario import Row, Scenario
 
 MEMBERS = 3
 RATE = 150.0
-"""Messages a second, of one sender."""
+"""Messages per second of one sender."""
 
 QUEUES = 5
-"""Of each topic; not a multiple of the members, so that shares differ."""
+"""Queues per topic; not a multiple of the number of members, so that shares differ."""
 
 JOIN_S = 1.5
 STUCK_S = 100.0
@@ -28,7 +28,7 @@ STUCK_S = 100.0
 60 s, and the next rebalance comes up to 20 s later."""
 
 SETTLE_S = 3.0
-"""Longer than the retry delays: what is delivered too often comes within it."""
+"""Longer than the retry delays, so that surplus deliveries happen within it."""
 
 _POLL_S = 0.1
 _RSS_GROWTH_MAX = 200 * 1024 * 1024
@@ -38,13 +38,13 @@ _FILES_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """How many duplicates trouble may cause; delivery is at least once."""
+    """How many duplicates a disruption may cause; delivery is at-least-once."""
 
     redelivered: int
     copies: int
     """Dead letters beyond one for each failing message."""
     returns: int = 0
-    """Ordered queues that another member may have for a moment."""
+    """Ordered queues that two members may briefly own."""
 
     def __mul__(self, times: int) -> Allowed:
         return Allowed(self.redelivered * times, self.copies * times, self.returns * times)
@@ -54,7 +54,7 @@ NOTHING = Allowed(0, 0)
 
 
 class Load:
-    """Everything that runs while trouble is made."""
+    """Everything that runs during the disruptions."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Load:
     ) -> None:
         self.scenario = scenario
         self.logs_tracebacks = False
-        """Whether the broker's log may hold tracebacks: what is done to it makes writes fail."""
+        """Whether the broker's log may contain tracebacks, as the disruptions make writes fail."""
         self.accounts = Accounts(scenario.directory)
         self.members: list[Process] = []
         self.senders: list[Process] = []
@@ -89,7 +89,7 @@ class Load:
         self.members += [self._worker("member", each) for each in ("threads", "async", "async")]
         for member in self.members:
             member.ready_line(START_S)
-        # Members that join under load may share a queue for a moment; here they have no load yet.
+        # Members that join under load may briefly share a queue; there is no load yet.
         self.pause(JOIN_S)
         self.senders.append(self._worker("sender", f"s{self._count}", str(RATE)))
         self.senders[0].ready_line(START_S)
@@ -108,10 +108,10 @@ class Load:
         arguments = (self.nameserver.address, str(journal), *arguments)
         return self.scenario.processes.python(name, f"torture.{role}", arguments)
 
-    # --- time passes ------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     def pause(self, seconds: float) -> None:
-        """Let time pass, and look at what processes use."""
+        """Sleep, sampling the resource usage of the processes."""
         end = time.monotonic() + seconds
         while True:
             self._sample()
@@ -121,7 +121,7 @@ class Load:
             time.sleep(min(left, 0.25))
 
     def wait_for_progress(self, wait_s: float = START_S) -> bool:
-        """Wait until a message is acknowledged and one is consumed; tell whether that happened."""
+        """Wait until a message is acknowledged and one is consumed; return False on timeout."""
         self.accounts.read()
         acknowledged, calls = len(self.accounts.acknowledged), len(self.accounts.calls)
         end = time.monotonic() + wait_s
@@ -148,7 +148,7 @@ class Load:
     # --- the end ----------------------------------------------------------------------------------
 
     def finish(self, row: Row, *, allowed: Allowed) -> Row:
-        """Stop sending, wait until everything was consumed, and compare."""
+        """Stop sending, wait until everything is consumed, and compare."""
         for sender in self.senders:
             row.expect(sender.terminate() == 0, f"{sender.name} did not end: {sender.log_text()}")
         dead = self._drained()
@@ -167,7 +167,7 @@ class Load:
         return row
 
     def _drained(self) -> Counter[str]:
-        """Wait until nothing is missing, or nothing happens any more; return the dead letters."""
+        """Wait until nothing is missing, or progress stops; return the dead letters."""
         dead: Counter[str] = Counter()
         before, since = -1, time.monotonic()
         while True:
@@ -181,7 +181,7 @@ class Load:
                 return dead
             if len(missing) != before:
                 before, since = len(missing), time.monotonic()
-                self.scenario.say(f"{len(missing)} messages are still on their way")
+                self.scenario.say(f"{len(missing)} messages are still in flight")
             if time.monotonic() - since > STUCK_S:
                 return dead
             self.pause(_POLL_S)

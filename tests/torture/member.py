@@ -1,6 +1,6 @@
 """A member of all consumer groups: ``python -m torture.member NAMESERVER JOURNAL LISTENERS``.
 
-LISTENERS is ``threads`` or ``async``. Notes each call of a listener when it begins and ends.
+LISTENERS is ``threads`` or ``async``. Records the start and end of each listener call.
 SIGTERM leaves the groups.
 """
 

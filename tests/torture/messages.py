@@ -1,6 +1,6 @@
 """The messages of a run: their identity, their content, and what consumers do with them.
 
-Everything follows from a message's id, so that any process can check any message.
+Everything is derived from a message's id, so that any process can check any message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FLOWS = (WORK, ORDERED, DELAYED)
 
 ATTEMPTS_MAX = 2
 DELAYS_MS = {1: 1000, 2: 3000}
-"""By delay level, as in `DELAY_LEVELS`; the higher levels are those of retries."""
+"""By delay level, as in `DELAY_LEVELS`; the higher levels are for retries."""
 DELAY_LEVELS = "1s 3s 1s 1s 1s 1s"
 
 _FAILING_EVERY = 25
@@ -65,7 +65,7 @@ def body_of(identity: str) -> bytes:
 
 
 def identity_of(body: bytes) -> str:
-    """Return the id that a body begins with; whether the rest is right, `is_intact` says."""
+    """Return the id that a body starts with; `is_intact` checks the rest."""
     return body.partition(b"|")[0].decode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""Small disks: mounts that only this process and its children see."""
+"""Small disks: mounts visible only to this process and its children."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _CHUNK = bytes(64 * 1024)
 
 
 class NotPermitted(Exception):
-    """The system does not let this process mount anything."""
+    """This process may not mount file systems."""
 
 
 def make_private() -> str:
-    """Give this process mounts of its own, which vanish with it; return why not, or ''.
+    """Give this process a private mount namespace; return why that failed, or ''.
 
-    Must be called while there is one thread only.
+    Must be called while the process has only one thread.
     """
     user, group = os.geteuid(), os.getegid()
     try:
@@ -48,9 +48,9 @@ def _check(result: int) -> None:
 
 @contextmanager
 def small_disk(directory: Path, size_bytes: int) -> Iterator[str]:
-    """Mount a file system of this size at a directory, and give its type; raises `NotPermitted`.
+    """Mount a file system of this size at a directory, and yield its type; raises `NotPermitted`.
 
-    That is ext4 in a file where loop devices can be used, and tmpfs elsewhere.
+    It is ext4 in a file where loop devices are available, tmpfs elsewhere.
     """
     directory.mkdir(parents=True, exist_ok=True)
     image = directory.with_suffix(".image")

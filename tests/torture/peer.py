@@ -1,4 +1,4 @@
-"""A peer that writes what it likes: frames by hand, over plain sockets."""
+"""A peer that writes arbitrary bytes: hand-made frames over plain sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 WAIT_S = 15.0
 OTHER_HOST = "127.0.0.66"
-"""As the source of a connection: a host that is not that of the honest clients."""
+"""Source address of connections: not the host of the well-behaved clients."""
 _LENGTHS = struct.Struct(">ii")
 
 
@@ -33,7 +33,7 @@ def frame(code: int, fields: Mapping[str, object] | None = None, body: bytes = b
 
 
 class NoAnswer(Exception):
-    """The peer asked, and nothing came back."""
+    """A request got no answer."""
 
 
 class Peer:
@@ -57,11 +57,11 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, whatever was not read."""
+        """Close the connection, discarding unread data."""
         self._socket.close()
 
     def write(self, data: bytes) -> bool:
-        """Write; tell whether the other side took it."""
+        """Write; return whether the other side accepted it."""
         try:
             self._socket.sendall(data)
         except OSError:
@@ -69,7 +69,7 @@ class Peer:
         return True
 
     def wait_until_received(self) -> None:
-        """Wait until the other machine has all that was written; a close may discard the rest."""
+        """Wait until the other host has received everything; a close may discard unsent data."""
         deadline = time.monotonic() + WAIT_S
         while self._unsent_bytes() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -94,7 +94,7 @@ class Peer:
             raise NoAnswer(f"request {code}: {type(error).__name__} {error}") from error
 
     def drain(self) -> None:
-        """Read until the other side closes, or until nothing comes for a second."""
+        """Read until the other side closes, or is silent for a second."""
         self._socket.settimeout(1.0)
         with contextlib.suppress(OSError):
             while self._socket.recv(65536):
@@ -113,7 +113,7 @@ class Peer:
 def ask(
     address: str, code: int, fields: Mapping[str, object] | None = None, body: bytes = b""
 ) -> tuple[dict[str, Any], bytes]:
-    """Ask on a connection of its own."""
+    """Send a request over a new connection; return the answer."""
     try:
         with Peer(address) as peer:
             return peer.ask(code, fields, body)

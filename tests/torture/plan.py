@@ -1,4 +1,4 @@
-"""Which kinds of trouble there are, and how much of the time each gets."""
+"""The kinds of disruption, and each one's share of the time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Kind:
     name: str
     trouble: Trouble
     weight: float
-    """Its share of the time for trouble, relative to the others."""
+    """Its share of the time for disruptions, relative to the others."""
     overhead_s: float = 14.0
-    """How long it takes beside that: starting, draining, stopping."""
+    """The additional time it takes to start, drain and stop."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """What ``--only`` may call it: its whole name, or the first word."""
+        """The names that ``--only`` accepts: the full name, or its first word."""
         return self.name.replace(" ", "-"), self.name.partition(" ")[0]
 
 
@@ -39,7 +39,7 @@ KINDS = (
     Kind("restart sync", disruptions.restart_sync, 0.7),
     Kind("restart async", disruptions.restart_async, 0.7),
     Kind("stop", disruptions.stopped, 0.4),
-    # The lock of a member that died lasts a minute.
+    # A dead member's lock lasts a minute.
     Kind("consumer-kill", disruptions.consumer_killed, 0.6, overhead_s=90.0),
     Kind("nameserver", disruptions.nameserver_killed, 0.4),
     Kind("damage", damage.damaged, 1.2, overhead_s=5.0),
@@ -51,7 +51,7 @@ KINDS = (
 
 
 def chosen_kinds(only: str) -> list[Kind]:
-    """Return what to run; ``kill`` stands for all kinds whose first word it is.
+    """Return the kinds to run; ``kill`` selects all kinds with that first word.
 
     Raises ValueError for a kind that does not exist.
     """
@@ -67,20 +67,20 @@ def chosen_kinds(only: str) -> list[Kind]:
 def run_all(
     console: Console, kinds: Sequence[Kind], directory: Path, seed: int, seconds: float
 ) -> Iterator[Row]:
-    """Run all, one after another; one that fails in itself is a row too."""
+    """Run all kinds in turn; one that crashes is reported as a row too."""
     for_trouble_s = seconds - sum(kind.overhead_s for kind in kinds)
     weights = sum(kind.weight for kind in kinds)
     for place, kind in enumerate(kinds):
         folder = directory / f"{place:02d}-{kind.names[0]}"
         folder.mkdir(parents=True)
         budget_s = max(1.0, for_trouble_s * kind.weight / weights)
-        # A seed for each: what other kinds draw, and whether they run at all, does not matter.
+        # One seed each, independent of which other kinds run and what they draw.
         yield _run(console, kind, folder, random.Random(f"{seed} {kind.name}"), budget_s)
 
 
 def _run(console: Console, kind: Kind, folder: Path, chance: random.Random, seconds: float) -> Row:
     begin = time.monotonic()
-    # No thread that refreshes: processes are forked from here.
+    # No refresh thread: processes are forked from here.
     with (
         Live(kind.name, console=console, auto_refresh=False, transient=True) as live,
         Processes(folder) as processes,
@@ -92,7 +92,7 @@ def _run(console: Console, kind: Kind, folder: Path, chance: random.Random, seco
         scenario = Scenario(kind.name, folder, chance, seconds, processes, say)
         try:
             row = kind.trouble(scenario)
-        except Exception as error:  # noqa: BLE001 - the other kinds still have something to tell
+        except Exception as error:  # noqa: BLE001 - the other kinds still have to run
             console.print_exception()
             row = Row(kind.name, broken=[f"{type(error).__name__}: {error}"])
     row.seconds = time.monotonic() - begin

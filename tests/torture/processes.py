@@ -1,4 +1,4 @@
-"""Processes of a run: started in groups of their own, ended whatever happens."""
+"""The processes of a run: each started in its own process group, and always cleaned up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent.parent
 
 
 class NotReady(Exception):
-    """A process did not say that it is ready; ``text`` is what it wrote."""
+    """A process did not report readiness; ``text`` is its output."""
 
     def __init__(self, name: str, returncode: int | None, text: str) -> None:
         ended = "is still running" if returncode is None else f"exited with {returncode}"
@@ -37,7 +37,7 @@ def _die_with_parent() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process uses at one time."""
+    """The resource usage of a process at one time."""
 
     rss_bytes: int
     threads: int
@@ -45,7 +45,7 @@ class Usage:
 
 
 class Process:
-    """One process, with stderr in a file of its own."""
+    """One process, with stderr in its own file."""
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path, log_from: int) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class Process:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End the process and its children without giving them a chance to do anything more."""
+        """Kill the process and its children with SIGKILL."""
         if self.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
@@ -98,7 +98,7 @@ class Process:
             self._popen.stdout.close()
 
     def wait(self, wait_s: float = STOP_S) -> int | None:
-        """Return the exit code, or None if the process does not end in time."""
+        """Return the exit code, or None if the process does not exit in time."""
         try:
             return self._popen.wait(wait_s)
         except subprocess.TimeoutExpired:
@@ -112,7 +112,7 @@ class Process:
         return code
 
     def usage(self) -> Usage | None:
-        """Return what the process uses, or None if it has ended."""
+        """Return the resource usage of the process, or None if it has exited."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text()
             files = len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208 - the count is enough
@@ -125,7 +125,7 @@ class Process:
 
 
 class Processes:
-    """All processes of a scenario; leaving it ends them."""
+    """All processes of a scenario; leaving the context ends them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -151,7 +151,7 @@ class Processes:
         own = {
             "HOME": str(self.directory),
             "PYTHONPATH": str(_HERE),
-            # Where a fatal signal, such as SIGBUS, came from.
+            # Shows where a fatal signal, such as SIGBUS, came from.
             "PYTHONFAULTHANDLER": "1",
         }
         env = {**os.environ, **own, **(env or {})}
@@ -165,7 +165,7 @@ class Processes:
                 cwd=self.directory,
                 env=env,
                 start_new_session=True,
-                # For a run that is itself killed: no thread is started here, so it is safe.
+                # In case the run itself is killed. Safe, as no thread is started here.
                 preexec_fn=_die_with_parent,
             )
         process = Process(name, popen, log, start)

@@ -1,4 +1,4 @@
-"""Reading a broker's queues in plain requests, without consumer groups or offsets."""
+"""Reads a broker's queues with plain requests, without consumer groups or offsets."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class Unexpected(Exception):
-    """A broker answered a pull as it must not."""
+    """A broker gave an invalid answer to a pull."""
 
 
 UNREADABLE = (TurbopumpError, TimeoutError, OSError, Unexpected)
-"""What reading raises while a broker is down, or when it answers nonsense."""
+"""What reading raises if a broker is down or answers nonsense."""
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def connected(address: str) -> AsyncIterator[Client]:
 
 
 def ask(address: str, question: Callable[[Client], Awaitable[T]], wait_s: float = 60.0) -> T:
-    """Ask a broker something, from code that has no event loop."""
+    """Run requests against a broker, from code without an event loop."""
 
     async def asked() -> T:
         async with connected(address) as client, asyncio.timeout(wait_s):
@@ -47,7 +47,7 @@ def ask(address: str, question: Callable[[Client], Awaitable[T]], wait_s: float 
 
 
 def messages_of(address: str, topic: str, queue_id: int) -> list[MessageView]:
-    """Return all messages of a queue; none if there is no such topic."""
+    """Return all messages of a queue; none if the topic does not exist."""
     return ask(address, lambda client: _read(client, topic, queue_id))
 
 
@@ -63,6 +63,6 @@ async def _read(client: Client, topic: str, queue_id: int) -> list[MessageView]:
 
 
 def dead_letters(address: str, group: str) -> Counter[str]:
-    """Return how many dead letters there are of each message; raises what is in `UNREADABLE`."""
+    """Return the number of dead letters of each message; raises the errors in `UNREADABLE`."""
     letters = messages_of(address, dead_letter_topic(group), 0)
     return Counter(identity_of(letter.body) for letter in letters)

@@ -1,4 +1,4 @@
-"""The table, and what is wrong."""
+"""The final table, and the violations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torture.scenario import Row
 
 
 def show(console: Console, rows: Sequence[Row]) -> None:
-    """Print the table of all rows, and below it each promise that did not hold."""
+    """Print the table of all rows, followed by each violated guarantee."""
     table = Table(title="What was tried, and what came of it")
     table.add_column("kind", no_wrap=True)
     table.add_column("what happened")

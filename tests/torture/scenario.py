@@ -1,4 +1,4 @@
-"""What a kind of trouble gets, and what it reports."""
+"""The input of a kind of disruption, and its report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Row:
 
     name: str
     did: str = ""
-    """What was done to the processes, with its count."""
+    """The disruptions, with their count."""
     tried: int = 0
     acknowledged: int = 0
     lost: int = 0
@@ -27,28 +27,28 @@ class Row:
     dead: int = 0
     dead_expected: int = 0
     notes: list[str] = field(default_factory=list)
-    """What else was measured."""
+    """Other measurements."""
     broken: list[str] = field(default_factory=list)
-    """Promises that did not hold."""
+    """Violated guarantees."""
     skipped: str = ""
-    """Why nothing was done."""
+    """Why the scenario was skipped."""
     seconds: float = 0.0
 
     def expect(self, holds: bool, otherwise: str) -> None:
-        """Report a promise that does not hold."""
+        """Report a guarantee if it is violated."""
         if not holds and len(self.broken) < FINDINGS_MAX:
             self.broken.append(otherwise)
 
 
 @dataclass
 class Scenario:
-    """Where a kind of trouble runs, for how long, and with which chance."""
+    """Where a kind of disruption runs, for how long, and with which random generator."""
 
     name: str
     directory: Path
     chance: random.Random
     seconds: float
-    """How long to make trouble; bringing everything to rest comes on top."""
+    """How long to disrupt; draining and stopping take additional time."""
     processes: Processes
     say: Callable[[str], None] = lambda text: None
 
@@ -57,9 +57,9 @@ class Scenario:
 
     @property
     def left_s(self) -> float:
-        """Return how much of the time for trouble is left."""
+        """Return how much of the time for disruptions is left."""
         return self._end - time.monotonic()
 
 
 Trouble = Callable[[Scenario], Row]
-"""Makes trouble for as long as the scenario says, and reports what came of it."""
+"""Disrupts for the duration of the scenario, and reports the result."""

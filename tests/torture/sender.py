@@ -1,6 +1,6 @@
 """A producer as a process: ``python -m torture.sender NAMESERVER JOURNAL NAME RATE``.
 
-Notes each message before it is sent and after it was acknowledged. SIGTERM ends it.
+Records each message before it is sent and after it is acknowledged. SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ORDER_KEYS = 16
 
 
 class Sender:
-    """Sends numbered messages at a rate, without ever sending one a second time."""
+    """Sends numbered messages at a rate, and never resends one."""
 
     def __init__(self, producer: Producer, journal: Journal, name: str, rate: float) -> None:
         self._producer = producer
@@ -31,7 +31,7 @@ class Sender:
         self.stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Send until told to stop."""
+        """Send until stopped."""
         async with asyncio.TaskGroup() as group:
             for flow, share in _SHARES.items():
                 group.create_task(self._flow(flow, 1 / (self._rate * share)))

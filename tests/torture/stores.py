@@ -1,4 +1,4 @@
-"""Stores with known content, made by a real broker, and read through one."""
+"""Stores with known content, written and read by a real broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {
     "mappedFileSizeConsumeQueue": "2000",
     "maxIndexNum": "800",
     "defaultTopicQueueNums": str(QUEUES),
-    # How busy the machine happens to be is not what is tried here.
+    # The machine's load must not matter here.
     "brokerFastFailureEnable": "false",
 }
 _STALLS_MAX = 3
@@ -59,13 +59,13 @@ async def send(client: Client, identity: str, queue_id: int) -> Command:
 
 
 async def end_of(client: Client, queue_id: int) -> int:
-    """Return the offset behind a queue's last message."""
+    """Return the offset after a queue's last message."""
     header = QueueOfTopic(topic=TOPIC, queue_id=queue_id)
     return await client.offset(RequestCode.GET_MAX_OFFSET, header)
 
 
 async def committed(client: Client, queue_id: int) -> int | None:
-    """Return how far the group has come in a queue, or None if the broker does not know."""
+    """Return the group's committed offset in a queue, or None if there is none."""
     header = QueryConsumerOffset(topic=TOPIC, queue_id=queue_id, consumer_group=GROUP)
     answer = await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
     if answer.code != ResponseCode.SUCCESS:
@@ -74,7 +74,7 @@ async def committed(client: Client, queue_id: int) -> int | None:
 
 
 async def queue_messages(client: Client, queue_id: int) -> list[MessageView]:
-    """Return what can be read of a queue, going on wherever the broker says; raises `Stuck`."""
+    """Return a queue's readable messages, following the broker's next offsets; raises `Stuck`."""
     found: list[MessageView] = []
     offset, end, stalls = 0, await end_of(client, queue_id), 0
     while offset < end:
@@ -106,7 +106,7 @@ async def _fill(client: Client) -> list[Stored]:
 
 
 def make_store(processes: Processes, directory: Path, *, is_killed: bool) -> list[Stored]:
-    """Make a store with some files of everything; return its messages."""
+    """Create a store with several files of each kind; return its messages."""
     broker = Broker(processes, directory, settings=SETTINGS)
     broker.start()
     messages = ask(broker.address, _fill)

@@ -1,6 +1,6 @@
-"""A client that asks for a topic's route: ``python -m torture.victim NAMESERVER TOPIC``.
+"""A client that requests a topic's route: ``python -m torture.victim NAMESERVER TOPIC``.
 
-Exits with 0 if it was told that the topic cannot be used, or if it can.
+Exits with 0 if the topic is usable, or is reported as unusable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server to talk to, and real clients that talk to it."""
+"""Fixtures: a server, and real third-party clients for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from compat.clients.peers import Peers
 from servers import Standalone, standalone
 
 DELAY_LEVELS = "1s 2s " + "1s " * 16
-"""Short, so that failed messages come again soon."""
+"""Short, so that failed messages are redelivered soon."""
 
 NODE_HOME = Path(sys.prefix) / "node"
-"""Where scripts/node-client puts it."""
+"""Where scripts/node-client installs it."""
 
 _CPP = Path(__file__).with_name("cpp_client.py")
 _NODE = Path(__file__).with_name("node") / "client.js"
 
 
 def missing(reason: str) -> None:
-    """Skip a test for want of a tool; where tests are not to be skipped, fail it."""
+    """Skip a test because a tool is missing; fail it where skipping is not permitted."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -39,7 +39,7 @@ def cpp_peers(nameserver: str, directory: Path) -> Peers:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """One for all tests: each has topics and groups of its own."""
+    """One server for all tests: each test uses its own topics and groups."""
     settings = {"messageDelayLevel": DELAY_LEVELS.strip()}
     with standalone(tmp_path_factory.mktemp("server"), settings) as running:
         yield running
@@ -60,7 +60,7 @@ def cpp(server: Standalone, tmp_path: Path) -> Iterator[Peers]:
 
 @pytest.fixture
 def cpp_of(tmp_path: Path) -> Callable[[str], Peers]:
-    """Gives C++ clients of another server, by the address of its name server."""
+    """Return a function that starts C++ clients for another name server."""
     return lambda nameserver: cpp_peers(nameserver, tmp_path)
 
 

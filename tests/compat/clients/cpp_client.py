@@ -1,6 +1,6 @@
-"""Run by the compatibility tests: the C++ client, which may end its process, does as it is told.
+"""Run by the compatibility tests: controls the C++ client, which may crash its process.
 
-``python cpp_client.py NAMESERVER``; see `peers` for the lines that go in and out.
+``python cpp_client.py NAMESERVER``; see `peers` for its input and output lines.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def described(message: RecvMessage, wanted: list[str]) -> dict[str, Any]:
 
 
 class Listener(PushConsumer):
-    """A push consumer whose listener can fail: the wrapper's own turns failure into success."""
+    """A push consumer whose listener can fail; the wrapper's own turns failure into success."""
 
     def listen(self, topic: str, expression: str, on_message: Callable[[RecvMessage], int]) -> None:
         ffi_check(dll.Subscribe(self._handle, topic.encode(), expression.encode()))
@@ -77,7 +77,7 @@ class Listener(PushConsumer):
 
 
 class Client:
-    """What the C++ client can do, by the names in the lines."""
+    """The C++ client's commands, by their names in the input lines."""
 
     def __init__(self, nameserver: str) -> None:
         self._nameserver = nameserver
@@ -137,7 +137,7 @@ class Client:
         failures: dict[str, int] | None = None,
         properties: list[str] | None = None,
     ) -> None:
-        """Start a push consumer; ``failures`` says how often a message fails, by its body."""
+        """Start a push consumer; ``failures`` maps bodies to how often they fail."""
         left = Counter(failures or {})
         model = MessageModel.BROADCASTING if broadcasting else MessageModel.CLUSTERING
 
@@ -156,7 +156,7 @@ class Client:
     def stop(self, group: str) -> None:
         consumer = self._consumers.pop(group)
         consumer.shutdown()
-        # Kept: the wrapper would shut it down again before it frees it, which crashes.
+        # Keep a reference: the wrapper would shut it down a second time on deletion, which crashes.
         self._stopped.append(consumer)
 
     def pull(self, group: str, topic: str, expression: str = "*") -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ def main(nameserver: str) -> None:
             report({"answer": getattr(client, call["do"])(**call["with"])})
         except Exception as error:  # noqa: BLE001 - the test that asked decides
             report({"error": repr(error)})
-    # The library's own threads may crash while the interpreter takes itself apart.
+    # The library's own threads may crash during interpreter shutdown.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What an operator would do and look up while clients run, in plain requests."""
+"""An operator's actions and queries while clients run, as plain requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK_AGAIN_S = 0.1
 
 
 class Operator:
-    """Speaks to one server; each call has a connection of its own."""
+    """Sends requests to one server; each call opens a new connection."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -52,7 +52,7 @@ class Operator:
         self._ask(create)
 
     def create_group(self, group: str, retries_max: int = 16) -> None:
-        """Make a group, and its retry topic, as if it had consumed before."""
+        """Create a group and its retry topic, as if it had consumed before."""
         body = GroupConfig(group_name=group, retry_max_times=retries_max).encode()
 
         async def create(client: Client) -> None:
@@ -64,9 +64,9 @@ class Operator:
         self.create_topic(f"%RETRY%{group}", queues=1)
 
     def wait_for_route(self, topic: str) -> None:
-        """Wait until a name server, to which this speaks then, knows a topic.
+        """Wait until a topic has a route; the server must be a name server.
 
-        A send that creates a topic is answered before.
+        A send that creates a topic is answered earlier.
         """
 
         async def look(client: Client) -> None:
@@ -93,7 +93,7 @@ class Operator:
                     answer = await client.pull(topic=topic, hold_ms=HOLD_MS)
                     if answer.code == ResponseCode.SUCCESS:
                         return views(answer)[0]
-                    # A topic that is not there yet cannot be waited at.
+                    # Pulls cannot wait on a topic that does not exist yet.
                     await asyncio.sleep(LOOK_AGAIN_S)
 
         return self._ask(pull)

@@ -1,8 +1,8 @@
-"""Real clients in processes of their own, told what to do line by line.
+"""Real clients in separate processes, controlled line by line.
 
-In goes ``{"do": name, "with": arguments}``; out comes ``@{"answer": ...}`` or ``@{"error": ...}``
-for each, and ``@{"got": message}`` whenever a push consumer is handed one. Other output is the
-client's own and goes unread.
+Each input line is ``{"do": name, "with": arguments}``, answered by ``@{"answer": ...}`` or
+``@{"error": ...}``; ``@{"got": message}`` reports each message that a push consumer receives. Other
+output is the client's own and is ignored.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any, Self
 import msgspec
 
 DEADLINE_S = 60.0
-"""Longer than any client's slowest habit: to look for new routes every 30 s."""
+"""Longer than the slowest interval of any client, the 30 s between route refreshes."""
 
 
 def attempts() -> Iterator[int]:
-    """Count attempts at something that comes true by and by; fail when it has not in time."""
+    """Count attempts until the caller stops iterating; fail after the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     number = 0
     while time.monotonic() < deadline:
         yield number
         number += 1
-    raise AssertionError(f"still not so after {DEADLINE_S} s")
+    raise AssertionError(f"condition not met after {DEADLINE_S} s")
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What a client makes of the answer to a send."""
+    """What a client reports about a send."""
 
     status: int
     msg_id: str
@@ -43,10 +43,10 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Got(msgspec.Struct, frozen=True):
-    """A message as a client hands it to its user."""
+    """A message as a client delivers it to its listener."""
 
     peer: int
-    """Number of the client that handed it over."""
+    """Number of the client that delivered it."""
     group: str
     topic: str
     body: str
@@ -59,12 +59,12 @@ class Got(msgspec.Struct, frozen=True):
     born_ms: int
     stored_ms: int
     at_ms: int
-    """When the client handed it over."""
+    """When the client delivered it."""
     properties: dict[str, str] = {}
 
 
 class Inbox:
-    """What the consumers of all clients of a test were handed."""
+    """What the consumers of all clients of a test received."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -77,17 +77,17 @@ class Inbox:
             self._changed.notify_all()
 
     def add_trouble(self, text: str) -> None:
-        """Tell those who wait that they wait in vain."""
+        """Make all waits fail with this error."""
         with self._changed:
             self._trouble.append(text)
             self._changed.notify_all()
 
     def of(self, group: str) -> list[Got]:
-        """Return what a group was handed until now."""
+        """Return what a group has received so far."""
         return [one for one in self._got if one.group == group]
 
     def wait(self, group: str, enough: Callable[[list[Got]], bool]) -> list[Got]:
-        """Return what a group was handed, as soon as it is enough."""
+        """Return what a group has received, as soon as ``enough`` is true of it."""
 
         def is_over() -> bool:
             return bool(self._trouble) or enough(self.of(group))
@@ -125,27 +125,27 @@ class Peer:
         for line in self._process.stdout:
             if not line.startswith("@"):
                 continue
-            told = json.loads(line[1:])
-            if "got" in told:
-                self._inbox.add(msgspec.convert({**told["got"], "peer": self.number}, Got))
+            reply = json.loads(line[1:])
+            if "got" in reply:
+                self._inbox.add(msgspec.convert({**reply["got"], "peer": self.number}, Got))
             else:
-                self._answers.put(told)
+                self._answers.put(reply)
         if not self._is_closing:
             ended = f"client {self.number} has ended"
             self._answers.put({"error": ended})
             self._inbox.add_trouble(f"{ended}: {self._errors.read_text()}")
 
     def call(self, do: str, **arguments: Any) -> Any:
-        """Let the client do something, and return what came of it."""
+        """Have the client execute a command, and return the result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, "with": arguments}) + "\n")
         self._process.stdin.flush()
-        told = self._answers.get(timeout=DEADLINE_S)
-        assert "error" not in told, f"{do}: {told['error']}\n{self._errors.read_text()}"
-        return told["answer"]
+        reply = self._answers.get(timeout=DEADLINE_S)
+        assert "error" not in reply, f"{do}: {reply['error']}\n{self._errors.read_text()}"
+        return reply["answer"]
 
     def send(self, topic: str, body: str, how: str = "sync", shard: int = 0, **more: Any) -> Sent:
-        """Send a message, and check that the client takes it for stored."""
+        """Send a message, and check that the client reports it as stored."""
         message = {"topic": topic, "body": body, **more}
         sent = msgspec.convert(self.call("send", message=message, how=how, shard=shard), Sent)
         assert sent.status == 0
@@ -170,7 +170,7 @@ class Peer:
 
 
 class Peers:
-    """Starts clients of one kind, each with a home of its own for its logs and offsets."""
+    """Starts clients of one kind, each with its own home directory for logs and offsets."""
 
     def __init__(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str]
@@ -189,7 +189,7 @@ class Peers:
         self._running.close()
 
     def start(self) -> Peer:
-        """Start one more."""
+        """Start one more client."""
         home = self._directory / f"client-{self._count}"
         home.mkdir()
         errors = home / "errors"

@@ -1,4 +1,4 @@
-"""The C++ client, through its Python wrapper, against a server that runs."""
+"""The C++ client, through its Python wrapper, against a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turbopump.wire.sysflag import COMPRESSED
 pytestmark = pytest.mark.slow
 
 QUEUES = 4
-"""What the C++ client asks for when its sends create a topic."""
+"""The number of queues that the C++ client requests when its sends create a topic."""
 
 LATE_MAX_MS = 1000
 
@@ -26,7 +26,7 @@ def bodies(messages: Iterable[Got]) -> list[str]:
 
 
 def bodies_by_queue(messages: Iterable[Got]) -> dict[int, list[str]]:
-    """Return the bodies of each queue in the order they came."""
+    """Return the bodies of each queue in order of arrival."""
     found = defaultdict(list)
     for message in messages:
         found[message.queue_id].append(message.body)
@@ -133,14 +133,14 @@ def test_large_body_is_compressed_on_the_way_and_arrives_whole(
 
 def test_tag_expression_selects(cpp: Peers) -> None:
     peer = cpp.start()
-    # "Aa" and "BB" have the same hash, which is all that the broker looks at.
+    # "Aa" and "BB" have the same hash, and the broker compares only hashes.
     tags = ["a", "c", "Aa", "b", "BB", "ab", ""] * 3
     for number, tag in enumerate(tags):
         peer.send("CppTags", f"{tag}:{number}", "ordered", shard=number, tags=tag)
     peer.call("push", group="cpp-tags", topic="CppTags", expression="a || b || Aa")
     wanted = [f"{tag}:{number}" for number, tag in enumerate(tags) if tag in {"a", "b", "Aa"}]
     cpp.inbox.wait_for("cpp-tags", len(wanted))
-    # When the last of each queue has come, all before it have been looked at.
+    # When the last message of each queue has arrived, all earlier ones have been examined.
     last = send_to_all_queues(peer, "CppTags", "last", tags="b")
     got = cpp.inbox.wait_for_bodies("cpp-tags", last)
     assert sorted(bodies(got)) == sorted(wanted + last)
@@ -165,7 +165,7 @@ def test_consumer_goes_on_where_its_group_stopped(cpp: Peers) -> None:
     cpp.inbox.wait_for(group, QUEUES)
     first.call("stop", group=group)
     after = send_to_all_queues(first, "CppRestart", "after")
-    # Its last heartbeat may come after it has left the group: only its end is for sure.
+    # Its last heartbeat may arrive after it has left the group: only its exit is certain.
     first.close()
     second = cpp.start()
     second.call("push", group=group, topic="CppRestart")
@@ -189,7 +189,7 @@ def test_two_consumers_of_a_group_share_its_queues(cpp: Peers) -> None:
     ]
     cpp.inbox.wait_for_bodies(group, sent)
 
-    # One leaves, and the other has everything.
+    # One leaves, and the other takes over all queues.
     peers[0].call("stop", group=group)
     wait_for_owners(cpp, peers[1], topic, group, {1: QUEUES})
     shared = [one for one in cpp.inbox.of(group) if one.body.startswith("shared")]
@@ -200,7 +200,7 @@ def test_two_consumers_of_a_group_share_its_queues(cpp: Peers) -> None:
 def wait_for_owners(
     cpp: Peers, sender: Peer, topic: str, group: str, shares: dict[int, int]
 ) -> dict[int, int]:
-    """Send to all queues until so many are consumed by each client; return which by whom."""
+    """Send to all queues until each client consumes its share; return the owner of each queue."""
     for _ in attempts():
         probes = set(send_to_all_queues(sender, topic, f"probe{time.monotonic_ns()}"))
         got = cpp.inbox.wait_for_bodies(group, probes)
@@ -233,7 +233,7 @@ def test_orderly_consumer_keeps_the_order_of_a_queue_when_one_fails(cpp: Peers) 
 
 def test_broadcasting_consumers_get_everything_each(cpp: Peers) -> None:
     peers, topic, group = (cpp.start(), cpp.start()), "CppBroadcast", "cpp-broadcast"
-    # They begin at the end: what was sent before may come or not.
+    # They start at the end: earlier messages may or may not be delivered.
     send_to_all_queues(peers[0], topic, "before")
     for peer in peers:
         peer.call("push", group=group, topic=topic, broadcasting=True)
@@ -246,7 +246,7 @@ def test_broadcasting_consumers_get_everything_each(cpp: Peers) -> None:
 
 
 def wait_for_broadcast(cpp: Peers, sender: Peer, topic: str, group: str) -> None:
-    """Send to all queues, again and again, until both clients are known to listen to all."""
+    """Send to all queues repeatedly until both clients consume from all of them."""
     for _ in attempts():
         probes = set(send_to_all_queues(sender, topic, f"probe{time.monotonic_ns()}"))
         got = cpp.inbox.wait_for_bodies(group, probes)
@@ -261,7 +261,7 @@ def wait_for_broadcast(cpp: Peers, sender: Peer, topic: str, group: str) -> None
 def test_failed_message_comes_again_until_it_is_a_dead_letter(
     cpp: Peers, operator: Operator
 ) -> None:
-    # Only one fails: this client sends back all that it got together with one that failed.
+    # Only one fails: this client sends back every message of a batch that contains a failed one.
     peer, group, named = cpp.start(), "cpp-retry", {"colour": "red"}
     operator.create_group(group, retries_max=2)
     peer.send("CppRetry", "fine", tags="a")
@@ -289,7 +289,7 @@ def test_group_that_never_consumed_before_retries_too(cpp: Peers) -> None:
     peer = cpp.start()
     peer.send("CppFresh", "fails once")
     peer.call("push", group="cpp-fresh", topic="CppFresh", failures={"fails once": 1})
-    # Takes a while: the client finds the retry topic only when it next looks for routes.
+    # Takes a while: the client finds the retry topic only when it next refreshes its routes.
     got = cpp.inbox.wait_for("cpp-fresh", 2)
     assert [(one.body, one.reconsume_times) for one in got] == [
         ("fails once", 0),

@@ -1,4 +1,4 @@
-"""Our push consumer beside other clients in one group: all agree on who owns which queue."""
+"""Our push consumer and other clients in one group: all agree on which member owns which queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def others(request: pytest.FixtureRequest) -> Peers:
 
 
 class Ours:
-    """What our own member was given, by body."""
+    """The queues of what our own member received, by body."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ def test_members_share_the_queues_and_take_over(
             assert mine == {
                 queue.queue_id for queue in consumer.assignment() if queue.topic == topic
             }
-        # Ours has left: the other one gets everything.
+        # Ours has left: the other one takes over all queues.
         for number in attempts():
             send_round(producer, topic, 1000 + number)
             got = others.inbox.wait_for_bodies(group, [f"{1000 + number}-{q}" for q in theirs])
@@ -94,10 +94,11 @@ def test_members_share_the_queues_and_take_over(
 def test_a_killed_server_moves_no_queue(
     tmp_path: Path, cpp_of: Callable[[str], Peers], waits_for_other: bool
 ) -> None:
-    """The C++ client's heartbeat comes up to 30 s after the restart, long after ours.
+    """The C++ client's heartbeat arrives up to 30 s after the restart, long after ours.
 
-    The short variant ends when ours has consumed, and the server still lists both members. In
-    virtual time, `faults/test_group_restart.py` has the whole with members that behave so.
+    The short variant ends when ours has consumed and the server still lists both members.
+    `faults/test_group_restart.py` covers the rest in virtual time, with members that behave the
+    same.
     """
     topic, group, ours = "Kept", "kept", Ours()
     with ExitStack() as stack:
@@ -125,14 +126,14 @@ def test_a_killed_server_moves_no_queue(
                 threading.Event().wait(0.1)
             wanted = {f"{1000 + number}-{queue_id}" for queue_id in range(4)}
             if waits_for_other:
-                # Takes 30 s: so long does the C++ client wait for the answer to a pull.
+                # Takes 30 s: the C++ client's pull timeout.
                 assert _wait_for(wanted, group, ours, others) == (mine, theirs)
                 got = [one.body for one in others.inbox.of(group) if one.body in wanted]
                 assert len(got) == len(theirs)
             else:
                 _wait_for_ours({f"{1000 + number}-{queue_id}" for queue_id in mine}, ours)
                 assert len(asyncio.run(_member_ids(second.broker, group))) == 2
-            # In all that time, ours was never given the other's queues.
+            # Ours was never assigned the other's queues.
             assert mine == _queue_ids(wanted & ours.queue_ids.keys())
             assert mine == {
                 queue.queue_id for queue in consumer.assignment() if queue.topic == topic
@@ -143,7 +144,7 @@ def test_a_killed_server_moves_no_queue(
 def _settled_shares(
     producer: Producer, topic: str, group: str, ours: Ours, others: Peers
 ) -> tuple[set[int], set[int]]:
-    """Send rounds until one was shared by both without any message coming twice."""
+    """Send rounds until both members share one without duplicates."""
     for number in attempts():
         sent = send_round(producer, topic, number)
         wanted = {f"{number}-{receipt.queue.queue_id}" for receipt in sent}
@@ -154,7 +155,7 @@ def _settled_shares(
 
 
 def _wait_for(wanted: set[str], group: str, ours: Ours, others: Peers) -> tuple[set[int], set[int]]:
-    """Wait until every message came to somebody; return the queues of ours and of the other."""
+    """Wait until each message reached a member; return the queues of ours and of the other."""
     for _ in attempts():
         mine = wanted & ours.queue_ids.keys()
         theirs = wanted & {one.body for one in others.inbox.of(group)}

@@ -1,4 +1,4 @@
-"""The Node client against a server that runs."""
+"""The Node client against a running server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_everything_about_a_message_arrives(node: Peers, operator: Operator) -> 
 
 
 def test_tag_expression_selects(node: Peers, operator: Operator) -> None:
-    # One queue, so that the last message is the last to be looked at.
+    # One queue, so that the last message is the last to be examined.
     operator.create_topic("NodeTags", queues=1)
     peer = node.start()
     peer.call("push", group="node-tags", topic="NodeTags", expression="a || b")
@@ -143,7 +143,7 @@ def test_two_consumers_of_a_group_share_its_queues(node: Peers, operator: Operat
         peer.call("push", group=group, topic=topic)
 
     def owners_now(attempt: int) -> dict[int, int]:
-        """Send to each queue, and return who consumed it."""
+        """Send to each queue, and return which client consumed it."""
         probes = {f"probe{attempt}-{queue_id}" for queue_id in range(4)}
         for probe in probes:
             peers[0].send(topic, probe)

@@ -1,4 +1,4 @@
-"""Our own producer and lite pull consumer with the C++ client at the other end."""
+"""Our producer and lite pull consumer with the C++ client on the other side."""
 
 from __future__ import annotations
 

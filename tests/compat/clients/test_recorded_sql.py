@@ -1,6 +1,6 @@
-"""What a Java client of RocketMQ sent for its SQL92 subscriptions, sent again byte by byte.
+"""Replays, byte by byte, what a RocketMQ Java client sent for its SQL92 subscriptions.
 
-The C++ client has no SQL92 subscriptions; those of the Node client are in `test_node`.
+The C++ client does not support SQL92 subscriptions; `test_node` covers the Node client.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def _topic(server: Standalone) -> None:
 
 @pytest.fixture
 def peer(server: Standalone) -> Iterator[socket.socket]:
-    """A connection to the broker, as a Java client would have it."""
+    """A connection to the broker, like a Java client's."""
     host, _, port = server.broker.rpartition(":")
     with closing(socket.create_connection((host, int(port)), TIMEOUT_S)) as connected:
         yield connected
 
 
 def answer(peer: socket.socket) -> Command:
-    """Wait for the next answer of the broker; what it sends by itself is passed over."""
+    """Wait for the broker's next answer; ignore requests that it sends."""
     while True:
         length = _exactly(peer, 4)
         found = framing.decode(length + _exactly(peer, int.from_bytes(length)))
@@ -69,34 +69,35 @@ def test_a_subscriber_is_checked_registered_and_woken_by_a_match(
 ) -> None:
     assert asked(peer, "sql_consumer_start.CHECK_CLIENT_CONFIG").code == ResponseCode.SUCCESS
     assert asked(peer, "sql_consumer_start.HEART_BEAT").code == ResponseCode.SUCCESS
-    # The client then saw its queues, which made its subscription a newer one.
+    # The client then learned of its queues, which made its subscription newer.
     assert asked(peer, "sql_messages").code == ResponseCode.SUBSCRIPTION_NOT_LATEST
     beat = frame("sql_consumer_start.HEART_BEAT.request").replace(b"1794728333842", NEWER)
     peer.sendall(beat)
     assert answer(peer).code == ResponseCode.SUCCESS
     pull = frame("sql_messages.request")
     assert NEWER in pull
-    told = framing.decode(frame("sql_messages.response"))
-    (wanted,) = decode_records(whole_body(told))
+    expected = framing.decode(frame("sql_messages.response"))
+    (wanted,) = decode_records(whole_body(expected))
     with Producer("shop", nameserver=server.nameserver) as producer:
         for number in range(5):
             unwanted = Message(TOPIC, b"%d" % number, properties={"a": "1", "b": "yes"})
             assert producer.send(unwanted).queue_offset == number
         peer.sendall(pull)
-        # Requests of a connection are served in order: behind this answer, the pull is held.
+        # A connection's requests are served in order: after this answer, the pull is held.
         peer.sendall(beat)
         assert answer(peer).opaque == framing.decode(beat).opaque
         own = {name: wanted.properties[name] for name in ("a", "b", "x", "region")}
         producer.send(Message(TOPIC, wanted.body, properties=own))
-    assert_as_recorded(answer(peer), told)
-    # From the first message on, those that do not match are passed over.
+    assert_as_recorded(answer(peer), expected)
+    # From the first message on, those that do not match are skipped.
     peer.sendall(pull.replace(b'"queueOffset":"5"', b'"queueOffset":"0"'))
-    assert_as_recorded(answer(peer), told)
+    assert_as_recorded(answer(peer), expected)
 
 
-def assert_as_recorded(found: Command, told: Command) -> None:
-    assert (found.code, found.ext_fields) == (told.code, told.ext_fields)
-    bodies = [[view.body for view in decode_records(whole_body(each))] for each in (found, told)]
+def assert_as_recorded(found: Command, expected: Command) -> None:
+    assert (found.code, found.ext_fields) == (expected.code, expected.ext_fields)
+    both = (found, expected)
+    bodies = [[view.body for view in decode_records(whole_body(each))] for each in both]
     assert bodies[0] == bodies[1]
 
 

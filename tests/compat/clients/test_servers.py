@@ -1,4 +1,4 @@
-"""What the C++ client sees of servers that are plain, stop, and come back."""
+"""The C++ client with servers that have default settings, stop and come back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_server_without_any_setting(tmp_path: Path, cpp_of: Callable[[str], Peers]) -> None:
     with standalone(tmp_path / "server") as server, cpp_of(server.nameserver) as cpp:
         peer = cpp.start()
-        # First: the client looks for a topic that is not there only every 30 s.
+        # Send first: the client retries the route of a missing topic only every 30 s.
         sent = peer.send("Plain", "hello", tags="a")
         Operator(server.nameserver).wait_for_route("Plain")
         peer.call("push", group="plain", topic="Plain", expression="a")
@@ -44,7 +44,7 @@ def test_clients_go_on_when_the_server_comes_back(
             first.kill()
     with cpp, standalone(tmp_path / "server", ports=first.ports):
         peer.send("Back", "after")
-        # Takes 30 s: so long does the client wait for the answer to a pull, connection or not.
+        # Takes 30 s: the client's pull timeout, even after the connection is lost.
         got = cpp.inbox.wait_for_bodies("back", ["after"])
-        # What was not committed when the server was killed may come again.
+        # Messages not committed before the kill may be redelivered.
         assert [one.body for one in got if one.body != "before"] == ["after"]

@@ -1,4 +1,4 @@
-"""The original's messages appended here, at the same times: the files have the same bytes."""
+"""Apache RocketMQ's messages, appended here at the same times, produce identical files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_same_input_gives_the_same_bytes(archive: str, tmp_path: Path) -> None:
         assert set(theirs_by_name) == set(ours_by_name)
         for name, data in theirs_by_name.items():
             assert ours_by_name[name] == data, (kind, name)
-    # Index files are named by the moment of their making; their content does not depend on it.
+    # Index files are named after their creation time; their content does not depend on it.
     assert list(files(ours / "index").values()) == list(files(original / "index").values())
     assert files(ours)["lock"] == files(original)["lock"]
     assert files(ours)["checkpoint"] == files(original)["checkpoint"]

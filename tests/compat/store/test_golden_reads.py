@@ -1,4 +1,4 @@
-"""Store directories written by the original: everything in them is found, with the same answers."""
+"""Store directories written by Apache RocketMQ: everything in them is found, with equal answers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_search_by_time_has_the_same_result(opened: Store, archive: str) -> None
                 chosen = file_as_the_original_chooses(opened, queue, timestamp_ms)
                 there = nearest_between(*chosen, timestamp_ms)
                 assert there == expected, (topic, queue_id, timestamp_ms)
-                # The original's choice may lead away from the message; ours never does.
+                # Apache RocketMQ may choose a file that misses the message; ours never does.
                 ours, theirs = (
                     abs(timestamp_ms - (opened.store_timestamp_ms(topic, queue_id, at) or 0))
                     for at in (found, QueueOffset(expected))
@@ -147,5 +147,5 @@ def test_search_by_key_has_the_same_result(opened: Store, archive: str) -> None:
             asked["topic"], asked["key"], asked["maxNum"], asked["begin"], asked["end"]
         )
         positions = [decode_record(message).physical_offset for message in found]
-        # The original may index a message twice when it recovers, and then returns it twice.
+        # Apache RocketMQ's recovery may index a message twice, and then returns it twice.
         assert positions == sorted(set(asked["physicalOffsets"])), asked

@@ -1,4 +1,4 @@
-"""Damaged and crashed stores of the original: recovery ends the same way, or a better one."""
+"""Damaged and crashed stores of Apache RocketMQ: recovery has the same result, or a better one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from unit.store.support import GOLDEN_CONFIG, golden, unpack
 
 CASES = golden("recovery")["cases"]
 
-# Better than the original, as the vectors' description allows: delivery times are computed from the
-# configured levels also while recovering, and queues that are gone are rebuilt completely. Such
-# queues must have the units that the undamaged base has.
+# Better than Apache RocketMQ, as the vectors' description permits: recovery, too, computes delivery
+# times from the configured levels, and rebuilds missing queues completely. Such queues must have
+# the units of the undamaged base.
 REBUILT = {
     "clean, last three units of a consume queue missing",
     "clean, consume queues and index gone, abort file, no checkpoint",
@@ -26,8 +26,8 @@ REBUILT = {
     "crash, consume queues and checkpoint gone",
 }
 
-# A record before the position that queues vouch for is kept if only its body is damaged: readers
-# compare the checksum.
+# A record before the position that the queues confirm is kept if only its body is damaged: readers
+# verify the checksum.
 KEPT = {"clean, last body damaged"}
 
 
@@ -87,7 +87,7 @@ def undamaged(base: str) -> Any:
 
 
 def recovered(root: Path) -> dict[str, Any]:
-    """Open as after a crash or a stop, whichever it was, and say what is there."""
+    """Open the store after its crash or clean stop, and describe its content."""
     crashed = (root / "abort").exists()
     with Store.open(root, GOLDEN_CONFIG) as store:
         found = {
@@ -102,7 +102,7 @@ def recovered(root: Path) -> dict[str, Any]:
             ],
         }  # fmt: skip
     if crashed:
-        # A second recovery from the crash must find the same.
+        # A second recovery from the crash must have the same result.
         (root / "abort").touch()
     return found
 

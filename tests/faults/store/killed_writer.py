@@ -25,7 +25,7 @@ _HOST = host("127.0.0.1", 10911)
 
 
 def body_of(number: int) -> bytes:
-    """Return what the message of a number holds, so that a reader can tell."""
+    """Return the body of the message with a number, so that a reader can check it."""
     chosen = random.Random(number)
     return b"%d:" % number + chosen.randbytes(chosen.choice((0, 10, 300, 5000)))
 

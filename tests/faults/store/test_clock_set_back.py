@@ -1,4 +1,4 @@
-"""Somebody sets the clock back, then the process is killed: store times prove nothing."""
+"""The clock is set back, then the process is killed: store timestamps prove nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMES_BYTES = 24
 
 
 def settled(store: Store, clock: ManualClock) -> None:
-    """Let everything be written and the checkpoint reach all of it."""
+    """Write everything, and advance the checkpoint to the end."""
     for _ in range(3):
         clock.advance(5000)
         store.tick()
@@ -35,7 +35,7 @@ def send(store: Store, topic: str, body: bytes) -> None:
 
 
 def killed_after_the_clock_was_set_back(tmp_path: Path, clock: ManualClock, jumps: int) -> Path:
-    """Return a store whose rare messages are in the log only, in the middle of the new times."""
+    """Return a store whose rare messages are only in the log, amid the new timestamps."""
     running, root = tmp_path / "running", tmp_path / "killed"
     store = Store.open(running, CONFIG, machine=Machine(clock=clock))
     for _ in range(6):
@@ -93,7 +93,7 @@ def test_a_replay_begins_at_the_checkpoint(tmp_path: Path) -> None:
     shutil.copytree(running, root)
     store.close()
     with Store.open(root, CONFIG, machine=Machine(clock=clock)) as again:
-        # From the start of the last file, of ten.
+        # Replayed from the start of the last of ten files.
         assert again.recovered.replayed <= 5
         assert len(bodies(again)) == 41
 
@@ -109,7 +109,7 @@ def test_the_checkpoint_stays_before_units_that_wait_to_be_written(tmp_path: Pat
     for number in range(12):
         send(store, f"Common{number}", b"g" * 900)
     clock.advance(900)
-    store.tick()  # too early for what has come meanwhile
+    store.tick()  # too early for the new messages
     store._flusher.wait_idle()
     assert not (running / "consumequeue" / "Rare").exists()
     shutil.copytree(running, root)
@@ -136,7 +136,7 @@ def test_positions_count_for_the_times_they_were_written_with(tmp_path: Path) ->
 
 
 def test_a_log_that_is_cut_takes_the_checkpoint_back(tmp_path: Path) -> None:
-    """Messages stored where the cut ones were are found after the next kill."""
+    """Messages stored in place of the cut ones are found after the next kill."""
     clock = ManualClock()
     running, root = tmp_path / "running", tmp_path / "killed"
     store = Store.open(running, CONFIG, machine=Machine(clock=clock))
@@ -147,7 +147,7 @@ def test_a_log_that_is_cut_takes_the_checkpoint_back(tmp_path: Path) -> None:
     store.close()
     for path in sorted((root / "commitlog").iterdir())[1:]:
         path.unlink()
-    # The power failed: queues were forced to disk, and of the log the first file only.
+    # The power failed: queues were flushed to disk, but only the first file of the log.
     checkpoint = replace(
         read_checkpoint(REAL_FILES, root / "checkpoint"), log_end=PhysicalOffset(3000)
     )

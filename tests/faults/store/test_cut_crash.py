@@ -1,4 +1,4 @@
-"""A slave cuts its log and dies at any disk operation of it: the next start goes on."""
+"""A slave cuts its log and dies at any disk operation: the next start continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kept_of(disk: Disk) -> list[bytes]:
 
 
 class Slave:
-    """A store with messages, of which some are to be cut off."""
+    """A store with messages, some of which are to be cut off."""
 
     def __init__(self) -> None:
         self.disk = Disk()
@@ -49,7 +49,7 @@ class Slave:
             self.store.append([record(body, KEYS="k")]).durable.result()
 
     def cut(self, position: PhysicalOffset | None, dies_at: int | None) -> int:
-        """Cut, and let the process die at an operation; return how many there were."""
+        """Cut, and let the process die at the nth disk operation; return how many there were."""
         count = 0
 
         def look(*_: object) -> None:
@@ -61,7 +61,7 @@ class Slave:
         self.disk.on_operation = look
         with ExitStack() as stack:
             if dies_at is not None:
-                # What follows finds a disk on which nothing happens any more.
+                # Later operations find a dead disk.
                 stack.enter_context(suppress(StoreError))
             self.store.cut(position)
         self.disk.on_operation = None
@@ -91,7 +91,7 @@ def test_a_cut_that_is_interrupted_is_repeated(is_whole: bool, power_fails: bool
         left = bodies(slave.store)
         assert left == slave.all[: len(left)]
         assert is_whole or len(left) >= COMMON
-        # Nothing is lost that was not cut: it is in the log, or was set aside.
+        # Nothing is lost: each message is in the log or was set aside.
         aside = b"".join(kept_of(slave.disk))
         assert all(body in aside for body in slave.all[len(left) :])
         if slave.store.written_end != (0 if is_whole else slave.common):

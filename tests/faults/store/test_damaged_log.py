@@ -22,7 +22,7 @@ COUNT = 30
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A store with a wrong bit in the second of many files; nothing is known of a checkpoint."""
+    """A store with a flipped bit in the second of many files, and no checkpoint."""
     root = tmp_path / "damaged"
     with Store.open(root, CONFIG) as store:
         for number in range(COUNT):
@@ -42,7 +42,7 @@ def content(root: Path) -> bytes:
 
 
 def check_kept(root: Path, before: bytes, end: int) -> None:
-    """Everything behind the cut can be put together again."""
+    """Check that everything after the cut can be reconstructed."""
     assert end == 4096
     kept = root / f"damaged-{end}"
     names = [f"{start:020d}" for start in range(end, len(before), 4096)]
@@ -83,7 +83,7 @@ def test_setting_aside_goes_on_after_a_kill(damaged: Path, tmp_path: Path) -> No
             continue
         break
     else:
-        raise AssertionError("recovery never came to its end")
+        raise AssertionError("recovery did not complete")
     assert changes > 10
 
 
@@ -134,7 +134,7 @@ def test_properties_that_lack_a_page_are_torn_behind_the_last_flush(tmp_path: Pa
 
 
 def test_properties_with_zero_bytes_stay_before_the_last_flush(tmp_path: Path) -> None:
-    """Another broker may have stored such ones, and what was flushed lacks no page."""
+    """Another broker may have stored such properties, and flushed data lacks no page."""
     with Store.open(tmp_path, CONFIG) as store:
         store.append([record(b"one", TAGS="x", KEYS="order-1", P="v" * 1200)])
         store.append([record(b"two")])

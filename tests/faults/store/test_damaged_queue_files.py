@@ -1,4 +1,4 @@
-"""Files of a queue are missing, or have a wrong size: the start rebuilds the queue from the log."""
+"""A queue's files are missing or have the wrong size: the start rebuilds it from the log."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_queue_is_rebuilt(
 
 
 def expire(root: Path, count: int) -> None:
-    """Have all messages of `A` expire."""
+    """Expire all messages of `A`."""
     files = FaultyFiles()
     with Store.open(root, CONFIG, machine=Machine(files=files)) as store:
         files.ratio = 0.86
@@ -136,7 +136,7 @@ def expire(root: Path, count: int) -> None:
 
 @pytest.mark.parametrize("count", [COUNT, 40])
 def test_the_end_of_a_queue_without_messages_in_the_log_is_kept(count: int, root: Path) -> None:
-    """Also where its last file is full: 40 units fill four files."""
+    """Even if its last file is full: 40 units fill four files."""
     with Store.open(root, CONFIG) as store:
         for number in range(COUNT, count):
             store.append([record(body(number), topic="A")])

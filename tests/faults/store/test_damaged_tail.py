@@ -1,4 +1,4 @@
-"""A log that ends in the middle of something, or with wrong bits: the good part is kept."""
+"""A log that ends in a partial record or with flipped bits: the intact part is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 CONFIG = small_config(segment_bytes=16384, queue_segment_units=20)
 COUNT = 12
 QUEUE_ID_BYTES, QUEUE_OFFSET_BYTES = range(12, 16), range(20, 28)
-"""Of a record."""
+"""Positions in a record."""
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def check(root: Path, survivors: int) -> None:
         for number in range(COUNT):
             found = store.messages_by_key("Topic", f"k{number}", 9, 0, 1 << 60)
             assert len(found) == (number < survivors)
-        # And it goes on where it stopped.
+        # New messages continue from there.
         appended = store.append([record(b"new", queue_id=1)])
         assert appended.queue_offset == survivors // 2
         assert bodies(store, queue_id=1)[-1] == b"new"
@@ -120,13 +120,13 @@ def sweep_bit_flips(crashed: Path, tmp_path: Path, rounds: int, seed: int) -> No
                 view.stored_body for queue in store.queue_ids() for view in read_all(store, *queue)
             }
             logged = [body_at(store, start) for start, _ in records[:intact]]
-        # What lies before the damage is there; behind it nothing is made up.
+        # Everything before the damage survives; after it, nothing is invented.
         assert logged == original[:intact]
         assert found <= {*original, b"new"}
         hidden = set(original[:intact]) - found
         if hidden:
-            # A place that another message has stands for a topic that was made again, and no
-            # checksum contradicts it: then the earlier messages of this one queue are hidden.
+            # An offset used twice looks like a re-created topic, and no checksum contradicts it:
+            # then the earlier messages of this one queue are hidden.
             byte = at - max(start for start, _ in records if start <= at)
             assert byte in {*QUEUE_ID_BYTES, *QUEUE_OFFSET_BYTES}
             assert len({original.index(body) % 2 for body in hidden}) == 1
@@ -174,12 +174,12 @@ def test_recovery_killed_half_way_comes_to_the_same_end(crashed: Path, tmp_path:
             continue
         break
     else:
-        raise AssertionError("recovery never came to its end")
+        raise AssertionError("recovery did not complete")
     assert changes > 10
 
 
 def test_a_stale_record_never_comes_back(crashed: Path, tmp_path: Path) -> None:
-    """A record behind the cut lies where the next one of the same size ends: it must be gone."""
+    """A record after the cut starts where the next one of the same size ends: it must be erased."""
     log = crashed / "commitlog" / f"{0:020d}"
     data = bytearray(log.read_bytes())
     at, size = positions(crashed)[-3]

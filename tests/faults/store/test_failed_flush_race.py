@@ -1,4 +1,4 @@
-"""Flushes fail while messages wait for the next one: whoever was dropped is told so."""
+"""Flushes fail while messages wait for the next one: writers of dropped messages get an error."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _path(fd: int) -> str:
 
 
 class StagedFiles(Files):
-    """A disk whose flushes begin and end when a test says so."""
+    """A disk whose flushes are controlled by a test."""
 
     def __init__(self) -> None:
         self.plan: list[tuple[threading.Event, bool]] = []
-        """For each flush of the log to come: when it may go on, and whether it fails."""
+        """For each upcoming flush of the log: the event it waits for, and whether it fails."""
         self.reached = threading.Semaphore(0)
         self.queues_may_go_on = threading.Event()
         self.queues_may_go_on.set()
@@ -57,7 +57,7 @@ class StagedFiles(Files):
 
 
 def test_a_group_that_waits_while_the_log_is_mended_fails(tmp_path: Path) -> None:
-    """The owner mends the log, and drops the group's messages, before the flusher gets to it."""
+    """The owner repairs the log, dropping the group's messages, before the flusher gets to it."""
     files, clock = StagedFiles(), ManualClock()
     clock.elapsed_ms = 100_000
     with Store.open(tmp_path, SYNC, machine=Machine(files=files, clock=clock)) as store:
@@ -69,7 +69,7 @@ def test_a_group_that_waits_while_the_log_is_mended_fails(tmp_path: Path) -> Non
         files.queues_may_go_on.clear()
         for _ in range(2):
             clock.advance(3000)
-            store.tick()  # has queue files synced, which keeps the flusher busy
+            store.tick()  # syncs queue files, which keeps the flusher busy
         doomed = store.append([record(b"doomed")])
         first.set()
         assert files.reached.acquire(timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A store on a full disk opens: it is read, refuses messages, frees space, and heals by itself."""
+"""A store on a full disk opens: it serves reads, rejects messages, frees space, and recovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = 30
 
 
 class FullFiles(FaultyFiles):
-    """A disk on which nothing can be written or created, not even over what is there."""
+    """A disk on which nothing can be created or written, not even existing blocks."""
 
     def __init__(self, *, full: bool = True) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_it_is_read_and_recovers_by_itself(
         store.tick()
     assert caplog.text.count("messages are refused") == 1
     assert {path: path.read_bytes() for path in before} == before
-    # Killed like this, nothing is lost.
+    # A kill in this state loses nothing.
     shutil.copytree(root, tmp_path / "again")
     with Store.open(tmp_path / "again", config) as again:
         assert bodies(again) == expected
@@ -147,7 +147,7 @@ def test_closing_it_leaves_what_the_next_start_needs(
 
 
 def killed_later(root: Path, config: StoreConfig) -> None:
-    """Kill it when its queues are written, but for the last message."""
+    """Kill it when its queues are written, except for the last message."""
     running = root.with_name("running")
     store = Store.open(running, config)
     fill(store)
@@ -199,5 +199,5 @@ def test_a_table_that_cannot_be_written_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         save_json(NearlyFull(), path, {"offsetTable": {"T@g": {"0": 8}}})
     assert load_json(REAL_FILES, path) == {"offsetTable": {"T@g": {"0": 7}}}
-    # What was written of the new one does not take up space.
+    # The partially written new file does not take up space.
     assert [each.name for each in tmp_path.iterdir()] == ["consumerOffset.json"]

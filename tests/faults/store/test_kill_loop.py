@@ -1,4 +1,4 @@
-"""A writing process is killed again and again: no acknowledged message is ever lost."""
+"""A writing process is killed repeatedly: no acknowledged message is ever lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turbopump.wire.record import decode_record
 pytestmark = pytest.mark.slow
 
 Acknowledged = dict[int, tuple[int, int]]
-"""Number of a message: queue and offset it was acknowledged with."""
+"""By message number: queue and offset from the acknowledgement."""
 
 _SOURCES = Path(turbopump.__file__).parents[1]
 
@@ -33,7 +33,7 @@ KEYS_EVERY = 97
 
 
 def run_and_kill(directory: Path, first: int, chosen: random.Random) -> Acknowledged:
-    """Let a writer run for a while, often not even until it is open, and kill it."""
+    """Let a writer run for a while, sometimes not even until it is open, and kill it."""
     command = [sys.executable, killed_writer.__file__, str(directory), str(first)]
     environment = {**os.environ, "PYTHONPATH": str(_SOURCES)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
@@ -46,14 +46,14 @@ def run_and_kill(directory: Path, first: int, chosen: random.Random) -> Acknowle
         output = read_for(process.stdout.fileno(), life_s)
         process.send_signal(signal.SIGKILL)
         output += process.stdout.read()
-    # A report that was cut off may be of an acknowledged message, but nobody has heard it.
+    # A truncated report may be of an acknowledged message, but no reader has seen it.
     lines = output.decode().split("\n")[:-1]
     reports = (line.split() for line in lines if line != "open")
     return {int(number): (int(queue), int(offset)) for number, queue, offset in reports}
 
 
 def read_for(fd: int, seconds: float) -> bytes:
-    """Read what comes within a time, so that the writer never waits for its reader."""
+    """Read for a duration, so that the writer never blocks on its reader."""
     output = b""
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
@@ -71,7 +71,7 @@ def verify(store: Store, acknowledged: Acknowledged) -> None:
         view = decode_record(outcome.messages[0], check_crc=True)
         assert (view.queue_offset, view.stored_body) == (offset, body_of(number))
         if number % KEYS_EVERY == 0:
-            # Each looks into thousands of small index files: for all of them it would take hours.
+            # Each lookup searches thousands of small index files: for all keys it would take hours.
             assert store.messages_by_key("Killed", f"{number:032d}", 9, 0, 1 << 60), number
 
 
@@ -79,13 +79,13 @@ def kill_loop(directory: Path, kills: int, seed: int) -> int:
     chosen = random.Random(seed)
     acknowledged: Acknowledged = {}
     for kill in range(kills):
-        # Far apart: a message that was stored but not reported keeps its number for itself.
+        # Far apart, so that the number of a stored but unreported message is not reused.
         first = (kill + 1) * 1_000_000
         new = run_and_kill(directory, first, chosen)
-        assert not set(new.values()) & set(acknowledged.values()), "an offset was given twice"
+        assert not set(new.values()) & set(acknowledged.values()), "an offset was assigned twice"
         acknowledged |= new
         if kill % 2:
-            # The other times the next writer recovers, and is perhaps killed meanwhile.
+            # Otherwise the next writer recovers, and may be killed meanwhile.
             with Store.open(directory, CONFIG) as store:
                 verify(store, new)
     with Store.open(directory, CONFIG) as store:
@@ -96,7 +96,7 @@ def kill_loop(directory: Path, kills: int, seed: int) -> int:
 
 
 def check_row(store: Store, queue_id: int) -> None:
-    """Check that the queue holds each of its messages once and in order."""
+    """Check that the queue holds each of its messages once, in order."""
     offset, end = store.queue_range("Killed", queue_id)
     numbers = []
     while offset < end:

@@ -1,4 +1,4 @@
-"""A broker is killed, starts again on what its predecessor left in memory, and loses power."""
+"""A broker is killed, restarts on what its predecessor left in the page cache, and loses power."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unit.store.support import ManualClock, bodies, record, small_config
 
 ROOT = Path("/store")
 LARGE = {"segment_bytes": 1 << 16, "queue_segment_units": 1000}
-"""Files of many sectors: what shares one with later writes is written again by those."""
+"""Files of many sectors: data that shares a sector with later writes is rewritten by them."""
 SYNC, ASYNC = small_config(FlushMode.SYNC, **LARGE), small_config(FlushMode.ASYNC, **LARGE)
 
 
@@ -23,7 +23,7 @@ SYNC, ASYNC = small_config(FlushMode.SYNC, **LARGE), small_config(FlushMode.ASYN
 def crashing(
     disk: Disk, config: StoreConfig = SYNC, *, loses_power: bool = False
 ) -> Iterator[Store]:
-    """Open a store whose process, or machine, ends at the end of the block."""
+    """Open a store whose process or machine dies at the end of the block."""
     store = Store.open(ROOT, config, Machine(disk, disk.background, ManualClock()))
     yield store
     disk.die()
@@ -74,7 +74,7 @@ def test_units_of_lost_messages_do_not_come_back_with_the_next_power_loss() -> N
     with crashing(disk, ASYNC, loses_power=True) as store:
         for number in range(3):
             store.append([record(b"lost %d" % number)])
-        # The disk has written the queues before the log.
+        # The disk wrote the queues before the log.
         store._behind.write_all()
         store._behind.sync_job(0)()
     with crashing(disk, ASYNC, loses_power=True) as store:

@@ -1,4 +1,4 @@
-"""A log that lacks what was on disk is refused, unchanged; repair accepts the loss, and no more."""
+"""A log that lacks flushed data is refused, unchanged; repair accepts that loss, and no more."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def as_crashed(root: Path) -> None:
 
 
 def as_of_another_broker(root: Path) -> None:
-    """Have a checkpoint with times only, as Apache RocketMQ writes it."""
+    """Leave a checkpoint with timestamps only, as Apache RocketMQ writes it."""
     data = (root / "checkpoint").read_bytes()
     (root / "checkpoint").write_bytes(data[:24].ljust(4096, b"\0"))
 
@@ -166,7 +166,7 @@ def test_a_log_that_lacks_messages_is_refused_unchanged(
     assert f"turbopump store repair {root}" in text
     assert "mounted" in text
     assert "T0" in text
-    # The file system is mounted again: everything is there.
+    # The file system is mounted again, with everything on it.
     shutil.rmtree(root / "commitlog", ignore_errors=True)
     shutil.copytree(mount, root / "commitlog")
     with Store.open(root, CONFIG) as store:
@@ -187,7 +187,7 @@ LOST_BY_DAMAGE: dict[Callable[[Path], None], range] = {
 
 
 def read_on(store: Store, topic: str) -> list[bytes]:
-    """Read a queue as a consumer does: go on where the answer says."""
+    """Read a queue as a consumer does: continue at the answer's next offset."""
     at, found = offset(0), list[bytes]()
     while at < store.queue_range(topic, 0)[1]:
         outcome = store.read(topic, 0, at, 5)
@@ -196,14 +196,14 @@ def read_on(store: Store, topic: str) -> list[bytes]:
             found += [
                 decode_record(message, check_crc=True).stored_body for message in outcome.messages
             ]
-        # What is lost is searched for part by part.
+        # The lost range is skipped step by step.
         assert outcome.next_offset > at or isinstance(outcome, MessageDamaged)
         at = outcome.next_offset
     return found
 
 
 def check_repaired(root: Path, lost: range) -> None:
-    """What was not lost is there, at its offset, and new messages come behind what was lost."""
+    """Check that surviving messages keep their offsets, and new ones follow the lost ones."""
     for opened in range(2):
         with Store.open(root, CONFIG) as store:
             for topic in (0, 1):
@@ -245,7 +245,7 @@ def test_offsets_alone_tell_of_a_log_that_does_not_exist(root: Path) -> None:
     with pytest.raises(StoreDamaged, match=r"consumerOffset\.json says that groups have consumed"):
         Store.open(root, CONFIG)
     repair(root, segment_bytes=SEGMENT)
-    # New messages begin at 0, and no group is ahead of them.
+    # New messages start at 0, and no group is ahead of them.
     assert committed(root) == {"T0@group": {"0": 0}, "T1@group": {"0": 0}}
     with Store.open(root, CONFIG) as store:
         assert store.append([record(b"new", topic="T0")]).queue_offset == 0
@@ -259,7 +259,7 @@ def test_offsets_committed_before_the_first_message_are_no_loss(tmp_path: Path) 
 
 
 def test_offsets_behind_the_end_of_their_queue_are_lowered(root: Path) -> None:
-    """Units were lost together with the log: what comes now gets offsets that were given before."""
+    """Units were lost together with the log: new messages reuse offsets."""
     commit(root, {"T0@group": {"0": 20, "3": 9}, "T1@group": {"0": 7}})
     (root / "config" / "delayOffset.json").write_text('{"offsetTable":{"1":5}}')
     shutil.rmtree(root / "consumequeue" / "T0")
@@ -294,7 +294,7 @@ def test_a_repair_killed_half_way_is_refused_or_complete(
             continue
         break
     else:
-        raise AssertionError("the repair never came to its end")
+        raise AssertionError("the repair did not complete")
     assert changes > 5
 
 
@@ -360,14 +360,14 @@ def test_damage_before_the_end_costs_one_message(
                 assert [bytes(each).count(body(number)) for each in found] == [number != 37]
         caplog.clear()
         if opened == 0:
-            # Queues are made again from what can be read.
+            # Queues are rebuilt from what can be read.
             shutil.rmtree(root / "consumequeue" / "T0")
 
 
 def test_damage_in_an_older_file_does_not_stop_a_replay(root: Path) -> None:
     flip_a_bit(root, 2)
     data = bytearray(log_file(root, 2).read_bytes())
-    # Not only the body, which a replay does not look at.
+    # Not only the body, which a replay does not check.
     data[1000:1600] = bytes(600)
     log_file(root, 2).write_bytes(data)
     shutil.rmtree(root / "consumequeue")

@@ -1,4 +1,4 @@
-"""The power fails: what was acknowledged in synchronous mode is there afterwards."""
+"""The power fails: everything acknowledged in synchronous mode survives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 CONFIG = small_config(FlushMode.SYNC)
 TOPIC_WEIGHTS = {"Common": 30} | {f"Rare{number}": 1 for number in range(6)}
-"""Rare queues have no message in the replayed part: their files must be on disk, with names."""
+"""Rare queues have no message in the replayed part: their files and names must be on disk."""
 
 
 ROOT = Path("/store")
@@ -37,12 +37,12 @@ def lose_power(seed: int) -> None:
         keys.append((topic, f"k{number}"))
         clock.advance(chosen.choice((1, 600, 5000)))
         if chosen.random() < 0.01:
-            # Somebody sets the clock back.
+            # The clock is set back.
             clock.wall_ms -= 3_600_000
         if chosen.random() < 0.3:
             store.tick()
             store._flusher.wait_idle()
-    # The power fails before what comes next is on disk, or after a part of it.
+    # The power fails before the next write is on disk, or after a part of it.
     operations_left = chosen.randrange(12)
 
     def fail_power(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Queue files were deleted or damaged while the store was stopped: they are made again."""
+"""Queue files were deleted or damaged while the store was stopped: they are rebuilt."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_queue_is_gone_whose_first_messages_are_deleted(tmp_path: Path) -> Non
 
 
 def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None:
-    """However full the disk: after a kill nobody would know the offsets that were in use."""
+    """However full the disk is: after a kill, the offsets in use would be unknown."""
     running, root = tmp_path / "running", tmp_path / "killed"
     files = FaultyFiles()
     store = Store.open(running, CONFIG, machine=Machine(files=files))
@@ -111,7 +111,7 @@ def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None
 
 
 def test_messages_deleted_before_their_units_were_on_disk(tmp_path: Path) -> None:
-    """A queue holds units of deleted messages only; its next message keeps its offset."""
+    """A queue holds only units of deleted messages; its next message keeps its offset."""
     with Store.open(tmp_path / "short", CONFIG) as store:
         store.append([record(b"%d" % number * 200) for number in range(4)])
     files = FaultyFiles()

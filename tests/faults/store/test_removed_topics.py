@@ -1,4 +1,4 @@
-"""A topic is removed and made again: the old messages stay away, the new ones are there."""
+"""A topic is removed and re-created: old messages stay deleted, new ones are found."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_removed_at_the_end_of_the_log(crashed: bool, tmp_path: Path) -> None:
 
 
 def test_killed_at_any_moment_of_the_removal(tmp_path: Path) -> None:
-    """The topic is there as a whole or gone, and what is stored then is found."""
+    """The topic is either complete or gone, and messages stored later are found."""
     whole = [b"%d" % number for number in range(25)]
     with Store.open(tmp_path / "before", ASYNC) as store:
         store_all(store, whole)
@@ -115,7 +115,7 @@ class SlowFiles(Files):
 
 
 def test_messages_in_flight_go_with_their_topic(tmp_path: Path) -> None:
-    """Written but not flushed when the topic goes: they take no offset from those that follow."""
+    """Messages unflushed when the topic is removed take no offsets from those that follow."""
     files = SlowFiles()
     store = Store.open(tmp_path / "running", SYNC, machine=Machine(files=files))
     store_all(store, [b"old"])
@@ -185,7 +185,7 @@ def test_markers_go_with_the_log(tmp_path: Path) -> None:
         assert set(json.loads((tmp_path / MARKERS).read_text())) == {"Other"}
     for path in (tmp_path / "commitlog").iterdir():
         path.unlink()
-    # Nothing else tells of messages.
+    # Nothing else refers to messages.
     (tmp_path / "checkpoint").unlink()
     with Store.open(tmp_path, ASYNC) as store:
         assert json.loads((tmp_path / MARKERS).read_text()) == {}

@@ -1,4 +1,4 @@
-"""Disks that are full or fail to flush: errors for everyone who waits, nothing lies, all heals."""
+"""Disks that are full or fail to flush: all waiters get errors, and the store recovers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_full_disk_refuses_and_heals_by_itself(
 
 
 def test_what_a_refused_write_left_behind_never_appears(tmp_path: Path) -> None:
-    """Part of a batch reached the disk; the next message has its first one's size."""
+    """Part of a batch reached the disk; the next message is as large as the batch's first."""
     files = FaultyFiles()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files))
     files.bytes_left = 2 * record(b"1" * 100).size + 5
@@ -85,12 +85,12 @@ def test_a_failed_flush_fails_everyone_who_waits(tmp_path: Path) -> None:
         for one in doomed:
             with pytest.raises(WriteFailed, match="Input/output error"):
                 one.durable.result()
-        # Nobody can read them, and nobody is told that anything was stored.
+        # They are not readable, and no writer gets an acknowledgement.
         assert bodies(store) == [b"before"]
         with pytest.raises(WriteFailed, match="flushing"):
             store.append([record(b"refused")])
         files.sync_error = None
-        # A second flush would succeed and prove nothing: the probe comes first, in its time.
+        # A second flush would succeed and prove nothing: a probe must succeed first, after a delay.
         with pytest.raises(WriteFailed):
             store.append([record(b"refused")])
         clock.advance(1000)
@@ -121,7 +121,7 @@ def test_a_failed_flush_of_acknowledged_messages_is_repeated(tmp_path: Path) -> 
         writes = files.writes
         clock.advance(1000)
         store.tick()
-        # They were written again, as the first flush may have thrown them away.
+        # They were rewritten, as the failed flush may have discarded them.
         assert files.writes > writes
         assert store.refusal is None
         assert store._log.flushed == store.written_end
@@ -282,7 +282,7 @@ def test_queue_files_that_cannot_be_synced_are_made_again(tmp_path: Path) -> Non
     store.append([record(b"b")])
     before = store._behind.checkpoint
     store.close()
-    # The files may lack anything by now: the checkpoint stays, and the next start makes them anew.
+    # The files may be incomplete: the checkpoint stays, and the next start rebuilds them.
     assert store._behind.checkpoint == before
     assert (tmp_path / "abort").exists()
     with Store.open(tmp_path, ASYNC) as store:
@@ -316,7 +316,7 @@ def test_one_flush_serves_many(tmp_path: Path) -> None:
         assert isinstance(store.read("Topic", 0, offset(1), 1), UpToDate)
         assert store.message_at(first.physical_offset) is None
         assert store.raw(first.physical_offset, 1000) is None
-        # Whoever loses interest does not take the others along.
+        # One waiter's cancellation does not affect the others.
         assert not first.durable.cancel()
         files.go_on.set()
         others[-1].durable.result()
