@@ -216,7 +216,7 @@ def configured(config: type[C], settings: Settings) -> C:
 def described(config: Config) -> dict[str, str]:
     """Return every setting that has a value, by key, as the text that `configured` reads."""
     values = {_key(declared): getattr(config, declared.name) for declared in fields(config)}
-    return {key: _text(value) for key, value in values.items() if value is not None}
+    return {key: _written(value) for key, value in values.items() if value is not None}
 
 
 def keys_of(kind: type[Config]) -> dict[str, str | None]:
@@ -224,7 +224,7 @@ def keys_of(kind: type[Config]) -> dict[str, str | None]:
     return {
         _key(declared): None
         if declared.default is MISSING or declared.default is None
-        else _text(declared.default)
+        else _written(declared.default)
         for declared in fields(kind)
     }
 
@@ -234,8 +234,8 @@ def _key(declared: Field[Any]) -> str:
     return str(declared.metadata.get(_KEY, first + "".join(map(str.capitalize, others))))
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _written(value: object) -> str:
+    return KINDS[Path if isinstance(value, Path) else type(value)].write(value)
 
 
 def _kind(declared: Any) -> Kind:

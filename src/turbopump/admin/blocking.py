@@ -32,6 +32,7 @@ class _Subject(Generic[C]):
     """One subject of an `Admin`; it runs when that does."""
 
     def __init__(self, find: Callable[[], C], running: Callable[[], Any]) -> None:
+        # Looked up for each call: starting may replace it.
         self._find = find
         # Methods made by `blocking` ask for it.
         self._running = running
@@ -175,14 +176,34 @@ class Admin(Blocking[administration.Admin]):
     @built_by(administration.Admin)
     def __init__(self) -> None: ...
 
-    def _hold(self, client: administration.Admin) -> None:
-        super()._hold(client)
-        # Looked up for each call: starting may replace them.
-        self.clusters = Clusters(lambda: client.clusters, self._running)
-        self.topics = Topics(lambda: client.topics, self._running)
-        self.groups = Groups(lambda: client.groups, self._running)
-        self.offsets = Offsets(lambda: client.offsets, self._running)
-        self.messages = Messages(lambda: client.messages, self._running)
-        self.dead_letters = DeadLetters(lambda: client.dead_letters, self._running)
-        self.transactions = Transactions(lambda: client.transactions, self._running)
-        self.configuration = Configuration(lambda: client.configuration, self._running)
+    @property
+    def clusters(self) -> Clusters:
+        return Clusters(lambda: self._client.clusters, self._running)
+
+    @property
+    def topics(self) -> Topics:
+        return Topics(lambda: self._client.topics, self._running)
+
+    @property
+    def groups(self) -> Groups:
+        return Groups(lambda: self._client.groups, self._running)
+
+    @property
+    def offsets(self) -> Offsets:
+        return Offsets(lambda: self._client.offsets, self._running)
+
+    @property
+    def messages(self) -> Messages:
+        return Messages(lambda: self._client.messages, self._running)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        return DeadLetters(lambda: self._client.dead_letters, self._running)
+
+    @property
+    def transactions(self) -> Transactions:
+        return Transactions(lambda: self._client.transactions, self._running)
+
+    @property
+    def configuration(self) -> Configuration:
+        return Configuration(lambda: self._client.configuration, self._running)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from turbopump.admin.range_reader import OffsetRange, RangeReader, Span, merged
 from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered, none_on
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
+from turbopump.client.delivery.listener import is_being_cancelled
 from turbopump.client.message_sender import To
 from turbopump.client.producer import Producer
 from turbopump.client.selectors import by_hash
@@ -339,7 +341,7 @@ class TopicTail:
         self._topic = topic
         self._tags = tags
         self._since = since
-        self._found: asyncio.Queue[MessageView | Exception] = asyncio.Queue(_WAITING_MAX)
+        self._found: asyncio.Queue[MessageView | BaseException] = asyncio.Queue(_WAITING_MAX)
         self._queues: set[MessageQueue] = set()
         self._work = Supervisor()
 
@@ -349,26 +351,30 @@ class TopicTail:
         """Yield what arrives: from these offsets on, and in queues that are found later."""
         for queue, begin in begins.items():
             self._start(queue, begin)
-        self._work.start(self._reported(self._discover_queues()))
+        self._work.start(self._reported(self._discover_queues))
         try:
             while True:
                 found = await self._found.get()
-                if isinstance(found, Exception):
+                if isinstance(found, BaseException):
                     raise found
                 yield found
         finally:
             await self._work.stop()
 
-    async def _reported(self, reading: Awaitable[None]) -> None:
+    async def _reported(self, read: Callable[[], Awaitable[None]]) -> None:
         """Pass what ends a reader to the caller, after the messages before it."""
         try:
-            await reading
+            await read()
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            await self._found.put(error)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             await self._found.put(error)
 
     def _start(self, queue: MessageQueue, begin: QueueOffset) -> None:
         self._queues.add(queue)
-        self._work.start(self._reported(self._follow(queue, begin)))
+        self._work.start(self._reported(partial(self._follow, queue, begin)))
 
     async def _follow(self, queue: MessageQueue, at: QueueOffset) -> None:
         is_away = False

@@ -474,7 +474,7 @@ class Broker:
         self.administration.membership.config = new.groups
         self.administration.runtime_info.config = new
         self._registration.config = new
-        self.store.config = new.store
+        self.store.set_retention(new.store.retention)
         if old.access != new.access:
             self._registration.announce_all()
 

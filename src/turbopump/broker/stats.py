@@ -26,7 +26,6 @@ _RATES_OVER_MS = (10_000, 60_000, 600_000)
 
 _MESSAGES, _BYTES, _TIMES = range(3)
 _COLUMNS = 3
-_NOTHING = array("q", [0] * _COLUMNS)
 
 _Sample: TypeAlias = "array[int]"
 """The numbers of all counters in sequence; a numpy array takes longer to build."""
@@ -206,8 +205,7 @@ class Stats:
         return tuple(self._table.rate(counter, column, over_ms) for over_ms in _RATES_OVER_MS)
 
     def _forget(self, counters: dict[K, Counter], unwanted: Callable[[K], bool]) -> None:
-        for key in [key for key in counters if unwanted(key)]:
-            self._table.forget(counters.pop(key))
+        self._table.forget([counters.pop(key) for key in list(counters) if unwanted(key)])
 
 
 def _number(text: str) -> int:
@@ -241,14 +239,23 @@ class _History:
         """Return how much counters grew from the first sample to the last, and the time between."""
         if not self.samples:
             return [0] * _COLUMNS, 0
-        rows = np.array([counter.row for counter in counters], np.int64)
+        rows = _rows(counters)
         (start_ms, first), (end_ms, last) = self.samples[0], self.samples[-1]
         added: list[int] = (_sum(last, rows) - _sum(first, rows)).tolist()
         return added, end_ms - start_ms
 
 
+def _rows(counters: Iterable[Counter]) -> NDArray[np.int64]:
+    return np.array([counter.row for counter in counters], np.int64)
+
+
+def _table(sample: _Sample) -> NDArray[np.int64]:
+    """Return the numbers of a sample, a row for each counter; changes them in place."""
+    return np.frombuffer(sample, np.int64).reshape(-1, _COLUMNS)
+
+
 def _sum(sample: _Sample, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    table = np.frombuffer(sample, np.int64).reshape(-1, _COLUMNS)
+    table = _table(sample)
     # A counter that is younger than the sample was zero then.
     total: NDArray[np.int64] = table[rows[rows < len(table)]].sum(axis=0)
     return total
@@ -274,15 +281,16 @@ class _Table:
         self._counters.append(Counter(len(self._counters)))
         return self._counters[-1]
 
-    def forget(self, counter: Counter) -> None:
-        """Give the row of a counter to the next new one, with an empty history."""
-        at = counter.row * _COLUMNS
+    def forget(self, counters: Sequence[Counter]) -> None:
+        """Give the rows of counters to the next new ones, with an empty history."""
+        rows = _rows(counters)
         for history in self.histories:
             for _, sample in history.samples:
-                if at < len(sample):
-                    sample[at : at + _COLUMNS] = _NOTHING
-        self._counters[counter.row] = Counter(counter.row)
-        self._free_rows.append(counter.row)
+                table = _table(sample)
+                table[rows[rows < len(table)]] = 0
+        for counter in counters:
+            self._counters[counter.row] = Counter(counter.row)
+            self._free_rows.append(counter.row)
 
     def sample(self, now_ms: int) -> None:
         sample = array("q", [n for c in self._counters for n in (c.messages, c.bytes, c.times)])

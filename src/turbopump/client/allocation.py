@@ -120,7 +120,12 @@ class FixedQueues:
 
     queues: tuple[MessageQueue, ...]
 
-    def __call__(self, queues: object, members: object, me: object) -> list[MessageQueue]:  # noqa: ARG002 - the signature of all strategies
+    def __call__(
+        self,
+        queues: Sequence[MessageQueue],  # noqa: ARG002 - the signature of all strategies
+        members: Sequence[str],  # noqa: ARG002
+        me: str,  # noqa: ARG002
+    ) -> list[MessageQueue]:
         return list(self.queues)
 
 

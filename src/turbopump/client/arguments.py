@@ -63,7 +63,7 @@ def checked_path(name: str, value: object) -> Path | None:
 
 
 def check_callable(name: str, value: object, expected: str) -> None:
-    """Refuse objects that cannot be called; ``expected`` describes the parameters."""
+    """Refuse classes and what cannot be called; ``expected`` describes the parameters."""
     if not callable(value) or isinstance(value, type):
         raise InvalidArgument(f"{name} must be a function of {expected}, got {value!r}")
 

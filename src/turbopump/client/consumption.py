@@ -13,7 +13,7 @@ import msgspec
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
 from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.names import without_namespace
-from turbopump.client.offsets import OffsetStore, RemoteOffsets
+from turbopump.client.offsets import OffsetStore, RemoteOffsets, start_offset
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.puller import PullContext, Puller
 from turbopump.client.push_config import PushSettings, QueueLimits
@@ -27,7 +27,6 @@ from turbopump.client.rebalance import Rebalancer
 from turbopump.client.replicas import Replica
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
-from turbopump.client.start_position import start_offset
 from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
 from turbopump.errors import ConnectionLost, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset

@@ -12,6 +12,7 @@ from pathlib import Path
 from turbopump.client import calls
 from turbopump.client.replicas import Replica
 from turbopump.client.session import Session
+from turbopump.client.start_position import At, AtEnd, AtTime, StartFrom, start_in
 from turbopump.errors import InvalidArgument, NetworkError, TurbopumpError
 from turbopump.machine import Machine
 from turbopump.machine.files import Files, make_directory_durable
@@ -279,3 +280,21 @@ def _locked(files: Files, path: Path) -> int | None:
             " ClientConfig(instance=...) or offsets_directory"
         ) from error
     return lock
+
+
+async def start_offset(
+    session: Session, queue: MessageQueue, stored: QueueOffset | None, start_from: StartFrom
+) -> QueueOffset:
+    """Return where to start in a queue, as brokers know it; ``stored`` is the committed offset."""
+    timeout_ms = session.config.request_timeout_ms
+    match start_in(queue.topic, stored, start_from):
+        case At(offset):
+            return offset
+        case AtEnd():
+            # A slave may not know offsets that the group committed in the meantime: starting at its
+            # end could skip messages.
+            address = session.address_to_write(queue.broker)
+            return await calls.max_offset(session, address, queue, timeout_ms)
+        case AtTime(timestamp_ms):
+            address = await session.address_of(queue)
+            return await calls.offset_at(session, address, queue, timestamp_ms, timeout_ms)

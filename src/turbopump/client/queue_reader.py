@@ -29,11 +29,12 @@ from turbopump.client.continuity import (
     offset_to_commit,
 )
 from turbopump.client.names import with_namespace, without_namespace
+from turbopump.client.offsets import start_offset
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.replicas import Replica, first_slave_id, is_refused, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
-from turbopump.client.start_position import StartFrom, start_offset
+from turbopump.client.start_position import StartFrom
 from turbopump.client.subscriptions import TAG, matching
 from turbopump.errors import (
     ConnectionLost,

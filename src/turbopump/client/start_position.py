@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from turbopump.client import calls
-from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument
-from turbopump.message import MessageQueue, QueueOffset
+from turbopump.message import QueueOffset
 from turbopump.wire.bodies import ConsumeFrom
 from turbopump.wire.names import RETRY_PREFIX
 
@@ -52,24 +50,6 @@ def start_in(topic: str, stored: QueueOffset | None, start_from: StartFrom) -> S
     if isinstance(start_from, datetime):
         return AtEnd() if is_retry else AtTime(round(start_from.timestamp() * 1000))
     raise InvalidArgument(_refusal(start_from))
-
-
-async def start_offset(
-    session: Session, queue: MessageQueue, stored: QueueOffset | None, start_from: StartFrom
-) -> QueueOffset:
-    """Return where to start in a queue, as brokers know it; ``stored`` is the committed offset."""
-    timeout_ms = session.config.request_timeout_ms
-    match start_in(queue.topic, stored, start_from):
-        case At(offset):
-            return offset
-        case AtEnd():
-            # A slave may not know offsets that the group committed in the meantime: starting at its
-            # end could skip messages.
-            address = session.address_to_write(queue.broker)
-            return await calls.max_offset(session, address, queue, timeout_ms)
-        case AtTime(timestamp_ms):
-            address = await session.address_of(queue)
-            return await calls.offset_at(session, address, queue, timestamp_ms, timeout_ms)
 
 
 def consume_from(start_from: StartFrom) -> ConsumeFrom:

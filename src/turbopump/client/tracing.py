@@ -148,7 +148,12 @@ class ConsumeTracing:
         """Start the span and make it the listener's current one."""
         _begun.set(self._begin(messages, context.group))
 
-    def after_consume(self, messages: object, context: object, result: ConsumeResult) -> None:  # noqa: ARG002 - what hooks are given
+    def after_consume(
+        self,
+        messages: Sequence[MessageView],  # noqa: ARG002 - what hooks are given
+        context: ConsumeContext,  # noqa: ARG002
+        result: ConsumeResult,
+    ) -> None:
         """End the span, as failed if the messages will be redelivered."""
         begun = _begun.get()
         if begun is not None:

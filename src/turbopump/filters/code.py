@@ -130,22 +130,19 @@ def _source_with_matches(function: object) -> tuple[str, str]:
             f"{name} uses {', '.join(outside)}, which is not sent along: import or define it"
             " inside the function"
         )
-    source = _text_of(function)
-    # Since Python 3.13, a function made by exec() may get the lines of `python -c` instead.
-    if source is None or not re.match(rf"@|def\s+{name}\b", source):
+    advice = "give CodeFilter the source as a text"
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError) as error:
         raise InvalidArgument(
-            f"the source of {name} cannot be found: give CodeFilter the source as a text"
-        )
+            f"the source of {name} cannot be found ({error}): {advice}"
+        ) from error
+    # Since Python 3.13, a function made by exec() may get the lines of `python -c` instead.
+    if not re.match(rf"@|def\s+{name}\b", source):
+        raise InvalidArgument(f"the source found for {name} does not begin with its def: {advice}")
     if source.startswith("@"):
         raise InvalidArgument(f"{name} has a decorator, which is not sent along: remove it")
     return (source if name == MATCHES else f"{source}\n\n{MATCHES} = {name}\n"), name
-
-
-def _text_of(function: FunctionType) -> str | None:
-    try:
-        return textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        return None
 
 
 def _globals_of(code: CodeType) -> Iterator[str]:

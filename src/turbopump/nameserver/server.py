@@ -107,7 +107,7 @@ class NameServer:
                 connection.close("the broker was silent for too long")
 
     def _pause_ms(self) -> int:
-        """Return when a broker can time out at the earliest: heartbeats only make it later."""
+        """Return the time to the next scan: no broker can time out before it."""
         now_ms = self._clock.monotonic_ms()
         wait_ms = self._routes.expiry_min_ms(now_ms) - now_ms
         return max(1, math.ceil(wait_ms / SCAN_INTERVAL_MS)) * SCAN_INTERVAL_MS

@@ -36,11 +36,6 @@ def not_supported(request: Command, peer: Connection) -> Command:
     return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
 
-def silence(request: Command, peer: Connection) -> None:
-    """Leave a request unanswered, as a name server does with a code without a handler."""
-    _log.debug("request %d of %s is not served here", request.code, peer.peer_address)
-
-
 def _nothing_to_settle() -> None:
     """Do nothing after the requests of a chunk."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from turbopump.client.background import LoopThread, background
@@ -30,8 +31,11 @@ class SharedSession:
         return self._thread.run(work(self.session))
 
     def close(self) -> None:
-        self.run(lambda session: session.close())
-        background.leave(self._thread)
+        """Close the session, and the thread if no other client uses it."""
+        try:
+            self.run(lambda session: session.close())
+        finally:
+            background.leave(self._thread)
 
 
 _sessions: dict[tuple[int, ClientConfig], SharedSession] = {}
@@ -54,8 +58,9 @@ def close_shared_sessions() -> None:
     """Close this process's sessions, for programs that outlive their clusters, such as tests."""
     with _lock:
         own = [_sessions.pop(key) for key in list(_sessions) if key[0] == os.getpid()]
-    for session in own:
-        session.close()
+    with ExitStack() as closing:
+        for session in own:
+            closing.callback(session.close)
 
 
 def _after_fork() -> None:

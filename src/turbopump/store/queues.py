@@ -136,7 +136,10 @@ class Queues:
         queue.destroy()
         self._waiting.pop(queue, None)
         del self._queues[queue.key]
-        del self._by_topic[queue.topic][queue.queue_id]
+        siblings = self._by_topic[queue.topic]
+        del siblings[queue.queue_id]
+        if not siblings:
+            del self._by_topic[queue.topic]
         del self._by_record[queue.topic.encode(), queue.queue_id]
 
     def remove_topic(self, topic: str, end: PhysicalOffset, log_min: PhysicalOffset) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,7 @@ from turbopump.machine.files import OpenFiles
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender, Group
 from turbopump.store.commit_log import CommitLog
-from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
+from turbopump.store.config import FlushMode, ReadLimits, RetentionConfig, StoreConfig
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.damage import DamageLog
 from turbopump.store.deferred_steps import DeferredSteps
@@ -420,6 +421,11 @@ class Store:
         """Check the next part of the log and its queues for damage, and report it."""
         self._catch_up()
         self._scrubber.run()
+
+    def set_retention(self, config: RetentionConfig) -> None:
+        """Apply other rules from the next run of retention on."""
+        self.config = replace(self.config, retention=config)
+        self._retention.config = config
 
     @translate_disk_errors
     def retain(self, *, at_any_hour: bool = False) -> Verdict:

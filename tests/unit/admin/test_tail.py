@@ -16,6 +16,7 @@ from turbopump.admin import (
     Earliest,
     Last,
 )
+from turbopump.admin.range_reader import RangeReader
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time
 
@@ -117,3 +118,18 @@ async def test_tail_shows_what_a_broker_got_since_not_what_it_had(tmp_path: Path
             await world.start_broker("b")
             await send(world, [b"since"], to=MessageQueue("T", "b", 0))
             assert (await next_one).body == b"since"
+
+
+@virtual_time()
+async def test_a_reader_that_is_cancelled_from_outside_ends_the_tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    async with administered(tmp_path) as (_, admin):
+        await admin.topics.create("T", queues=1)
+        monkeypatch.setattr(RangeReader, "page", cancelled)
+        async with aclosing(admin.messages.tail("T")) as coming:
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(anext(coming), 60)

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from brokers import BROKER_HOST, SMALL_STORE, client_of, config_at, running_broker
-from netkit import RawPeer
+from netkit import RawPeer, never
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, RegistrationConfig
 from turbopump.broker.stats import Stats
@@ -21,7 +21,7 @@ from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
 from turbopump.machine.files import REAL_FILES
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
-from turbopump.net.router import Router, silence
+from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.store.store import Store
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine, virtual_time, wait_until
@@ -38,7 +38,7 @@ async def test_a_silent_name_server_holds_up_neither_start_nor_stop(tmp_path: Pa
     network = MemoryNetwork()
     silent = Server(
         network.host("10.0.0.2"),
-        Router(unknown=silence),
+        Router(unknown=never),
         ServerConfig(host="10.0.0.2", port=9876),
         clock=virtual_loop().clock,
     )
@@ -247,3 +247,19 @@ async def test_closing_over_a_slow_disk_leaves_no_timer(tmp_path: Path) -> None:
     broker._arrived([])
     await asyncio.sleep(0)
     assert virtual_loop().timers_pending == 0
+
+
+@virtual_time()
+async def test_changed_retention_takes_effect_while_the_broker_runs(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        for _ in range(4):
+            assert (
+                await client.send(bytes(SMALL_STORE.segment_bytes // 3))
+            ).code == ResponseCode.SUCCESS
+        broker.store.flush()
+        await asyncio.sleep(2 * 3600)
+        assert broker.store.retain(at_any_hour=True).segments == 0
+        changed = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=1")
+        assert changed.code == ResponseCode.SUCCESS
+        assert broker.store.retain(at_any_hour=True).segments > 0
+        assert broker.store.min_offset > 0

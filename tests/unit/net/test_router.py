@@ -7,7 +7,7 @@ import pytest
 from netkit import ECHO, FAIL, echo, handlers, never, world
 from turbopump.errors import HeaderError, InvalidArgument, RemoteError, RequestTimeout
 from turbopump.net.connection import Connection
-from turbopump.net.router import Router, silence
+from turbopump.net.router import Router
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, Serialize
@@ -33,7 +33,7 @@ async def test_an_unknown_code_is_answered_with_code_3_and_a_leading_blank() -> 
 
 @virtual_time()
 async def test_an_unknown_code_may_be_met_with_silence() -> None:
-    async with world(Router({ECHO: echo}, unknown=silence)) as here:
+    async with world(Router({ECHO: echo}, unknown=never)) as here:
         connection = await here.connect()
         with pytest.raises(RequestTimeout):
             await connection.request(Command(999), 1000)

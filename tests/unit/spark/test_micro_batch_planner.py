@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import pytest
 
@@ -502,6 +502,23 @@ async def test_a_running_stream_commits_what_moved_and_what_was_refused_before()
     await follow.commit(at)
     assert at == {Q0: 7, Q1: 6}
     assert cluster.commits == [{Q0: 0, Q1: 0}, {Q0: 5, Q1: 5}, {Q0: 7, Q1: 5}, {Q1: 6}]
+
+
+@virtual_time()
+async def test_commits_of_a_running_stream_compare_only_the_queues_that_moved() -> None:
+    class Uncompared(dict[MessageQueue, int]):
+        def get(self, *_: object) -> NoReturn:
+            raise AssertionError("all queues are compared")
+
+    cluster = MadeUp({Q0: Limits(0, 5), Q1: Limits(0, 5)})
+    follow = following(cluster, group="billing", startingOffsets="earliest")
+    at = await latest(follow, {Q0: 0, Q1: 0})
+    follow.committed = Uncompared(follow.committed)
+    for end in (6, 7, 8):
+        cluster.ends[Q0] = Limits(0, end)
+        at = await latest(follow, at)
+    await follow.commit(at)
+    assert cluster.commits[1:] == [{Q0: 5, Q1: 5}, {Q0: 6}, {Q0: 7}, {Q0: 8}]
 
 
 @virtual_time()

@@ -78,8 +78,11 @@ def test_last_record_may_not_be_ended() -> None:
 
 
 def test_missing_values_are_none() -> None:
-    (found,) = parsed(body(SENT.replace(" paid ", " null ")))
-    assert found.tags is None
+    sent, done = parsed(
+        body(SENT.replace(" paid ", " null "), DONE.replace("1700000000300", "null"))
+    )
+    assert sent.tags is None
+    assert (done.kind, done.time_ms, done.group) == (Kind.DONE, None, "billing")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,13 @@ def test_missing_values_are_none() -> None:
         "Pub",
         "Pub x y",
         SENT.replace("1700000000123", "then"),
+        SENT.replace(" 42 7 ", " null 7 "),
+        SENT.replace(" 42 7 ", " 42 null "),
+        SENT.replace(" 42 7 ", " 42  "),
+        BEGUN.replace(" ID1 2 ", " ID1 null "),
+        BEGUN.replace("1700000000200", "null"),
+        ENDED.replace("1700000000400", "null"),
+        "SubAfter REQ1 ID1 null true k1",
         "SubAfter REQ1 ID1 15 yes k1",
     ],
 )

@@ -490,6 +490,7 @@ def test_a_deleted_topic_starts_again(tmp_path: Path) -> None:
         stored(store, b"other", topic="Other")
         store.tick()
         store.remove_topic("Topic")
+        assert "Topic" not in store._queues._by_topic
         assert not (tmp_path / "consumequeue" / "Topic").exists()
         assert store.queue_ids() == [("Other", 0)]
         stored(store, b"c")

@@ -51,7 +51,7 @@ class Copy(Struct, frozen=True):
     about: headers.TableCopyAnswer = headers.TableCopyAnswer(
         table_version="", log_end=0, broker_epoch=0
     )
-    """Empty if the master does not version its tables: it is not a Turbopump master."""
+    """Without a version, and with zeros, if the master is not a Turbopump broker."""
 
 
 class CopiedTable(Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ class Delivery(ABC, Generic[J]):
         self._stats = stats
         self._clock = clock
         self._running: set[J] = set()
-        """Jobs whose messages the listener has now, where that may take too long."""
+        """Jobs that the listener has now, for delivery that limits how long."""
         self._tasks = Supervisor()
         watch = self._tasks.watch("calls of the listener")
         self._workers: Workers[J] = (

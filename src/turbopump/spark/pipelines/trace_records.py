@@ -43,10 +43,11 @@ class Kind(StrEnum):
 _LAYOUTS: Mapping[Kind, str] = {
     Kind.SENT: "- time_ms - group topic msg_id tags - - body_bytes cost_ms",
     Kind.BEGUN: "- time_ms - group request_id msg_id retries",
-    Kind.DONE: "- request_id msg_id cost_ms is_success - - time_ms group",
+    Kind.DONE: "- request_id msg_id cost_ms is_success - - time_ms? group",
     Kind.TRANSACTION_ENDED: "- time_ms - group topic msg_id tags",
 }
-"""The fields of each kind in their order, with a dash for those that are not read."""
+"""The fields of each kind in their order: a dash if it is not read, ``?`` for a number that may be
+missing."""
 _DONE_FIELDS_MIN = 5
 
 
@@ -86,7 +87,7 @@ def _record(fields: Sequence[str]) -> TraceRecord:
         kind = Kind(fields[0])
         names = _LAYOUTS[kind].split()
         found: dict[str, Any] = {
-            name: _READERS.get(name, _text)(field)
+            name.rstrip("?"): _READERS.get(name, _text)(field)
             for name, field in zip(names, fields, strict=False)
             if name != "-"
         }
@@ -105,7 +106,7 @@ def _text(field: str) -> str | None:
     return None if field in _NONE else field
 
 
-def _number(field: str) -> int | None:
+def _number_or_none(field: str) -> int | None:
     return None if field in _NONE else int(field)
 
 
@@ -116,9 +117,10 @@ def _truth(field: str) -> bool:
 
 
 _READERS: Mapping[str, Callable[[str], object]] = {
-    "time_ms": _number,
-    "cost_ms": _number,
-    "retries": _number,
-    "body_bytes": _number,
+    "time_ms": int,
+    "time_ms?": _number_or_none,
+    "cost_ms": int,
+    "retries": int,
+    "body_bytes": int,
     "is_success": _truth,
 }

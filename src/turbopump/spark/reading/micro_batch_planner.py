@@ -213,7 +213,8 @@ class MicroBatchPlanner:
         """
         leaving = frozenset(deleted)
         self._left |= leaving
-        await self.commit({})
+        if self._left:
+            await self.commit({})
         if not self._options.commit_offsets:
             return leaving
         return frozenset(queue for queue in leaving if self.committed.get(queue) == 0)

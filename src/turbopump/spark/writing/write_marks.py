@@ -7,27 +7,30 @@ brokers too. On each broker, queue 0 has the marks, and queue 1 the beats of run
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from turbopump.admin.administration import Admin
 from turbopump.client import calls
 from turbopump.client.calls import Found
 from turbopump.client.names import with_namespace
 from turbopump.client.producer import Producer
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
+from turbopump.client.routes import PERM_READ, PERM_WRITE
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import AlreadyThere, DamagedMessage, RemoteError, SparkError
+from turbopump.errors import DamagedMessage, RemoteError, SparkError
 from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.spark.reading.options import READER_GROUP
 from turbopump.spark.reading.retry import with_retries
 from turbopump.spark.writing.options import SinkOptions
+from turbopump.wire import headers
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import request
+from turbopump.wire.names import TEMPLATE_TOPIC
 from turbopump.wire.record import MessageView
 
 MARKS_TOPIC = "SPARK_WRITES"
@@ -191,10 +194,24 @@ class MarkLog:
             route = self._session.cached_route(topic)
         if route is not None and not route.is_borrowed and broker in route.brokers:
             return
-        topics = Admin(session=self._session).topics
+        # In one request, as a lease waits for it: `Topics.create` asks first whether it exists.
+        header = headers.CreateTopic(
+            topic=topic,
+            default_topic=TEMPLATE_TOPIC,
+            read_queue_nums=_QUEUES,
+            write_queue_nums=_QUEUES,
+            perm=PERM_READ | PERM_WRITE,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+            order=False,
+        )
+        answer = await self._session.request(
+            self._session.address_to_write(broker),
+            request(RequestCode.UPDATE_AND_CREATE_TOPIC, header),
+            self._session.config.request_timeout_ms,
+        )
         try:
-            with suppress(AlreadyThere):
-                await topics.create(topic, queues=_QUEUES, brokers=[broker])
+            calls.require_success(answer)
         except RemoteError as error:
             raise SparkError(
                 f"broker {broker} refuses to create topic {topic}, which idempotent writes need "
