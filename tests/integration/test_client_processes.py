@@ -378,7 +378,9 @@ def test_a_forked_child_that_ends_leaves_its_parents_messages_alone(server: Stan
     script = (
         SUBMITTING
         + """
-import os
+import os, warnings
+# Since Python 3.12, forking with threads warns.
+warnings.simplefilter("ignore", DeprecationWarning)
 child = os.fork()
 if child:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

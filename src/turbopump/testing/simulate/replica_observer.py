@@ -62,7 +62,7 @@ class ReplicaObserver:
         """Look at all slaves that run."""
         for slave in self._world.slaves_seen:
             broker = self._world.brokers.get(slave.name)
-            if broker is None or slave.name in self._world.doomed:
+            if broker is None or slave.name in self._world.doomed or not _is_readable(broker):
                 continue
             self._look_at(slave, broker)
         self._note_last_copies()
@@ -95,7 +95,7 @@ class ReplicaObserver:
         for name, seen in self._seen.items():
             broker = self._world.brokers.get(name)
             is_closing = broker is seen.broker and not is_ready(broker)
-            if is_closing and seen.broker.store._open:  # noqa: SLF001 - it cannot be read when closed
+            if is_closing and _is_readable(seen.broker):
                 self._note_messages(seen)
 
     def _note_messages(self, seen: _Seen) -> None:
@@ -176,6 +176,11 @@ def _must_know(before: _Stale, seen: _Stale, promoted_us: int) -> str:
 def _cut_bytes(slave: Broker) -> int:
     follower = slave.replication.follower
     return 0 if follower is None else follower._cut_bytes  # noqa: SLF001 - without a whole status at every look
+
+
+def _is_readable(broker: Broker) -> bool:
+    """Whether its store is open: not if its log could not be cut, until that is tried again."""
+    return broker.store._open  # noqa: SLF001 - brokers have no need to know
 
 
 def _link(slave: Broker) -> MasterConnection | None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from turbopump.broker.broker import Broker
 from turbopump.client.session import Session
@@ -188,8 +189,7 @@ class _Run:
             work.cancel()
             await asyncio.wait({work}, timeout=60)
         elif (error := work.exception()) is not None:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            self._unexpected(f"the run ended with {error!r} at {place.filename}:{place.lineno}")
+            self._unexpected(f"the run ended with {_located(error)}")
 
     async def _work(self) -> None:
         world = World(self.plan, self.history)
@@ -197,7 +197,7 @@ class _Run:
         loop, before = virtual_loop(), asyncio.all_tasks()
         async with world:
             observer = Observer(world)
-            with loop.watched(observer.look):
+            with loop.watched(partial(self._look, observer)):
                 await self._serve(world, observer)
             for name in tuple(world.brokers):
                 await world.end_broker(name, Down.STOPPED)
@@ -205,6 +205,13 @@ class _Run:
         await asyncio.sleep(_ARRIVED_S)
         self._look_for_rest(world, before)
         self.history.add(Ended(world.now_us))
+
+    def _look(self, observer: Observer) -> bool:
+        try:
+            return observer.look()
+        except Exception as error:  # noqa: BLE001 - fails this seed, not all that follow it
+            self._unexpected(f"looking at the brokers failed with {_located(error)}")
+            return False
 
     async def _serve(self, world: World, observer: Observer) -> None:
         for topic, queues in self.plan.queues.items():
@@ -345,6 +352,11 @@ class _Run:
 
     def _unexpected(self, text: str) -> None:
         self.history.add(Unexpected(round(self._loop.time() * 1e6), text))
+
+
+def _located(error: BaseException) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error!r} at {place.filename}:{place.lineno}"
 
 
 def _transactions_left(world: World) -> Iterator[TransactionsLeft]:
