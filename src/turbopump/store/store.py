@@ -58,6 +58,10 @@ _CLOSING_MS_MAX = 750
 """Time limit in closing for writing queues and index, and again for syncing; the rest is left."""
 
 
+_AfterCut = tuple[Listener | None, Watches, dict[QueueKey, QueueOffset]]
+"""What a store that is opened again after a cut has to know: listener, watches, ends of queues."""
+
+
 class Store:
     """An open store. Get one from `open`; `close` it or use it in a ``with`` statement."""
 
@@ -76,6 +80,7 @@ class Store:
         self.cut_ranges: dict[QueueKey, tuple[int, int]] = {}
         """Queues that were cut while the store was open: their shortest and their longest end."""
         self._open = False
+        self._after_cut: _AfterCut | None = None
 
     def _make_files(self) -> None:
         """Create the log, the queues and the index."""
@@ -150,7 +155,11 @@ class Store:
         """Lock a directory, recover its content, and start to flush."""
         store = cls(Path(directory), config or StoreConfig(), machine or Machine())
         store._directory.acquire()
-        store._recover()
+        try:
+            store._recover()
+        except BaseException:
+            store._directory.release()
+            raise
         return store
 
     def _recover(self) -> None:
@@ -168,7 +177,8 @@ class Store:
             self._deferred.attempt(self._directory.mark_running)
             self._retention.refuse_if_full()
         except BaseException:
-            self._release()
+            self._flusher.stop()
+            self._close_files()
             raise
         self._open = True
         if self._deferred.error is not None:
@@ -180,6 +190,9 @@ class Store:
 
         What cannot be flushed is left to the recovery of the next start.
         """
+        if self._after_cut is not None:
+            self._after_cut = None
+            self._directory.release()
         if not self._open:
             return
         try:
@@ -192,7 +205,8 @@ class Store:
         finally:
             self._open = False
             self._flusher.stop()
-            self._release()
+            self._close_files()
+            self._directory.release()
 
     def flush(self) -> None:
         """Wait until everything written so far is on disk, or cannot be (see `refusal`)."""
@@ -214,10 +228,6 @@ class Store:
             self._flusher.submit(self._behind.sync_job(entered_ms, _CLOSING_MS_MAX))
             self._flusher.wait_idle()
         return self._dispatcher.first_waiting is None and self._log.flushed == self._log.written
-
-    def _release(self) -> None:
-        self._close_files()
-        self._directory.release()
 
     def _close_files(self) -> None:
         self._log.close()
@@ -302,24 +312,34 @@ class Store:
 
         Returns the directory where the bytes of the log are kept. Queues and index follow. Waits
         for the disk, and rereads as much of the log as after a crash. If it fails, as on a full
-        disk, it can be called again.
+        disk, it can be called again, after `reopen`.
         """
         self.flush()
         listener, watched = self._dispatcher.listener, self._dispatcher.watched
         ends = {queue.key: queue.max_offset for queue in self._queues}
+        self._after_cut = listener, watched, ends
         self._open = False
         self._flusher.stop()
         try:
             return self._cut_log(end)
         finally:
             self._close_files()
-            self._make_files()
-            self._make_workers()
-            self._recover()
-            self._dispatcher.set_listener(listener, watched)
-            for key, before in ends.items():
-                low, high = self.cut_ranges.get(key, (before, before))
-                self.cut_ranges[key] = min(low, self.queue_range(*key)[1]), max(high, before)
+            self.reopen()
+
+    @translate_disk_errors
+    def reopen(self) -> None:
+        """Recover the log again if that failed after a cut; until then, the store is closed."""
+        if self._after_cut is None:
+            return
+        listener, watched, ends = self._after_cut
+        self._make_files()
+        self._make_workers()
+        self._recover()
+        self._after_cut = None
+        self._dispatcher.set_listener(listener, watched)
+        for key, before in ends.items():
+            low, high = self.cut_ranges.get(key, (before, before))
+            self.cut_ranges[key] = min(low, self.queue_range(*key)[1]), max(high, before)
 
     def was_cut(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether a reader at an offset may have read messages that were cut off."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from turbopump.errors import DiskFull, InvalidArgument, WriteFailed
+from turbopump.errors import DiskFull, InvalidArgument, StoreClosed, StoreError, WriteFailed
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import FlushMode, Store
@@ -176,6 +179,75 @@ def test_a_tail_that_differs_is_cut_and_kept(
         assert is_reopened or sum(told) == 30
         assert bodies(slave) == bodies(master)
         slave.close()
+
+
+def test_a_cut_that_fails_can_be_repeated_after_the_disk_is_well(tmp_path: Path) -> None:
+    class FailingLater(FaultyFiles):
+        syncs_left = 1 << 30
+
+        def sync(self, fd: int) -> None:
+            self.syncs_left -= 1
+            self.sync_error = errno.EIO if self.syncs_left < 0 else None
+            super().sync(fd)
+
+    closed = 0
+    with Store.open(tmp_path / "a", small_config()) as master:
+        stored(master, *[b"%02d" % number * 100 for number in range(30)])
+        for syncs in range(40):
+            files, told = FailingLater(), list[int]()
+            slave = Store.open(tmp_path / f"{syncs}", small_config(), machine=Machine(files=files))
+            slave.listen(partial(_count, told))
+            copied(master, slave)
+            common = master.written_end
+            stored(slave, *[b"lost %02d" % number * 100 for number in range(40)])
+            files.syncs_left = syncs
+            try:
+                slave.cut(common)
+            except StoreError:
+                closed += _is_closed(slave)
+                files.syncs_left = 1 << 30
+                slave.reopen()
+                slave.reopen()
+                slave.cut(common)
+            assert slave.written_end == common
+            assert bodies(slave) == bodies(master)
+            told.clear()
+            stored(slave, b"more")
+            slave.dispatch()
+            assert sum(told) == 1
+            slave.close()
+            Store.open(tmp_path / f"{syncs}", small_config()).close()
+            if files.syncs_left >= 0 and files.syncs_left < 1 << 29:
+                break
+    assert closed
+
+
+def _count(told: list[int], arrivals: Sequence[object]) -> None:
+    told.append(len(arrivals))
+
+
+def _is_closed(store: Store) -> bool:
+    try:
+        store.queue_ids()
+    except StoreClosed:
+        return True
+    return False
+
+
+def test_a_store_that_a_failed_cut_has_left_closed_can_be_closed(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    slave = Store.open(tmp_path, small_config(), machine=Machine(files=files))
+    stored(slave, *[b"%02d" % number * 100 for number in range(40)])
+    with patch.object(Store, "_recover", side_effect=OSError(errno.EIO, "broken")):
+        with pytest.raises(StoreError):
+            slave.cut(None)
+        with pytest.raises(StoreError):
+            slave.reopen()
+    assert _is_closed(slave)
+    slave.close()
+    with pytest.raises(StoreClosed):
+        slave.cut(None)
+    Store.open(tmp_path, small_config()).close()
 
 
 def test_a_log_that_is_dropped_as_a_whole_begins_anywhere(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ class Follower:
                 await self._address_changed.wait()
                 continue
             try:
+                self.store.reopen()
                 again = await self._follow(self.address)
             except NetworkError as error:
                 self._note_failure(error)
