@@ -13,8 +13,10 @@ from log_replicas import MASTER, SEGMENT_BYTES, LogReplicas, link, log_bytes, lo
 from turbopump.broker.broker import Broker
 from turbopump.broker.replication.copying import COMPARED_BYTES
 from turbopump.broker.replication.status import LinkState, MasterLink
+from turbopump.broker.replication.table_copy import Copy
 from turbopump.message import PhysicalOffset
 from turbopump.testing import LinkQuality, virtual_loop, virtual_time
+from turbopump.wire import headers
 
 SLAVE = f"{MASTER}-1"
 
@@ -177,6 +179,30 @@ async def test_a_log_without_anything_in_common_is_not_dropped(
         await cluster.advance(minutes=2)
         await cluster.until_copied()
         assert kept_bytes(cluster).startswith(before[:1000])
+
+
+@virtual_time()
+async def test_a_slave_of_a_replaced_master_drops_all_that_only_that_one_had(
+    tmp_path: Path,
+) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        await cluster.fill(50)
+        await cluster.until_copied()
+        slave, follower = cluster.slave(), cluster.slave().replication.follower
+        assert follower is not None
+        before = log_bytes(slave, PhysicalOffset(0))
+        await cluster.stop_broker(MASTER)
+        cluster.disk(MASTER)._root.entries.clear()
+        await cluster.start_broker(MASTER)
+        await cluster.fill(5)
+        await cluster.until(lambda: "right master" in master_link(slave).last_error)
+        assert log_bytes(slave, PhysicalOffset(0)) == before
+        answer = Copy(b"", headers.TableCopyAnswer(table_version="", log_end=0, broker_epoch=1))
+        slave.replica._note_answer(answer)
+        await cluster.advance(minutes=2)
+        await cluster.until_copied()
+        assert kept_bytes(cluster).startswith(before[:1000])
+        assert not follower.may_drop_all, "only what came from the old master"
 
 
 @pytest.mark.slow

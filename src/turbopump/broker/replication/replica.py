@@ -52,6 +52,7 @@ class Replica:
         self._replication = replication
         self._clock = clock
         self._in_sync_ms = clock.monotonic_ms()
+        self._master_epoch = mastership.record.epoch
         if replication.follower is not None:
             # A replaced master knows that its successor's log is the valid one.
             replication.follower.may_drop_all = mastership.was_replaced
@@ -100,10 +101,14 @@ class Replica:
         }
 
     def _note_answer(self, copy: Copy) -> None:
-        self._mastership.note_epoch(copy.about.broker_epoch)
+        epoch, follower = copy.about.broker_epoch, self._replication.follower
+        self._mastership.note_epoch(epoch)
         self._mastership.note_slave_ids(copy.about.slave_ids or "")
-        if self._replication.follower is not None:
-            self._replication.follower.master_ends_at(PhysicalOffset(copy.about.log_end))
+        if follower is not None:
+            follower.master_ends_at(PhysicalOffset(copy.about.log_end))
+            if epoch > self._master_epoch:
+                follower.master_was_promoted()
+        self._master_epoch = max(epoch, self._master_epoch)
 
     def _note_in_sync(self) -> None:
         link = self._replication.status.master

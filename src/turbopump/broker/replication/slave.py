@@ -81,6 +81,7 @@ class Follower:
         self._master_end = PhysicalOffset(0)
         """As of the last copy of a table: frames do not say how much more there is."""
         self._pause_ms = RETRY_MS
+        self._has_agreed = False
         self.may_drop_all = False
         """Whether a log that has nothing in common with the master's may be dropped: set where the
         master's is known to be the valid one."""
@@ -110,6 +111,10 @@ class Follower:
             self._address_changed.set()
             if self._connection is not None:
                 self._connection.close(f"the master is at {self.address} now")
+
+    def master_was_promoted(self) -> None:
+        """Permit dropping the whole log if it was copied from the old master since this start."""
+        self.may_drop_all |= self._has_agreed
 
     def master_ends_at(self, end: PhysicalOffset) -> None:
         """Note the end of the master's log; 0 if it does not say."""
@@ -239,6 +244,7 @@ class Follower:
         if self._state is not LinkState.IN_SYNC:
             _log.info("replication from %s continues at %d", self.address, self.store.written_end)
         self._state, self._last_error = LinkState.IN_SYNC, ""
+        self._has_agreed, self.may_drop_all = True, False
         self._settled()
 
     def stored(self) -> None:
