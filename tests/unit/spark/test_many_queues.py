@@ -16,9 +16,10 @@ from turbopump.admin.administration import Admin
 from turbopump.broker import administration, message_path
 from turbopump.broker.handlers.common import handler_table
 from turbopump.client.producer import Producer
-from turbopump.errors import ConnectFailed, DataLost, RemoteError
+from turbopump.errors import ConnectFailed, DataLost, RemoteError, SparkError
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading import retry
+from turbopump.spark.reading.batch_planner import plan_batch
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.message_probes import SAMPLED_QUEUES
@@ -393,6 +394,46 @@ async def test_what_a_broker_has_against_many_queues_is_logged_once(
         found.asked.refuse = away
         assert await asking.known_limits(queues) == {}
         assert caplog.text.count("not available") == 2
+
+
+@pytest.mark.parametrize("refused", [TURBOPUMP, OWN])
+@virtual_time()
+async def test_nothing_is_read_whose_last_message_cannot_be_looked_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refused: set[RequestCode],
+) -> None:
+    async with world(tmp_path, monkeypatch, refused) as found:
+        for queue in T:
+            await found.send(queue, 2)
+        asking = found.asking(retries="2")
+        batch = SourceOptions.for_batch(
+            {"nameserver": found.session.config.nameserver, "topic": "T", "retries": "2"}
+        )
+        failures = 0
+
+        def unmarked(_address: str, command: Command) -> None:
+            nonlocal failures
+            if command.code in (RequestCode.GET_MESSAGE_MARKS, RequestCode.PULL_MESSAGE):
+                failures -= 1
+                if failures >= 0:
+                    raise ConnectFailed("busy")
+
+        found.asked.refuse = unmarked
+        failures = 2
+        (planned,) = await plan_batch(Cluster(found.session, batch), batch)
+        assert [each.last is not None for each in planned] == [True] * 4, "it has been retried"
+        failures = 1000
+        unknown = r"T@a:0 and 3 more queues: cannot look up the last message.*busy"
+        with pytest.raises(SparkError, match=unknown):
+            await plan_batch(Cluster(found.session, batch), batch)
+        caplog.clear()
+        for _ in range(3):
+            assert await asking.marks(dict.fromkeys(T, 2)) == {}
+        assert caplog.text.count("cannot check for a re-created topic: busy") == 1
+        failures = 0
+        assert None not in (await asking.marks(dict.fromkeys(T, 2))).values()
 
 
 @virtual_time()

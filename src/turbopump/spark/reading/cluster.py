@@ -101,6 +101,7 @@ class Cluster:
         self._unavailable: dict[str, _Cause] = {}
         self._uncommitted: dict[str, _Cause] = {}
         self._unsampled: dict[str, _Cause] = {}
+        self._unmarked: dict[str, _Cause] = {}
         """Why brokers last did not respond or commit; each reason is logged once."""
         self._silent_until_ms: dict[str, int] = {}
 
@@ -387,9 +388,21 @@ class Cluster:
     async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
         """Return the mark of the message before each offset, or None if there is none.
 
-        Queues whose broker does not respond are missing.
+        Queues whose broker does not respond are missing; they are logged once.
         """
-        return await self._probes.marks({queue: at - 1 for queue, at in offsets.items()})
+        found, failed = await self._probes.marks(_before(offsets))
+        if failed or self._unmarked:
+            errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {}
+            for queue in offsets:
+                errors.setdefault(queue.broker, [])
+            for queue, error in failed.items():
+                errors[queue.broker].append((queue, error))
+            self._log_once(self._unmarked, errors, "cannot check for a re-created topic")
+        return found
+
+    async def all_marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+        """Return the same for all queues; raises SparkError if a broker never responds."""
+        return await self._probes.all_marks(_before(offsets))
 
     async def bytes_per_row(self, offsets: Offsets) -> dict[MessageQueue, int]:
         """Return the average size of the next messages of each queue; of many, a sample is asked.
@@ -413,6 +426,10 @@ class Cluster:
 
     async def _with_retries(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         return await with_retries(call, self._options.pulling.retries, what)
+
+
+def _before(offsets: Offsets) -> Offsets:
+    return {queue: at - 1 for queue, at in offsets.items()}
 
 
 def _has_no_offset(error: TurbopumpError) -> bool:
