@@ -32,7 +32,6 @@ SOURCE_HINTS: Mapping[str, str] = {
     "endingTimestamp": _TIMESTAMP.format("endingOffsets"),
     "startingOffsetsByTimestamp": _TIMESTAMPS.format("startingOffsets"),
     "endingOffsetsByTimestamp": _TIMESTAMPS.format("endingOffsets"),
-    "startingOffsetsByTimestampStrategy": "not needed: a time after the newest message is the end",
     "kafka.group.id": "group",
     "groupIdPrefix": "group",
     "includeHeaders": "includeProperties",
