@@ -812,3 +812,17 @@ async def test_an_old_checkpoint_gets_its_marks_without_new_messages() -> None:
     cluster.life, cluster.ends[Q0] = dict.fromkeys(cluster.life, 1), Limits(0, 25)
     with pytest.raises(DataLost, match="t@a:0 was re-created"):
         await planner.latest(start, marks=marks)
+
+
+@virtual_time()
+async def test_a_mark_never_outlives_its_offset() -> None:
+    class Partial(MadeUp):
+        async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+            found = await super().marks(offsets)
+            return found | ({Q0: None} if offsets.get(Q0) == 12 else {})
+
+    cluster = Partial({Q0: Limits(0, 12), Q1: Limits(0, 5)})
+    planner = following(cluster)
+    end = await planner.latest({Q0: 10, Q1: 5}, has_begun=True, marks={Q0: (0, 9)})
+    assert end == {Q0: 12, Q1: 5}
+    assert planner.marks == {Q1: (0, 4)}, "the broker cannot read the last message"

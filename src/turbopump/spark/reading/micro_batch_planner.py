@@ -90,6 +90,8 @@ class MicroBatchPlanner:
         """Queues that were deleted and not re-created yet."""
         self.marks: Marks = {}
         """Marks of the last messages before the offsets that `latest` returned."""
+        self._empty_below: list[MessageQueue] = []
+        """Queues with nothing stored below their offsets."""
         self._marked_at: Offsets = {}
         self._missing_due_ms = clock.monotonic_ms()
         """When to ask again for marks that are missing."""
@@ -108,7 +110,6 @@ class MicroBatchPlanner:
         self._backlog = LastResult(backlog)
         self._ends = LastResult(self._ends_to_wait_at)
         self._newest = LastResult(_newest)
-        self._empty_below = LastResult(_empty_below)
         self._unrouted = LastResult(lambda read, known: frozenset(read).difference(known))
 
     async def freeze(self) -> None:
@@ -155,7 +156,8 @@ class MicroBatchPlanner:
         if marks is None:
             same = (queue for queue in self.marks if self._marked_at.get(queue) == start.get(queue))
             marks = {queue: self.marks[queue] for queue in same}
-        self.marks = marks
+        if marks is not self.marks:
+            self.marks, self._empty_below = marks, _empty_below(marks)
         if not (start or has_begun or self._has_begun):
             end = await self._marked({}, await self._beginning(), is_first=True)
             self._has_begun = True
@@ -193,25 +195,37 @@ class MicroBatchPlanner:
             self._marked_at = end
             return end
         changed = {queue: at for queue, at in end.items() if start.get(queue) != at}
-        asked = {**(missing or {}), **{queue: at for queue, at in changed.items() if at > 0}}
+        asked = {queue: at for queue, at in changed.items() if at > 0}
+        if missing:
+            asked.update(missing)
         found = await self._last_marks(asked, is_first=is_first) if asked else {}
-        if held := {queue for queue in changed if queue in asked and queue not in found}:
+        if held := asked.keys() - found.keys():
             stays = {queue: start[queue] for queue in held if queue in start}
             end = {queue: at for queue, at in end.items() if queue not in held} | stays
             changed = {queue: at for queue, at in changed.items() if queue not in held}
         known = {queue: mark for queue, mark in found.items() if mark is not None}
-        outdated = (changed.keys() - known.keys()) | (self.marks.keys() - end.keys())
-        if known or not outdated.isdisjoint(self.marks):
-            marks = {**self.marks, **known}
-            for queue in outdated:
-                marks.pop(queue, None)
-            self.marks = marks
-        if end == start:
+        self._record(known, changed, end)
+        if not changed and end == start:
             end = start
         else:
             self._last_moves = start, end, changed
         self._marked_at = end
         return end
+
+    def _record(self, known: Marks, changed: Offsets, end: Offsets) -> None:
+        """Take new marks, and drop those of other offsets; unchanged marks stay the same object."""
+        outdated = changed.keys() - known.keys()
+        if not self.marks.keys() <= end.keys():
+            outdated |= self.marks.keys() - end.keys()
+        if not known and outdated.isdisjoint(self.marks):
+            return
+        marks = {**self.marks, **known}
+        for queue in outdated:
+            marks.pop(queue, None)
+        self.marks = marks
+        # Of thousands of queues usually none is empty: they are searched only if one is.
+        if self._empty_below or NOTHING_BELOW in known.values():
+            self._empty_below = _empty_below(marks)
 
     async def _last_marks(
         self, offsets: Offsets, *, is_first: bool
@@ -463,7 +477,7 @@ class MicroBatchPlanner:
         if len(samples) < len(newest):
             samples = _newest({queue: marks[queue] for queue in checkable(limits)})
         # Its offset says nothing of the other queues: any of these may be the only one to check.
-        samples += checkable(self._empty_below(marks))
+        samples += checkable(self._empty_below)
         changed, unavailable = await self._changed(start, samples)
         unchecked = frozenset(_in_places_of(unavailable, limits))
         suspects = checkable(_in_places_of(changed, limits))
