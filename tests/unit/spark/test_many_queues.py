@@ -6,14 +6,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 import clusters
+from brokers import SMALL_STORE
 from turbopump.admin.administration import Admin
 from turbopump.broker import administration, message_path
+from turbopump.broker.config import LimitsConfig
 from turbopump.broker.handlers.common import handler_table
 from turbopump.client.producer import Producer
 from turbopump.errors import ConnectFailed, DataLost, RemoteError, SparkError
@@ -24,9 +28,10 @@ from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.message_probes import SAMPLED_QUEUES
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
-from turbopump.spark.reading.offsets import Limits
+from turbopump.spark.reading.offsets import NOTHING_BELOW, Limits
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.retry import gather_available, gather_by_key
+from turbopump.store.config import RetentionConfig
 from turbopump.testing import virtual_time
 from turbopump.wire.bodies import QueuePositions
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -394,6 +399,40 @@ async def test_what_a_broker_has_against_many_queues_is_logged_once(
         found.asked.refuse = away
         assert await asking.known_limits(queues) == {}
         assert caplog.text.count("not available") == 2
+
+
+@EVERY_KIND
+@virtual_time()
+async def test_a_topic_recreated_after_its_messages_expired_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
+) -> None:
+    retention = RetentionConfig(reserved_ms=60_000)
+    store = replace(
+        SMALL_STORE, segment_bytes=180_000, record_bytes_max=170_000, retention=retention
+    )
+    limits = LimitsConfig(message_bytes_max=100_000)
+    async with world(tmp_path, monkeypatch, refused, store=store, limits=limits) as found:
+        await found.send(T[1], 5)
+        for _ in range(4):
+            await found.producer.send(Message("T", Random(1).randbytes(60_000)), to=T[0])
+        broker = found.made.brokers["a"]
+        await asyncio.sleep(120)
+        assert broker.store.retain(at_any_hour=True).segments > 0
+        options = found.options(startingOffsets="earliest")
+        cluster = Cluster(found.session, options)
+        assert (await cluster.limits(T))[T[1]] == Limits(5, 5)
+        follow = MicroBatchPlanner(cluster, options, found.session.clock)
+        at = await follow.latest({}, is_limited=False)
+        marks = follow.marks
+        assert (at[T[1]], marks[T[1]]) == (5, NOTHING_BELOW)
+        assert await follow.latest(at, is_limited=False, marks=marks) != at
+        await Admin(session=found.session).topics.delete("T")
+        await found.made.make_topic("T", queues=4)
+        await found.send(T[1], 8)
+        again = MicroBatchPlanner(Cluster(found.session, options), options, found.session.clock)
+        for planner in (follow, again):
+            with pytest.raises(DataLost, match="T@a:1 was re-created: the message at offset 4 is"):
+                await planner.latest({T[1]: 5}, has_begun=True, marks={T[1]: marks[T[1]]})
 
 
 @pytest.mark.parametrize("refused", [TURBOPUMP, OWN])
