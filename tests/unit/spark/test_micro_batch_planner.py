@@ -826,3 +826,23 @@ async def test_a_mark_never_outlives_its_offset() -> None:
     end = await planner.latest({Q0: 10, Q1: 5}, has_begun=True, marks={Q0: (0, 9)})
     assert end == {Q0: 12, Q1: 5}
     assert planner.marks == {Q1: (0, 4)}, "the broker cannot read the last message"
+
+
+@virtual_time()
+async def test_a_queue_recreated_while_a_batch_is_planned_does_not_lose_its_mark() -> None:
+    class Recreated(MadeUp):
+        async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+            if offsets.get(Q0) != 12:
+                return await super().marks(offsets)
+            self.life, self.ends = {Q0: 1}, {Q0: Limits(0, 3)}
+            return {Q0: None}
+
+    cluster = Recreated({Q0: Limits(0, 10)})
+    planner = following(cluster)
+    start = await latest(planner, {})
+    cluster.ends[Q0] = Limits(0, 12)
+    assert await latest(planner, start) is start
+    assert planner.marks == {Q0: (0, 9)}
+    cluster.ends[Q0] = Limits(0, 25)
+    with pytest.raises(DataLost, match="t@a:0 was re-created"):
+        await latest(planner, start)

@@ -73,8 +73,8 @@ class MessageProbes:
                 return await with_retries(lambda: whole(place), self._retries, queues)
             except TurbopumpError as error:
                 raise SparkError(
-                    f"{queues}: cannot look up the last message, which identifies the topic if it "
-                    f"is re-created: {error}"
+                    f"{queues}: cannot look up the last message, by which a re-created topic is "
+                    f"recognized: {error}"
                 ) from error
 
         found = await gather_by_key(places, ask)

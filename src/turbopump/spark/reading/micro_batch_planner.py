@@ -246,9 +246,9 @@ class MicroBatchPlanner:
         for queue, ends in limits.items():
             if ends.is_certain and ends.low >= offsets[queue]:
                 answers[queue] = NOTHING_BELOW
-            elif needs_all or ends.is_certain or ends.high >= offsets[queue]:
+            elif needs_all or ends.high >= offsets[queue]:
                 answers[queue] = None
-            # Else the message has not reached the slave that responds.
+            # Else the topic was just re-created, or a slave responds that lacks the message.
         return answers
 
     def _missing(self, seen: _QueueSnapshot, end: Offsets) -> Offsets:
@@ -476,7 +476,7 @@ class MicroBatchPlanner:
         samples = checkable(newest)
         if len(samples) < len(newest):
             samples = _newest({queue: marks[queue] for queue in checkable(limits)})
-        # Its offset says nothing of the other queues: any of these may be the only one to check.
+        # These have no position to sort by; few can be checked, as messages do not come back.
         samples += checkable(self._empty_below)
         changed, unavailable = await self._changed(start, samples)
         unchecked = frozenset(_in_places_of(unavailable, limits))
