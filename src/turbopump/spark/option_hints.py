@@ -17,20 +17,26 @@ _CONNECTION: Mapping[str, str] = {
 
 _SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 
+_ASYNC_PROGRESS = (
+    "asyncProgressTrackingEnabled",
+    "asyncProgressTrackingCheckpointIntervalMs",
+    "asyncProgressTrackingOverrideSinkSupportCheck",
+)
+
 SOURCE_HINTS: Mapping[str, str] = {
     **_CONNECTION,
+    **dict.fromkeys(_ASYNC_PROGRESS, "it with writeStream; Spark allows it for few sinks"),
     "subscribe": "topic, or topics for several",
     "subscribePattern": "topicPattern",
     "startingTimestamp": _TIMESTAMP.format("startingOffsets"),
     "endingTimestamp": _TIMESTAMP.format("endingOffsets"),
     "startingOffsetsByTimestamp": _TIMESTAMPS.format("startingOffsets"),
     "endingOffsetsByTimestamp": _TIMESTAMPS.format("endingOffsets"),
-    "startingOffsetsByTimestampStrategy": "not needed: a time after the newest message is the end",
     "kafka.group.id": "group",
     "groupIdPrefix": "group",
     "includeHeaders": "includeProperties",
     "fetchOffset.numRetries": "retries",
-    "fetchOffset.retryIntervalMs": "retries; the backoff is fixed",
+    "fetchOffset.retryIntervalMs": "retries; the backoff grows from 0.1 to 5 s",
     "kafkaConsumer.pollTimeoutMs": "requestTimeout",
     "kafka.request.timeout.ms": "requestTimeout",
     "kafka.max.poll.records": "pullBatchSize",
@@ -41,6 +47,7 @@ SOURCE_HINTS: Mapping[str, str] = {
     "path": "topic, or topics for several; load() takes no path",
     "checkpointLocation": "it with writeStream: readStream has no checkpoint",
     "ignoreDamage": "onBadRecord=skip",
+    "keys": "where() on the column keys; brokers filter by tags and sql",
     "pushFilters": (
         "startingOffsets, endingOffsets, tags, sql or assign; Spark applies pushed filters to "
         "other queries of the same DataFrame, too"
@@ -49,6 +56,7 @@ SOURCE_HINTS: Mapping[str, str] = {
 
 SINK_HINTS: Mapping[str, str] = {
     **_CONNECTION,
+    **dict.fromkeys(_ASYNC_PROGRESS, "not supported: Spark refuses it for sinks in Python"),
     "kafka.batch.size": "batchBytes",
     "kafka.linger.ms": "not needed: rows are sent immediately",
     "kafka.compression.type": "compression",
@@ -68,7 +76,17 @@ SINK_HINTS: Mapping[str, str] = {
     "columns": "select() before writing",
 }
 
-COLUMN_HINTS: Mapping[str, str] = {
+SOURCE_COLUMN_HINTS: Mapping[str, str] = {
+    "value": "body",
+    "key": "keys, a string",
+    "partition": "queueId and broker",
+    "offset": "queueOffset",
+    "timestamp": "bornTimestamp or storeTimestamp",
+    "timestampType": "not needed: bornTimestamp and storeTimestamp are two columns",
+    "headers": "properties, a map of strings",
+}
+
+SINK_COLUMN_HINTS: Mapping[str, str] = {
     "value": "body",
     "key": "shardingKey to choose the queue, keys to search by",
     "partition": "queueId",
@@ -84,4 +102,4 @@ def hint(key: str, hints: Mapping[str, str]) -> str | None:
             return "TLS and credentials are not supported"
         is_kafka = key.lower().startswith("kafka.")
         return "options are not passed on to Kafka's clients" if is_kafka else None
-    return found if found.startswith("not needed") else f"use {found}"
+    return found if found.startswith(("not needed", "not supported")) else f"use {found}"

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from turbopump.spark.reading.offsets import GROUP, flat, flat_marks, has_marks, report_of
+from turbopump.spark.reading.offsets import (
+    GROUP,
+    NOTHING_BELOW,
+    flat,
+    flat_marks,
+    has_marks,
+    report_of,
+)
 from turbopump.spark.stream_counts import BAD, observed
 
 if TYPE_CHECKING:
@@ -133,7 +140,7 @@ def _source_lag(progress: StreamingQueryProgress, source: SourceProgress) -> Sou
     seconds = Spread.of(
         max(0.0, planned_ms - marks[queue][0]) / 1000 if left else 0.0
         for queue, left in behind.items()
-        if not left or queue in marks
+        if not left or marks.get(queue, NOTHING_BELOW) != NOTHING_BELOW
     )
     return SourceLag(
         query=progress.name or str(progress.id),

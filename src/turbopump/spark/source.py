@@ -94,15 +94,16 @@ class DefaultSource(DataSource):
 
 def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
     """Return options with the columns of a schema, which a user may have given instead."""
-    from turbopump.spark.records.schema import KNOWN_COLUMNS, spark_schema
+    from turbopump.spark.records.schema import KNOWN_COLUMNS, spark_schema, with_suggestions
 
     columns = tuple(schema.fieldNames())
     types = {field.name: field.dataType for field in spark_schema(KNOWN_COLUMNS)}
     unknown = [name for name in columns if name not in types]
     if unknown or len(set(columns)) < len(columns):
+        wanted = with_suggestions(unknown) or "a column twice"
         raise InvalidArgument(
-            f"the schema has {', '.join(unknown) or 'a column twice'}, which messages do not: "
-            f"columns are {', '.join(f'{each} {types[each].simpleString()}' for each in types)}"
+            f"the schema has {wanted}, which messages do not: columns are "
+            f"{', '.join(f'{each} {types[each].simpleString()}' for each in types)}"
         )
     wrong = [
         f"{field.name} as {field.dataType.simpleString()}, expected "

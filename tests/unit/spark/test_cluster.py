@@ -219,6 +219,35 @@ def test_a_time_is_the_first_message_since(tmp_path: Path, pause_ms: int) -> Non
 
 
 @virtual_time()
+async def test_a_start_after_the_last_message_is_the_end_or_an_error(tmp_path: Path) -> None:
+    async with world(tmp_path) as (made, producer, session):
+        await fill(producer, 10)
+        after_ms, other = made.clock.now_ms() + 1, MessageQueue("T", "a", 1)
+
+        async def started(text: str, strategy: str, name: str = "startingOffsets") -> list[int]:
+            found = asking(
+                session,
+                group="g",
+                startingOffsets=text,
+                startingOffsetsByTimestampStrategy=strategy,
+            )
+            offsets = await found.resolve(name, parse_position(name, text), [Q0, other])
+            return [offsets[Q0], offsets[other]]
+
+        of_queue = f'{{"T": {{"0": "{after_ms}", "1": -1}}}}'
+        for text in (f"{after_ms}", f"group,{after_ms}", of_queue):
+            assert await started(text, "latest") == [10, 0]
+            assert await started(text, "error", "endingOffsets") == [10, 0]
+            wrong = r"T@a:0.*: no message was stored at or after 20.*; .*Strategy=latest starts at"
+            with pytest.raises(InvalidArgument, match=wrong):
+                await started(text, "error")
+        # An empty queue has no message either.
+        with pytest.raises(InvalidArgument, match=r"startingOffsets: T@a:1: no message"):
+            await started(f"{made.clock.now_ms() - 60_000}", "error")
+        assert await started(f'{{"T": {{"0": "{after_ms - 60_000}", "1": -1}}}}', "error") == [0, 0]
+
+
+@virtual_time()
 async def test_news_end_the_wait(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, producer, session):
         await fill(producer, 2)

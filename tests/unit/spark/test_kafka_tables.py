@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark.reading.options import OPTIONS as SOURCE_OPTIONS
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.records.schema import KNOWN_COLUMNS as SOURCE_COLUMNS
+from turbopump.spark.source import DefaultSource
 from turbopump.spark.writing.options import OPTIONS as SINK_OPTIONS
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.sink_columns import COLUMNS as SINK_COLUMNS
@@ -105,3 +107,32 @@ def test_the_source_names_the_counterpart_of_kafkas_options(option: str) -> None
 def test_the_sink_names_the_counterpart_of_kafkas_options(option: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"'{option}' \((use|not needed)"):
         SinkOptions.parse({"nameserver": "127.0.0.1:1", "topic": "t", option: "1"})
+
+
+@pytest.mark.parametrize("column", sorted({*THEIR_COLUMNS} - {*SOURCE_COLUMNS}))
+def test_the_source_names_the_counterpart_of_kafkas_columns(column: str) -> None:
+    told = rf"'{column}' \((use|not needed)"
+    given = {"nameserver": "127.0.0.1:1", "topic": "t"}
+    with pytest.raises(InvalidArgument, match=told):
+        SourceOptions.for_batch({**given, "columns": f"topic,{column.lower()}"})
+    schema = StructType([StructField(name, StringType()) for name in ("topic", column)])
+    source = DefaultSource(given)
+    for read in (source.reader, source.streamReader):
+        with pytest.raises(InvalidArgument, match=rf"the schema has {told}"):
+            read(schema)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "asyncProgressTrackingEnabled",
+        "asyncProgressTrackingCheckpointIntervalMs",
+        "asyncProgressTrackingOverrideSinkSupportCheck",
+    ],
+)
+def test_asynchronous_progress_tracking_is_said_to_be_missing(option: str) -> None:
+    given = {"nameserver": "127.0.0.1:1", "topic": "t", option: "true"}
+    with pytest.raises(InvalidArgument, match=rf"'{option}' \(use it with writeStream"):
+        SourceOptions.for_stream(given)
+    with pytest.raises(InvalidArgument, match=rf"'{option}' \(not supported: Spark refuses it"):
+        SinkOptions.parse(given)

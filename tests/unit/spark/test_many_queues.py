@@ -6,26 +6,32 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 import clusters
+from brokers import SMALL_STORE
 from turbopump.admin.administration import Admin
 from turbopump.broker import administration, message_path
+from turbopump.broker.config import LimitsConfig
 from turbopump.broker.handlers.common import handler_table
 from turbopump.client.producer import Producer
-from turbopump.errors import ConnectFailed, DataLost, RemoteError
+from turbopump.errors import ConnectFailed, DataLost, RemoteError, SparkError
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading import retry
+from turbopump.spark.reading.batch_planner import plan_batch
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.message_probes import SAMPLED_QUEUES
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
-from turbopump.spark.reading.offsets import Limits
+from turbopump.spark.reading.offsets import NOTHING_BELOW, Limits
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.retry import gather_available, gather_by_key
+from turbopump.store.config import RetentionConfig
 from turbopump.testing import virtual_time
 from turbopump.wire.bodies import QueuePositions
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -393,6 +399,80 @@ async def test_what_a_broker_has_against_many_queues_is_logged_once(
         found.asked.refuse = away
         assert await asking.known_limits(queues) == {}
         assert caplog.text.count("not available") == 2
+
+
+@EVERY_KIND
+@virtual_time()
+async def test_a_topic_recreated_after_its_messages_expired_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
+) -> None:
+    retention = RetentionConfig(reserved_ms=60_000)
+    store = replace(
+        SMALL_STORE, segment_bytes=180_000, record_bytes_max=170_000, retention=retention
+    )
+    limits = LimitsConfig(message_bytes_max=100_000)
+    async with world(tmp_path, monkeypatch, refused, store=store, limits=limits) as found:
+        await found.send(T[1], 5)
+        for _ in range(4):
+            await found.producer.send(Message("T", Random(1).randbytes(60_000)), to=T[0])
+        broker = found.made.brokers["a"]
+        await asyncio.sleep(120)
+        assert broker.store.retain(at_any_hour=True).segments > 0
+        options = found.options(startingOffsets="earliest")
+        cluster = Cluster(found.session, options)
+        assert (await cluster.limits(T))[T[1]] == Limits(5, 5)
+        follow = MicroBatchPlanner(cluster, options, found.session.clock)
+        at = await follow.latest({}, is_limited=False)
+        marks = follow.marks
+        assert (at[T[1]], marks[T[1]]) == (5, NOTHING_BELOW)
+        assert await follow.latest(at, is_limited=False, marks=marks) != at
+        await Admin(session=found.session).topics.delete("T")
+        await found.made.make_topic("T", queues=4)
+        await found.send(T[1], 8)
+        again = MicroBatchPlanner(Cluster(found.session, options), options, found.session.clock)
+        for planner in (follow, again):
+            with pytest.raises(DataLost, match="T@a:1 was re-created: the message at offset 4 is"):
+                await planner.latest({T[1]: 5}, has_begun=True, marks={T[1]: marks[T[1]]})
+
+
+@pytest.mark.parametrize("refused", [TURBOPUMP, OWN])
+@virtual_time()
+async def test_nothing_is_read_whose_last_message_cannot_be_looked_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refused: set[RequestCode],
+) -> None:
+    async with world(tmp_path, monkeypatch, refused) as found:
+        for queue in T:
+            await found.send(queue, 2)
+        asking = found.asking(retries="2")
+        batch = SourceOptions.for_batch(
+            {"nameserver": found.session.config.nameserver, "topic": "T", "retries": "2"}
+        )
+        failures = 0
+
+        def unmarked(_address: str, command: Command) -> None:
+            nonlocal failures
+            if command.code in (RequestCode.GET_MESSAGE_MARKS, RequestCode.PULL_MESSAGE):
+                failures -= 1
+                if failures >= 0:
+                    raise ConnectFailed("busy")
+
+        found.asked.refuse = unmarked
+        failures = 2
+        (planned,) = await plan_batch(Cluster(found.session, batch), batch)
+        assert [each.last is not None for each in planned] == [True] * 4, "it has been retried"
+        failures = 1000
+        unknown = r"T@a:0 and 3 more queues: cannot look up the last message.*busy"
+        with pytest.raises(SparkError, match=unknown):
+            await plan_batch(Cluster(found.session, batch), batch)
+        caplog.clear()
+        for _ in range(3):
+            assert await asking.marks(dict.fromkeys(T, 2)) == {}
+        assert caplog.text.count("cannot check for a re-created topic: busy") == 1
+        failures = 0
+        assert None not in (await asking.marks(dict.fromkeys(T, 2))).values()
 
 
 @virtual_time()

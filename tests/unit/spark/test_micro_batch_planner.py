@@ -9,11 +9,11 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import pytest
 
-from turbopump.errors import ConnectionLost, DataLost, NoRoute
+from turbopump.errors import ConnectionLost, DataLost, NoRoute, SparkError
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
-from turbopump.spark.reading.offsets import Limits, Mark, Offsets
+from turbopump.spark.reading.offsets import NOTHING_BELOW, Limits, Mark, Offsets
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import ranges_between
 from turbopump.spark.reading.positions import Earliest, OfGroup, Position
@@ -110,6 +110,11 @@ class MadeUp:
             for queue, at in offsets.items()
             if queue not in self.unmarked
         }
+
+    async def all_marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+        if refused := self.unmarked & offsets.keys():
+            raise SparkError(f"{min(refused)}: cannot look up the last message")
+        return await self.marks(offsets)
 
     def delete(self, queue: MessageQueue) -> None:
         """Delete it as brokers do that keep the group's offset."""
@@ -664,3 +669,180 @@ async def test_an_idle_stream_checks_nothing() -> None:
     cluster.ends[Q0] = Limits(0, 11)
     assert await latest(planner, start) == {Q0: 11}
     assert cluster.marked == [start, {Q0: 11}]
+
+
+# --- offsets without a message before them --------------------------------------------------------
+
+
+@virtual_time()
+async def test_a_stream_does_not_start_where_it_cannot_record_the_last_message() -> None:
+    cluster = MadeUp({Q0: Limits(0, 10)})
+    cluster.unmarked = {Q0}
+    planner = following(cluster)
+    for _ in range(2):
+        with pytest.raises(SparkError, match="t@a:0: cannot look up the last message"):
+            await latest(planner, {})
+    cluster.unmarked = set()
+    start = await latest(planner, {})
+    assert (start, planner.marks) == ({Q0: 10}, {Q0: (0, 9)})
+    cluster.life[Q0], cluster.ends[Q0] = 1, Limits(0, 25)
+    with pytest.raises(DataLost, match="t@a:0 was re-created"):
+        await latest(planner, start)
+
+
+class Forgetful(MadeUp):
+    """Finds the messages to compare, but not those to record."""
+
+    async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+        found = await super().marks(offsets)
+        return {q: mark for q, mark in found.items() if offsets[q] <= 10 or q != Q0}
+
+
+@virtual_time()
+async def test_a_queue_stays_where_it_is_until_its_last_message_can_be_recorded() -> None:
+    cluster = Forgetful({Q0: Limits(0, 10), Q1: Limits(0, 5)})
+    planner = following(cluster, group="g")
+    start = await latest(planner, {})
+    cluster.ends = {Q0: Limits(0, 12), Q1: Limits(0, 7)}
+    end = await latest(planner, start)
+    assert end == {Q0: 10, Q1: 7}
+    assert planner.marks == {Q0: (0, 9), Q1: (0, 6)}
+    assert cluster.waits == []
+    assert await latest(planner, end) is end
+    assert len(cluster.waits) == 1, "it does not ask again immediately"
+    assert cluster.group == end
+    cluster.life[Q0], cluster.ends[Q0] = 1, Limits(0, 25)
+    with pytest.raises(DataLost, match="t@a:0 was re-created: the message at offset 9 is not"):
+        await latest(planner, end)
+
+
+@virtual_time()
+async def test_a_new_queue_is_added_once_its_last_message_can_be_recorded() -> None:
+    cluster = MadeUp({Q0: Limits(0, 10), Q1: Limits(0, 70)})
+    cluster.group, cluster.routeless = {Q1: 60}, {Q1}
+    planner = following(cluster, group="g")
+    start = await latest(planner, {})
+    cluster.routeless, cluster.unmarked = set(), {Q1}
+    assert await latest(planner, start) is start
+    cluster.unmarked = set()
+    end = await latest(planner, start)
+    assert end == {Q0: 10, Q1: 60}
+    assert planner.marks[Q1] == (0, 59)
+
+
+@virtual_time()
+async def test_available_now_does_not_end_before_queues_that_cannot_be_checked() -> None:
+    cluster = MadeUp({Q0: Limits(0, 10)})
+    planner = following(cluster)
+    start = await latest(planner, {})
+    cluster.ends[Q0] = Limits(0, 20)
+    await planner.freeze()
+    cluster.unmarked = {Q0}
+    with pytest.raises(SparkError, match="t@a:0: cannot look up the last message"):
+        await latest(planner, start)
+
+
+@virtual_time()
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize(
+    ("ends", "options"),
+    [(Limits(50, 50), {}), (Limits(50, 60), {"startingOffsets": "earliest"})],
+)
+async def test_a_queue_recreated_after_all_its_messages_expired_is_noticed(
+    ends: Limits, options: dict[str, str], *, is_restarted: bool
+) -> None:
+    cluster = MadeUp({Q0: ends, Q1: Limits(0, 5)})
+    first = following(cluster, **options)
+    start = await latest(first, {})
+    marks = first.marks
+    assert (start[Q0], marks[Q0]) == (50, NOTHING_BELOW)
+    if not is_restarted:
+        # The first look compares everything, a later one what has changed.
+        await first.latest(start, marks=marks)
+    cluster.life = dict.fromkeys(cluster.life, 1)
+    cluster.ends[Q0] = Limits(0, 80)
+    strict = following(cluster) if is_restarted else first
+    with pytest.raises(DataLost, match="t@a:0 was re-created: the message at offset 49 is not"):
+        await strict.latest(start, has_begun=True, marks=marks)
+    loose = following(cluster, failOnDataLoss="false")
+    back = await loose.latest(start, has_begun=True, marks=marks)
+    assert back[Q0] == 0
+    assert (await latest(loose, back))[Q0] == 80
+
+
+@virtual_time()
+async def test_an_expired_queue_that_fills_again_is_read_on_without_requests() -> None:
+    cluster = MadeUp({Q0: Limits(50, 50)})
+    planner = following(cluster)
+    start = await latest(planner, {})
+    for _ in range(3):
+        assert await latest(planner, start) is start
+    cluster.marked.clear()
+    cluster.ends[Q0] = Limits(50, 60)
+    assert await latest(planner, start) == {Q0: 60}
+    assert cluster.marked == [{Q0: 60}], "there is nothing to compare below 50"
+    assert planner.marks == {Q0: (0, 59)}
+
+
+@virtual_time()
+async def test_what_a_slave_does_not_have_proves_nothing() -> None:
+    cluster = MadeUp({Q0: Limits(50, 50, is_certain=False)})
+    planner = following(cluster, startingOffsets="earliest", discoveryInterval="1s", idleWait="1s")
+    start = await latest(planner, {})
+    assert (start, planner.marks) == ({Q0: 50}, {})
+    cluster.ends[Q0] = Limits(50, 50)
+    for _ in range(2):
+        assert await latest(planner, start) is start
+    assert planner.marks == {Q0: NOTHING_BELOW}, "the master does not have it either"
+    cluster.ends[Q0] = Limits(30, 55, is_certain=False)
+    assert await latest(planner, start) == {Q0: 55}, "a slave may keep messages longer"
+
+
+@virtual_time()
+async def test_an_old_checkpoint_gets_its_marks_without_new_messages() -> None:
+    cluster = MadeUp({Q0: Limits(0, 10), Q1: Limits(5, 5), Q2: Limits(0, 0)})
+    start = {Q0: 10, Q1: 5, Q2: 0}
+    planner = following(cluster, discoveryInterval="1m")
+    assert await planner.latest(start, has_begun=True, marks={}) is start
+    marks = planner.marks
+    assert marks == {Q0: (0, 9), Q1: NOTHING_BELOW}
+    assert cluster.marked == [{Q0: 10, Q1: 5}]
+    assert await planner.latest(start, marks=marks) is start
+    assert planner.marks is marks, "the checkpoint stays the same"
+    cluster.life, cluster.ends[Q0] = dict.fromkeys(cluster.life, 1), Limits(0, 25)
+    with pytest.raises(DataLost, match="t@a:0 was re-created"):
+        await planner.latest(start, marks=marks)
+
+
+@virtual_time()
+async def test_a_mark_never_outlives_its_offset() -> None:
+    class Partial(MadeUp):
+        async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+            found = await super().marks(offsets)
+            return found | ({Q0: None} if offsets.get(Q0) == 12 else {})
+
+    cluster = Partial({Q0: Limits(0, 12), Q1: Limits(0, 5)})
+    planner = following(cluster)
+    end = await planner.latest({Q0: 10, Q1: 5}, has_begun=True, marks={Q0: (0, 9)})
+    assert end == {Q0: 12, Q1: 5}
+    assert planner.marks == {Q1: (0, 4)}, "the broker cannot read the last message"
+
+
+@virtual_time()
+async def test_a_queue_recreated_while_a_batch_is_planned_does_not_lose_its_mark() -> None:
+    class Recreated(MadeUp):
+        async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+            if offsets.get(Q0) != 12:
+                return await super().marks(offsets)
+            self.life, self.ends = {Q0: 1}, {Q0: Limits(0, 3)}
+            return {Q0: None}
+
+    cluster = Recreated({Q0: Limits(0, 10)})
+    planner = following(cluster)
+    start = await latest(planner, {})
+    cluster.ends[Q0] = Limits(0, 12)
+    assert await latest(planner, start) is start
+    assert planner.marks == {Q0: (0, 9)}
+    cluster.ends[Q0] = Limits(0, 25)
+    with pytest.raises(DataLost, match="t@a:0 was re-created"):
+        await latest(planner, start)

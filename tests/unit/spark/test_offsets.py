@@ -13,6 +13,7 @@ from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import (
     NO_QUEUES,
+    NOTHING_BELOW,
     Limits,
     backlog,
     first_texts,
@@ -178,6 +179,7 @@ def test_marks_lie_beside_the_offsets() -> None:
     assert flat_marks({"t": {"a": {"0": 5}}}) == {}
     assert flat(NO_QUEUES) == {}
     assert flat_marks(NO_QUEUES) == {}
+    assert flat_marks(nested({queue: 5}, {queue: NOTHING_BELOW})) == {queue: NOTHING_BELOW}
 
 
 def test_checkpoints_of_0_1_open_and_are_written_the_same() -> None:

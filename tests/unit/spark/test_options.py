@@ -229,6 +229,21 @@ def test_contradictions_are_told_together() -> None:
         ({"requestTimeout": "soon"}, "option requestTimeout must be a duration such as"),
         ({"allowSharedGroup": "true"}, "allowSharedGroup needs a group"),
         ({"columns": "body,colour"}, "unknown column 'colour'"),
+        ({"columns": "body,propertis"}, "'propertis' (did you mean properties?)"),
+        ({"columns": "value,timestampType"}, "'value' (use body), 'timestampType' (not needed"),
+        ({"keys": "k1"}, "'keys' (use where() on the column keys; brokers filter by tags and sql)"),
+        (
+            {"startingOffsetsByTimestampStrategy": "error"},
+            "startingOffsetsByTimestampStrategy needs a timestamp in startingOffsets",
+        ),
+        (
+            {"startingOffsets": "earliest", "startingOffsetsByTimestampStrategy": "latest"},
+            "startingOffsetsByTimestampStrategy needs a timestamp in startingOffsets",
+        ),
+        (
+            {"startingOffsets": "2026-02-01", "startingOffsetsByTimestampStrategy": "eror"},
+            "Strategy must be error or latest, got 'eror' (did you mean error?)",
+        ),
         ({"columns": "body", "includeProperties": "false"}, "includeProperties and columns"),
         ({"group": "bad group"}, ", got 'bad group'"),
         ({"topic": "bad topic"}, ", got 'bad topic'"),
@@ -302,6 +317,18 @@ def test_wrong_choices_of_topics_are_told(options: dict[str, str], told: str) ->
     with pytest.raises(InvalidArgument) as raised:
         instead_of_topic(**options)
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "start", ["2026-02-01", "group,2026-02-01", '{"t": {"0": 1, "1": "2026-02-01"}}']
+)
+def test_what_happens_without_a_message_after_the_start_time(start: str) -> None:
+    given = {"group": "g", "startingOffsets": start}
+    assert not stream(**given).starts_at_message
+    for word, is_error in (("Error", True), ("latest", False)):
+        given["startingOffsetsByTimestampStrategy"] = word
+        assert stream(**given).starts_at_message is is_error
+        assert batch(**given).starts_at_message is is_error
 
 
 @pytest.mark.parametrize(("text", "prefers"), [("master", False), ("slave", True), ("SLAVE", True)])

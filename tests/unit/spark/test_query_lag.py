@@ -17,7 +17,7 @@ from turbopump.message import MessageQueue
 from turbopump.spark import LagListener, PrometheusListener, SourceLag
 from turbopump.spark.pipelines import archive_writer
 from turbopump.spark.query_lag import Spread, lag, lag_of
-from turbopump.spark.reading.offsets import Marks, nested, reported
+from turbopump.spark.reading.offsets import NOTHING_BELOW, Marks, nested, reported
 
 NOON_MS = 1_794_830_400_000
 RUN_ID = "22222222-2222-2222-2222-222222222222"
@@ -102,6 +102,13 @@ def test_a_message_stored_after_the_trigger_is_not_behind_by_less_than_nothing()
     late = {queue(0): (NOON_MS + 5_000, 1)}
     found = lag_of(progress(source({queue(0): 1}, reported({queue(0): 2}, "g"), late)))[0]
     assert found.seconds == Spread(0, 0, 0)
+
+
+def test_a_queue_without_a_message_before_its_offset_has_unknown_seconds() -> None:
+    end, latest = {queue(0): 50, queue(1): 4}, reported({queue(0): 60, queue(1): 5}, "g")
+    marks = {queue(0): NOTHING_BELOW, queue(1): (NOON_MS - 2_000, 1)}
+    (found,) = lag_of(progress(source(end, latest, marks)))
+    assert (found.offsets, found.seconds) == (Spread(1, 5.5, 10), Spread(2, 2, 2))
 
 
 @pytest.mark.parametrize(

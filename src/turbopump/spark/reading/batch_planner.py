@@ -18,8 +18,9 @@ async def plan_batch(cluster: Cluster, options: SourceOptions) -> list[Partition
     if not isinstance(options.start, OfGroup) and not isinstance(options.end, OfGroup):
         # A group's committed offset is not the user's choice.
         _require_order(start, end)
+    read = {queue: at for queue, at in end.items() if at > start.get(queue, at)}
     # Tasks read later, or again if a DataFrame is used twice: the topic may be re-created before.
-    marks = await cluster.marks({queue: end[queue] for queue in start if end[queue] > start[queue]})
+    marks = await cluster.all_marks(read)
     return plan(ranges_between(start, end, marks), options.plan, queues=len(start))
 
 

@@ -11,6 +11,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from datetime import UTC, datetime
 from typing import TypeVar, assert_never
 
 from turbopump.client import calls
@@ -19,6 +20,7 @@ from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
 from turbopump.errors import (
+    InvalidArgument,
     NoRoute,
     RemoteError,
     RequestTimeout,
@@ -101,6 +103,7 @@ class Cluster:
         self._unavailable: dict[str, _Cause] = {}
         self._uncommitted: dict[str, _Cause] = {}
         self._unsampled: dict[str, _Cause] = {}
+        self._unmarked: dict[str, _Cause] = {}
         """Why brokers last did not respond or commit; each reason is logged once."""
         self._silent_until_ms: dict[str, int] = {}
 
@@ -214,20 +217,38 @@ class Cluster:
             case Latest():
                 return {queue: ends.high for queue, ends in limits.items()}
             case AtTime(timestamp_ms):
-                return await self.since(timestamp_ms, limits)
+                return await self._at_time(timestamp_ms, limits, is_start=is_start)
             case OfGroup(otherwise):
-                return await self._or_else(otherwise, limits, is_start=is_start)
+                return await self._or_else(name, otherwise, limits)
             case Explicit():
                 named = offsets_named(name, position, limits)
                 default = EARLIEST_OFFSET if is_start else LATEST_OFFSET
-                return await self._named(
-                    {queue: named.get(queue, default) for queue in limits}, limits
-                )
+                places = {queue: named.get(queue, default) for queue in limits}
+                return await self._named(places, limits, is_start=is_start)
             case _:
                 assert_never(position)
 
+    async def _at_time(
+        self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits], *, is_start: bool
+    ) -> dict[MessageQueue, int]:
+        """Return where a time is in each queue; raises InvalidArgument if it must be a message."""
+        found = await self.since(timestamp_ms, limits)
+        if is_start and self._options.starts_at_message:
+            after = [queue for queue, ends in limits.items() if found[queue] >= ends.high]
+            if after:
+                raise InvalidArgument(
+                    f"option startingOffsets: {first_of(after)}: no message was stored at or after "
+                    f"{_utc(timestamp_ms)}; startingOffsetsByTimestampStrategy=latest starts at "
+                    "the end"
+                )
+        return found
+
     async def _named(
-        self, named: Mapping[MessageQueue, int | AtTime], limits: Mapping[MessageQueue, Limits]
+        self,
+        named: Mapping[MessageQueue, int | AtTime],
+        limits: Mapping[MessageQueue, Limits],
+        *,
+        is_start: bool,
     ) -> dict[MessageQueue, int]:
         """Return the offsets of queues given by number or by time."""
         offsets = {
@@ -241,17 +262,18 @@ class Cluster:
         for queue, at in named.items():
             if isinstance(at, AtTime):
                 by_time.setdefault(at.timestamp_ms, {})[queue] = limits[queue]
-        found = await gather_by_key(by_time, lambda time_ms: self.since(time_ms, by_time[time_ms]))
+        found = await gather_by_key(
+            by_time, lambda time_ms: self._at_time(time_ms, by_time[time_ms], is_start=is_start)
+        )
         for each in found.values():
             offsets |= each
         return offsets
 
     async def _or_else(
         self,
+        name: str,
         otherwise: Earliest | Latest | AtTime | None,
         limits: Mapping[MessageQueue, Limits],
-        *,
-        is_start: bool,
     ) -> dict[MessageQueue, int]:
         """Return the group's committed offsets, and a default where there is none.
 
@@ -260,6 +282,7 @@ class Cluster:
         """
         committed = await self.committed(limits)
         unread = {queue: ends for queue, ends in limits.items() if committed[queue] is None}
+        is_start = name == "startingOffsets"
         goes_to_end = is_start and self._options.is_stream
         default = otherwise or (Latest() if goes_to_end else Earliest())
         unsure = [queue for queue, ends in unread.items() if not ends.is_certain]
@@ -269,11 +292,10 @@ class Cluster:
                 f"{unsure[0]}: a slave knows no offset of group {self._options.reader_group!r} and"
                 " the master is away; start when it is back, or set startingOffsets"
             )
-        begun = await self._resolve("", default, unread)
-        return {queue: at for queue, at in committed.items() if at is not None} | {
-            queue: ends.low if queue.topic.startswith(RETRY_PREFIX) else begun[queue]
-            for queue, ends in unread.items()
-        }
+        whole = {q: ends.low for q, ends in unread.items() if q.topic.startswith(RETRY_PREFIX)}
+        others = {queue: ends for queue, ends in unread.items() if queue not in whole}
+        begun = await self._resolve(name, default, others)
+        return {queue: at for queue, at in committed.items() if at is not None} | whole | begun
 
     async def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
         """Return the group's committed offsets, None where there is none."""
@@ -387,9 +409,21 @@ class Cluster:
     async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
         """Return the mark of the message before each offset, or None if there is none.
 
-        Queues whose broker does not respond are missing.
+        Queues whose broker does not respond are missing; they are logged once.
         """
-        return await self._probes.marks({queue: at - 1 for queue, at in offsets.items()})
+        found, failed = await self._probes.marks(_before(offsets))
+        if failed or self._unmarked:
+            errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {}
+            for queue in offsets:
+                errors.setdefault(queue.broker, [])
+            for queue, error in failed.items():
+                errors[queue.broker].append((queue, error))
+            self._log_once(self._unmarked, errors, "cannot check for a re-created topic")
+        return found
+
+    async def all_marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+        """Return the same for all queues; raises SparkError if a broker never responds."""
+        return await self._probes.all_marks(_before(offsets))
 
     async def bytes_per_row(self, offsets: Offsets) -> dict[MessageQueue, int]:
         """Return the average size of the next messages of each queue; of many, a sample is asked.
@@ -413,6 +447,14 @@ class Cluster:
 
     async def _with_retries(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         return await with_retries(call, self._options.pulling.retries, what)
+
+
+def _utc(timestamp_ms: int) -> str:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _before(offsets: Offsets) -> Offsets:
+    return {queue: at - 1 for queue, at in offsets.items()}
 
 
 def _has_no_offset(error: TurbopumpError) -> bool:

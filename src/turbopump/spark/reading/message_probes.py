@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 
 from turbopump.client.calls import Found
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import DamagedMessage, RemoteError
+from turbopump.errors import DamagedMessage, RemoteError, SparkError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading.offsets import Limits, Mark, Offsets, by_place, values_by_place
+from turbopump.spark.reading.offsets import (
+    Limits,
+    Mark,
+    Offsets,
+    Place,
+    by_place,
+    values_by_place,
+)
 from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
 from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.reading.unreadable_queues import first_of
-
-_log = logging.getLogger(__name__)
 
 _SAMPLE_ROWS = 32
 SAMPLED_QUEUES = 64
@@ -35,26 +39,55 @@ class MessageProbes:
 
     # --- marks ------------------------------------------------------------------------------------
 
-    async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
-        """Return the marks of messages, None where there are none; brokers may not respond."""
+    async def marks(
+        self, offsets: Offsets
+    ) -> tuple[dict[MessageQueue, Mark | None], dict[MessageQueue, TurbopumpError]]:
+        """Return the marks of messages, None where there are none, and where brokers fail."""
         places = values_by_place(offsets)
-        found, failed = await gather_available(places, lambda place: self._marks(places[place]))
-        for place, error in failed.items():
+        answers, unanswered = await gather_available(
+            places, lambda place: self._marks(places[place])
+        )
+        found: dict[MessageQueue, Mark | None] = {}
+        failed = {queue: error for place, error in unanswered.items() for queue in places[place]}
+        for marks, errors in answers.values():
+            found.update(marks)
+            failed.update(errors)
+        return found, failed
+
+    async def all_marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+        """Return the marks of messages, None where there are none.
+
+        Raises SparkError if a broker does not respond after all retries.
+        """
+        places = values_by_place(offsets)
+
+        async def whole(place: Place) -> Mapping[MessageQueue, Mark | None]:
+            found, failed = await self._marks(places[place])
+            for error in failed.values():
+                raise error
+            return found
+
+        async def ask(place: Place) -> Mapping[MessageQueue, Mark | None]:
             queues = first_of(tuple(places[place]))
-            _log.info("%s: cannot check for a re-created topic: %s", queues, error)
+            try:
+                return await with_retries(lambda: whole(place), self._retries, queues)
+            except TurbopumpError as error:
+                raise SparkError(
+                    f"{queues}: cannot look up the last message, by which a re-created topic is "
+                    f"recognized: {error}"
+                ) from error
+
+        found = await gather_by_key(places, ask)
         return {queue: mark for each in found.values() for queue, mark in each.items()}
 
-    async def _marks(self, offsets: Offsets) -> Mapping[MessageQueue, Mark | None]:
-        """Return the marks of messages of one topic on one broker."""
+    async def _marks(
+        self, offsets: Offsets
+    ) -> tuple[Mapping[MessageQueue, Mark | None], Mapping[MessageQueue, TurbopumpError]]:
+        """Return the marks of messages of one topic on one broker, and what failed."""
         found = await self._topics.marks(offsets)
         if found is not None:
-            return found
-        each, failed = await gather_available(
-            offsets, lambda queue: self._mark(queue, offsets[queue])
-        )
-        if failed and not each:
-            raise next(iter(failed.values()))
-        return each
+            return found, {}
+        return await gather_available(offsets, lambda queue: self._mark(queue, offsets[queue]))
 
     async def _mark(self, queue: MessageQueue, offset: int) -> Mark | None:
         if offset < 0:

@@ -18,7 +18,9 @@ from turbopump.message import MessageQueue
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.offsets import (
+    NOTHING_BELOW,
     Limits,
+    Mark,
     Marks,
     Offsets,
     backlog,
@@ -88,7 +90,11 @@ class MicroBatchPlanner:
         """Queues that were deleted and not re-created yet."""
         self.marks: Marks = {}
         """Marks of the last messages before the offsets that `latest` returned."""
+        self._empty_below: list[MessageQueue] = []
+        """Queues with nothing stored below their offsets."""
         self._marked_at: Offsets = {}
+        self._missing_due_ms = clock.monotonic_ms()
+        """When to ask again for marks that are missing."""
         self._checks_all = True
         """Whether the checkpoint's marks must still be compared with all queues."""
         self._last_batch_ms = clock.monotonic_ms()
@@ -150,10 +156,12 @@ class MicroBatchPlanner:
         if marks is None:
             same = (queue for queue in self.marks if self._marked_at.get(queue) == start.get(queue))
             marks = {queue: self.marks[queue] for queue in same}
-        self.marks = marks
+        if marks is not self.marks:
+            self.marks, self._empty_below = marks, _empty_below(marks)
         if not (start or has_begun or self._has_begun):
+            end = await self._marked({}, await self._beginning(), is_first=True)
             self._has_begun = True
-            return await self._marked({}, await self._beginning())
+            return end
         seen = await self._snapshot(start, is_first=not self._has_begun)
         self._has_begun = True
         end = await self._end(seen, is_limited=is_limited)
@@ -161,27 +169,99 @@ class MicroBatchPlanner:
             if await self._wait(seen):
                 seen = await self._snapshot(start)
             end = await self._end(seen, is_limited=is_limited)
+        planned, end = end, await self._marked(start, end, self._missing(seen, end))
         if end is not start and end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
-        self._left -= seen.returned
-        return await self._marked(start, end)
+        elif planned is not start and planned != start:
+            # Spark would ask a broker that does not respond again immediately.
+            await self._wait(seen)
+        self._left -= {queue for queue in seen.returned if end.get(queue) == planned.get(queue)}
+        return end
 
-    async def _marked(self, start: Offsets, end: Offsets) -> Offsets:
-        """Record the last message before each offset that has changed."""
-        if end is start:
+    async def _marked(
+        self,
+        start: Offsets,
+        end: Offsets,
+        missing: Offsets | None = None,
+        *,
+        is_first: bool = False,
+    ) -> Offsets:
+        """Record the last message before each offset that has changed, or that has no mark.
+
+        A queue whose broker does not respond stays at its old offset, and a new one is not added:
+        without a mark, a re-created queue would be read from the middle.
+        """
+        if end is start and not missing:
             self._marked_at = end
             return end
         changed = {queue: at for queue, at in end.items() if start.get(queue) != at}
-        found = await self._cluster.marks(changed) if changed else {}
+        asked = {queue: at for queue, at in changed.items() if at > 0}
+        if missing:
+            asked.update(missing)
+        found = await self._last_marks(asked, is_first=is_first) if asked else {}
+        if held := asked.keys() - found.keys():
+            stays = {queue: start[queue] for queue in held if queue in start}
+            end = {queue: at for queue, at in end.items() if queue not in held} | stays
+            changed = {queue: at for queue, at in changed.items() if queue not in held}
         known = {queue: mark for queue, mark in found.items() if mark is not None}
-        marks = {**self.marks, **known}
-        if len(known) < len(changed) or not marks.keys() <= end.keys():
-            for queue in (changed.keys() - known.keys()) | (marks.keys() - end.keys()):
-                marks.pop(queue, None)
-        self.marks = marks
+        self._record(known, changed, end)
+        if not changed and end == start:
+            end = start
+        else:
+            self._last_moves = start, end, changed
         self._marked_at = end
-        self._last_moves = start, end, changed
         return end
+
+    def _record(self, known: Marks, changed: Offsets, end: Offsets) -> None:
+        """Take new marks, and drop those of other offsets; unchanged marks stay the same object."""
+        outdated = changed.keys() - known.keys()
+        if not self.marks.keys() <= end.keys():
+            outdated |= self.marks.keys() - end.keys()
+        if not known and outdated.isdisjoint(self.marks):
+            return
+        marks = {**self.marks, **known}
+        for queue in outdated:
+            marks.pop(queue, None)
+        self.marks = marks
+        # Of thousands of queues usually none is empty: they are searched only if one is.
+        if self._empty_below or NOTHING_BELOW in known.values():
+            self._empty_below = _empty_below(marks)
+
+    async def _last_marks(
+        self, offsets: Offsets, *, is_first: bool
+    ) -> Mapping[MessageQueue, Mark | None]:
+        """Return the mark before each offset, None if it is unknown; brokers may not respond.
+
+        The first batch and a frozen stream need all: there is no later batch to wait for.
+        """
+        cluster = self._cluster
+        needs_all = is_first or self._frozen is not None
+        found = await (cluster.all_marks(offsets) if needs_all else cluster.marks(offsets))
+        absent = [queue for queue, mark in found.items() if mark is None]
+        if not absent:
+            return found
+        ends_of = cluster.limits if needs_all else cluster.known_limits
+        limits = await ends_of(absent)
+        answers: dict[MessageQueue, Mark | None] = {q: m for q, m in found.items() if m is not None}
+        for queue, ends in limits.items():
+            if ends.is_certain and ends.low >= offsets[queue]:
+                answers[queue] = NOTHING_BELOW
+            elif needs_all or ends.high >= offsets[queue]:
+                answers[queue] = None
+            # Else the topic was just re-created, or a slave responds that lacks the message.
+        return answers
+
+    def _missing(self, seen: _QueueSnapshot, end: Offsets) -> Offsets:
+        """Return offsets without a mark whose brokers respond, once per lookup of queues.
+
+        Checkpoints of version 0.1 have no marks, and a slave may not know one.
+        """
+        marks, now_ms = self.marks, self._clock.monotonic_ms()
+        if now_ms < self._missing_due_ms:
+            return {}
+        self._missing_due_ms = now_ms + self._options.client.route_interval_ms
+        offsets = ((queue, end.get(queue, 0)) for queue in seen.target if queue not in marks)
+        return {queue: at for queue, at in offsets if at > 0}
 
     async def without_lost(
         self, start: Offsets, end: Offsets, start_marks: Marks, end_marks: Marks
@@ -380,28 +460,49 @@ class MicroBatchPlanner:
 
         def checkable(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
             known = (queue for queue in queues if queue in marks and queue in limits)
-            return [q for q in known if limits[q].low < start[q] <= limits[q].high]
+            return [
+                queue
+                for queue in known
+                if limits[queue].low < start[queue] <= limits[queue].high
+                # A slave may still have what its master has deleted.
+                and (limits[queue].is_certain or marks[queue] != NOTHING_BELOW)
+            ]
 
         if self._checks_all:
-            recreated, unchecked = await self._changed_marks(start, checkable(limits), marks)
+            recreated, unchecked = await self._changed(start, checkable(limits))
             self._checks_all = bool(unchecked)
             return recreated, unchecked
         newest: list[MessageQueue] = self._newest(marks)
         samples = checkable(newest)
         if len(samples) < len(newest):
             samples = _newest({queue: marks[queue] for queue in checkable(limits)})
-        changed, unavailable = await self._changed_marks(start, samples, marks)
+        # These have no position to sort by; few can be checked, as messages do not come back.
+        samples += checkable(self._empty_below)
+        changed, unavailable = await self._changed(start, samples)
         unchecked = frozenset(_in_places_of(unavailable, limits))
         suspects = checkable(_in_places_of(changed, limits))
-        recreated, unknown = await self._changed_marks(start, suspects, marks)
+        recreated, unknown = await self._changed(start, suspects)
         return recreated, unchecked | unknown
 
+    async def _changed(
+        self, start: Offsets, queues: Iterable[MessageQueue]
+    ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
+        """Compare the last messages read; a frozen stream has no later batch for the others."""
+        needs_all = self._frozen is not None
+        return await self._changed_marks(start, queues, self.marks, needs_all=needs_all)
+
     async def _changed_marks(
-        self, offsets: Offsets, queues: Iterable[MessageQueue], marks: Marks
+        self,
+        offsets: Offsets,
+        queues: Iterable[MessageQueue],
+        marks: Marks,
+        *,
+        needs_all: bool = False,
     ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
         """Return queues whose message before an offset has changed, and those unavailable."""
         asked = {queue: offsets[queue] for queue in queues if queue in marks}
-        found = await self._cluster.marks(asked) if asked else {}
+        ask = self._cluster.all_marks if needs_all else self._cluster.marks
+        found = await ask(asked) if asked else {}
         changed = (queue for queue, mark in found.items() if mark not in (None, marks[queue]))
         return frozenset(changed), frozenset(asked.keys() - found.keys())
 
@@ -476,8 +577,15 @@ def _newest(marks: Marks) -> list[MessageQueue]:
     found = []
     for queues in by_place(marks).values():
         positions = [marks[queue][1] for queue in queues]
-        found.append(queues[positions.index(max(positions))])
+        newest = max(positions)
+        if newest > NOTHING_BELOW[1]:
+            found.append(queues[positions.index(newest)])
     return found
+
+
+def _empty_below(marks: Marks) -> list[MessageQueue]:
+    """Return the queues with nothing stored below their offsets."""
+    return [queue for queue, mark in marks.items() if mark == NOTHING_BELOW]
 
 
 def _in_places_of(

@@ -29,6 +29,10 @@ and its position in the log."""
 Marks = Mapping[MessageQueue, Mark]
 """Marks of the messages before offsets, by queue."""
 
+NOTHING_BELOW: Mark = (-1, -1)
+"""The mark of an offset below which nothing is stored: all messages expired, or none was there. A
+message that is found there later proves that the topic was re-created."""
+
 Place = tuple[str, str]
 """A topic, by the application's name, and a broker."""
 
@@ -163,7 +167,7 @@ class Loss:
         if self.is_recreated:
             return (
                 f"{self.queue} was re-created: the message at offset {self.start - 1} is not the "
-                "one that was read"
+                "one that was there"
             )
         if self.end < self.start:
             return (

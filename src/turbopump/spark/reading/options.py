@@ -38,6 +38,7 @@ from turbopump.spark.reading.positions import (
     Latest,
     OfGroup,
     Position,
+    has_time,
     parse_position,
 )
 from turbopump.spark.reading.queue_selection import Assigned, Chosen, TopicPattern, Topics
@@ -50,6 +51,7 @@ READER_GROUP = "turbopump-spark"
 
 
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern", "assign")
+_STRATEGY = "startingOffsetsByTimestampStrategy"
 BATCH_ONLY = ("endingOffsets",)
 STREAM_ONLY = (
     "maxOffsetsPerTrigger",
@@ -61,7 +63,7 @@ STREAM_ONLY = (
 )
 OPTIONS = (
     *("nameserver", "namespace", *_TOPIC_OPTIONS, "group", "allowSharedGroup"),
-    *("startingOffsets", *BATCH_ONLY, "tags", "sql", *STREAM_ONLY),
+    *("startingOffsets", _STRATEGY, *BATCH_ONLY, "tags", "sql", *STREAM_ONLY),
     *("minPartitions", "maxRecordsPerPartition", "partitionPerQueue", "failOnDataLoss"),
     *("onBadRecord", "deadLetterTopic", "pullBatchSize", "pullsInFlight", "includeProperties"),
     *("columns", "readFrom", "requestTimeout", "retries", "discoveryInterval"),
@@ -140,6 +142,8 @@ class SourceOptions:
     is_stream: bool
     on_bad_record: OnBadRecord = OnBadRecord.FAIL
     dead_letter_topic: str | None = None
+    starts_at_message: bool = False
+    """Whether a start time after the last message of a queue is an error."""
 
     @property
     def reader_group(self) -> str:
@@ -197,6 +201,7 @@ def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
         is_stream=is_stream,
         on_bad_record=_on_bad_record(given),
         dead_letter_topic=given.find("deadLetterTopic", _topic_to_send, None),
+        starts_at_message=given.find(_STRATEGY, one_of("error", "latest"), "latest") == "error",
     )
 
 
@@ -210,8 +215,7 @@ def _require_consistent(given: Given, *, is_stream: bool) -> None:
         wrong.append(f"specify exactly one of {', '.join(_TOPIC_OPTIONS)}, got {which}")
     if "tags" in given and "sql" in given and not _is_json(given, "tags", "sql"):
         wrong.append("tags and sql are mutually exclusive, unless both are JSON by topic")
-    if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
-        wrong.append("maxTriggerDelay needs minOffsetsPerTrigger")
+    wrong += _incomplete(given)
     if "includeProperties" in given and "columns" in given:
         wrong.append("includeProperties and columns are mutually exclusive: list the columns")
     if given.find("partitionPerQueue", boolean, default=False):
@@ -234,6 +238,16 @@ def _require_consistent(given: Given, *, is_stream: bool) -> None:
         wrong += _without_rows(given)
     if wrong:
         raise InvalidArgument(f"invalid options of format {FORMAT}: {'; '.join(wrong)}")
+
+
+def _incomplete(given: Given) -> list[str]:
+    """Return options that have no effect without another one."""
+    wrong = []
+    if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
+        wrong.append("maxTriggerDelay needs minOffsetsPerTrigger")
+    if _STRATEGY in given and not has_time(given.find("startingOffsets", parse_position, Latest())):
+        wrong.append(f"{_STRATEGY} needs a timestamp in startingOffsets")
+    return wrong
 
 
 def _without_group(given: Given) -> list[str]:

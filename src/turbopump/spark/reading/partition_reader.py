@@ -195,7 +195,9 @@ class PartitionReader:
         """
         lasts = {of.queue: of.last for of in ranges if of.last is not None}
         at = {queue: last.offset for queue, last in lasts.items()}
-        found = shared.run(lambda session: self._probes(session, pulling).marks(at)) if at else {}
+        found = (
+            shared.run(lambda session: self._probes(session, pulling).all_marks(at)) if at else {}
+        )
         changed = [
             f"{queue}: message {lasts[queue].offset}"
             for queue, mark in found.items()

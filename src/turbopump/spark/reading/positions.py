@@ -86,6 +86,17 @@ def parse_position(name: str, text: str) -> Position:
     return AtTime(timestamp_ms(name, plain, _FORMS))
 
 
+def has_time(position: Position) -> bool:
+    """Whether a position depends on when messages were stored."""
+    match position:
+        case AtTime() | OfGroup(AtTime()):
+            return True
+        case Explicit(entries):
+            return any(isinstance(place, AtTime) for *_, place in entries)
+        case _:
+            return False
+
+
 def _entries(name: str, text: str) -> Iterable[tuple[str, str, int, int | AtTime]]:
     try:
         topics = msgspec.json.decode(text, type=_Json)

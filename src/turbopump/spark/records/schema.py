@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -19,6 +19,8 @@ from pyspark.sql.types import (
 )
 
 from turbopump.errors import InvalidArgument
+from turbopump.spark.option_hints import SOURCE_COLUMN_HINTS
+from turbopump.spark.option_values import with_hint
 
 _STRING = (StringType(), pa.string())
 _INT = (IntegerType(), pa.int32())
@@ -81,6 +83,12 @@ def report_schemas(text: str) -> tuple[StructType, pa.Schema]:
     )
 
 
+def with_suggestions(unknown: Iterable[str]) -> str:
+    """Return unknown names of columns, each with the column that may be meant."""
+    known = {name.lower(): name for name in KNOWN_COLUMNS}
+    return ", ".join(with_hint(name, known, SOURCE_COLUMN_HINTS) for name in unknown)
+
+
 def chosen_columns(text: str | None, *, with_errors: bool = False) -> tuple[str, ...]:
     """Parse the option ``columns``: names joined by commas, None for all; in the order given.
 
@@ -92,7 +100,7 @@ def chosen_columns(text: str | None, *, with_errors: bool = False) -> tuple[str,
     known = {name.lower(): name for name in KNOWN_COLUMNS}
     unknown = [name for name in names if name.lower() not in known]
     if unknown or not names:
-        wrong = f"unknown column {', '.join(map(repr, unknown))}" if unknown else "it is empty"
+        wrong = f"unknown column {with_suggestions(unknown)}" if unknown else "it is empty"
         raise InvalidArgument(
             f"option columns={text!r}: {wrong}; columns are {', '.join(KNOWN_COLUMNS)}"
         )

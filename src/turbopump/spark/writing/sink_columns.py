@@ -7,7 +7,7 @@ from typing import TypeAlias
 from pyspark.sql.types import StructType
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.option_hints import COLUMN_HINTS
+from turbopump.spark.option_hints import SINK_COLUMN_HINTS
 from turbopump.spark.option_values import with_hint
 from turbopump.spark.writing.options import SinkOptions
 
@@ -73,7 +73,9 @@ def sink_columns(schema: StructType, options: SinkOptions) -> SinkColumns:
 
 def _unknown(types: dict[str, str]) -> list[str]:
     by_lower = {name.lower(): name for name in COLUMNS}
-    unknown = [with_hint(name, by_lower, COLUMN_HINTS) for name in types if name not in COLUMNS]
+    unknown = [
+        with_hint(name, by_lower, SINK_COLUMN_HINTS) for name in types if name not in COLUMNS
+    ]
     if not unknown:
         return []
     verb, what = ("is", "it") if len(unknown) == 1 else ("are", "them")
