@@ -8,11 +8,12 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import turbopump
+import turbopump.client.blocking
+import turbopump.client.blocking_transactions
 from clusters import cluster
 from turbopump import (
     ClientConfig,
@@ -29,6 +30,7 @@ from turbopump import (
     Sql,
     aio,
 )
+from turbopump.admin import blocking as admin_blocking
 from turbopump.client.outgoing import outgoing
 from turbopump.errors import InvalidArgument
 from turbopump.testing import virtual_time
@@ -220,3 +222,31 @@ def test_blocking_clients_show_the_signatures_of_the_asynchronous_ones(name: str
             assert own.__doc__
             shown = inspect.signature(own).parameters
             assert list(shown) == list(inspect.signature(value).parameters), method
+
+
+def blocking_classes() -> list[type]:
+    """Return the blocking clients and their parts, with the subjects of an `Admin`."""
+    modules = (turbopump.client.blocking, turbopump.client.blocking_transactions, admin_blocking)
+    return [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and name[0] != "_"
+    ]
+
+
+@pytest.mark.parametrize("kind", blocking_classes())
+def test_docstrings_of_blocking_clients_show_blocking_code(kind: type) -> None:
+    shown = [kind, *(value for name, value in vars(kind).items() if not name.startswith("_"))]
+    for each in shown:
+        text = inspect.getdoc(each) or ""
+        assert "asyncio" not in text, each
+        assert "await" not in text, each
+        assert "async " not in text, each
+
+
+if TYPE_CHECKING:
+
+    def _only_public_parameters(producer: Producer, message: Message) -> None:
+        """Check statically, by an ignored error, that blocking sends have no internal parameter."""
+        producer.send(message, extra={})  # type: ignore[call-arg]
