@@ -262,12 +262,12 @@ def on_loop(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[Any,
 
 
 def promising(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, asyncio.Future[T]]], text: str
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, asyncio.Future[T]]], text: str = ""
 ) -> Callable[Concatenate[Any, P], concurrent.futures.Future[T]]:
     """Wrap a method that returns a future: threads can wait for that.
 
-    Return immediately unless too many sends are in flight; then block. ``text`` is the docstring:
-    futures of threads are used differently.
+    Return immediately unless too many sends are in flight; then block. ``text`` is the docstring if
+    the wrapped method's shows asyncio code.
     """
 
     async def fulfil(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:

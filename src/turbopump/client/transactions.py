@@ -207,7 +207,7 @@ class TransactionProducer(Producer):
         check: Check,
         topics: Sequence[str] | None = None,
         check_workers: int = 1,
-        nameserver: str = "",
+        nameserver: str | Sequence[str] = "",
         namespace: str = "",
         config: ProducerConfig | None = None,
         client: ClientConfig | None = None,

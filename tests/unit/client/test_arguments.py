@@ -178,8 +178,8 @@ def test_topics_of_a_pull_consumer_are_a_list() -> None:
 def test_name_servers_may_be_a_list() -> None:
     producer = aio.Producer("group", nameserver=["a:1", "b:2"])
     assert producer._client.nameserver_addresses == ("a:1", "b:2")
-    given: Any = ("a:1", "b:2")
-    assert ClientConfig(given) == ClientConfig("a:1;b:2")
+    assert ClientConfig(["a:1", "b:2"]) == ClientConfig(("a:1", "b:2")) == ClientConfig("a:1;b:2")
+    TransactionProducer("group", check=lambda _: TransactionState.COMMIT, nameserver=["a:1", "b:2"])
 
 
 def test_name_servers_of_another_kind_are_refused() -> None:
