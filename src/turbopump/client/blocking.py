@@ -153,7 +153,7 @@ class Blocking(Generic[C]):
         """Whether this is a thread that closing would wait for."""
         return is_loop_thread()
 
-    def _kept(self, promise: concurrent.futures.Future[Any]) -> None:
+    def _release_slot(self, promise: concurrent.futures.Future[Any]) -> None:
         self._promises.discard(promise)
         self._places.release()
 
@@ -280,7 +280,7 @@ def promising(
         promise: concurrent.futures.Future[T] = concurrent.futures.Future()
         promise.set_running_or_notify_cancel()
         self._promises.add(promise)
-        promise.add_done_callback(self._kept)
+        promise.add_done_callback(self._release_slot)
         context = contextvars.copy_context()
         try:
             thread.post(

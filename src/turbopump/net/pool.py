@@ -191,7 +191,7 @@ class ConnectionPool:
         return peer
 
     def _forget_old_failures(self) -> None:
-        """Drop addresses that have not been used since long after their pause."""
+        """Drop addresses whose pause ended long ago and that have not been used since."""
         old_ms = self._clock.monotonic_ms() - self._config.backoff_max_ms
         for address, peer in tuple(self._peers.items()):
             if peer.connection is None and peer.dial is None and peer.backoff.next_try_ms < old_ms:

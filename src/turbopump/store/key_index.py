@@ -47,7 +47,7 @@ _SLOTS_INTERVAL_MS = 10_000
 """How often slots are written: up to 20 MB if many messages have arrived."""
 
 _LARGE_RUN = 256
-_LARGE_ALIKE_RUN = 64
+_LARGE_SAME_LAYOUT_RUN = 64
 """Batches of at least this many messages are searched separately; fewer if all have the same
 layout."""
 
@@ -76,7 +76,7 @@ class _Run(Struct, frozen=True, eq=False):
             return True
         # The texts of a list have not been analysed yet.
         is_looked_at = not isinstance(self.positions, list)
-        return is_looked_at and count >= _LARGE_ALIKE_RUN and self.texts.columns is not None
+        return is_looked_at and count >= _LARGE_SAME_LAYOUT_RUN and self.texts.columns is not None
 
     def parts(self) -> list[_Run]:
         """Split it into parts that are searched in one pass; mostly there is one.
