@@ -270,7 +270,7 @@ def promising(
     the wrapped method's shows asyncio code.
     """
 
-    async def fulfil(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def fulfill(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await (await method(client, *args, **kwargs))
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
@@ -284,7 +284,7 @@ def promising(
         context = contextvars.copy_context()
         try:
             thread.post(
-                lambda: thread.start(fulfil(self._client, *args, **kwargs), promise, context)
+                lambda: thread.start(fulfill(self._client, *args, **kwargs), promise, context)
             )
         except NotRunning as error:
             promise.set_exception(error)

@@ -1,6 +1,6 @@
 """The dispatcher: follows the log and enters each message into its queue and the key index.
 
-It can restart at any earlier position: messages already entered are recognised and skipped.
+It can restart at any earlier position: messages already entered are recognized and skipped.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _Run(Struct, frozen=True, eq=False):
         count = len(self.positions)
         if count >= _LARGE_RUN:
             return True
-        # The texts of a list have not been analysed yet.
+        # The texts of a list have not been analyzed yet.
         is_looked_at = not isinstance(self.positions, list)
         return is_looked_at and count >= _LARGE_SAME_LAYOUT_RUN and self.texts.columns is not None
 
@@ -403,7 +403,7 @@ class KeyIndex:
 def _new_run(
     topics: list[bytes], texts: PropertyTexts, positions: Ints | list[int], times_ms: Ints | int
 ) -> _Run:
-    # The texts of a list have not been analysed yet.
+    # The texts of a list have not been analyzed yet.
     size = sum(map(len, texts.parts)) if isinstance(positions, list) else int(texts.lengths.sum())
     return _Run(topics, texts, positions, times_ms, size)
 
