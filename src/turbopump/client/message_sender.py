@@ -255,7 +255,12 @@ class MessageSender:
         return outgoing(message, self.ids.next(), self._config.messages, self._namespace, extra)
 
     def _ready_batch(self, messages: Sequence[Message]) -> Outgoing:
-        ids = self.ids.many(len(messages))
+        try:
+            count = len(messages)
+        except TypeError:
+            kind = type(messages).__name__
+            raise InvalidArgument(f"send_batch() expects a list of messages, got {kind}") from None
+        ids = self.ids.many(count)
         return outgoing_batch(messages, ids, self._config.messages, self._namespace)
 
     def _ready_one(self, extra: Mapping[str, str] | None, messages: Sequence[Message]) -> Outgoing:

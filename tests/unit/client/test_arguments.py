@@ -33,6 +33,7 @@ from turbopump import (
     Sql,
     TransactionProducer,
     TransactionState,
+    Worker,
     aio,
 )
 from turbopump.admin import blocking as admin_blocking
@@ -125,6 +126,14 @@ def test_producers_refuse_hooks_without_their_methods(kind: Any, hooks: object) 
         kind("group", nameserver=NAMESERVER, hooks=hooks, **check)
 
 
+@pytest.mark.parametrize("kind", [Worker, aio.Worker])
+@pytest.mark.parametrize("name", ["hooks", "send_hooks"])
+def test_workers_refuse_hooks_without_their_methods(kind: Any, name: str) -> None:
+    function = turbopump.consumer("orders", group="billing")(lambda body: None)
+    with pytest.raises(InvalidArgument, match=f"^{name} must be a list of objects with .*got 5"):
+        kind(function, nameserver=NAMESERVER, **{name: 5})
+
+
 def test_a_transaction_is_of_a_message() -> None:
     async def check() -> None:
         producer = aio.TransactionProducer(
@@ -209,6 +218,9 @@ async def test_sends_refuse_what_they_would_misunderstand(tmp_path: Path) -> Non
                 await send(message, to=nowhere)
         with pytest.raises(InvalidArgument, match=r"to must be a MessageQueue"):
             await producer.send_batch([message], to=text)
+        one: Any = message
+        with pytest.raises(InvalidArgument, match=r"send_batch\(\) expects a list .* got Message"):
+            await producer.send_batch(one)
         with pytest.raises(InvalidArgument, match="queue of the message's topic 'T', got other"):
             await producer.send_batch([message], to=MessageQueue("other", "broker-a", 0))
         with pytest.raises(InvalidArgument, match=r"reply\(\) expects a MessageView, got str"):
