@@ -1,4 +1,4 @@
-"""Send bare frames over one connection: the highest rate a client can get from this broker.
+"""Send bare frames over one connection, without any client features.
 
     python benchmarks/bare_frames.py --address HOST:PORT --concurrency 32 [--batch 16]
 

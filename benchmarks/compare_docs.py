@@ -30,7 +30,7 @@ SENDERS = {
     "NATS JetStream, asyncio": "nats",
     "Redis Streams, asyncio": "redis",
     "RabbitMQ, asyncio": "rabbitmq",
-    "bare frames, the limit of this broker": BARE,
+    "bare frames, without client features": BARE,
 }
 CONSUMERS = {
     "Turbopump, asyncio": ASYNCIO,

@@ -26,12 +26,12 @@ class Cache:
     """What each process would cache in memory."""
 
     def __init__(self) -> None:
-        self.colours: set[bytes] = set()
+        self.colors: set[bytes] = set()
         self.is_complete = threading.Event()
 
     def __call__(self, messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
-        self.colours.update(message.body for message in messages)
-        if len(self.colours) == len(CHANGES):
+        self.colors.update(message.body for message in messages)
+        if len(self.colors) == len(CHANGES):
             self.is_complete.set()
         return ConsumeResult.SUCCESS
 
@@ -39,16 +39,16 @@ class Cache:
 def main() -> int:
     caches = {"one": Cache(), "two": Cache()}
     with cluster() as nameserver, tempfile.TemporaryDirectory() as directory:
-        with Producer("colours-producer", nameserver=nameserver) as producer:
+        with Producer("colors-producer", nameserver=nameserver) as producer:
             for change in CHANGES:
-                producer.send(Message("colours", change))
+                producer.send(Message("colors", change))
         # The instance names the offsets file; it is not needed on different machines.
         consumers = [
             PushConsumer(
                 "caches",
                 cache,
                 client=ClientConfig(nameserver, instance=name),
-                subscriptions={"colours": "*"},
+                subscriptions={"colors": "*"},
                 start_from="first",
                 broadcast=True,
                 offsets_directory=Path(directory),
@@ -58,7 +58,7 @@ def main() -> int:
         with consumers[0], consumers[1]:
             is_complete = all(cache.is_complete.wait(timeout=30) for cache in caches.values())
     for name, cache in caches.items():
-        print(f"{name} has {len(cache.colours)} colours")
+        print(f"{name} has {len(cache.colors)} colors")
     return 0 if is_complete else 1
 
 

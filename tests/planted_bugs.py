@@ -195,7 +195,7 @@ def retry_counter_lost(right: Function, *args: Any) -> Any:
     return replace(right(*args), reconsume_times=0)
 
 
-@bug(supervisor.Supervisor, "_kept", "nothing unexpected: the failure of", near=70)
+@bug(supervisor.Supervisor, "_restart_on_error", "nothing unexpected: the failure of", near=70)
 async def supervisor_that_swallows(
     right: Function, self: supervisor.Supervisor, watch: Any, work: Function
 ) -> None:

@@ -1,7 +1,7 @@
 """Found by Spark at first use: makes ``format("rocketmq")`` known without registering it.
 
 Spark imports every module of such a name to look for sources, and finds none at all if one of them
-fails. So what is wrong with the installation is told when the source is used.
+fails. So errors of the installation are raised only when the source is used.
 """
 
 from typing import Any

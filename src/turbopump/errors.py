@@ -165,6 +165,9 @@ class ConnectFailed(NetworkError):
     retry_after_ms: int = 0
     """How long the next attempt to connect has to wait."""
 
+    last_failure: str = ""
+    """Why the last attempt failed, without the time until the next one; empty if unknown."""
+
 
 class NoNameServer(ConnectFailed):
     """None of the name servers answered; the text lists them."""

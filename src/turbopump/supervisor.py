@@ -147,7 +147,7 @@ class Supervisor:
 
     def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Run something until it returns or is cancelled; after an error it is run again."""
-        return self.start(self._kept(self.watch(name), work))
+        return self.start(self._restart_on_error(self.watch(name), work))
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a task once; an error that is a bug is logged and counted."""
@@ -204,7 +204,7 @@ class Supervisor:
             name = getattr(task.get_coro(), "__qualname__", repr(task))
             self.watch(name).failed(error, is_restarted=False)
 
-    async def _kept(self, watch: Watch, work: Callable[[], Awaitable[None]]) -> None:
+    async def _restart_on_error(self, watch: Watch, work: Callable[[], Awaitable[None]]) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         try:

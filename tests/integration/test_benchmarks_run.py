@@ -184,7 +184,7 @@ def test_tables_are_written_into_the_documents(
         "| 1 in flight | 8 in flight | 32 in flight | 512 in flight |\n"
         "|---|---:|---:|---:|---:|\n"
         "| Turbopump, asyncio | 7,680 |  |  |  |\n"
-        "| bare frames, the limit of this broker | 7,982 |  |  |  |\n"
+        "| bare frames, without client features | 7,982 |  |  |  |\n"
         f"\n<!-- end of figures -->\nBetween.\n{block.format('drains')}After.\n"
     )
     assert measure.update_docs(texts, tmp_path) == []

@@ -72,9 +72,11 @@ def test_transactions_that_do_not_end(tmp_path: Path) -> None:
         with TransactionProducer("shop", check=check, nameserver=server.nameserver) as producer:
             message = Message("orders", b"an order", keys=["k1"])
             producer.send_in_transaction(message, lambda _: TransactionState.UNKNOWN)
-            wait_for(lambda: shell.json_lines("transaction list --given-up") != [])
+            wait_for(lambda: shell.json_lines("transaction list --abandoned") != [])
+            assert len(shell.json_lines("transaction list --given-up")) == 1, "the former name"
+            assert "--given-up" not in shell.ok("transaction list --help")
             row = shell.json("transaction list --group shop")
-            assert (row["state"], row["checks"], row["group"]) == ("given up", 2, "shop")
+            assert (row["state"], row["checks"], row["group"]) == ("abandoned", 2, "shop")
             assert (row["topic"], row["keys"], row["body"]) == ("orders", ["k1"], "an order")
             assert 0 <= row["age_ms"] < 60_000
             assert shell.json_lines("transaction list --group others") == []

@@ -232,9 +232,17 @@ def test_tables_fit_80_columns_of_a_terminal(shell: Shell, monkeypatch: pytest.M
 def test_missing_name_server_is_reported_with_advice() -> None:
     result = CliRunner().invoke(app, ["topic", "list", "--nameserver", "127.0.0.1:1"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "no name server answers at 127.0.0.1:1" in result.stderr
-    assert "turbopump standalone" in result.stderr
-    assert "NAMESRV_ADDR" in result.stderr
+    first, advice = result.stderr.splitlines()
+    assert first == "turbopump: no name server answers at 127.0.0.1:1: Connection refused"
+    assert "turbopump standalone" in advice
+    assert "NAMESRV_ADDR" in advice
+    result = CliRunner().invoke(app, ["topic", "list", "--nameserver", "127.0.0.1:1;127.0.0.1:2"])
+    assert re.search(
+        r"no name server answers at 127\.0\.0\.1:1;127\.0\.0\.1:2: 127\.0\.0\.1:[12]: "
+        r"Connection refused$",
+        result.stderr,
+        re.MULTILINE,
+    )
     result = CliRunner().invoke(app, ["topic", "list", "--nameserver", "nonsense"])
     assert (result.exit_code, "nonsense" in result.stderr) == (2, True)
 
@@ -257,7 +265,9 @@ def test_names_are_completed(shell: Shell) -> None:
 def test_queues_that_no_consumer_reads_are_warned_of(shell: Shell) -> None:
     made = shell.run("topic create unreadable --queues 3 --read-queues 1 --broker a")
     assert made.exit_code == 0, made.stderr
-    assert "warning: no consumer reads queue 1, 2 of topic unreadable on broker a" in made.stderr
+    assert "warning: no consumer reads queues 1, 2 of topic unreadable on broker a" in made.stderr
+    changed = shell.run("topic update unreadable --read-queues 2")
+    assert "warning: no consumer reads queue 2 of topic unreadable on broker a" in changed.stderr
     changed = shell.run("topic update unreadable --read-queues 3")
     assert (changed.exit_code, changed.stderr) == (0, "")
 

@@ -145,6 +145,7 @@ def test_clients_share_one_thread_that_ends_with_them(server: Standalone) -> Non
 def test_who_waits_while_another_thread_closes_is_told_so(server: Standalone) -> None:
     consumer = LitePullConsumer("waiting", nameserver=server.nameserver)
     consumer.start()
+    consumer.assign([])
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(consumer.poll, timeout_ms=60_000) for _ in range(4)]
         consumer.assignment()

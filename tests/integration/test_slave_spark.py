@@ -55,7 +55,12 @@ async def offsets_of(session: Session, start: int, end: int, pulling: Pulling) -
 
 
 def source(session: Session, **options: str) -> Cluster:
-    given = {"nameserver": session.config.nameserver, "topic": "T", "retries": "1", **options}
+    given = {
+        "nameserver": ";".join(session.config.nameserver_addresses),
+        "topic": "T",
+        "retries": "1",
+        **options,
+    }
     return Cluster(session, SourceOptions.for_stream(given))
 
 

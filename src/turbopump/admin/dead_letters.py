@@ -75,7 +75,7 @@ class Destination(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that a group gave up on."""
+    """A message that a group failed to process, after all its retries."""
 
     message: MessageView
     queue: MessageQueue

@@ -91,7 +91,7 @@ class Messages:
         """Send one message: to a queue, to that of a key, or to the next in turn.
 
         Raises NotThere for a topic that does not exist, unless ``create_topic`` leaves it to the
-        broker to make it: a misspelt name would otherwise become a topic.
+        broker to make it: a misspelled name would otherwise become a topic.
         """
         if queue is not None and sharding_key is not None:
             raise InvalidArgument("pass queue or sharding_key, not both")

@@ -117,7 +117,7 @@ class RangeReader:
         """Return the first offset stored at or after a time.
 
         Brokers answer with the message nearest to the time, which may lie on either side of it
-        and among others of the same millisecond; so its neighbours are looked at.
+        and among others of the same millisecond; so its neighbors are looked at.
         """
         if limits.last_stored_ms is None or limits.last_stored_ms < to.epoch_ms:
             return limits.max_offset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from turbopump.client.calls import require_success
 from turbopump.client.route_cache import NameServers
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
-from turbopump.errors import NetworkError, NoNameServer, NotThere, RemoteError
+from turbopump.errors import ConnectFailed, NetworkError, NoNameServer, NotThere, RemoteError
 from turbopump.wire import headers
 from turbopump.wire.bodies import ClusterInfo, TopicList, TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -170,16 +170,24 @@ class Servers:
         try:
             return await self._nameservers.ask(call)
         except NetworkError as error:
-            asked = ";".join(self.nameservers)
-            raise NoNameServer(f"no name server answers at {asked}: {error}") from error
+            raise _no_name_server(self.nameservers, error) from error
 
     async def _from_nameserver(self, address: str, command: Command) -> Command:
         try:
             return await self.ask_at(address, command)
         except NetworkError as error:
-            raise NoNameServer(f"no name server answers at {address}: {error}") from error
+            raise _no_name_server([address], error) from error
         except RemoteError as error:
             raise RemoteError(error.code, f"name server {address}: {error.remark}") from error
+
+
+def _no_name_server(addresses: Sequence[str], error: NetworkError) -> NoNameServer:
+    """Return the error that none answers, with the reason; no caller waits for the next attempt."""
+    failure = error.last_failure if isinstance(error, ConnectFailed) else ""
+    reason = failure or str(error)
+    if len(addresses) == 1:
+        reason = reason.removeprefix(f"{addresses[0]}: ")
+    return NoNameServer(f"no name server answers at {';'.join(addresses)}: {reason}")
 
 
 async def none_on(code: ResponseCode, asking: Awaitable[T]) -> T | None:

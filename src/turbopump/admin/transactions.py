@@ -37,8 +37,10 @@ class PendingState(Enum):
     """How a transaction stands that has not ended."""
 
     OPEN = "open"
-    GIVEN_UP = "given up"
+    ABANDONED = "abandoned"
     """Its producers were asked as often as the broker asks; it can be resumed."""
+    GIVEN_UP = "abandoned"  # noqa: PIE796 - programs may use this name
+    """The former name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +129,9 @@ class Transactions:
         async with aclosing(self._messages_of(node, CHECKED_TOO_OFTEN_TOPIC, first)) as letters:
             async for letter in letters:
                 identity = _identity(letter)
-                if identity not in known and await self._is_given_up(node, letter):
+                if identity not in known and await self._is_abandoned(node, letter):
                     known.add(identity)
-                    yield PendingTransaction(letter, node.broker, PendingState.GIVEN_UP)
+                    yield PendingTransaction(letter, node.broker, PendingState.ABANDONED)
 
     async def _progress(self, node: BrokerNode, topic: str) -> QueueOffset:
         """Return from where on a broker itself reads one of its queues."""
@@ -206,7 +208,7 @@ class Transactions:
                 return
             offset = QueueOffset(offset + len(units))
 
-    async def _is_given_up(self, node: BrokerNode, letter: MessageView) -> bool:
+    async def _is_abandoned(self, node: BrokerNode, letter: MessageView) -> bool:
         """Whether an abandoned half message has been neither committed nor resumed since."""
         topic, key = letter.properties.get(properties.REAL_TOPIC), letter.unique_key
         if topic is None or key is None:

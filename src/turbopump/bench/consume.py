@@ -55,7 +55,7 @@ class _Counter:
         self._loop = asyncio.get_running_loop()
         self._count = count
 
-    def plain(self, messages: Messages, _: ConsumeContext) -> ConsumeResult:
+    def on_thread(self, messages: Messages, _: ConsumeContext) -> ConsumeResult:
         self.done += len(messages)
         self.last_s = time.monotonic()
         if self._count is not None and self.done >= self._count:
@@ -63,14 +63,14 @@ class _Counter:
         return ConsumeResult.SUCCESS
 
     async def on_loop(self, messages: Messages, context: ConsumeContext) -> ConsumeResult:
-        return self.plain(messages, context)
+        return self.on_thread(messages, context)
 
 
 async def _consume(work: Consume, gate: Gate) -> Sample:
     counter = _Counter(work.count)
     async with PushConsumer(
         work.group,
-        counter.on_loop if work.asynchronous else counter.plain,
+        counter.on_loop if work.asynchronous else counter.on_thread,
         nameserver=work.nameserver,
         subscriptions={work.topic: "*"},
         start_from="first",

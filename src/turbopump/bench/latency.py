@@ -52,7 +52,7 @@ class _Arrivals:
         self.mark = secrets.token_bytes(8)
         self.latencies_s: list[float] = []
 
-    def plain(self, messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
+    def on_thread(self, messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
         now_s = time.monotonic()
         for message in messages:
             if message.body.startswith(self.mark):
@@ -63,7 +63,7 @@ class _Arrivals:
     async def on_loop(
         self, messages: Sequence[MessageView], context: ConsumeContext
     ) -> ConsumeResult:
-        return self.plain(messages, context)
+        return self.on_thread(messages, context)
 
 
 async def _measure(work: Latency, gate: Gate) -> Sample:
@@ -72,7 +72,7 @@ async def _measure(work: Latency, gate: Gate) -> Sample:
         Producer("turbopump-bench", nameserver=work.nameserver) as producer,
         PushConsumer(
             work.group,
-            arrivals.on_loop if work.asynchronous else arrivals.plain,
+            arrivals.on_loop if work.asynchronous else arrivals.on_thread,
             nameserver=work.nameserver,
             subscriptions={work.topic: "*"},
         ) as consumer,

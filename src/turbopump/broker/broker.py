@@ -481,14 +481,14 @@ class Broker:
     def _connected(self, connection: Connection) -> None:
         """Warn if a client used an address that differs from the advertised one."""
         place = connection.local_address.rpartition(":")[0].strip("[]")
-        told = self._advertised.address if self._advertised is not None else place
-        if self._ready and place not in {told, *self._warned_of}:
+        advertised = self._advertised.address if self._advertised is not None else place
+        if self._ready and place not in {advertised, *self._warned_of}:
             self._warned_of.add(place)
             _log.warning(
                 "a client reached this broker at %s, but routes tell clients to use %s:"
                 " set brokerIP1 to the address that clients can reach",
                 place,
-                told,
+                advertised,
             )
 
     def _disconnected(self, connection: Connection) -> None:

@@ -104,7 +104,7 @@ class IdentityConfig:
     def vip_port(self) -> int | None:
         """The second port to listen at, if any.
 
-        Not beside a port that the system chose: no client can know it in advance, and its neighbour
+        Not beside a port that the system chose: no client can know it in advance, and its neighbor
         may be about to be assigned to another process.
         """
         return self.port - _VIP_DISTANCE if self.serves_vip and self.port > _VIP_DISTANCE else None
@@ -385,7 +385,7 @@ class BrokerConfig:
 
 
 def local_address() -> str:
-    """Return the address that this machine uses towards others; sends nothing."""
+    """Return the address that this machine uses toward others; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

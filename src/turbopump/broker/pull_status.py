@@ -21,7 +21,7 @@ class Status(Enum):
     FOUND = "found"
     RETRY = "nothing here: pull again from the next offset"
     NOT_FOUND = "nothing yet"
-    MOVED = "no such offset: go on from another"
+    MOVED = "no such offset: continue at the returned one"
 
 
 STATUS: dict[type[ReadOutcome], Status] = {

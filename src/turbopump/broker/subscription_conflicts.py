@@ -35,7 +35,7 @@ _LOGGED_MAX = 100
 
 
 class _Selection(Struct, frozen=True, order=True):
-    """A member's subscription to a topic, normalised so that equivalent expressions are equal."""
+    """A member's subscription to a topic, normalized so that equivalent expressions are equal."""
 
     topic: str
     kind: str

@@ -154,8 +154,8 @@ def advice(error: Exception) -> str | None:
     match error:
         case NoNameServer():
             return (
-                "Start one with `turbopump standalone`, or pass --nameserver HOST:PORT or set "
-                f"{NAMESERVER_VARIABLE}."
+                f"Check the address (--nameserver HOST:PORT or {NAMESERVER_VARIABLE}), or start a "
+                "name server with `turbopump standalone`."
             )
         case NotThere():
             return _where_to_look(error.kind, error.name)

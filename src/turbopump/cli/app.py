@@ -64,7 +64,7 @@ SUB_APPS = {
     "dlq": ("turbopump.cli.dlq", "Show, redrive and export dead letters."),
     "transaction": ("turbopump.cli.transaction", "Transactions that have not ended."),
     "bench": ("turbopump.cli.bench", "Measure throughput and latency of a cluster."),
-    "pipeline": ("turbopump.cli.pipeline", "Archive, replay, redrive and analyse, on Spark."),
+    "pipeline": ("turbopump.cli.pipeline", "Archive, replay, redrive and analyze, on Spark."),
     "spark": ("turbopump.cli.spark", "Package Turbopump for the executors of a Spark cluster."),
     "store": ("turbopump.cli.store", "Examine and repair the store of a stopped broker."),
     "config": ("turbopump.cli.config", "Settings of brokers and name servers, key-values."),

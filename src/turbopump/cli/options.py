@@ -73,7 +73,7 @@ def file_settings(path: Path | None) -> dict[str, str]:
 def settings_of(section: str, settings: Settings, *, has_plain: bool = True) -> dict[str, str]:
     """Return the settings of one section; with ``has_plain`` those of no section are its as well.
 
-    Raises InvalidArgument for a section that does not exist, so that a misspelt one is noticed.
+    Raises InvalidArgument for a section that does not exist, so that a misspelled one is noticed.
     """
     found, plain = {}, {}
     for key, value in settings.items():

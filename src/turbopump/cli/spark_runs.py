@@ -115,12 +115,12 @@ def print_report(report: Report, *, as_json: bool) -> None:
 
 def _print_table(table: Table) -> None:
     keys = [str(number) for number in range(len(table.columns))]
-    rows = [dict(zip(keys, map(_plain, row), strict=True)) for row in table.rows]
+    rows = [dict(zip(keys, map(_cell_value, row), strict=True)) for row in table.rows]
     if table.is_facts:
         # Each row has a kind of its own.
         for row in table.rows:
             kind = _kind([row[1]])
-            typer.echo(f"  {row[0]!s:<36}{Column('1', '', kind).text({'1': _plain(row[1])})}")
+            typer.echo(f"  {row[0]!s:<36}{Column('1', '', kind).text({'1': _cell_value(row[1])})}")
         return
     columns = [
         Column(key, title.upper(), _kind([row[number] for row in table.rows]))
@@ -137,7 +137,7 @@ def _kind(cells: Sequence[object]) -> str:
     return "number" if is_number else "text"
 
 
-def _plain(cell: object) -> Any:
+def _cell_value(cell: object) -> Any:
     return round(cell.timestamp() * 1000) if isinstance(cell, datetime) else cell
 
 

@@ -197,9 +197,11 @@ def _warn_of_unread(topic: TopicInfo) -> None:
     """Say on stderr which queues producers write and no consumer reads."""
     for each in topic.on_brokers:
         if each.read_queues < each.write_queues:
-            unread = ", ".join(map(str, range(each.read_queues, each.write_queues)))
+            numbers = range(each.read_queues, each.write_queues)
+            noun = "queue" if len(numbers) == 1 else "queues"
+            unread = ", ".join(map(str, numbers))
             typer.echo(
-                f"turbopump: warning: no consumer reads queue {unread} of topic {topic.name} on "
+                f"turbopump: warning: no consumer reads {noun} {unread} of topic {topic.name} on "
                 f"broker {each.broker}: {each.write_queues} queues are written, "
                 f"{each.read_queues} read",
                 err=True,

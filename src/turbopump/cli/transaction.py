@@ -24,7 +24,10 @@ app = typer.Typer()
 
 GroupOption = Annotated[str | None, option("Only of this producer group.")]
 BrokerOption = Annotated[str | None, option("Only on this broker.")]
-GivenUpOption = Annotated[bool, option("Only those that are no longer checked.", "--given-up")]
+AbandonedOption = Annotated[bool, option("Only those that are no longer checked.", "--abandoned")]
+GivenUpOption = Annotated[
+    bool, option("The former name of --abandoned.", "--given-up", hidden=True)
+]
 
 _TRANSACTIONS = columns(
     "state age_ms=AGE:duration checks:number group=PRODUCER_GROUP topic message_id:id"
@@ -37,15 +40,17 @@ def list_transactions(
     console: Console,
     group: GroupOption = None,
     broker: BrokerOption = None,
+    abandoned: AbandonedOption = False,
     given_up: GivenUpOption = False,
     limit: Annotated[int, typer.Option(help="Show at most this many.")] = 100,
 ) -> None:
     """List transactions that have been neither committed nor rolled back."""
     require_range("limit", limit, 1)
+    abandoned = abandoned or given_up
     with closing(console.admin.transactions.list(group=group, broker=broker)) as found:
-        wanted = (each for each in found if not given_up or _is_given_up(each))
+        wanted = (each for each in found if not abandoned or _is_abandoned(each))
         rows = [_row(each) if console.as_json else _shown(each) for each in islice(wanted, limit)]
-    nothing = "No abandoned transactions." if given_up else "No open transactions."
+    nothing = "No abandoned transactions." if abandoned else "No open transactions."
     console.rows(rows, _TRANSACTIONS, nothing=nothing)
 
 
@@ -107,7 +112,7 @@ def _chosen(
 ) -> list[PendingTransaction]:
     """Return those with an id, or all abandoned ones without ids."""
     with closing(admin.transactions.list(group=group, broker=broker)) as found:
-        return [each for each in found if (each.ids & ids if ids else _is_given_up(each))]
+        return [each for each in found if (each.ids & ids if ids else _is_abandoned(each))]
 
 
 def _fail_if_left(failed: int, missing: set[str]) -> None:
@@ -130,10 +135,10 @@ def _resumed(admin: Admin, pending: PendingTransaction) -> str:
     return "resumed"
 
 
-def _is_given_up(pending: PendingTransaction) -> bool:
+def _is_abandoned(pending: PendingTransaction) -> bool:
     from turbopump.admin import PendingState
 
-    return pending.state is PendingState.GIVEN_UP
+    return pending.state is PendingState.ABANDONED
 
 
 def _row(pending: PendingTransaction) -> dict[str, Any]:

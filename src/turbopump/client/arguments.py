@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -25,6 +25,29 @@ def checked(name: str, value: T | None, kind: type[T], example: str = "") -> T:
         hint = f"; pass {example}" if example else ""
         raise InvalidArgument(f"{name} must be a {kind.__name__}, got {value!r}{hint}")
     return value
+
+
+def check_kind(call: str, value: object, kind: type) -> None:
+    """Refuse an argument of another type; ``call`` is what it was passed to."""
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{call} expects a {kind.__name__}, got {type(value).__name__}")
+
+
+def checked_hooks(name: str, hooks: Iterable[T], *methods: str) -> tuple[T, ...]:
+    """Return hooks as a tuple; refuse those that lack one of the methods.
+
+    ::
+
+        checked_hooks("hooks", [Count()], "before_send", "after_send")
+    """
+    expected = f"{name} must be a list of objects with {' and '.join(methods)}"
+    if not isinstance(hooks, Iterable):
+        raise InvalidArgument(f"{expected}, got {hooks!r}")
+    found = tuple(hooks)
+    for hook in found:
+        if isinstance(hook, type) or not all(callable(getattr(hook, m, None)) for m in methods):
+            raise InvalidArgument(f"{expected}, got {hook!r} in it")
+    return found
 
 
 def check_listener(listener: object) -> None:

@@ -158,8 +158,8 @@ class LoopThread:
         """Refuse the loop's own thread: waiting there for the loop would deadlock."""
         if is_loop_thread() and threading.current_thread() is self._thread:
             raise ClientError(
-                "a blocking client was called on its own event loop, where it would wait for "
-                "ever: use turbopump.aio in async functions and in callbacks"
+                "a blocking client was called on its own event loop, where it would "
+                "deadlock: use turbopump.aio in async functions and in callbacks"
             )
 
     def stop(self) -> None:

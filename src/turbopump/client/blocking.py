@@ -28,13 +28,7 @@ from turbopump.client.background import LoopThread, background, is_loop_thread
 from turbopump.client.config import ClientConfig
 from turbopump.client.handlers import Handler
 from turbopump.client.life_cycle import LifeCycle, ServingLifeCycle, stop_signals
-from turbopump.client.message_sender import (
-    HandOverIO,
-    MessageSender,
-    SendIO,
-    ThreadIO,
-    run_to_end,
-)
+from turbopump.client.message_sender import HandOverIO, MessageSender, ThreadIO, run_to_end
 from turbopump.client.session import Session
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ForkedClient, NotRunning
@@ -159,7 +153,7 @@ class Blocking(Generic[C]):
         """Whether this is a thread that closing would wait for."""
         return is_loop_thread()
 
-    def _kept(self, promise: concurrent.futures.Future[Any]) -> None:
+    def _release_slot(self, promise: concurrent.futures.Future[Any]) -> None:
         self._promises.discard(promise)
         self._places.release()
 
@@ -268,14 +262,15 @@ def on_loop(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[Any,
 
 
 def promising(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, asyncio.Future[T]]],
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, asyncio.Future[T]]], text: str = ""
 ) -> Callable[Concatenate[Any, P], concurrent.futures.Future[T]]:
     """Wrap a method that returns a future: threads can wait for that.
 
-    Return immediately unless too many sends are in flight; then block.
+    Return immediately unless too many sends are in flight; then block. ``text`` is the docstring if
+    the wrapped method's shows asyncio code.
     """
 
-    async def fulfil(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def fulfill(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await (await method(client, *args, **kwargs))
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
@@ -285,11 +280,11 @@ def promising(
         promise: concurrent.futures.Future[T] = concurrent.futures.Future()
         promise.set_running_or_notify_cancel()
         self._promises.add(promise)
-        promise.add_done_callback(self._kept)
+        promise.add_done_callback(self._release_slot)
         context = contextvars.copy_context()
         try:
             thread.post(
-                lambda: thread.start(fulfil(self._client, *args, **kwargs), promise, context)
+                lambda: thread.start(fulfill(self._client, *args, **kwargs), promise, context)
             )
         except NotRunning as error:
             promise.set_exception(error)
@@ -298,7 +293,7 @@ def promising(
     taken = inspect.signature(method)
     # The asynchronous method returns another kind of future.
     vars(call)["__signature__"] = taken.replace(return_annotation=concurrent.futures.Future)
-    return _documented(call, method)
+    return _documented(call, method, text)
 
 
 class SendingThreads:
@@ -343,11 +338,15 @@ class SendingThreads:
 
 
 def sending(
-    method: Callable[Concatenate[MessageSender, SendIO, P], Coroutine[Any, Any, T]],
-    documented: Callable[..., object],
+    method: Callable[..., Coroutine[Any, Any, T]],
+    documented: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
     threads_max: int = SENDING_THREADS_MAX,
 ) -> Callable[Concatenate[Any, P], T]:
-    """Wrap a method that sends on the caller's thread, unless too many threads do."""
+    """Wrap a `MessageSender` method: send on the caller's thread, unless too many threads do.
+
+    ``documented`` is the public method of the asynchronous client: its parameters are the wrapped
+    method's, without those that only other parts of the client pass.
+    """
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         # First: closing waits for threads in here, and refuses later ones.
@@ -365,10 +364,11 @@ def sending(
     return _documented(call, documented)
 
 
-def _documented(call: T, method: Callable[..., object]) -> T:
-    """Give a method the name and docstring of the wrapped one, without ``await``."""
-    text = (method.__doc__ or "").replace("async with", "with").replace("await ", "")
-    text = text.replace("async def", "def")
+def _documented(call: T, method: Callable[..., object], text: str = "") -> T:
+    """Give a method the wrapped one's name, and ``text`` or its docstring without ``await``."""
+    if not text:
+        text = (method.__doc__ or "").replace("async with", "with").replace("await ", "")
+        text = text.replace("async def", "def")
     # `__wrapped__` is where `help` and notebooks find the parameters.
     for name, value in (("__name__", method.__name__), ("__doc__", text), ("__wrapped__", method)):
         setattr(call, name, value)
@@ -411,7 +411,19 @@ class Producer(Blocking[producer.Producer]):
     send_ready = sending(MessageSender.send_ready, producer.Producer.send_ready)
     # On one connection per thread, which keeps their order; no response is awaited.
     send_oneway = sending(MessageSender.send_oneway, producer.Producer.send_oneway, sys.maxsize)
-    submit = promising(producer.Producer.submit)
+    submit = promising(
+        producer.Producer.submit,
+        """Hand a message over and return a future of its receipt, to keep many sends in flight.
+
+        Block while too many sends are in flight. ``on_sent`` is called exactly once, in the
+        client's own thread, and must not block.
+
+        ::
+
+            promises = [producer.submit(message) for message in messages]
+            receipts = [promise.result() for promise in promises]
+        """,
+    )
     request = blocking(producer.Producer.request)
     reply = blocking(producer.Producer.reply)
     queues = blocking(producer.Producer.queues)

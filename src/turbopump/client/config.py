@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from random import Random
 
@@ -28,9 +29,9 @@ class ClientConfig:
         ClientConfig("10.0.0.1:9876;10.0.0.2:9876", namespace="staging")
     """
 
-    nameserver: str = ""
-    """Addresses of name servers, ``host:port;host:port``; if empty, taken from the environment
-    variable ``NAMESRV_ADDR``."""
+    nameserver: str | Sequence[str] = ""
+    """Addresses of name servers, ``host:port;host:port`` or a list; if empty, taken from the
+    environment variable ``NAMESRV_ADDR``."""
 
     namespace: str = ""
     """Prefix of topic and group names, so that several systems can share a cluster."""
@@ -58,7 +59,7 @@ class ClientConfig:
     """Requests in flight per connection; further ones wait, which slows down fast senders."""
 
     def __post_init__(self) -> None:
-        # A list works too; stored as text, since members with equal configurations share a session.
+        # A list is stored as text, since members with equal configurations share a session.
         object.__setattr__(self, "nameserver", joined_addresses(self.nameserver))
         for address in self.nameserver_addresses:
             split_address(address)
@@ -73,7 +74,7 @@ class ClientConfig:
     @property
     def nameserver_addresses(self) -> tuple[str, ...]:
         """The addresses as a list; raises InvalidArgument if none is configured."""
-        text = self.nameserver or environment(NAMESERVER_VARIABLE)
+        text = joined_addresses(self.nameserver) or environment(NAMESERVER_VARIABLE)
         addresses = tuple(part.strip() for part in text.split(";") if part.strip())
         if not addresses:
             raise InvalidArgument(

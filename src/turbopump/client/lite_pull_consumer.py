@@ -182,12 +182,14 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
     ) -> list[MessageView]:
         """Return messages as soon as any are available, or none on timeout.
 
+        Raises InvalidArgument while no topic is subscribed and no queue assigned.
+
         ::
 
             for message in await consumer.poll():
                 print(message.body)
         """
-        running = self._require_running()
+        running = self._require_source()
         limit_ms = self._config.poll_timeout_ms if timeout_ms is None else timeout_ms
         count = self._config.poll_count_max if count_max is None else count_max
         require_at_least("timeout_ms", limit_ms, 0)
@@ -199,7 +201,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         return []
 
     async def __anext__(self) -> MessageView:
-        running = self._require_running()
+        running = self._require_source()
         await self._finish(running)
         try:
             return (await self._take(running, 1))[0]
@@ -412,6 +414,16 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
                 await self._commit_soon(running, running.buffer.positions())
         finally:
             await leave(running.session, self)
+
+    def _require_source(self) -> _Running:
+        """Return the running state; refuse to poll when there is nothing to read."""
+        running = self._require_running()
+        if not self._expressions and not running.is_assigned_by_hand:
+            raise InvalidArgument(
+                f"consumer {self.group!r} has no subscriptions and no assigned queues; pass "
+                'subscriptions={"orders": "*"}, or call subscribe() or assign() first'
+            )
+        return running
 
     def _require_running(self) -> _Running:
         return require_running(self._running, "consumer", self.group)

@@ -255,7 +255,12 @@ class MessageSender:
         return outgoing(message, self.ids.next(), self._config.messages, self._namespace, extra)
 
     def _ready_batch(self, messages: Sequence[Message]) -> Outgoing:
-        ids = self.ids.many(len(messages))
+        try:
+            count = len(messages)
+        except TypeError:
+            kind = type(messages).__name__
+            raise InvalidArgument(f"send_batch() expects a list of messages, got {kind}") from None
+        ids = self.ids.many(count)
         return outgoing_batch(messages, ids, self._config.messages, self._namespace)
 
     def _ready_one(self, extra: Mapping[str, str] | None, messages: Sequence[Message]) -> Outgoing:
@@ -384,9 +389,14 @@ class MessageSender:
         self, io: SendIO, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int
     ) -> MessageQueue:
         if isinstance(to, MessageQueue):
+            topic = self.broker_topic(to.topic)
+            if topic != sent.topic:
+                raise InvalidArgument(
+                    f"to must be a queue of the message's topic {sent.topic!r}, got {to}"
+                )
             if not self._session.has_broker(to.broker):
                 await self.route(io, sent.topic, end_ms)
-            return MessageQueue(self.broker_topic(to.topic), to.broker, to.queue_id)
+            return MessageQueue(topic, to.broker, to.queue_id)
         queues = await self.route(io, sent.topic, end_ms)
         if to is None:
             return self._choice.next(queues, avoided, self._clock.monotonic_ms())
@@ -395,6 +405,8 @@ class MessageSender:
                 f'to must be a MessageQueue or a function such as by_hash("key"), got {to!r}'
             )
         chosen = to(tuple(map(self.user_queue, queues)) if self._namespace else queues)
+        if not isinstance(chosen, MessageQueue):
+            raise InvalidArgument(f"to() must return one of the queues, got {chosen!r}")
         return MessageQueue(sent.topic, chosen.broker, chosen.queue_id)
 
     async def _find_route(self, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:

@@ -55,7 +55,8 @@ def check_group(group: str) -> None:
 
 
 def _check(kind: str, name: str, chars_max: int) -> None:
-    if not has_only_allowed_characters(name) or len(name) > chars_max:
+    is_text = isinstance(name, str)
+    if not is_text or not has_only_allowed_characters(name) or len(name) > chars_max:
         raise InvalidArgument(
             f"{kind} must be 1–{chars_max} of the characters a-z A-Z 0-9 _-%|, got {name!r}"
         )

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from turbopump.client import calls
-from turbopump.client.arguments import checked
+from turbopump.client.arguments import check_kind, checked, checked_hooks
 from turbopump.client.config import ClientConfig
 from turbopump.client.life_cycle import LifeCycle, leave, require_running, started
 from turbopump.client.members import ProducerMember
@@ -60,7 +60,7 @@ class Producer(LifeCycle, ProducerMember):
         self.group = with_namespace(self._client.namespace, group)
         self._config = checked("config", config, ProducerConfig)
         self._given_session = session
-        self._hooks = tuple(hooks)
+        self._hooks = checked_hooks("hooks", hooks, "before_send", "after_send")
         self._running: Running | None = None
 
     # --- life cycle -------------------------------------------------------------------------------
@@ -176,6 +176,7 @@ class Producer(LifeCycle, ProducerMember):
 
             reply = await producer.request(Message("prices", b"EUR"), timeout_ms=2000)
         """
+        check_kind("request()", message, Message)
         running = self.running
         session, sender = running.session, running.sender
         limit_ms = sender.limit_ms(timeout_ms)
@@ -202,6 +203,7 @@ class Producer(LifeCycle, ProducerMember):
 
             await producer.reply(message, b"1.08")
         """
+        check_kind("reply()", request, MessageView)
         running = self.running
         message = Message(reply_topic(request), body)
         rules, extra = self._config.messages, reply_properties(request)

@@ -16,6 +16,7 @@ from turbopump.client.arguments import (
     check_listener,
     check_subscriptions,
     checked,
+    checked_hooks,
     checked_path,
 )
 from turbopump.client.config import ClientConfig
@@ -129,7 +130,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             retries=checked("retries", retries, Retries, "Retries(attempts_max=3)"),
             offsets_directory=checked_path("offsets_directory", offsets_directory),
         )
-        self._hooks = tuple(hooks)
+        self._hooks = checked_hooks("hooks", hooks, "before_consume", "after_consume")
         self._given_session = session
         self._expressions: dict[str, Expression] = {}
         for topic, expression in (subscriptions or {}).items():

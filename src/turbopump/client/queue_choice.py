@@ -25,7 +25,7 @@ def avoided_for_ms(latency_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """How slow a broker was, and until when it is avoided."""
+    """The response time of a broker, and the deadline until which it is avoided."""
 
     latency_ms: int
     until_ms: int

@@ -82,7 +82,7 @@ class Session:
         self._network = network or SocketNetwork()
         self._hooks = tuple(hooks)
         self._keeps_to_master: dict[str, int] = {}
-        """By broker, until when its slaves are not read from."""
+        """By broker, the deadline until which its slaves are not read from."""
         self.work = Supervisor()
         """Owns background tasks, including those of the session's users; ends with the session."""
         self._routes = RouteCache(

@@ -59,12 +59,12 @@ def consume_from(start_from: StartFrom) -> ConsumeFrom:
     if start_from == "last":
         return ConsumeFrom.LAST_OFFSET
     if isinstance(start_from, datetime):
-        _require_moment(start_from)
+        _require_utc_time(start_from)
         return ConsumeFrom.TIMESTAMP
     raise InvalidArgument(_refusal(start_from))
 
 
-def _require_moment(start_from: datetime) -> None:
+def _require_utc_time(start_from: datetime) -> None:
     """Refuse times without a UTC equivalent, such as the first hours of year 1 in the east."""
     try:
         start_from.astimezone(UTC).timestamp()

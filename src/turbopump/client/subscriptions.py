@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from turbopump.client import calls
 from turbopump.client.session import Session
-from turbopump.errors import NoRoute
+from turbopump.errors import InvalidArgument, NoRoute
 from turbopump.filters.code import CodeFilter
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import EVERYTHING, SQL92, TAG, wanted_tags
@@ -32,7 +32,7 @@ Expression = str | Sql | CodeFilter
 def subscription(topic: str, expression: Expression, version_ms: int) -> Subscription:
     """Return a subscription; ``version_ms`` must grow when the expression changes.
 
-    Raises InvalidArgument if the expression has no tag.
+    Raises InvalidArgument if the expression has no tag or is of another type.
 
     ::
 
@@ -51,6 +51,12 @@ def subscription(topic: str, expression: Expression, version_ms: int) -> Subscri
             sub_string=expression.name,
             sub_version=version_ms,
             class_filter_mode=True,
+        )
+    if not isinstance(expression, str):
+        # None too: brokers take it for everything, and users may have meant nothing.
+        raise InvalidArgument(
+            f"the expression of topic {topic!r} must be tags, Sql(...) or a CodeFilter, got "
+            f'{expression!r}; pass "*" for all messages'
         )
     wanted = wanted_tags(expression, f"the tag expression of topic {topic!r}")
     return Subscription(

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from msgspec import structs
 
 from turbopump.client import calls
-from turbopump.client.arguments import check_callable
+from turbopump.client.arguments import check_callable, check_kind
 from turbopump.client.calls import SendStatus
 from turbopump.client.config import ClientConfig
 from turbopump.client.message_sender import To
@@ -207,7 +207,7 @@ class TransactionProducer(Producer):
         check: Check,
         topics: Sequence[str] | None = None,
         check_workers: int = 1,
-        nameserver: str = "",
+        nameserver: str | Sequence[str] = "",
         namespace: str = "",
         config: ProducerConfig | None = None,
         client: ClientConfig | None = None,
@@ -283,6 +283,7 @@ class TransactionProducer(Producer):
             async with producer.transaction(Message("orders", b"hello")) as transaction:
                 await database.insert_order(transaction.id)
         """
+        check_kind("transaction()", message, Message)
         running = self.running
         return Transaction(
             message,

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from turbopump.client.arguments import checked_hooks
 from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.listener import ConsumeHook, Listen
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
@@ -49,7 +50,8 @@ class Worker(ServingLifeCycle):
         super().__init__()
         groups = grouped(handlers)
         config = client_config(nameserver, namespace, client, None)
-        self._producer = Producer(groups[0].group, client=config, hooks=send_hooks)
+        sending = checked_hooks("send_hooks", send_hooks, "before_send", "after_send")
+        self._producer = Producer(groups[0].group, client=config, hooks=sending)
         self._consumers = [
             PushConsumer(
                 group.group,

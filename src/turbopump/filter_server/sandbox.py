@@ -121,7 +121,7 @@ class Sandbox:
 
     async def decide(self, messages: Sequence[MessageView]) -> Verdicts:
         """Return which messages match; raises FilterStopped, RecordError for a damaged body."""
-        frame = marshal.dumps([_plain(message) for message in messages])
+        frame = marshal.dumps([_as_tuple(message) for message in messages])
         # To its end, even if the subscriber leaves: others wait for the same process.
         return await asyncio.shield(asyncio.ensure_future(self._decide(frame, len(messages))))
 
@@ -294,7 +294,7 @@ def _cpu_ns(pid: int) -> int:
         return 0
 
 
-def _plain(message: MessageView) -> tuple[object, ...]:
+def _as_tuple(message: MessageView) -> tuple[object, ...]:
     return (
         message.topic,
         message.queue_id,

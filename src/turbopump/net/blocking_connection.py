@@ -320,7 +320,7 @@ class BlockingConnection:
         if has_python_timeout:
             self._socket.settimeout(None if timeout_ms is None else timeout_ms / 1000)
         else:
-            # 0 waits for ever.
+            # 0 waits without a limit.
             value = _TIME_VALUE.pack(*divmod((timeout_ms or 0) * 1000, 1_000_000))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -84,7 +84,7 @@ class BlockingPool:
             connection.close()
             return
         key = connection.address, get_ident()
-        # One call: another thread may take the connection that is there already.
+        # One call: another thread may take the cached connection in between.
         if self._idle.setdefault(key, connection) is not connection:
             connection.close()
         if self._is_closed:

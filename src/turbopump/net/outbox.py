@@ -111,7 +111,7 @@ class Outbox:
 
 
 def coalesced(parts: Sequence[Buffer]) -> list[Buffer]:
-    """Join neighbours that are small; leave large pieces alone."""
+    """Join neighbors that are small; leave large pieces alone."""
     if max(map(len, parts), default=0) <= _JOINED_BYTES_MAX:
         # As messages mostly are: one check for thousands of them is enough.
         return [b"".join(parts)]

@@ -99,7 +99,7 @@ class ConnectionPool:
         if peer.dial is None:
             peer.backoff.require_over()
             peer.dial = asyncio.create_task(self._dial(peer))
-        connection = await self._dialled(peer.dial)
+        connection = await self._dialed(peer.dial)
         if connection is None:
             raise peer.backoff.failure()
         return connection
@@ -191,13 +191,13 @@ class ConnectionPool:
         return peer
 
     def _forget_old_failures(self) -> None:
-        """Drop addresses that have not been used since long after their pause."""
+        """Drop addresses whose pause ended long ago and that have not been used since."""
         old_ms = self._clock.monotonic_ms() - self._config.backoff_max_ms
         for address, peer in tuple(self._peers.items()):
             if peer.connection is None and peer.dial is None and peer.backoff.next_try_ms < old_ms:
                 del self._peers[address]
 
-    async def _dialled(self, dial: asyncio.Task[Connection | None]) -> Connection | None:
+    async def _dialed(self, dial: asyncio.Task[Connection | None]) -> Connection | None:
         """Wait for a dial without cancelling it when this caller alone is cancelled."""
         try:
             return await asyncio.shield(dial)

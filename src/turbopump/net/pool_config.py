@@ -80,4 +80,5 @@ class Backoff:
         left_ms = max(self.next_try_ms - self._clock.monotonic_ms(), 0)
         failure = ConnectFailed(f"{self._last_error}; next try in {left_ms} ms")
         failure.retry_after_ms = left_ms
+        failure.last_failure = self._last_error
         return failure

@@ -65,7 +65,7 @@ class SocketNetwork:
             raise ConnectFailed(text) from error
         except (OSError, UnicodeError) as error:
             # A host name that cannot be looked up is a UnicodeError.
-            raise ConnectFailed(f"{host}:{port}: {error}") from error
+            raise ConnectFailed(f"{host}:{port}: {_reason(error)}") from error
         return protocol
 
     def connect_blocking(
@@ -91,7 +91,7 @@ class SocketNetwork:
             raise ConnectFailed(f"{address}: no answer within {timeout_ms} ms") from error
         except (OSError, UnicodeError) as error:
             # A host name that cannot be looked up is a UnicodeError.
-            raise ConnectFailed(f"{address}: {error}") from error
+            raise ConnectFailed(f"{address}: {_reason(error)}") from error
 
     async def listen(
         self,
@@ -113,8 +113,7 @@ class SocketNetwork:
                 return SniffingListener(bound, protocol_factory, context, HANDSHAKE_TIMEOUT_S)
             return await _serve(bound, protocol_factory, context)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ListenFailed(f"{host}:{port}: {reason}") from error
+            raise ListenFailed(f"{host}:{port}: {_reason(error).lower()}") from error
         except UnicodeError as error:
             raise ListenFailed(f"{host}:{port}: {error}") from error
 
@@ -167,6 +166,11 @@ async def _serve(
             for listening in bound
         ]
     )
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    """Return the system's text for an error, without its number."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 async def _places(host: str, port: int) -> list[Place]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Self
@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
+from turbopump.client.arguments import joined_addresses
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.errors import InvalidArgument
@@ -94,7 +95,7 @@ class SparkConsumer:
         spark: SparkSession,
         topics: Mapping[str, str | Sql],
         checkpoint: str | PathLike[str],
-        nameserver: str = "",
+        nameserver: str | Sequence[str] = "",
         namespace: str = "",
         mode: Mode = "row",
         ordered: bool = False,
@@ -124,7 +125,7 @@ class SparkConsumer:
             **_checked_options(options or {}),
             **_source_options(group, topics, start_from, ordered=ordered),
             "namespace": namespace,
-            "nameserver": nameserver,
+            "nameserver": joined_addresses(nameserver),
         }
         _require_rows_for_null(mode, given)
         self._options, leaves_out_bad = counted_options(given)

@@ -305,7 +305,7 @@ class ConsumeQueue:
     ) -> bool:
         """Drop units that point past the end of a log that may have been cut.
 
-        After a crash, an empty unit whose neighbour lies in the replayed part of the log was never
+        After a crash, an empty unit whose neighbor lies in the replayed part of the log was never
         written, and neither were the ones after it. Returns whether files still have units.
         """
         assert not self._pending

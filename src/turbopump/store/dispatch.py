@@ -1,6 +1,6 @@
 """The dispatcher: follows the log and enters each message into its queue and the key index.
 
-It can restart at any earlier position: messages already entered are recognised and skipped.
+It can restart at any earlier position: messages already entered are recognized and skipped.
 """
 
 from __future__ import annotations
@@ -206,10 +206,10 @@ class Dispatcher:
         None if they do not directly follow in each queue: nothing is entered then. All records go
         into the index, unless they are already in it.
         """
-        following = self._following(run)
-        if following is None:
+        missing = self._missing_records(run)
+        if missing is None:
             return None
-        queues, rows, counts = following
+        queues, rows, counts = missing
         texts, times_ms = run.texts(), run.times_ms[rows].tolist()
         codes = tags_codes(texts)
         units = run.units(codes)[rows].tobytes()
@@ -235,7 +235,7 @@ class Dispatcher:
         self._queues.entered_to = run.end
         return arrivals
 
-    def _following(self, run: EntryRun) -> tuple[list[ConsumeQueue], Ints, list[int]] | None:
+    def _missing_records(self, run: EntryRun) -> tuple[list[ConsumeQueue], Ints, list[int]] | None:
         """Return the queues of a run, the records that they lack, and how many each one lacks.
 
         None unless these directly follow in each queue.

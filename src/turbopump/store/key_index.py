@@ -47,7 +47,7 @@ _SLOTS_INTERVAL_MS = 10_000
 """How often slots are written: up to 20 MB if many messages have arrived."""
 
 _LARGE_RUN = 256
-_LARGE_ALIKE_RUN = 64
+_LARGE_SAME_LAYOUT_RUN = 64
 """Batches of at least this many messages are searched separately; fewer if all have the same
 layout."""
 
@@ -74,9 +74,9 @@ class _Run(Struct, frozen=True, eq=False):
         count = len(self.positions)
         if count >= _LARGE_RUN:
             return True
-        # The texts of a list have not been analysed yet.
+        # The texts of a list have not been analyzed yet.
         is_looked_at = not isinstance(self.positions, list)
-        return is_looked_at and count >= _LARGE_ALIKE_RUN and self.texts.columns is not None
+        return is_looked_at and count >= _LARGE_SAME_LAYOUT_RUN and self.texts.columns is not None
 
     def parts(self) -> list[_Run]:
         """Split it into parts that are searched in one pass; mostly there is one.
@@ -403,7 +403,7 @@ class KeyIndex:
 def _new_run(
     topics: list[bytes], texts: PropertyTexts, positions: Ints | list[int], times_ms: Ints | int
 ) -> _Run:
-    # The texts of a list have not been analysed yet.
+    # The texts of a list have not been analyzed yet.
     size = sum(map(len, texts.parts)) if isinstance(positions, list) else int(texts.lengths.sum())
     return _Run(topics, texts, positions, times_ms, size)
 

@@ -48,13 +48,16 @@ class QueueRebuild:
 
         Raises StoreDamaged when it is the configured file size that is wrong.
         """
-        begun = queue_directories(self.files, self._kept)
+        begun = queue_directories(self.files, self._aside_queues)
         damaged = self.queues.load(without=begun)
         if damaged:
             self._check_size(next(iter(damaged.values())))
         self._damaged = tuple(map(str, damaged.values()))
         for key in (*damaged, *begun):
-            places = (self._place(self.directory.queues, key), self._place(self._kept, key))
+            places = (
+                self._place(self.directory.queues, key),
+                self._place(self._aside_queues, key),
+            )
             self._ends[key] = max(map(self._end_of, places))
 
     @property
@@ -66,14 +69,17 @@ class QueueRebuild:
         for reason in self._damaged:
             _log.error("damaged queue, to be rebuilt from the log: %s", reason)
         for key in self._ends:
-            old, kept = self._place(self.directory.queues, key), self._place(self._kept, key)
-            if self.files.exists(kept):
+            old, aside = (
+                self._place(self.directory.queues, key),
+                self._place(self._aside_queues, key),
+            )
+            if self.files.exists(aside):
                 # A killed start left an unfinished queue.
                 remove_tree(self.files, old)
             elif self.files.exists(old):
-                self.files.make_directory(kept.parent)
-                self._move(old, kept)
-                self.files.sync_directory(kept.parent)
+                self.files.make_directory(aside.parent)
+                self._move(old, aside)
+                self.files.sync_directory(aside.parent)
                 self.files.sync_directory(old.parent)
 
     def keep_ends(self, log_end: PhysicalOffset) -> None:
@@ -96,7 +102,7 @@ class QueueRebuild:
             self._ends.clear()
 
     @property
-    def _kept(self) -> Path:
+    def _aside_queues(self) -> Path:
         return self.directory.unfinished_repair / self.directory.queues.name
 
     @staticmethod

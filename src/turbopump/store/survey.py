@@ -178,7 +178,7 @@ def used_units(files: Files, path: Path) -> tuple[Units, int]:
 
 
 def _alone(shifts: Ints) -> NDArray[np.bool_]:
-    """Return which numbers are not 0 and differ from both neighbours.
+    """Return which numbers are not 0 and differ from both neighbors.
 
     Queue offsets of records may differ from those of their units where a gap was closed: then many
     do.

@@ -130,24 +130,24 @@ class UnitRepair:
         return True
 
     def _is_shifted(self, queue: ConsumeQueue, offset: QueueOffset, entry: RecordEntry) -> bool:
-        """Whether a neighbour's record has an equally shifted offset: that is no damage."""
-        for neighbour in (offset - 1, offset + 1):
-            unit = queue.unit(QueueOffset(neighbour))
+        """Whether a neighbor's record has an equally shifted offset: that is no damage."""
+        for neighbor in (offset - 1, offset + 1):
+            unit = queue.unit(QueueOffset(neighbor))
             other = None if unit is None else self._log.entry_at(unit[0])
             if other is None or not _is_of(queue, other):
                 continue
-            if other.queue_offset - neighbour == entry.queue_offset - offset:
+            if other.queue_offset - neighbor == entry.queue_offset - offset:
                 _log.warning(
                     "topic %s, queue %d: from offset %d on, records have different queue"
                     " offsets, as where a gap was closed",
-                    queue.topic, queue.queue_id, neighbour,
+                    queue.topic, queue.queue_id, neighbor,
                 )  # fmt: skip
                 queue.is_shifted = True
                 return True
         return False
 
     def _begin(self, queue: ConsumeQueue, offset: QueueOffset) -> _Search:
-        """Find the intact units around: the records lie between those of their neighbours."""
+        """Find the intact units around: the records lie between those of their neighbors."""
         low = self._log.min_offset
         for before in range(offset - 1, max(queue.min_offset, offset - _RUN_UNITS_MAX) - 1, -1):
             unit = self._good_unit(queue, before)

@@ -92,7 +92,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """The only one of them."""
         self._cancelled_count = 0
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
-        self.is_told = False
+        self.is_notified = False
         """Whether a thread may have reported something that the selector has not checked for
         yet."""
         self._outside = 0
@@ -189,7 +189,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         ready, timers = self._ready, self._timers
         is_check_due = not self._files.is_alone or self.turns % _TURNS_PER_ROUND == 0
         if ready or self._stopping:
-            if self.is_told or is_check_due:
+            if self.is_notified or is_check_due:
                 self._process_events(self._look_at_files())
         elif is_check_due or not self._jump():
             self._process_events(self._wait())
@@ -212,7 +212,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if self._others and self._are_others_busy():
             return False
         # Checked last: others that are no longer busy have notified the loop by then.
-        return not self.is_told and not self.is_waited_for and self._advance()
+        return not self.is_notified and not self.is_waited_for and self._advance()
 
     def _advance(self) -> bool:
         """Advance time to the next timer, unless a watcher wakes a task; False if there is none."""
@@ -244,7 +244,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _look_at_files(self) -> _Events:
         self._require_time_left()
-        self.is_told = False
+        self.is_notified = False
         return self._files.select(0)
 
     def _wait_for_others(self) -> None:
@@ -376,7 +376,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             return self.call_soon(callback, *args, context=context)
         handle = super().call_soon_threadsafe(callback, *args, context=context)
         # Only now, when there is something to be found.
-        self.is_told = True
+        self.is_notified = True
         return handle
 
     def run_in_executor(

@@ -1,4 +1,4 @@
-"""Both ends of a connection in memory, with the behaviour of a TCP socket.
+"""Both ends of a connection in memory, with the behavior of a TCP socket.
 
 A `Pipe` carries bytes one way: written bytes wait in the sender's buffer, travel for the latency of
 their link, and wait at the receiver while that does not read. The receiver's side holds no more
@@ -78,7 +78,7 @@ class Pipe:
         self._loop = asyncio.get_running_loop()
         self._unsent = bytearray()
         self._end_is_unsent = False
-        self._travelling: deque[tuple[float, bytes]] = deque()
+        self._traveling: deque[tuple[float, bytes]] = deque()
         self._arrived: deque[bytes] = deque()
         self._window_used_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -124,7 +124,7 @@ class Pipe:
         """Drop everything that was written."""
         self._unsent.clear()
         self._end_is_unsent = False
-        self._travelling.clear()
+        self._traveling.clear()
         self._arrived.clear()
         self._window_used_bytes = 0
         if self._timer is not None:
@@ -155,7 +155,7 @@ class Pipe:
 
     def take_arrived(self) -> list[bytes]:
         """Return what arrived before a reset and was not delivered."""
-        sent = [*self._arrived, *(chunk for _, chunk in self._travelling)]
+        sent = [*self._arrived, *(chunk for _, chunk in self._traveling)]
         self.clear()
         return [chunk for chunk in sent if chunk != _END]
 
@@ -169,13 +169,13 @@ class Pipe:
         arrives_at = self._loop.time() + self.link.delay_s()
         if arrives_at > self._arrives_at:
             self._arrives_at = arrives_at
-        self._travelling.append((self._arrives_at, chunk))
+        self._traveling.append((self._arrives_at, chunk))
         self._window_used_bytes += len(chunk)
 
     def _set_timer(self) -> None:
         # Bytes that wait for the link to come up are like those that TCP retransmits.
-        if self._timer is None and self._travelling and not self.link.is_down:
-            self._timer = self._loop.call_at(self._travelling[0][0], InFlight(self._arrive))
+        if self._timer is None and self._traveling and not self.link.is_down:
+            self._timer = self._loop.call_at(self._traveling[0][0], InFlight(self._arrive))
 
     def _arrive(self) -> None:
         self._timer = None
@@ -184,10 +184,10 @@ class Pipe:
         if self.receiver.is_lost:
             self._bounce()
             return
-        now, travelling = self._loop.time(), self._travelling
-        while travelling and travelling[0][0] <= now:
-            self._arrived.append(travelling.popleft()[1])
-        if travelling:
+        now, traveling = self._loop.time(), self._traveling
+        while traveling and traveling[0][0] <= now:
+            self._arrived.append(traveling.popleft()[1])
+        if traveling:
             self._set_timer()
         self.deliver()
 
@@ -199,7 +199,7 @@ class Pipe:
 
     def _bounce(self) -> None:
         """Drop what was written, since the receiver is gone, and notify the sender."""
-        had_bytes = any(self._arrived) or any(chunk for _, chunk in self._travelling)
+        had_bytes = any(self._arrived) or any(chunk for _, chunk in self._traveling)
         self.clear()
         if had_bytes:
             # The notice travels too, so what the receiver sent before it went arrives first.

@@ -179,4 +179,4 @@ def release(major: int, minor: int, patch: int) -> int:
 
 
 VERSION = release(4, 9, 8)
-"""The version we announce: the release whose behaviour we implement."""
+"""The version we announce: the release whose behavior we implement."""

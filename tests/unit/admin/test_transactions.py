@@ -72,7 +72,7 @@ async def test_operations_that_cannot_be_pulled_are_read_by_their_units(tmp_path
 
 
 @virtual_time()
-async def test_given_up_transactions_can_be_resumed(tmp_path: Path) -> None:
+async def test_abandoned_transactions_can_be_resumed(tmp_path: Path) -> None:
     async with (
         administered(tmp_path, "a") as (world, admin),
         producer_of(world.network, world.brokers["a"].address) as producer,
@@ -81,11 +81,11 @@ async def test_given_up_transactions_can_be_resumed(tmp_path: Path) -> None:
             await producer.half(body)
         await asyncio.sleep(17 * INTERVAL_S)
         first, second = await listed(admin)
-        assert summary(first) == (b"x", "pg", 15, PendingState.GIVEN_UP)
+        assert summary(first) == (b"x", "pg", 15, PendingState.ABANDONED)
         await admin.transactions.resume(first)
         assert [summary(pending) for pending in await listed(admin)] == [
             (b"x", "pg", 0, PendingState.OPEN),
-            (b"y", "pg", 15, PendingState.GIVEN_UP),
+            (b"y", "pg", 15, PendingState.ABANDONED),
         ]
         producer.decide = lambda _: COMMIT
         await asyncio.sleep(INTERVAL_S + 1)

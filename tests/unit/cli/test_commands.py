@@ -279,7 +279,8 @@ def section(words: str) -> str:
 def options_of(command: Command) -> set[str]:
     found: set[str] = set()
     for parameter in command.params:
-        if parameter.param_type_name == "option":
+        # Hidden options are former names that still work.
+        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
             found |= {*parameter.opts, *parameter.secondary_opts}
     return found - {"--help", "-h", "-y"}
 

@@ -6,13 +6,15 @@ import asyncio
 import inspect
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import turbopump
+import turbopump.client.blocking
+import turbopump.client.blocking_transactions
 from clusters import cluster
 from turbopump import (
     ClientConfig,
@@ -21,15 +23,21 @@ from turbopump import (
     ConsumeResult,
     LitePullConsumer,
     Message,
+    MessageQueue,
     MessageRules,
     MessageView,
     Producer,
     PullConsumer,
     PushConsumer,
+    SendReceipt,
     Sql,
+    TransactionProducer,
+    TransactionState,
+    Worker,
     aio,
 )
-from turbopump.client.outgoing import outgoing
+from turbopump.admin import blocking as admin_blocking
+from turbopump.client.outgoing import Outgoing, outgoing
 from turbopump.errors import InvalidArgument
 from turbopump.testing import virtual_time
 
@@ -39,6 +47,13 @@ NAMESERVER = "127.0.0.1:9876"
 def listen(messages: list[MessageView], context: ConsumeContext) -> ConsumeResult:
     """Take messages; typed as a list, which every type checker accepts."""
     return ConsumeResult.SUCCESS
+
+
+class SendingHook:
+    def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None: ...
+    def after_send(
+        self, group: str, sent: Outgoing, queue: MessageQueue, outcome: SendReceipt | Exception
+    ) -> None: ...
 
 
 def push(**given: Any) -> PushConsumer:
@@ -56,12 +71,17 @@ def push(**given: Any) -> PushConsumer:
         ({"listener": "handle"}, "listener must be a function .* got 'handle'"),
         ({"subscriptions": ["orders"]}, "subscriptions must be a mapping .* got \\['orders'\\]"),
         ({"subscriptions": "orders"}, "subscriptions must be a mapping"),
+        ({"subscriptions": {"orders": None}}, "'orders' must be tags, .* got None; pass \"\\*\""),
+        ({"subscriptions": {"orders": 5}}, "'orders' must be tags, Sql.* got 5"),
+        ({"subscriptions": {5: "*"}}, "topic must be 1–127 of the characters .* got 5"),
         ({"subscriptions": {"orders": "amount > 100"}}, r"SQL92, not tags: pass Sql\('amount"),
         ({"subscriptions": {"orders": "a IS NULL"}}, r"pass Sql\('a IS NULL'\)"),
         ({"retries": 3}, r"retries must be a Retries, got 3; pass Retries\(attempts_max=3\)"),
         ({"listening": 4}, r"listening must be a Listening, got 4"),
         ({"flow": 1}, "flow must be a FlowLimits"),
         ({"pulling": 1}, "pulling must be a Pulling"),
+        ({"hooks": 5}, "hooks must be a list of objects with before_consume .* got 5"),
+        ({"hooks": "ab"}, "hooks must be a list of objects with before_consume .* got 'a' in it"),
         ({"strategy": "average"}, "strategy must be a function"),
         ({"strategy": ConsistentHash}, "strategy must be a function"),
         ({"offsets_directory": 7, "broadcast": True}, "offsets_directory must be a path, got 7"),
@@ -98,6 +118,59 @@ def test_offsets_directory_may_be_text(tmp_path: Path) -> None:
     assert consumer._settings.offsets_directory == tmp_path
 
 
+@pytest.mark.parametrize("kind", [Producer, aio.Producer, TransactionProducer])
+@pytest.mark.parametrize("hooks", [5, None, [3], [SendingHook]])
+def test_producers_refuse_hooks_without_their_methods(kind: Any, hooks: object) -> None:
+    check = {"check": lambda message: None} if kind is TransactionProducer else {}
+    with pytest.raises(InvalidArgument, match=r"hooks must be .* before_send and after_send, got"):
+        kind("group", nameserver=NAMESERVER, hooks=hooks, **check)
+
+
+@pytest.mark.parametrize("kind", [Worker, aio.Worker])
+@pytest.mark.parametrize("name", ["hooks", "send_hooks"])
+def test_workers_refuse_hooks_without_their_methods(kind: Any, name: str) -> None:
+    function = turbopump.consumer("orders", group="billing")(lambda body: None)
+    with pytest.raises(InvalidArgument, match=f"^{name} must be a list of objects with .*got 5"):
+        kind(function, nameserver=NAMESERVER, **{name: 5})
+
+
+def test_a_transaction_is_of_a_message() -> None:
+    async def check() -> None:
+        producer = aio.TransactionProducer(
+            "group", check=lambda _: TransactionState.COMMIT, nameserver=NAMESERVER
+        )
+        text: Any = "oops"
+        with pytest.raises(InvalidArgument, match=r"transaction\(\) expects a Message, got str"):
+            producer.transaction(text)
+
+    asyncio.run(check())
+
+
+def test_the_topic_of_results_is_a_name() -> None:
+    to: Any = 5
+    with pytest.raises(InvalidArgument, match=r"topic must be 1–127 of the characters .* got 5"):
+        turbopump.consumer("orders", group="billing", to=to)
+
+
+@pytest.mark.parametrize("kind", [LitePullConsumer, aio.LitePullConsumer])
+def test_a_lite_pull_consumer_refuses_expressions_of_another_kind(kind: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"'orders' must be tags, .* got None"):
+        kind("audit", nameserver=NAMESERVER, subscriptions={"orders": None})
+
+
+@virtual_time()
+async def test_a_lite_pull_consumer_without_anything_to_read_does_not_poll(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as world,
+        aio.LitePullConsumer("audit", session=world.session()) as consumer,
+    ):
+        for read in (consumer.poll, consumer.__anext__):
+            with pytest.raises(InvalidArgument, match="'audit' has no subscriptions and no"):
+                await read()
+        await consumer.assign(())
+        assert await consumer.poll(timeout_ms=1) == []
+
+
 @pytest.mark.parametrize("kind", [Producer, PullConsumer, LitePullConsumer])
 def test_settings_of_another_kind_are_refused(kind: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"config must be a .*Config, got 3"):
@@ -114,8 +187,8 @@ def test_topics_of_a_pull_consumer_are_a_list() -> None:
 def test_name_servers_may_be_a_list() -> None:
     producer = aio.Producer("group", nameserver=["a:1", "b:2"])
     assert producer._client.nameserver_addresses == ("a:1", "b:2")
-    given: Any = ("a:1", "b:2")
-    assert ClientConfig(given) == ClientConfig("a:1;b:2")
+    assert ClientConfig(["a:1", "b:2"]) == ClientConfig(("a:1", "b:2")) == ClientConfig("a:1;b:2")
+    TransactionProducer("group", check=lambda _: TransactionState.COMMIT, nameserver=["a:1", "b:2"])
 
 
 def test_name_servers_of_another_kind_are_refused() -> None:
@@ -137,8 +210,38 @@ async def test_sends_refuse_what_they_would_misunderstand(tmp_path: Path) -> Non
                 await send(message, to=text)
             with pytest.raises(InvalidArgument, match=r"timeout_ms .*1"):
                 await send(message, timeout_ms=0)
+            with pytest.raises(InvalidArgument, match=r"expects a Message, got str"):
+                await send(text)
+            with pytest.raises(InvalidArgument, match=r"queue of .* topic 'T', got other@broker"):
+                await send(message, to=MessageQueue("other", "broker-a", 0))
+            with pytest.raises(InvalidArgument, match=r"to\(\) must return one .* got None"):
+                await send(message, to=nowhere)
         with pytest.raises(InvalidArgument, match=r"to must be a MessageQueue"):
             await producer.send_batch([message], to=text)
+        one: Any = message
+        with pytest.raises(InvalidArgument, match=r"send_batch\(\) expects a list .* got Message"):
+            await producer.send_batch(one)
+        with pytest.raises(InvalidArgument, match="queue of the message's topic 'T', got other"):
+            await producer.send_batch([message], to=MessageQueue("other", "broker-a", 0))
+        with pytest.raises(InvalidArgument, match=r"reply\(\) expects a MessageView, got str"):
+            await producer.reply(text, b"1.08")
+
+
+def nowhere(_: Sequence[MessageQueue]) -> MessageQueue:
+    """Choose no queue, as a function without a return statement does."""
+    nothing: Any = None
+    return nothing  # type: ignore[no-any-return]
+
+
+@virtual_time()
+async def test_queues_of_a_namespace_may_be_sent_to(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as world,
+        aio.Producer("group", session=world.session(namespace="staging")) as producer,
+    ):
+        [queue, *_] = await producer.queues("T")
+        receipt = await producer.send(Message("T", b"x"), to=queue)
+        assert receipt.queue == queue
 
 
 # --- delays ---------------------------------------------------------------------------------------
@@ -220,3 +323,31 @@ def test_blocking_clients_show_the_signatures_of_the_asynchronous_ones(name: str
             assert own.__doc__
             shown = inspect.signature(own).parameters
             assert list(shown) == list(inspect.signature(value).parameters), method
+
+
+def blocking_classes() -> list[type]:
+    """Return the blocking clients and their parts, with the subjects of an `Admin`."""
+    modules = (turbopump.client.blocking, turbopump.client.blocking_transactions, admin_blocking)
+    return [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and name[0] != "_"
+    ]
+
+
+@pytest.mark.parametrize("kind", blocking_classes())
+def test_docstrings_of_blocking_clients_show_blocking_code(kind: type) -> None:
+    shown = [kind, *(value for name, value in vars(kind).items() if not name.startswith("_"))]
+    for each in shown:
+        text = inspect.getdoc(each) or ""
+        assert "asyncio" not in text, each
+        assert "await" not in text, each
+        assert "async " not in text, each
+
+
+if TYPE_CHECKING:
+
+    def _only_public_parameters(producer: Producer, message: Message) -> None:
+        """Check statically, by an ignored error, that blocking sends have no internal parameter."""
+        producer.send(message, extra={})  # type: ignore[call-arg]

@@ -83,7 +83,10 @@ async def test_a_message_that_comes_while_waiting_is_given_out_at_once(tmp_path:
 
 @virtual_time()
 async def test_a_poll_without_messages_ends_in_time(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as world, consumer_of(world) as consumer:
+    async with (
+        cluster(tmp_path) as world,
+        consumer_of(world, subscriptions={TOPIC: "*"}) as consumer,
+    ):
         start_ms = world.clock.monotonic_ms()
         assert await consumer.poll(timeout_ms=700) == []
         assert 700 <= world.clock.monotonic_ms() - start_ms < 750
@@ -274,7 +277,7 @@ async def test_a_broker_that_comes_back_is_read_on(tmp_path: Path) -> None:
 @virtual_time()
 async def test_closing_ends_iteration(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
-        consumer = consumer_of(world)
+        consumer = consumer_of(world, subscriptions={TOPIC: "*"})
         await consumer.start()
 
         async def read() -> list[MessageView]:

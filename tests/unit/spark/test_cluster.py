@@ -52,7 +52,7 @@ async def world(
 
 
 def asking(session: Session, **options: str) -> Cluster:
-    given = {"nameserver": session.config.nameserver, **options}
+    given = {"nameserver": ";".join(session.config.nameserver_addresses), **options}
     given.setdefault("topic", "T")
     if {"topics", "topicPattern", "assign"} & options.keys():
         del given["topic"]
@@ -172,7 +172,11 @@ async def test_a_batch_that_ends_before_it_begins_is_refused(tmp_path: Path) -> 
     async with world(tmp_path) as (made, producer, session):
         before_ms = made.clock.now_ms()
         await fill(producer, 10)
-        given = {"nameserver": session.config.nameserver, "topic": "T", "group": "g"}
+        given = {
+            "nameserver": ";".join(session.config.nameserver_addresses),
+            "topic": "T",
+            "group": "g",
+        }
 
         async def planned(start: str, end: str) -> int:
             options = SourceOptions.for_batch(

@@ -57,6 +57,11 @@ def test_retry_topic_is_read_along_with_the_topics() -> None:
     assert "tags" not in consumer()._options
 
 
+def test_name_servers_may_be_a_list() -> None:
+    made = consumer(nameserver=["a:1", "b:2"])
+    assert made._options["nameserver"] == "a:1;b:2"
+
+
 def test_expressions_and_tags_are_wanted_by_topic() -> None:
     made = consumer(topics={"orders": Sql("amount > 100"), "refunds": "paid", "others": "*"})
     options = made._options

@@ -63,7 +63,11 @@ def topics_of(*names: str) -> Callable[[], Awaitable[Sequence[str]]]:
 
 
 def options(session: Session, **given: str) -> SourceOptions:
-    plain = {"nameserver": session.config.nameserver, "topic": "T", "group": "g"}
+    plain = {
+        "nameserver": ";".join(session.config.nameserver_addresses),
+        "topic": "T",
+        "group": "g",
+    }
     return SourceOptions.for_stream({**plain, **given})
 
 
@@ -211,7 +215,11 @@ async def test_a_broker_that_is_gone_for_good_keeps_no_query_from_committing(
         await session.route("U")
         monkeypatch.setattr(stream_driver, "shared_session", lambda _: Linked(session))
         monkeypatch.setattr(stream_driver, "_exit_on_sigterm", lambda: None)
-        plain = {"nameserver": session.config.nameserver, "topics": "T,U", "group": "g"}
+        plain = {
+            "nameserver": ";".join(session.config.nameserver_addresses),
+            "topics": "T,U",
+            "group": "g",
+        }
         query: Any = stream_driver.StreamDriver(SourceOptions.for_stream(plain))
         async with Producer("pg", session=made.session()) as producer:
             for _ in range(2):
@@ -380,7 +388,7 @@ async def test_operators_see_where_a_query_is(tmp_path: Path) -> None:
 @virtual_time()
 async def test_without_a_group_nothing_is_joined(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, session):
-        plain = {"nameserver": session.config.nameserver, "topic": "T"}
+        plain = {"nameserver": ";".join(session.config.nameserver_addresses), "topic": "T"}
         alone = SourceOptions.for_stream(plain)
         assert await join_group(session, alone, ["T"]) is None
 

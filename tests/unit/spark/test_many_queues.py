@@ -65,7 +65,7 @@ class World:
         return Cluster(self.session, self.options(**options))
 
     def options(self, **options: str) -> SourceOptions:
-        given = {"nameserver": self.session.config.nameserver, "group": "g"}
+        given = {"nameserver": ";".join(self.session.config.nameserver_addresses), "group": "g"}
         given |= {} if "topics" in options else {"topic": "T"}
         return SourceOptions.for_stream({**given, **options})
 

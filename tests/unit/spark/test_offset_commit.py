@@ -25,7 +25,7 @@ T0 = MessageQueue("T", "a", 0)
 def options(session: Session) -> SourceOptions:
     return SourceOptions.for_stream(
         {
-            "nameserver": session.config.nameserver,
+            "nameserver": ";".join(session.config.nameserver_addresses),
             "assign": '{"T": [0]}',
             "group": "g",
             "failOnDataLoss": "false",

@@ -160,7 +160,7 @@ class Checks:
         if not replaced:
             return
         self.topics.create_internal(CHECKED_TOO_OFTEN_TOPIC, queues=1)
-        await self.transactions.replace(replaced, Fate.GIVEN_UP)
+        await self.transactions.replace(replaced, Fate.ABANDONED)
         for old in replaced:
             _log.warning(
                 "abandoned half message %d of group %r after %d checks; it is kept in %s",

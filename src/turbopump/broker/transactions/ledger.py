@@ -28,7 +28,7 @@ class Fate(Enum):
     ROLLED_BACK = auto()
     REPLACED = auto()
     """There is a newer copy."""
-    GIVEN_UP = auto()
+    ABANDONED = auto()
     ENDED = auto()
     """It ended in an earlier run: how is unknown."""
 
@@ -51,7 +51,7 @@ class Ledger:
         self.open: dict[QueueOffset, Half] = {}
         self._by_identity: dict[Identity, QueueOffset] = {}
         self._closed: dict[QueueOffset, Fate] = {}
-        self._given_up: dict[Identity, QueueOffset] = {}
+        self._abandoned: dict[Identity, QueueOffset] = {}
         """The newest copy of each half message that was abandoned, whatever became of it since."""
         self._operations: deque[tuple[QueueOffset, QueueOffset]] = deque()
         """Offset in the queue of operations, and of the half message."""
@@ -75,7 +75,7 @@ class Ledger:
 
         Return ``offset`` if it was not abandoned, or if that is unknown.
         """
-        return offset if identity is None else self._given_up.get(identity, offset)
+        return offset if identity is None else self._abandoned.get(identity, offset)
 
     def add(self, half: Half) -> QueueOffset | None:
         """Note an open half message; return an open one that it is a copy of."""
@@ -93,13 +93,13 @@ class Ledger:
 
     def give_up(self, half: Half) -> None:
         """Note that a half message was abandoned."""
-        self.close(half.queue_offset, Fate.GIVEN_UP)
+        self.close(half.queue_offset, Fate.ABANDONED)
         if half.identity is not None:
-            self._given_up[half.identity] = half.queue_offset
+            self._abandoned[half.identity] = half.queue_offset
 
     def note_resumed(self, identity: Identity | None) -> None:
         """Note that an abandoned half message has a newer copy, which counts from now on."""
-        before = None if identity is None else self._given_up.pop(identity, None)
+        before = None if identity is None else self._abandoned.pop(identity, None)
         if before is not None:
             self._closed[before] = Fate.REPLACED
 
@@ -107,7 +107,7 @@ class Ledger:
         """Undo `close`, because what was stored instead is lost."""
         self._closed.pop(half.queue_offset, None)
         if half.identity is not None:
-            self._given_up.pop(half.identity, None)
+            self._abandoned.pop(half.identity, None)
         self.add(half)
 
     def forget(self, offset: QueueOffset) -> None:
@@ -157,7 +157,7 @@ class Ledger:
             if offset >= self.floor:
                 break
             del self._closed[offset]
-        for identity in list(islice(self._given_up, max(0, len(self._given_up) - CLOSED_MAX))):
-            del self._given_up[identity]
+        for identity in list(islice(self._abandoned, max(0, len(self._abandoned) - CLOSED_MAX))):
+            del self._abandoned[identity]
         operation = self._operations[0][0] if self._operations else self._next_operation
         return Progress(self.floor, operation)

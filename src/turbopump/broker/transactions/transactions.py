@@ -217,7 +217,7 @@ class Transactions:
             return offset
         offset = self.ledger.abandoned_copy(identity_of(view), end.queue_offset)
         fate = self._fate(offset, view)
-        if fate is Fate.GIVEN_UP:
+        if fate is Fate.ABANDONED:
             # Better late than never.
             return offset
         if end.commits == (fate is Fate.COMMITTED):
@@ -234,11 +234,11 @@ class Transactions:
 
     def _fate(self, offset: QueueOffset, view: MessageView) -> Fate:
         fate = self.ledger.fate(offset)
-        if fate in {Fate.COMMITTED, Fate.ROLLED_BACK, Fate.GIVEN_UP}:
+        if fate in {Fate.COMMITTED, Fate.ROLLED_BACK, Fate.ABANDONED}:
             return fate
         if self.queues.was_committed(view):
             return Fate.COMMITTED
-        return Fate.GIVEN_UP if self.queues.was_abandoned(view) else Fate.ENDED
+        return Fate.ABANDONED if self.queues.was_abandoned(view) else Fate.ENDED
 
     def _final(self, view: MessageView) -> Record:
         if body_crc(view.stored_body) != view.body_crc:
@@ -379,7 +379,7 @@ class Transactions:
         places, operations = appended[: len(replaced)], appended[len(replaced) :]
         for old, place, operation in zip(replaced, places, operations, strict=True):
             self.ledger.note_operation(operation.queue_offset, old.half.queue_offset)
-            if fate is Fate.GIVEN_UP:
+            if fate is Fate.ABANDONED:
                 self.ledger.give_up(old.half)
             else:
                 self.ledger.close(old.half.queue_offset, fate)
@@ -436,7 +436,7 @@ class Transactions:
         if identity is None:
             return True
         copy = self.ledger.abandoned_copy(identity, QueueOffset(-1))
-        return self._fate(copy, view) is Fate.GIVEN_UP
+        return self._fate(copy, view) is Fate.ABANDONED
 
     async def _reopen(self, abandoned: Half, copy: Record) -> None:
         prepare_topics(self.topics)

@@ -119,7 +119,7 @@ class RedriveReport:
 def redrive(
     spark: SparkSession,
     group: str,
-    nameserver: str,
+    nameserver: str | Sequence[str],
     *,
     where: str | None = None,
     since: datetime | None = None,
@@ -145,7 +145,7 @@ def redrive(
     client = ClientConfig(nameserver)
     shared_session(client).run(lambda session: _require_letters(session, group))
     with explain_errors():
-        every = _letters(spark, group, nameserver)
+        every = _letters(spark, group, ";".join(client.nameserver_addresses))
         chosen = between(every, F.col("storeTimestamp"), since, until)
         chosen = chosen if where is None else chosen.where(where)
         watch(Step("choosing dead letters"))

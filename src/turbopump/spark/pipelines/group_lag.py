@@ -83,7 +83,7 @@ class LagReport:
 
 def lag(
     spark: SparkSession,
-    nameserver: str,
+    nameserver: str | Sequence[str],
     groups: Sequence[str] = (),
     *,
     samples: int = 10,
