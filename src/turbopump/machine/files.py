@@ -75,8 +75,16 @@ def _with_path(error: OSError, operation: str, file: object) -> OSError:
     return OSError(error.errno, f"cannot {operation}: {error.strerror}", str(path))
 
 
+_locked_here: set[Path] = set()
+
+
 class Files:
     """The real disk. A subclass may fail, lose or tear whatever passes through it."""
+
+    @property
+    def locked_here(self) -> set[Path]:
+        """The directories on it that this process has locked."""
+        return _locked_here
 
     @_with_context("open")
     def open(self, path: Path) -> int:

@@ -12,8 +12,7 @@ from turbopump.store.local_time import local_time
 
 _LOCK_TEXT = b"lock"
 # Java's kind of lock does not exclude the same process; this does.
-_open_here: set[tuple[Files, Path]] = set()
-_open_here_guard = threading.Lock()
+_locked_here_guard = threading.Lock()
 
 
 class StoreDirectory:
@@ -48,11 +47,11 @@ class StoreDirectory:
         """Create the directory if necessary and lock it."""
         make_directory_durable(self._files, self.root)
         self._set_root(self._files.resolve(self.root))
-        with _open_here_guard:
-            if (self._files, self.root) in _open_here:
+        with _locked_here_guard:
+            if self.root in self._files.locked_here:
                 raise StoreInUse(f"{self.root} is already open in this process")
             self._take_lock()
-            _open_here.add((self._files, self.root))
+            self._files.locked_here.add(self.root)
 
     def _take_lock(self) -> None:
         path = self.root / "lock"
@@ -95,8 +94,8 @@ class StoreDirectory:
 
     def release(self) -> None:
         """Unlock the directory."""
-        with _open_here_guard:
-            _open_here.discard((self._files, self.root))
+        with _locked_here_guard:
+            self._files.locked_here.discard(self.root)
         if self._lock_fd >= 0:
             self._files.close(self._lock_fd)
             self._lock_fd = -1

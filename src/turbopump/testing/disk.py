@@ -55,6 +55,7 @@ class Disk(Files):
     """
 
     def __init__(self, loop: VirtualTimeLoop | None = None, random: Random | None = None) -> None:
+        self._locked_here: set[Path] = set()
         self.sync_ms = 0
         """How long a sync takes, in virtual time."""
         self.fullness = _FULLNESS
@@ -248,6 +249,10 @@ class Disk(Files):
         if size > len(file.data):
             raise OSError(errno.EIO, f"cannot map: it is shorter than {size} bytes", str(path))
         return memoryview(file.data)[:size].toreadonly()
+
+    @property
+    def locked_here(self) -> set[Path]:
+        return self._locked_here
 
     def lock(self, fd: int) -> None:
         path, file = self._opened(fd, "lock")
