@@ -64,8 +64,12 @@ class World:
     def asking(self, **options: str) -> Cluster:
         return Cluster(self.session, self.options(**options))
 
+    @property
+    def nameserver(self) -> str:
+        return ";".join(self.session.config.nameserver_addresses)
+
     def options(self, **options: str) -> SourceOptions:
-        given = {"nameserver": ";".join(self.session.config.nameserver_addresses), "group": "g"}
+        given = {"nameserver": self.nameserver, "group": "g"}
         given |= {} if "topics" in options else {"topic": "T"}
         return SourceOptions.for_stream({**given, **options})
 
@@ -448,7 +452,7 @@ async def test_nothing_is_read_whose_last_message_cannot_be_looked_up(
             await found.send(queue, 2)
         asking = found.asking(retries="2")
         batch = SourceOptions.for_batch(
-            {"nameserver": found.session.config.nameserver, "topic": "T", "retries": "2"}
+            {"nameserver": found.nameserver, "topic": "T", "retries": "2"}
         )
         failures = 0
 
