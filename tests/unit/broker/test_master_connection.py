@@ -26,6 +26,9 @@ class EmptyLog:
     config = StoreConfig()
     min_offset = written_end = readable_end = 0
 
+    def reopen(self) -> None:
+        """Do nothing: it is open."""
+
 
 class LateNetwork:
     """Gives up connecting; the connection may be made nevertheless."""
