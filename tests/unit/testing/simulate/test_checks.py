@@ -382,6 +382,15 @@ def test_an_owner_that_finds_lost_messages_goes_back_once(is_sync: bool) -> None
     assert violations([*events, *again], plan(is_sync=False)) == {"commits do not go back"}
 
 
+def test_an_owner_that_began_at_the_offset_of_a_slave_goes_back_once() -> None:
+    replicas = ReplicaPlan(slaves=(Slave("a-1", "a", 1),))
+    events = [*OWNED, committed(0, at=20, before=1)]
+    assert violations(events, plan(replicas=replicas)) == set()
+    assert violations(events) == {"commits do not go back"}
+    again = [committed(1, at=25, before=0), BACK]
+    assert violations([*events, *again], plan(replicas=replicas)) == {"commits do not go back"}
+
+
 def test_commits_that_a_crash_loses() -> None:
     def lost(down_at: float, how: Down, *faults: Event) -> set[str]:
         events = [up(0), *sent("m0"), *consumed("m0"), committed(1), *faults]

@@ -74,7 +74,8 @@ class CommitsKept(Check):
 
     A promoted slave has those that it has copied. After a loss of messages, the first commit of a
     queue's owner may be lower: it has compared what it has with the broker, and reads on from the
-    first message that differs.
+    first message that differs. So may the first commit of a new owner where there are slaves: it
+    may have begun at an older offset that a slave had copied, while the master was down.
 
     A member that gets a queue begins at what is committed then. If the owner before it commits
     after that, the next commit of the new one may be lower. So commits are judged while a queue has
@@ -97,7 +98,7 @@ class CommitsKept(Check):
         self._callers: dict[Place, str] = {}
         """Which member's listener was called last."""
         self._may_go_back: set[Place] = set()
-        """Where an only owner has not committed since messages may have been lost."""
+        """Where an only owner has not committed since it may have had to begin further back."""
 
     @on(FaultBegan)
     def _fault_began(self, event: FaultBegan) -> None:
@@ -130,7 +131,7 @@ class CommitsKept(Check):
         for queue in {*before} ^ {*event.queues}:
             place = (event.group, queue)
             self._owners[place] ^= {event.member}
-            self._owned_us[place] = event.at_us
+            self._note_change(place, event.at_us)
 
     @on(ConsumeBegan)
     def _called(self, event: ConsumeBegan) -> None:
@@ -138,7 +139,14 @@ class CommitsKept(Check):
         place = (event.group, event.queue)
         if self._callers.get(place) != event.member:
             self._callers[place] = event.member
-            self._owned_us[place] = event.at_us
+            self._note_change(place, event.at_us)
+
+    def _note_change(self, place: Place, at_us: int) -> None:
+        self._owned_us[place] = at_us
+        if self._ledger.plan.replicas.names:
+            # While the master is down, a new owner begins at the offset that a slave has copied.
+            # That is older than the master's, to which the owner commits later.
+            self._may_go_back.add(place)
 
     @on(BrokerUp)
     def _came_up(self, event: BrokerUp) -> Iterator[str]:
