@@ -136,7 +136,7 @@ def lost_wake_up(right: Function, self: Arrivals, arrival: Any) -> None:
         self._wake(pull)
 
 
-@bug(ProcessQueue, "remove", "commits pass no unfinished message", near=3)
+@bug(ProcessQueue, "remove", "commits pass no unfinished message", near=1)
 def highest_offset_committed(
     right: Function, self: ProcessQueue[Any], messages: Sequence[Any]
 ) -> Any:
@@ -346,7 +346,7 @@ def part_of_a_frame_skipped(
     "_demote",
     "replaced masters are silent",
     "nothing unexpected: no settled roles",
-    near=18,
+    near=35,
 )
 async def fencing_ignored(right: Function, self: RoleChanges, claim: Any) -> None:
     """A master that hears that it was replaced continues as before."""
