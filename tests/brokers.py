@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig
+from turbopump.broker.durability import Durability
 from turbopump.client.subscriptions import Sql, subscription
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.net.pool import ConnectionPool
@@ -70,6 +71,16 @@ def stuck_disk() -> Iterator[StuckDisk]:
     stuck = StuckDisk()
     with patch.object(Flusher, "join", lambda flusher: stuck.join(flusher)):
         yield stuck
+
+
+@contextmanager
+def shut_gate() -> Iterator[None]:
+    """Let the gate report nothing in the block, neither of single requests nor of bursts."""
+    with (
+        patch.object(Durability, "acknowledge", lambda *_, **__: None),
+        patch.object(Durability, "acknowledge_all", lambda *_: None),
+    ):
+        yield
 
 
 def config_at(directory: Path, **changes: Any) -> BrokerConfig:

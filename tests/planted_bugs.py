@@ -27,6 +27,7 @@ from turbopump.broker.transactions.transactions import Transactions
 from turbopump.client import continuity, rebalance
 from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.orderly import OrderlyDelivery
+from turbopump.client.offsets import RemoteOffsets
 from turbopump.client.process_queue import ProcessQueue
 from turbopump.machine import text_files
 from turbopump.machine.files import Files
@@ -101,6 +102,23 @@ def acknowledge_before_flush(
     right(self, appended, early, *rest, **options)
 
 
+@bug(
+    Durability,
+    "acknowledge_all",
+    "acknowledged messages are kept",
+    "every message ends",
+    near=202,
+)
+def burst_acknowledged_before_flush(
+    right: Function, self: Durability, appended: Any, reports: Sequence[Any]
+) -> None:
+    """A synchronous broker without slaves answers sends that came in one chunk before the flush."""
+    early = reports
+    if self._slaves is None:
+        early = [(Promise.WRITTEN, *rest) for _, *rest in reports]
+    right(self, appended, early)
+
+
 @bug(Retries, "accept", "every message ends", near=37)
 def send_back_acknowledged_early(
     right: Function, self: Retries, failed: Any, on_outcome: Function, *args: Any
@@ -118,7 +136,7 @@ def lost_wake_up(right: Function, self: Arrivals, arrival: Any) -> None:
         self._wake(pull)
 
 
-@bug(ProcessQueue, "remove", "commits pass no unfinished message", near=3)
+@bug(ProcessQueue, "remove", "commits pass no unfinished message", near=1)
 def highest_offset_committed(
     right: Function, self: ProcessQueue[Any], messages: Sequence[Any]
 ) -> Any:
@@ -187,6 +205,16 @@ async def offsets_saved_only_at_the_end(right: Function, self: Table) -> None:
     """A broker saves committed offsets when it stops, but not while it runs."""
     if self.what != "offsets":
         await right(self)
+
+
+@bug(RemoteOffsets, "_offset_at", "commits do not go back")
+async def earlier_offset_committed(
+    right: Function, self: RemoteOffsets, replica: Any, queue: MessageQueue
+) -> QueueOffset | None:
+    """A consumer that commits an offset again commits the one before it."""
+    offset: QueueOffset | None = await right(self, replica, queue)
+    is_repeated = bool(offset) and offset == self._history[queue]._offset
+    return QueueOffset(offset - 1) if offset and is_repeated else offset
 
 
 @bug(retries, "_again", "every message ends")
@@ -318,7 +346,7 @@ def part_of_a_frame_skipped(
     "_demote",
     "replaced masters are silent",
     "nothing unexpected: no settled roles",
-    near=18,
+    near=35,
 )
 async def fencing_ignored(right: Function, self: RoleChanges, claim: Any) -> None:
     """A master that hears that it was replaced continues as before."""

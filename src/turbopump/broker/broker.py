@@ -178,7 +178,7 @@ class Broker:
             config, suspension = await self._mastership.assume(self.address)
             self._live = self._live_config(config)
             self.replication = Replication(
-                self.store, self._live, self._network, self._clock, self._note_stored
+                self.store, self._live, self._network, self._clock, self._work, self._note_stored
             )
             undo.push_async_callback(self.replication.close)
             ha_port = await self.replication.listen()

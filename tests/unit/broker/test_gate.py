@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers import running_broker
+from brokers import running_broker, shut_gate
 from imports import SOURCE, calls, mentioning, name_of
 from transaction_peers import COMMIT, ROLLBACK, world
-from turbopump.broker.durability import Durability
 from turbopump.broker.replies import Replies
 from turbopump.errors import RequestTimeout
 from turbopump.testing import virtual_time
@@ -84,8 +83,7 @@ def test_a_shut_gate_lets_no_success_through(
             await client.send(b"fails")
             [failed] = await client.messages()
             stored = broker.store.written_end
-            monkeypatch.setattr(Durability, "acknowledge", lambda *_, **__: None)
-            with pytest.raises(RequestTimeout):
+            with shut_gate(), pytest.raises(RequestTimeout):
                 await ASK[what](client, failed)
             await asyncio.sleep(0)
             assert broker.store.written_end > stored, "stored, but nobody was told"
@@ -97,13 +95,11 @@ def test_a_shut_gate_lets_no_success_through(
 @pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
 @virtual_time()
 async def test_a_shut_gate_lets_no_end_of_a_transaction_through(
-    tmp_path: Path, decision: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, decision: int
 ) -> None:
     async with world(tmp_path) as (broker, _, producer):
         place = await producer.half()
         stored = broker.store.written_end
-        with monkeypatch.context() as shut:
-            shut.setattr(Durability, "acknowledge", lambda *_, **__: None)
-            with pytest.raises(RequestTimeout):
-                await producer.end(place, decision)
+        with shut_gate(), pytest.raises(RequestTimeout):
+            await producer.end(place, decision)
         assert broker.store.written_end > stored, "stored, but nobody was told"

@@ -17,6 +17,7 @@ from turbopump.broker.replication.config import ReplicationConfig
 from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.errors import ConnectFailed, WriteFailed
 from turbopump.store.config import StoreConfig
+from turbopump.supervisor import Watch
 from turbopump.testing import virtual_loop, virtual_time
 
 
@@ -58,7 +59,8 @@ def follower_of(log: EmptyLog, network: LateNetwork | None = None) -> Follower:
     config = BrokerConfig(replication=ReplicationConfig(master_address="10.0.0.1:10912"))
     clock = virtual_loop().clock
     live = LiveConfig(config, clock)
-    return Follower(cast("Any", log), live, cast("Any", network), clock, lambda: None)
+    watch = Watch("heartbeats")
+    return Follower(cast("Any", log), live, cast("Any", network), clock, watch, lambda: None)
 
 
 @pytest.mark.parametrize("loses", [False, True], ids=["is told of its end", "is not"])

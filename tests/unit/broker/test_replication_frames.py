@@ -24,6 +24,7 @@ from turbopump.broker.replication.throttle import Throttle
 from turbopump.errors import FrameError
 from turbopump.message import PhysicalOffset
 from turbopump.store.config import StoreConfig
+from turbopump.supervisor import Watch
 from turbopump.testing import virtual_time
 from unit.store.support import ManualClock
 from vectors import load
@@ -169,7 +170,7 @@ class Master:
         self.clock = ManualClock()
         self.log = FakeLog(end, segment_bytes)
         live = LiveConfig(BrokerConfig(), self.clock)
-        self.slaves = Slaves(cast("Any", self.log), live, self.clock)
+        self.slaves = Slaves(cast("Any", self.log), live, self.clock, Watch("heartbeats"))
         self.slaves.accepts = True
         self.connection, self.transport = self.connect()
 

@@ -20,6 +20,7 @@ from turbopump.machine.timers import Repeated
 from turbopump.message import PhysicalOffset
 from turbopump.net.network import address_text
 from turbopump.store.store import Store
+from turbopump.supervisor import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +44,11 @@ class Slaves:
     Call `note_written` when the log has grown.
     """
 
-    def __init__(self, store: Store, live: LiveConfig, clock: Clock) -> None:
+    def __init__(self, store: Store, live: LiveConfig, clock: Clock, watch: Watch) -> None:
         self.store = store
         self.clock = clock
         self._live = live
+        self._watch = watch
         self.throttle = Throttle(clock)
         self._connected: dict[SlaveConnection, None] = {}
         self._waiting: list[tuple[PhysicalOffset, int, Callable[[bool], None]]] = []
@@ -137,9 +139,17 @@ class Slaves:
     def tick(self) -> None:
         """Send heartbeats, and close silent connections."""
         self._timer = None
+        has_failed = False
         for slave in tuple(self._connected):
-            slave.tick()
+            try:
+                slave.tick()
+            except Exception as error:  # noqa: BLE001 - one slave must not silence the others
+                has_failed = True
+                self._watch.failed(error)
+        if not has_failed:
+            self._watch.succeeded()
         if self._connected:
+            # No backoff after a failure: the other slaves would miss their heartbeats.
             self._set_timer()
 
     def close(self) -> None:

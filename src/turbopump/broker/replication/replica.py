@@ -121,7 +121,7 @@ class Replica:
     def run(self) -> None:
         """Follow the master, or confirm being the master."""
         self._registration.listen_to_master(self._replication.master_is_at)
-        self._replication.start(self._work)
+        self._replication.start()
         if self._config.identity.is_slave:
             self.copies.follow(self._config.replication.master_broker_address)
             follow = self.copies.follow

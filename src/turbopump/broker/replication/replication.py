@@ -45,6 +45,7 @@ class Replication:
         live: LiveConfig,
         network: Network,
         clock: Clock,
+        work: Supervisor,
         on_stored: Callable[[], None],
     ) -> None:
         self._store = store
@@ -53,19 +54,23 @@ class Replication:
         self.ha_address = ""
         """The address for slaves, as reported to name servers."""
         self._listener: Listener | None = None
-        self.slaves = Slaves(store, live, clock)
+        self._work = work
         is_slave = live.current.identity.is_slave
-        self.follower = Follower(store, live, network, clock, on_stored) if is_slave else None
+        watch = work.watch("heartbeats to the master" if is_slave else "heartbeats to slaves")
+        self.slaves = Slaves(store, live, clock, watch)
+        self.follower = (
+            Follower(store, live, network, clock, watch, on_stored) if is_slave else None
+        )
 
     async def listen(self) -> int:
         """Open the HA port and return it; slaves are served from `start` on."""
         self._listener = await listen(self._network, self._live, self.slaves.connection)
         return self._listener.port
 
-    def start(self, work: Supervisor) -> None:
+    def start(self) -> None:
         """Serve slaves, or follow the master, until the work is stopped."""
         if self.follower is not None:
-            work.keep("replication", self.follower.run)
+            self._work.keep("replication", self.follower.run)
             return
         self.slaves.accepts = True
 

@@ -36,6 +36,7 @@ from turbopump.message import PhysicalOffset
 from turbopump.net.network import Network
 from turbopump.net.turn_budget import LARGE_CHUNK_BYTES, TurnBudget
 from turbopump.store.store import Store
+from turbopump.supervisor import Watch
 from turbopump.wire.hosts import split_address
 
 _log = logging.getLogger(__name__)
@@ -62,12 +63,15 @@ class Follower:
         live: LiveConfig,
         network: Network,
         clock: Clock,
+        watch: Watch,
         on_stored: Callable[[], None],
     ) -> None:
         self.store = store
         self._live = live
         self._network = network
         self.clock = clock
+        self.watch = watch
+        """Counts the failures of heartbeats to the master."""
         self._on_stored = on_stored
         self._reported = ""
         self._address_changed = asyncio.Event()
@@ -412,11 +416,23 @@ class MasterConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(wait_ms / 1000, Repeated(self._tick))
 
     def _tick(self) -> None:
+        self._timer = None
+        watch = self._follower.watch
+        try:
+            self._beat()
+        except Exception as error:  # noqa: BLE001 - a dead master would not be noticed any more
+            watch.failed(error)
+        else:
+            watch.succeeded()
+        if not self.ended.done():
+            # No backoff after a failure: the master would close the connection as idle.
+            self._set_timer()
+
+    def _beat(self) -> None:
+        """Send a heartbeat, or close the connection of a silent master."""
         now_ms, config = self._clock.monotonic_ms(), self._follower.config
         if now_ms - self._heard_ms > config.idle_max_ms and self._is_reading:
             idle_ms = now_ms - self._heard_ms
             self.close(f"nothing came from the master for {idle_ms} ms (haHousekeepingInterval)")
-            return
-        if now_ms - self._reported_ms >= config.heartbeat_ms:
+        elif now_ms - self._reported_ms >= config.heartbeat_ms:
             self._report(self._reported)
-        self._set_timer()

@@ -112,12 +112,11 @@ class Member:
             await self._consumer.close()
 
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """Return the queues that it owns now, but for retry topics."""
+        """Return the queues that it owns now, those of retry topics too."""
         is_over = self.is_dead or self.is_leaving or not self.session.is_running
-        if is_over or not isinstance(self._consumer, PushConsumer):
+        if is_over or not self.is_started or self._consumer is None:
             return ()
-        owned = self._consumer.assignment()
-        return tuple(queue for queue in owned if queue.topic in self.group.topics)
+        return tuple(sorted(self._consumer.assignment()))
 
     # --- consuming --------------------------------------------------------------------------------
 

@@ -52,10 +52,13 @@ class SendBegan(OfProducer):
     delay_us: int = 0
     is_durable: bool = True
     """Whether an acknowledgement promises what the flush mode does; not for WAIT=false."""
+    in_burst: bool = False
+    """Whether others are sent at the same time, in any order."""
 
     def __str__(self) -> str:
         delay = f", delayed by {self.delay_us / US_PER_S:g} s" if self.delay_us else ""
-        return f"sends {self.key} to {self.topic}{delay}"
+        burst = ", with others at the same time" if self.in_burst else ""
+        return f"sends {self.key} to {self.topic}{delay}{burst}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,11 @@ class Load:
         """Whether every queue has an owner in every group, but for those that poll."""
         plan = self._world.plan
         return all(
-            sum(len(member.assignment()) for member in self._members[group.name])
+            sum(
+                queue.topic in group.topics
+                for member in self._members[group.name]
+                for queue in member.assignment()
+            )
             == sum(plan.queues[topic] for topic in group.topics) * len(plan.brokers)
             for group in plan.groups
             if group.kind is not GroupKind.PULL

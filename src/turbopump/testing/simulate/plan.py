@@ -23,6 +23,12 @@ CONSUME_TIMEOUT_S = 60
 """After this time, a message still in its listener is sent back; the shortest setting."""
 
 
+_BURSTS_SHARE = 0.4
+"""Of the runs, and of the sends in them that may be bursts."""
+_BURST_SHARE = 0.3
+_BURST_WORK_S = (0.0, 0.0, 0.001, 0.05)
+
+
 class GroupKind(Enum):
     """How a group consumes."""
 
@@ -42,6 +48,10 @@ class SendMode(Enum):
     ONE_WAY = "one way"
 
 
+_BURST_MODES = (SendMode.PLAIN, SendMode.DELAYED)
+"""Sends in order wait for each other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """One send of a producer, after a pause."""
@@ -54,6 +64,12 @@ class Send:
     delay_level: int = 0
     shard: int = 0
     """What a send in order is hashed by."""
+    beside: tuple[str, ...] = ()
+    """Keys of messages of the same kind that are sent at the same time, each on its own."""
+
+    def parts(self) -> tuple[Send, ...]:
+        """Return the sends that begin at the same time."""
+        return tuple(replace(self, keys=keys, beside=()) for keys in (self.keys, *zip(self.beside)))
 
     @property
     def topic(self) -> str:
@@ -145,7 +161,10 @@ class Plan:
             f"{group.attempts_max} retries, topics {'+'.join(group.topics)})"
             for group in self.groups
         )
-        counts = {name: sum(len(s.keys) for s in sends) for name, sends in self.producers.items()}
+        counts = {
+            name: sum(len(s.keys) + len(s.beside) for s in sends)
+            for name, sends in self.producers.items()
+        }
         return [
             f"{len(self.brokers)} brokers with {self.mode}, {self.nameservers} name servers",
             *self.replicas.described(),
@@ -189,7 +208,7 @@ def planned(seed: int) -> Plan:
         last_restart=chance.choice((None, None, Down.STOPPED, Down.KILLED, Down.POWER_LOST)),
         opens_twice=chance.random() < 0.3,
     )  # fmt: skip
-    return _with_machine_faults(_with_transactions(_with_replicas(made)))
+    return _with_bursts(_with_machine_faults(_with_transactions(_with_replicas(made))))
 
 
 def _with_replicas(plan: Plan) -> Plan:
@@ -236,6 +255,42 @@ def _with_machine_faults(plan: Plan) -> Plan:
         if not (plan.replicas.promotes and fault.kind is FaultKind.ONE_CLOCK_JUMP)
     ]
     return replace(plan, machine=found, faults=in_order((*plan.faults, *faults)))
+
+
+def _with_bursts(plan: Plan) -> Plan:
+    """Let producers send several messages at once, in the runs that the seed decides on.
+
+    They arrive in one chunk if they are for the same broker, and are stored with one write. They
+    draw from their own random numbers, so that everything else stays the same.
+    """
+    chance = Random(f"bursts of {plan.seed}")  # noqa: S311 - the same in every run
+    if chance.random() >= _BURSTS_SHARE:
+        return plan
+    producers = {
+        name: tuple(
+            replace(send, beside=_beside(chance, send.keys[0]))
+            if send.mode in _BURST_MODES and chance.random() < _BURST_SHARE
+            else send
+            for send in sends
+        )
+        for name, sends in plan.producers.items()
+    }
+    keys = [key for sends in producers.values() for send in sends for key in send.beside]
+    groups = tuple(
+        replace(
+            group,
+            fates={
+                **group.fates,
+                **{key: Fate(FateKind.SUCCEEDS, chance.choice(_BURST_WORK_S)) for key in keys},
+            },
+        )
+        for group in plan.groups
+    )
+    return replace(plan, producers=producers, groups=groups)
+
+
+def _beside(chance: Random, key: str) -> tuple[str, ...]:
+    return tuple(f"{key}.{number}" for number in range(1, chance.randint(3, 8)))
 
 
 def _settings(chance: Random) -> dict[str, str]:

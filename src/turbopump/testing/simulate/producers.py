@@ -1,9 +1,10 @@
-"""Producers: each sends what the plan says, one message after the other."""
+"""Producers: each sends what the plan says, one message after the other or several at once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 
 from turbopump.client.calls import SendStatus
 from turbopump.client.outgoing import Outgoing
@@ -24,6 +25,9 @@ from turbopump.testing.simulate.plan import DELAYS_S, Send, SendMode
 from turbopump.testing.simulate.world import World
 from turbopump.wire.ids import parse_offset_id
 
+_sending: ContextVar[tuple[str, ...]] = ContextVar("sending", default=())
+"""The keys of the request that the running task sends."""
+
 
 class Sender:
     """One producer, across the processes that it has one after the other."""
@@ -32,7 +36,6 @@ class Sender:
         self.name = name
         self._world = world
         self._sends = sends
-        self._sending: Send | None = None
         self._producer: Producer | None = None
         self._session = world.client(name)
 
@@ -65,14 +68,22 @@ class Sender:
     # --- one message ------------------------------------------------------------------------------
 
     async def send(self, send: Send) -> None:
-        """Send a message or a batch, and note what becomes of it."""
+        """Send a message, a batch or several messages at once, and note what becomes of them."""
+        if send.beside:
+            await asyncio.gather(*(self._send_one(part, in_burst=True) for part in send.parts()))
+        else:
+            await self._send_one(send)
+
+    async def _send_one(self, send: Send, *, in_burst: bool = False) -> None:
         assert self._producer is not None, "started"
-        self._sending = send
+        _sending.set(send.keys)
         delay_us = DELAYS_S[send.delay_level - 1] * US_PER_S if send.delay_level else 0
         is_durable = send.mode not in (SendMode.UNFLUSHED, SendMode.ONE_WAY)
         for key in send.keys:
             self._note(
-                SendBegan(self._world.now_us, self.name, key, send.topic, delay_us, is_durable)
+                SendBegan(
+                    self._world.now_us, self.name, key, send.topic, delay_us, is_durable, in_burst
+                )
             )
         try:
             receipt = await self._call(self._producer, send)
@@ -83,7 +94,7 @@ class Sender:
 
     def tried(self) -> None:
         """Note that a request leaves."""
-        for key in () if self._sending is None else self._sending.keys:
+        for key in _sending.get():
             self._note(SendTried(self._world.now_us, self.name, key))
 
     def _call(self, producer: Producer, send: Send) -> Awaitable[SendReceipt | None]:

@@ -332,6 +332,65 @@ def test_a_commit_that_goes_back() -> None:
     assert violations([*events, Joined(s(190), "g", "g.2"), back]) == set()
 
 
+def owns(at: float, member: str, *queues: MessageQueue) -> Assigned:
+    return Assigned(s(at), "g", member, queues)
+
+
+OWNED: list[Event] = [up(0), owns(0, "g.1", QUEUE), *sent("m0"), *consumed("m0"), committed(1)]
+BACK = committed(0, at=30, before=1)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        [],
+        [Joined(s(25), "g", "g.2"), owns(26, "g.2", RETRY)],
+        [Joined(s(5), "g", "g.2"), owns(5, "g.2", QUEUE), owns(6, "g.2")],
+        [Left(s(25), "g", "g.2", is_crash=True)],
+        [down(25), up(26, "m0", committed=1)],
+        [FaultBegan(s(25), FaultKind.RESET.value, "a")],
+    ],
+    ids=["nothing", "join", "two owners long ago", "leave", "crash of the broker", "reset"],
+)
+def test_no_commit_goes_back_while_a_queue_has_the_same_owner(meanwhile: list[Event]) -> None:
+    assert violations([*OWNED, *meanwhile, BACK]) == {"commits do not go back"}
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        [owns(25, "g.2", QUEUE)],
+        [owns(25, "g.1")],
+        [owns(24, "g.1"), owns(25, "g.1", QUEUE)],
+        [began("m0", 25, member="g.2", call=2)],
+    ],
+    ids=["two owners", "no owner", "a new owner", "called by another"],
+)
+def test_a_commit_may_go_back_after_the_owner_has_changed(meanwhile: list[Event]) -> None:
+    joined = Joined(s(23), "g", "g.2")
+    assert violations([*OWNED, joined, *meanwhile, BACK]) == set()
+
+
+@pytest.mark.parametrize("is_sync", [True, False])
+def test_an_owner_that_finds_lost_messages_goes_back_once(is_sync: bool) -> None:
+    lost = [down(20, Down.POWER_LOST), up(21, "m0", committed=1)]
+    events = [*OWNED, *lost, committed(0, at=24, before=1)]
+    # Synchronous brokers lose nothing.
+    expected = {"commits do not go back"} if is_sync else set()
+    assert violations(events, plan(is_sync=is_sync)) == expected
+    again = [committed(1, at=25, before=0), BACK]
+    assert violations([*events, *again], plan(is_sync=False)) == {"commits do not go back"}
+
+
+def test_an_owner_that_began_at_the_offset_of_a_slave_goes_back_once() -> None:
+    replicas = ReplicaPlan(slaves=(Slave("a-1", "a", 1),))
+    events = [*OWNED, committed(0, at=20, before=1)]
+    assert violations(events, plan(replicas=replicas)) == set()
+    assert violations(events) == {"commits do not go back"}
+    again = [committed(1, at=25, before=0), BACK]
+    assert violations([*events, *again], plan(replicas=replicas)) == {"commits do not go back"}
+
+
 def test_commits_that_a_crash_loses() -> None:
     def lost(down_at: float, how: Down, *faults: Event) -> set[str]:
         events = [up(0), *sent("m0"), *consumed("m0"), committed(1), *faults]

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
 from turbopump.testing.simulate.checks.check import Check
-from turbopump.testing.simulate.events import US_PER_S, BrokerUp, Committed, Down, FaultBegan
+from turbopump.testing.simulate.events import (
+    US_PER_S,
+    Assigned,
+    BrokerUp,
+    Committed,
+    ConsumeBegan,
+    Down,
+    FaultBegan,
+)
 from turbopump.testing.simulate.fault_plan import FaultKind
 from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Attempts, Ledger, Place
@@ -17,6 +25,8 @@ SAVED_US = 6 * US_PER_S
 """A broker saves offsets every 5 s, and needs a little time for it."""
 SETTLED_US = 70 * US_PER_S
 """After this time without a fault or a new member, each queue has one owner."""
+OWNED_US = 10 * US_PER_S
+"""After this time with one owner, no commit of the owner before it is under way."""
 
 
 class CommitsBehindConsumption(Check):
@@ -62,10 +72,14 @@ class CommitsBehindConsumption(Check):
 class CommitsKept(Check):
     """Committed offsets do not go back, but for a crash, which may set them back by 5 s.
 
-    A promoted slave has those that it has copied.
+    A promoted slave has those that it has copied. After a loss of messages, the first commit of a
+    queue's owner may be lower: it has compared what it has with the broker, and reads on from the
+    first message that differs. So may the first commit of a new owner where there are slaves: it
+    may have begun at an older offset that a slave had copied, while the master was down.
 
-    A member that gets a queue begins at what is committed then. If the owner of before commits
-    after that, the next commit of the new one may be lower.
+    A member that gets a queue begins at what is committed then. If the owner before it commits
+    after that, the next commit of the new one may be lower. So commits are judged while a queue has
+    had the same owner for `OWNED_US`, whatever happens to others meanwhile.
     """
 
     name = "commits do not go back"
@@ -76,6 +90,15 @@ class CommitsKept(Check):
         """Time and offset of the latest commits."""
         self._save_fails: set[str] = set()
         """Brokers that skip one save."""
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}
+        """By member."""
+        self._owners: defaultdict[Place, set[str]] = defaultdict(set)
+        self._owned_us: dict[Place, int] = {}
+        """When the owners of a queue were last seen to change."""
+        self._callers: dict[Place, str] = {}
+        """Which member's listener was called last."""
+        self._may_go_back: set[Place] = set()
+        """Where an only owner has not committed since it may have had to begin further back."""
 
     @on(FaultBegan)
     def _fault_began(self, event: FaultBegan) -> None:
@@ -84,13 +107,50 @@ class CommitsKept(Check):
 
     @on(Committed)
     def _committed(self, event: Committed) -> Iterator[str]:
-        self._commits[event.group, event.queue].append((event.at_us, event.offset))
-        is_settled = event.at_us - self._ledger.unsettled_us(event.group) > SETTLED_US
-        if event.before is not None and event.offset < event.before and is_settled:
+        place = (event.group, event.queue)
+        self._commits[place].append((event.at_us, event.offset))
+        is_judged = self._is_judged(place, event.at_us)
+        if event.before is not None and event.offset < event.before and is_judged:
             yield f"{event.group} committed {event.offset} in {event.queue} after {event.before}"
+
+    def _is_judged(self, place: Place, now_us: int) -> bool:
+        """Whether a commit must not be lower than the one before it."""
+        if now_us - self._ledger.unsettled_us(place[0]) > SETTLED_US:
+            return True
+        if len(self._owners[place]) != 1 or now_us - self._owned_us[place] <= OWNED_US:
+            return False
+        if place in self._may_go_back:
+            self._may_go_back.remove(place)
+            return False
+        return True
+
+    @on(Assigned)
+    def _assigned(self, event: Assigned) -> None:
+        before = self._queues.get(event.member, ())
+        self._queues[event.member] = event.queues
+        for queue in {*before} ^ {*event.queues}:
+            place = (event.group, queue)
+            self._owners[place] ^= {event.member}
+            self._note_change(place, event.at_us)
+
+    @on(ConsumeBegan)
+    def _called(self, event: ConsumeBegan) -> None:
+        """Notice a new owner before its queues are looked at, which happens once in a second."""
+        place = (event.group, event.queue)
+        if self._callers.get(place) != event.member:
+            self._callers[place] = event.member
+            self._note_change(place, event.at_us)
+
+    def _note_change(self, place: Place, at_us: int) -> None:
+        self._owned_us[place] = at_us
+        if self._ledger.plan.replicas.names:
+            # While the master is down, a new owner begins at the offset that a slave has copied.
+            # That is older than the master's, to which the owner commits later.
+            self._may_go_back.add(place)
 
     @on(BrokerUp)
     def _came_up(self, event: BrokerUp) -> Iterator[str]:
+        self._note_loss(event)
         if event.promoted:
             self._start_over(event)
             return
@@ -113,6 +173,15 @@ class CommitsKept(Check):
             if now < least and not self._is_late(saved_until_us):
                 yield f"{group} had committed {least} in {queue}, after the start it is {now}"
             commits[:] = [(event.at_us, now)]
+
+    def _note_loss(self, event: BrokerUp) -> None:
+        """Expect lower offsets where members may find that messages were lost."""
+        down = self._ledger.downs.get(self._ledger.masters[event.broker])
+        is_lossy = down is not None and down.how is Down.POWER_LOST
+        if event.promoted or (is_lossy and not self._ledger.plan.is_sync):
+            self._may_go_back |= {
+                place for place in self._commits if place[1].broker == event.broker
+            }
 
     def _start_over(self, event: BrokerUp) -> None:
         """Begin with what a promoted slave has copied, every 10 s if nothing was wrong."""

@@ -47,7 +47,7 @@ class ProducerOrder(Check):
     def _follow(self, event: Acknowledged) -> Iterator[str]:
         send = self._ledger.sends[event.key]
         # A flush that fails takes back what was sent without waiting for it.
-        if send.delay_us or not send.is_durable or self._is_stale(event):
+        if send.delay_us or send.in_burst or not send.is_durable or self._is_stale(event):
             return
         last = self._last.get((event.producer, event.queue))
         self._last[event.producer, event.queue] = event
