@@ -144,8 +144,8 @@ class GroupJoin:
             self._trying = self._session.work.start(self._keep_trying())
 
     async def _keep_trying(self) -> None:
-        clock, patience_ms = self._session.clock, self._session.config.route_interval_ms
-        lost_ms = clock.monotonic_ms() + patience_ms
+        clock, wait_ms = self._session.clock, self._session.config.route_interval_ms
+        lost_ms = clock.monotonic_ms() + wait_ms
         for attempt in count():
             await asyncio.sleep(backoff_s(attempt))
             try:

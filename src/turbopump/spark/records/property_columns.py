@@ -202,7 +202,7 @@ class _MixedNames:
         return self._chain.take(optional(found * _LINKS + _VALUE, found < 0))
 
     def maps(self) -> Column:
-        kept = self._kept()
+        kept = self._last_of_each_name()
         names = self._names.dictionary.take(self._names.indices)
         values, firsts = _every(self._chain, _VALUE, _LINKS), self._firsts
         if not kept.all():
@@ -210,7 +210,7 @@ class _MixedNames:
             firsts = np.concatenate(([0], np.cumsum(kept)))[firsts]
         return maps(self._count, pa.py_buffer(firsts.astype(np.int32).data), names, values)
 
-    def _kept(self) -> npt.NDArray[np.bool_]:
+    def _last_of_each_name(self) -> npt.NDArray[np.bool_]:
         """Return which entries stay: a map must not have a duplicate name."""
         kept = np.ones(len(self._codes), np.bool_)
         if self._surely_differ():

@@ -46,7 +46,7 @@ class _Stale:
     is_suspended: bool
     record: RoleRecord
     started_us: int
-    was_told: bool
+    knows_successor: bool
     """Whether it has written down that it was replaced."""
 
 
@@ -110,7 +110,7 @@ class ReplicaObserver:
 
     def _compare_reported(self, slave: Slave, seen: _Seen) -> None:
         """Compare what the slave has reported over its connection, and was not compared yet."""
-        master, link = self._world.masters_seen.get(slave.master), _link(seen.broker)
+        master, link = self._world.masters_seen.get(slave.master), _master_connection(seen.broker)
         machine = self._world.roles.masters[slave.master]
         if master is None or machine in self._world.doomed or link is None:
             return
@@ -153,7 +153,7 @@ class ReplicaObserver:
             if before is None or before.broker is not broker or machine in self._world.doomed:
                 continue
             is_other = machine != self._world.roles.masters[name]
-            if seen.end > before.end and (is_other or before.was_told):
+            if seen.end > before.end and (is_other or before.knows_successor):
                 since_us = self._world.roles.since_us.get(name, now_us)
                 must_know = _must_know(before, seen, since_us)
                 self._world.history.add(StaleWrite(now_us, machine, must_know))
@@ -164,7 +164,7 @@ def _must_know(before: _Stale, seen: _Stale, promoted_us: int) -> str:
 
     What it learns at the same instant at which it writes, it may have learned after that.
     """
-    if before.was_told:
+    if before.knows_successor:
         return "it has heard that it was replaced"
     if before.is_suspended and seen.is_suspended:
         return "its writes are suspended"
@@ -183,7 +183,7 @@ def _is_readable(broker: Broker) -> bool:
     return broker.store._open  # noqa: SLF001 - brokers have no need to know
 
 
-def _link(slave: Broker) -> MasterConnection | None:
+def _master_connection(slave: Broker) -> MasterConnection | None:
     """Return the slave's connection; None if there is none, or logs are compared."""
     follower = slave.replication.follower
     link = None if follower is None else follower._connection  # noqa: SLF001 - to know whose reports a master has, also after a restart of the slave

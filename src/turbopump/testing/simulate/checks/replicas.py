@@ -14,7 +14,7 @@ from turbopump.testing.simulate.events import (
 )
 from turbopump.testing.simulate.history import on
 
-TOLD_US = 25 * US_PER_S
+FENCED_US = 25 * US_PER_S
 """A master that was replaced asks name servers every 10 s, and its successor tells it every 5 s."""
 
 
@@ -86,7 +86,7 @@ class ReplacedMastersSilent(Check):
         quiet_us = event.at_us - self._ledger.unsettled_us("")
         if event.must_know:
             yield f"{event.machine} has written: {event.must_know}"
-        elif quiet_us > TOLD_US:
+        elif quiet_us > FENCED_US:
             yield f"{event.machine} has written {quiet_us / US_PER_S:g} s after the last fault"
 
 
