@@ -75,7 +75,8 @@ class CommitsKept(Check):
     A promoted slave has those that it has copied. After a loss of messages, the first commit of a
     queue's owner may be lower: it has compared what it has with the broker, and reads on from the
     first message that differs. So may the first commit of a new owner where there are slaves: it
-    may have begun at an older offset that a slave had copied, while the master was down.
+    may have begun at an older offset that a slave had copied, while the master was down. And so may
+    that of a member that was cut off, and has kept the queue while another one owned it.
 
     A member that gets a queue begins at what is committed then. If the owner before it commits
     after that, the next commit of the new one may be lower. So commits are judged while a queue has
@@ -132,6 +133,10 @@ class CommitsKept(Check):
             place = (event.group, queue)
             self._owners[place] ^= {event.member}
             self._note_change(place, event.at_us)
+            if len(self._owners[place]) > 1:
+                # One of them was cut off and keeps its queues: it commits later what it has
+                # finished, though the other may have gone further.
+                self._may_go_back.add(place)
 
     @on(ConsumeBegan)
     def _called(self, event: ConsumeBegan) -> None:
