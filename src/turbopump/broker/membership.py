@@ -184,10 +184,12 @@ class Membership:
 
     # --- locks for orderly consumption ------------------------------------------------------------
 
-    def lock(self, asked: LockQueues, client: str) -> list[MessageQueue]:
+    async def lock(self, asked: LockQueues, client: str) -> list[MessageQueue]:
         """Lock queues for a client, or renew its locks; return those that it holds.
 
-        No client gets a queue that this broker does not have, or one for an invalid group.
+        No client gets a queue that this broker does not have, or one for an invalid group. New
+        locks are on disk first: after a crash, nobody else may get them while the client trusts
+        them. Raises WriteFailed if that fails.
         """
         if len(asked.client_id) > CLIENT_ID_CHARS_MAX:
             raise RemoteError.system(_client_id_too_long(asked.client_id))
@@ -207,7 +209,8 @@ class Membership:
             raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self.locks.expiry_ms = self.config.lock_expiry_ms
         granted = self.locks.lock(asked.consumer_group, asked.client_id, queues, now_ms)
-        self.members.save_soon()
+        if not self.locks.are_saved(asked.consumer_group, granted):
+            await self.members.save_locks()
         return granted
 
     def unlock(self, asked: LockQueues) -> None:

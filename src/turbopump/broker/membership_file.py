@@ -138,6 +138,12 @@ class MembershipFile:
         """Save the file soon if anything changed, without blocking the event loop."""
         self.saving.save_soon()
 
+    async def save_locks(self) -> None:
+        """Return when all locks granted so far are on disk; raises WriteFailed."""
+        changes = self._locks.changes
+        await self.saving.save()
+        self._locks.note_saved(changes)
+
     def _snapshot(self) -> dict[str, RememberedGroup]:
         now_ms = self._clock.monotonic_ms()
         groups = self._consumers.groups

@@ -17,6 +17,8 @@ class _Lock(Struct, frozen=True):
     renewed_ms: int
     is_remembered: bool = False
     """Held before a restart, and not renewed since."""
+    change: int = 0
+    """The value of `QueueLocks.changes` when it was granted."""
 
 
 class QueueLocks:
@@ -27,6 +29,7 @@ class QueueLocks:
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
         self.changes = 0
         """How often any queue has changed its holder, or become free."""
+        self._saved_changes = 0
         self._withheld_until_ms = 0
 
     def withhold(self, now_ms: int) -> None:
@@ -41,17 +44,27 @@ class QueueLocks:
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
         """Lock or renew for a client; return the queues that it now holds."""
-        granted: list[MessageQueue] = []
+        granted: dict[MessageQueue, _Lock] = {}
+        held = self._groups.get(group, {})
         for queue in queues:
-            holder = self.holder(group, queue, now_ms)
-            if holder is None:
+            lock = held.get(queue)
+            if lock is None or self._is_over(lock, now_ms):
                 self.changes += 1
-            if holder in (None, client_id):
-                granted.append(queue)
+                granted[queue] = _Lock(client_id, now_ms, change=self.changes)
+            elif lock.client_id == client_id:
+                granted[queue] = _Lock(client_id, now_ms, change=lock.change)
         if granted:
-            lock = _Lock(client_id, now_ms)
-            self._groups.setdefault(group, {}).update(dict.fromkeys(granted, lock))
-        return granted
+            self._groups.setdefault(group, held).update(granted)
+        return list(granted)
+
+    def are_saved(self, group: str, queues: Iterable[MessageQueue]) -> bool:
+        """Whether locks that are held would survive a crash; `note_saved` reports it."""
+        held = self._groups.get(group, {})
+        return all(held[queue].change <= self._saved_changes for queue in queues)
+
+    def note_saved(self, changes: int) -> None:
+        """Note that everything up to a value of `changes` is on disk."""
+        self._saved_changes = max(self._saved_changes, changes)
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Release a client's own locks; those of others stay."""

@@ -16,7 +16,7 @@ import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -317,10 +317,18 @@ def erase_from(files: Files, fd: int, at: int, size: int) -> None:
 
 
 def make_directory_durable(files: Files, path: Path) -> None:
-    """Create a directory and its parents, and force their names to disk."""
-    new = [each for each in (path, *path.parents) if not files.exists(each)]
-    files.make_directory(path)
-    for each in new:
+    """Create a directory and its parents, and force their names to disk.
+
+    Each name is synced before the next directory is created below it. So only the lowest one that
+    exists may not be on disk yet: whoever created it may have been killed before the sync.
+    """
+    missing = [each for each in (path, *path.parents) if not files.exists(each)]
+    lowest = missing[-1].parent if missing else path
+    with suppress(PermissionError):
+        # Another user's directory, which this process cannot have put there.
+        files.sync_directory(lowest.parent)
+    for each in reversed(missing):
+        files.make_directory(each)
         files.sync_directory(each.parent)
 
 

@@ -13,7 +13,8 @@ from turbopump.machine.files import Files, closing, make_directory_durable
 
 def save_text(files: Files, path: Path, text: str) -> None:
     """Replace a file durably; the old one becomes ``.bak``."""
-    if not files.exists(path.parent):
+    if not files.exists(path):
+        # A file that exists was created after its directory had become durable.
         make_directory_durable(files, path.parent)
     fresh, backup = _beside(path, ".tmp"), backup_of(path)
     try:

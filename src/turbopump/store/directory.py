@@ -45,8 +45,8 @@ class StoreDirectory:
 
     def acquire(self) -> None:
         """Create the directory if necessary and lock it."""
-        make_directory_durable(self._files, self.root)
         self._set_root(self._files.resolve(self.root))
+        make_directory_durable(self._files, self.root)
         with _locked_here_guard:
             if self.root in self._files.locked_here:
                 raise StoreInUse(f"{self.root} is already open in this process")
@@ -74,8 +74,7 @@ class StoreDirectory:
         self._files.remove(self.spare)
         for part in (self.commit_log, self.queues, self.index, self.config):
             self._files.make_directory(part)
-        for directory in (self.root, self.root.parent):
-            self._files.sync_directory(directory)
+        self._files.sync_directory(self.root)
 
     @property
     def has_crashed(self) -> bool:

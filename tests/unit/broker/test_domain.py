@@ -290,11 +290,11 @@ async def test_members_of_both_doors_share_a_group(tmp_path: Path) -> None:
         assert bodies(pulled(broker, a_pull(visitor, expression=None))) == [b"hello"]
         queue = MessageQueue("T", "broker-a", 0)
         wanted = LockQueues(consumer_group="g", client_id="visitor", queues=[queue])
-        assert membership.lock(wanted, visitor.peer_address) == [queue]
+        assert await membership.lock(wanted, visitor.peer_address) == [queue]
         other = replace(wanted, client_id="by command")
-        assert membership.lock(other, "10.0.0.9:1") == []
+        assert await membership.lock(other, "10.0.0.9:1") == []
         membership.unlock(wanted)
-        assert membership.lock(other, "10.0.0.9:1") == [queue]
+        assert await membership.lock(other, "10.0.0.9:1") == [queue]
         membership.leave(visitor, "visitor", "pg", "g")
         assert membership.client_ids("g") == ["by command"]
         membership.heartbeat(visitor, beat("visitor"), None, 0)

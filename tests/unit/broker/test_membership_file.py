@@ -77,6 +77,11 @@ def lock(parts: Parts, client_id: str, *queues: MessageQueue) -> list[MessageQue
 def restarted(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
     """Return a broker that starts with what another wrote when it stopped."""
     before.members.saving.save_now()
+    return after_crash(before, tmp_path, epoch)
+
+
+def after_crash(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
+    """Return a broker that starts with what another wrote before it was killed."""
     after = Parts(tmp_path)
     after.members_file.saved = before.members_file.saved
     finished(
@@ -304,6 +309,33 @@ def test_locks_stay_with_their_owner(before: Parts, tmp_path: Path) -> None:
     after = restarted(before, tmp_path)
     assert lock(after, "c2", *QUEUES) == QUEUES[2:]
     assert lock(after, "c1", *QUEUES) == QUEUES[:2]
+
+
+def test_locks_are_on_disk_before_they_are_granted(before: Parts, tmp_path: Path) -> None:
+    assert lock(before, "c1", *QUEUES[:2]) == QUEUES[:2]
+    after = after_crash(before, tmp_path)
+    assert lock(after, "c2", *QUEUES) == QUEUES[2:]
+
+
+def test_no_lock_is_granted_that_cannot_be_saved(before: Parts, tmp_path: Path) -> None:
+    before.members_file.full = True
+    refused = (ResponseCode.SERVICE_NOT_AVAILABLE, "no space is left")
+    assert refusal(before, "c1") == refused
+    # Nor when it is asked for again: the client does not have it yet.
+    assert refusal(before, "c1") == refused
+    assert lock(after_crash(before, tmp_path), "c2", *QUEUES) == QUEUES
+    before.members_file.full = False
+    assert lock(before, "c1", *QUEUES) == QUEUES
+
+
+def test_saved_locks_are_renewed_whatever_the_disk_does(before: Parts) -> None:
+    lock(before, "c1", *QUEUES[:2])
+    before.members_file.full = True
+    join(before, "c3")
+    assert lock(before, "c1", *QUEUES[:2]) == QUEUES[:2]
+    # A lock that changes its holder has to be saved again.
+    before.locks.unlock("g", "c1", QUEUES[:1])
+    assert refusal(before, "c2")[0] == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 def test_locks_of_who_does_not_return_are_free(before: Parts, tmp_path: Path) -> None:

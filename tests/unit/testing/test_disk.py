@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -353,3 +354,37 @@ async def test_a_sync_on_the_loops_own_thread_holds_up_everything() -> None:
     before_s = virtual_loop().time()
     sync_path(disk, FILE)
     assert virtual_loop().time() - before_s == pytest.approx(0.25)
+
+
+# --- durable directories --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", range(1, 8))
+def test_a_directory_is_durable_although_its_maker_was_killed(last: int) -> None:
+    """Whichever operation was the last before the kill, the next call makes up for it."""
+    disk = Disk()
+    counted = 0
+
+    def kill_at_last(_operation: str, _path: Path) -> None:
+        nonlocal counted
+        counted += 1
+        if counted == last:
+            disk.die()
+
+    disk.on_operation = kill_at_last
+    with suppress(FileNotFoundError):
+        make_directory_durable(disk, HOME)
+    disk.on_operation = None
+    disk.close_all()
+    make_directory_durable(disk, HOME)
+    lose_power(disk)
+    assert disk.exists(HOME)
+
+
+def test_the_parent_of_a_directory_of_another_user_need_not_be_readable() -> None:
+    disk = Disk()
+    make_directory_durable(disk, HOME)
+    disk.fail("sync_directory", number=errno.EACCES, matching=str(HOME.parent))
+    make_directory_durable(disk, HOME)
+    make_directory_durable(disk, HOME / "config")
+    assert disk.exists(HOME / "config")

@@ -82,9 +82,9 @@ class ClientRequests(Requests):
         return request.answer(ResponseCode.SUCCESS, headers.NoFields(), body=body)
 
     @serves(RequestCode.LOCK_BATCH_MQ)
-    def lock(self, request: Command, peer: Connection) -> Command:
+    async def lock(self, request: Command, peer: Connection) -> Command:
         """Lock queues for a client, or renew its locks; answer with those it holds."""
-        granted = self._membership.lock(body_of(request, LockQueues), peer.peer_address)
+        granted = await self._membership.lock(body_of(request, LockQueues), peer.peer_address)
         return answer_with(request, LockedQueues(queues=granted))
 
     @serves(RequestCode.UNLOCK_BATCH_MQ)

@@ -350,6 +350,8 @@ class StaleWrite(Event):
     machine: str
     must_know: str
     """Why it must know that it is not the master; empty if it may not have been notified."""
+    keys: tuple[str, ...] = ()
+    """Of the messages."""
 
     def __str__(self) -> str:
         return f"writes although it was replaced: {self.must_know or 'it does not know yet'}"

@@ -48,9 +48,6 @@ UNFLUSHED_US = 11 * US_PER_S
 _SKEW_US = 60 * US_PER_S
 """By less than this the clocks of brokers may differ for consumers to find what replaces a loss."""
 
-_STALE_SIGHT_US = US_PER_S
-"""How far apart writing by a replaced master and storing a message may be."""
-
 _OWN_OF_BROKERS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
 
 _DISK_FAULTS = frozenset(kind.value for kind in DISK_FAULTS)
@@ -136,12 +133,10 @@ class Ledger(Follower):
         """By broker name: the machine that is master."""
         self.former_masters: set[str] = set()
         self._left_behind: set[str] = set()
-        """Keys of messages of which a copy was not on a slave that was promoted."""
+        """Keys of messages of which a copy was on a replaced master, and not on its successor."""
         self._jumps: list[ClockJumped] = []
         self._replaced: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """By broker name: when messages may have been lost, and by how much its clock was off."""
-        self._stale_us: list[tuple[int, int]] = []
-        """When a replaced master has written messages of its own: from its last sign before."""
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -202,11 +197,7 @@ class Ledger(Follower):
 
     def was_left_behind(self, key: str) -> bool:
         """Whether a copy of a message was on a master only that was replaced since."""
-        return key in self._left_behind or any(
-            begin_us <= at_us <= end_us
-            for begin_us, end_us in self._stale_us
-            for at_us in self._stored_by_us.get(key, ())
-        )
+        return key in self._left_behind
 
     def end_of(self, queue: MessageQueue) -> int:
         """Return where a queue ends."""
@@ -397,7 +388,7 @@ class Ledger(Follower):
 
     @on(StaleWrite)
     def _stale_write(self, event: StaleWrite) -> None:
-        self._stale_us.append((event.at_us - _STALE_SIGHT_US, event.at_us + _STALE_SIGHT_US))
+        self._left_behind.update(event.keys)
 
     @on(Replicated)
     def _replicated(self, event: Replicated) -> None:

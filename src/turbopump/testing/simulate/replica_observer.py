@@ -14,7 +14,12 @@ from turbopump.store.store import Store
 from turbopump.testing.simulate.events import LogsCompared, ReplicaHolds, Replicated, StaleWrite
 from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.roles import is_ready
-from turbopump.testing.simulate.store_contents import contents_of, ends_of, new_messages
+from turbopump.testing.simulate.store_contents import (
+    contents_of,
+    ends_of,
+    keys_written,
+    new_messages,
+)
 from turbopump.testing.simulate.world import World
 
 _PIECE_BYTES = 1 << 20
@@ -156,7 +161,8 @@ class ReplicaObserver:
             if seen.end > before.end and (is_other or before.knows_successor):
                 since_us = self._world.roles.since_us.get(name, now_us)
                 must_know = _must_know(before, seen, since_us)
-                self._world.history.add(StaleWrite(now_us, machine, must_know))
+                keys = keys_written(broker.store, before.end, seen.end)
+                self._world.history.add(StaleWrite(now_us, machine, must_know, keys))
 
 
 def _must_know(before: _Stale, seen: _Stale, promoted_us: int) -> str:

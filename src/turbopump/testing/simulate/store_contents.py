@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from turbopump.message import MessageQueue, QueueOffset
+from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
+from turbopump.store.log_scan import scan
 from turbopump.store.store import Store
 from turbopump.testing.cluster_state import queue_messages
 from turbopump.testing.simulate.bodies import key_of
 from turbopump.testing.simulate.events import Stored
 from turbopump.wire.names import HALF_OPERATIONS_TOPIC, HALF_TOPIC, OFFSET_MOVED_TOPIC
+from turbopump.wire.record import RecordEntry, decode_record
 
 _WITHOUT_MESSAGES = (OFFSET_MOVED_TOPIC, HALF_OPERATIONS_TOPIC)
 
@@ -69,6 +71,17 @@ def messages_of(
         key = key_of(view.body) if view.queue_offset == offset else None
         record = (view.physical_offset, view.store_timestamp_ms)
         yield offset, Stored(key, view.reconsume_times, record)
+
+
+def keys_written(store: Store, begin: PhysicalOffset, end: PhysicalOffset) -> tuple[str, ...]:
+    """Return the keys of messages in a part of the log, whether they can be read yet or not."""
+    log = store._log  # noqa: SLF001 - the store itself shows only what can be read
+    records = [
+        log.view(found.physical_offset, found.size)
+        for found in scan(log, begin, check_crc=False, end=end)
+        if isinstance(found, RecordEntry)
+    ]
+    return tuple(key_of(decode_record(record).body) or "" for record in records if record)
 
 
 def open_transactions(store: Store) -> list[str]:

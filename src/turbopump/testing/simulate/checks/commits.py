@@ -75,8 +75,9 @@ class CommitsKept(Check):
     A promoted slave has those that it has copied. After a loss of messages, the first commit of a
     queue's owner may be lower: it has compared what it has with the broker, and reads on from the
     first message that differs. So may the first commit of a new owner where there are slaves: it
-    may have begun at an older offset that a slave had copied, while the master was down. And so may
-    that of a member that was cut off, and has kept the queue while another one owned it.
+    may have begun at an older offset that a slave had copied, while the master was down. So may
+    that of a member that was cut off, and has kept the queue while another one owned it. And so may
+    one that repeats a lower commit which a crash has lost.
 
     A member that gets a queue begins at what is committed then. If the owner before it commits
     after that, the next commit of the new one may be lower. So commits are judged while a queue has
@@ -177,6 +178,9 @@ class CommitsKept(Check):
             now = event.committed.get((group, queue), 0)
             if now < least and not self._is_late(saved_until_us):
                 yield f"{group} had committed {least} in {queue}, after the start it is {now}"
+            if now > commits[-1][1]:
+                # A lower commit was not saved, and its owner repeats it.
+                self._may_go_back.add((group, queue))
             commits[:] = [(event.at_us, now)]
 
     def _note_loss(self, event: BrokerUp) -> None:
