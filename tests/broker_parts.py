@@ -54,6 +54,7 @@ from turbopump.testing import VirtualClock
 from turbopump.testing.background import VirtualBackground
 from turbopump.wire.bodies import (
     ConsumerData,
+    DataVersion,
     DelayOffsets,
     Heartbeat,
     Subscription,
@@ -77,18 +78,19 @@ def finished(work: Coroutine[Any, Any, T]) -> T:
 
 
 class FakeFile(TableFile):
-    """An in-memory file whose writes fail on demand."""
+    """An in-memory file whose writes fail on demand; it keeps bodies without their versions."""
 
     def __init__(self) -> None:
         self.saved: list[bytes] = []
         self.full = False
-        self.writer = TableWriter(VirtualBackground(None))
-        self.path = Path("in memory")
+        super().__init__(
+            Path("in memory"), writer=TableWriter(VirtualBackground(None), VirtualClock())
+        )
 
     def load(self, kind: type[B]) -> B | None:
         return kind.decode(self.saved[-1]) if self.saved else None
 
-    def save(self, body: bytes) -> None:
+    def save(self, body: bytes, _version: DataVersion) -> None:
         if self.full:
             raise WriteFailed("no space is left")
         self.saved.append(body)
@@ -205,8 +207,8 @@ class Parts:
             directory=directory,
         )
         self.live = LiveConfig(self.config, self.clock)
-        self.topics = Topics(self.config.topics, identity, self.topics_file, self.clock)
-        self.groups = Groups(self.config.groups, self.groups_file, self.clock)
+        self.topics = Topics(self.config.topics, identity, self.topics_file)
+        self.groups = Groups(self.config.groups, self.groups_file)
         self.offsets = Offsets(self.offsets_file)
         self.stats = Stats(identity.cluster, self.clock)
         self.consumers = Consumers()
@@ -309,7 +311,6 @@ class Parts:
                 delays=lambda: self.delays.encode(),
                 delays_for_java=lambda: self.delays.encode(bare_keys=True),
                 store=store,
-                clock=self.clock,
                 mastership=cast(Mastership, mastership),
             ),
             FilterServers(FiltersConfig(servers=1), identity, self.clock, lambda addresses: None),

@@ -77,7 +77,6 @@ class Administration:
             delays=path.delays.encoded,
             delays_for_java=lambda: path.delays.progress.encode(bare_keys=True),
             store=store,
-            clock=clock,
             mastership=mastership,
         )
         self._requests: tuple[Requests, ...] = (

@@ -14,7 +14,6 @@ from turbopump.broker.config import (
     TopicsConfig,
 )
 from turbopump.broker.versioned_table import VersionedTable
-from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.message import MessageQueue
 from turbopump.tables import TableFile
@@ -55,7 +54,6 @@ class Topics(VersionedTable[TopicConfig]):
         config: TopicsConfig,
         identity: IdentityConfig,
         file: TableFile,
-        clock: Clock,
         *,
         delay_levels: int = _SCHEDULE_QUEUES_MIN,
     ) -> None:
@@ -64,7 +62,7 @@ class Topics(VersionedTable[TopicConfig]):
         self._listeners: list[OnTopicChange] = []
         self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
         self._boot[SCHEDULE_TOPIC] = _topic(SCHEDULE_TOPIC, max(delay_levels, _SCHEDULE_QUEUES_MIN))
-        super().__init__("topics", file, clock, dict(self._boot))
+        super().__init__("topics", file, "topicConfigTable", dict(self._boot))
 
     def load(self) -> bool:
         """Load the saved topics, if any; the broker's own topics are as configured."""
@@ -73,7 +71,6 @@ class Topics(VersionedTable[TopicConfig]):
             self._table = dict(saved.topic_config_table) | self._boot
             if not self.config.auto_create and TEMPLATE_TOPIC in self._table:
                 self._table[TEMPLATE_TOPIC] = replace(self._table[TEMPLATE_TOPIC], perm=_READ_WRITE)
-            self.data_version = saved.data_version
         return saved is not None
 
     @property
@@ -198,8 +195,7 @@ class Topics(VersionedTable[TopicConfig]):
             for name, topic in copied.topic_config_table.items()
             if check_name(name) is None
         }
-        self._table = self._boot | valid
-        self._note_change(copied.data_version)
+        self._adopt(self._boot | valid, copied.data_version)
         self._notify([topic for name, topic in valid.items() if before.get(name) != topic])
         return [name for name in before if name not in self._table]
 
