@@ -36,6 +36,7 @@ from turbopump.wire.names import (
 _READ_WRITE = PERM_READ | PERM_WRITE
 _ALL_PERMS = _READ_WRITE | PERM_INHERIT
 _SCHEDULE_QUEUES_MIN = 18
+_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 
 OnTopicChange = Callable[[TopicConfig], None]
 """Called with a created or changed topic; after it was saved, if an operator did it."""
@@ -95,6 +96,13 @@ class Topics(VersionedTable[TopicConfig]):
 
     def find(self, name: str) -> TopicConfig | None:
         return self._table.get(name)
+
+    def required(self, name: str) -> TopicConfig:
+        """Return a topic; raises RemoteError if it does not exist."""
+        found = self._table.get(name)
+        if found is None:
+            raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return found
 
     def has_queue(self, queue: MessageQueue) -> bool:
         """Whether a queue is one of this broker's."""
@@ -286,6 +294,8 @@ def check_shape(topic: TopicConfig) -> str | None:
             return f"{name} must be 0 to {QUEUES_MAX}, got {queues}"
     if not 0 <= topic.perm <= _ALL_PERMS:
         return f"perm must be 0 to {_ALL_PERMS}, got {topic.perm}"
+    if topic.topic_filter_type not in _FILTER_TYPES:
+        return f"topicFilterType = [{topic.topic_filter_type}] value invalid"
     return None
 
 
