@@ -29,14 +29,17 @@ from turbopump.broker.handlers.clients import ClientRequests, notify_clients
 from turbopump.broker.handlers.copied_tables import CopiedTables
 from turbopump.broker.handlers.filter_servers import FilterServers
 from turbopump.broker.handlers.offsets import OffsetRequests
+from turbopump.broker.lag import Lag
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.membership import Membership
 from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.offsets import Offsets
+from turbopump.broker.operations import Operations
 from turbopump.broker.progress import Progress
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.replication.roles import RoleRecord
+from turbopump.broker.resets import Resets
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
@@ -54,6 +57,7 @@ from turbopump.testing import VirtualClock
 from turbopump.testing.background import VirtualBackground
 from turbopump.wire.bodies import (
     ConsumerData,
+    DataVersion,
     DelayOffsets,
     Heartbeat,
     Subscription,
@@ -77,18 +81,19 @@ def finished(work: Coroutine[Any, Any, T]) -> T:
 
 
 class FakeFile(TableFile):
-    """An in-memory file whose writes fail on demand."""
+    """An in-memory file whose writes fail on demand; it keeps bodies without their versions."""
 
     def __init__(self) -> None:
         self.saved: list[bytes] = []
         self.full = False
-        self.writer = TableWriter(VirtualBackground(None))
-        self.path = Path("in memory")
+        super().__init__(
+            Path("in memory"), writer=TableWriter(VirtualBackground(None), VirtualClock())
+        )
 
     def load(self, kind: type[B]) -> B | None:
         return kind.decode(self.saved[-1]) if self.saved else None
 
-    def save(self, body: bytes) -> None:
+    def save(self, body: bytes, _version: DataVersion) -> None:
         if self.full:
             raise WriteFailed("no space is left")
         self.saved.append(body)
@@ -205,8 +210,8 @@ class Parts:
             directory=directory,
         )
         self.live = LiveConfig(self.config, self.clock)
-        self.topics = Topics(self.config.topics, identity, self.topics_file, self.clock)
-        self.groups = Groups(self.config.groups, self.groups_file, self.clock)
+        self.topics = Topics(self.config.topics, identity, self.topics_file)
+        self.groups = Groups(self.config.groups, self.groups_file)
         self.offsets = Offsets(self.offsets_file)
         self.stats = Stats(identity.cluster, self.clock)
         self.consumers = Consumers()
@@ -252,47 +257,53 @@ class Parts:
         mastership = SimpleNamespace(
             record=RoleRecord(), slave_ids="", note_slave=lambda slave_id: None
         )
+        operations = Operations(
+            identity=identity,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            stats=self.stats,
+            store=store,
+            announce=self._announce,
+        )
         parts = (
             self.clients,
-            OffsetRequests(
-                Progress(self.offsets, self.topics, self.groups, self.consumers, store),
-                self.offsets,
-            ),
+            OffsetRequests(Progress(self.offsets, self.topics, self.groups, self.consumers, store)),
             TopicRequests(
-                identity=identity,
+                broker_name=name,
+                operations=operations,
                 topics=self.topics,
                 offsets=self.offsets,
                 consumers=self.consumers,
-                stats=self.stats,
                 store=store,
-                announce=self._announce,
             ),
             GroupRequests(
-                identity=identity,
-                groups=self.groups,
-                offsets=self.offsets,
+                operations=operations,
                 consumers=self.consumers,
                 producers=self.producers,
                 conflicts=self.conflicts,
-                stats=self.stats,
             ),
             ProgressRequests(
-                broker_name=name,
-                address=lambda: "10.20.30.40:10911",
-                topics=self.topics,
-                groups=self.groups,
-                offsets=self.offsets,
-                consumers=self.consumers,
-                stats=self.stats,
-                store=store,
-                clock=self.clock,
+                Lag(
+                    broker_name=name,
+                    address="10.20.30.40:10911",
+                    topics=self.topics,
+                    groups=self.groups,
+                    offsets=self.offsets,
+                    consumers=self.consumers,
+                    stats=self.stats,
+                    store=store,
+                    clock=self.clock,
+                )
             ),
             ResetRequests(
-                broker_name=name,
-                topics=self.topics,
-                offsets=self.offsets,
-                consumers=self.consumers,
-                store=store,
+                Resets(
+                    broker_name=name,
+                    topics=self.topics,
+                    offsets=self.offsets,
+                    consumers=self.consumers,
+                    store=store,
+                )
             ),
             RelayRequests(broker_name=name, consumers=self.consumers, store=store),
             SettingRequests(self.live, self.info),
@@ -309,7 +320,6 @@ class Parts:
                 delays=lambda: self.delays.encode(),
                 delays_for_java=lambda: self.delays.encode(bare_keys=True),
                 store=store,
-                clock=self.clock,
                 mastership=cast(Mastership, mastership),
             ),
             FilterServers(FiltersConfig(servers=1), identity, self.clock, lambda addresses: None),

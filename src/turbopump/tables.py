@@ -1,6 +1,8 @@
 """Tables of servers and clients (topics, groups, offsets) and their files, written off the loop.
 
-A file is replaced as a whole or not at all, and its previous content is kept as ``.bak``.
+A file is replaced as a whole or not at all, and its previous content is kept as ``.bak``. It has a
+version (``dataVersion``), as topics and groups have in Apache RocketMQ 4.9, and offsets and delays
+in release 5; earlier releases ignore it.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from typing import TypeVar
 
 import msgspec
 
+from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import BodyError, StoreDamaged, WriteFailed
 from turbopump.machine.background import Background, Threads
 from turbopump.machine.files import REAL_FILES, Files, read_file, read_text
 from turbopump.machine.text_files import backup_of, save_text
 from turbopump.machine.timers import set_within
 from turbopump.supervisor import Supervisor
-from turbopump.wire.schema import Body
+from turbopump.wire.bodies import DataVersion
+from turbopump.wire.schema import Body, parsed
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
@@ -33,10 +37,11 @@ _RETRY_MS = 1000
 
 
 class TableWriter:
-    """One worker that writes all files of a server, one after the other."""
+    """One worker that writes all files of a server, one after the other; ``clock`` dates them."""
 
-    def __init__(self, background: Background | None = None) -> None:
+    def __init__(self, background: Background | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.work = Supervisor()
+        self.clock = clock
         self._worker = (background or Threads()).worker("tables")
 
     async def write(
@@ -62,9 +67,9 @@ class TableWriter:
 
 
 class TableFile:
-    """A file that holds one body; written as a whole, or not at all.
+    """A file that holds one body and its version; written as a whole, or not at all.
 
-    ``is_indented`` makes it easy to read; not for JSON with bare keys, as Java writes it.
+    With ``is_verbatim``, the file is the body byte for byte: not indented, and without a version.
     """
 
     def __init__(
@@ -73,12 +78,14 @@ class TableFile:
         files: Files | None = None,
         writer: TableWriter | None = None,
         *,
-        is_indented: bool = True,
+        is_verbatim: bool = False,
     ) -> None:
         self.path = path
-        self._is_indented = is_indented
+        self._is_verbatim = is_verbatim
         self._files = files or REAL_FILES
         self.writer = writer or TableWriter()
+        self.version = DataVersion(timestamp=self.writer.clock.now_ms())
+        """Of the loaded table, and of its changes since; a file without one begins with 0."""
 
     def load(self, kind: type[B]) -> B | None:
         """Read the body, from the backup if necessary; None if there is neither.
@@ -86,18 +93,25 @@ class TableFile:
         Raises StoreDamaged if the content cannot be read: continuing without it would overwrite it.
         """
         try:
-            found, fault = _read(self._files, self.path, kind)
+            found, fault = self._read(self.path, kind)
         except BodyError as error:
             found, fault = None, f"is damaged ({error.reason})"
         if found is not None:
             return found
         backup = backup_of(self.path)
         try:
-            spare, _ = _read(self._files, backup, kind)
+            spare, _ = self._read(backup, kind)
         except BodyError:
             spare = None
         if spare is not None:
-            _log.error("%s %s; using %s instead, which may be older", self.path, fault, backup)
+            _log.error(
+                "%s %s; using %s instead, which may be older: it has version %d of timestamp %d",
+                self.path,
+                fault,
+                backup,
+                self.version.counter,
+                self.version.timestamp,
+            )
             self._set_aside()
         elif fault.startswith("is damaged"):
             raise StoreDamaged(
@@ -121,11 +135,37 @@ class TableFile:
         if self._files.exists(self.path):
             self._files.rename(self.path, self.path.with_name(self.path.name + ".damaged"))
 
-    def save(self, body: bytes) -> None:
+    def save(self, body: bytes, version: DataVersion) -> None:
         """Replace the file durably; on WriteFailed, the old one stays."""
-        text = (msgspec.json.format(body, indent=4) if self._is_indented else body).decode()
+        if not self._is_verbatim:
+            # The first member, as Apache RocketMQ writes it.
+            body = b'{"dataVersion":%b,%b' % (msgspec.json.encode(version), body[1:])
+            body = msgspec.json.format(body, indent=4)
         with _write_failures(self.path):
-            save_text(self._files, self.path, text)
+            save_text(self._files, self.path, body.decode())
+
+    def _read(self, path: Path, kind: type[B]) -> tuple[B | None, str]:
+        """Return a file's content, or what is wrong with it; raises BodyError if it is damaged."""
+        try:
+            text = read_file(self._files, path)
+        except FileNotFoundError:
+            return None, "is missing"
+        # No server ever writes an empty object.
+        if text.strip() in (b"", b"{}"):
+            return None, "is empty"
+        value = parsed(text)
+        found = kind.from_value(value)
+        self.version = _Versioned.from_value(value).data_version or self.version
+        return found, ""
+
+
+class _Versioned(Body, frozen=True, kw_only=True):
+    data_version: DataVersion | None = None
+
+
+def next_version(version: DataVersion, now_ms: int, changes: int = 1) -> DataVersion:
+    """Return the version of a table after changes."""
+    return DataVersion(counter=version.counter + changes, timestamp=now_ms)
 
 
 def change_text(
@@ -134,7 +174,7 @@ def change_text(
     """Replace a text file by a changed one; on WriteFailed, the old one stays.
 
     A missing file is created if ``is_new``. Otherwise it is a failure: a new one would lack the
-    rest of its content.
+    rest of its content. Settings have no version in their file, which people write too.
     """
     with _write_failures(path):
         text = "" if is_new and not files.exists(path) else read_text(files, path)
@@ -149,22 +189,11 @@ def _write_failures(path: Path) -> Iterator[None]:
         raise WriteFailed(f"{path} could not be written: {error}") from error
 
 
-def _read(files: Files, path: Path, kind: type[B]) -> tuple[B | None, str]:
-    """Return a file's content, or what is wrong with it; raises BodyError if it is damaged."""
-    try:
-        text = read_file(files, path)
-    except FileNotFoundError:
-        return None, "is missing"
-    # No server ever writes an empty object.
-    empty = text.strip() in (b"", b"{}")
-    return (None, "is empty") if empty else (kind.decode(text), "")
-
-
 class Table:
     """Keeps a file up to date with a table in memory, without blocking the event loop.
 
-    ``encode`` returns the current table. A failed write is logged once, and retried until it
-    succeeds.
+    ``encode`` returns the current table without its version. A failed write is logged once, and
+    retried until it succeeds.
     """
 
     def __init__(self, what: str, file: TableFile, encode: Callable[[], bytes]) -> None:
@@ -173,7 +202,7 @@ class Table:
         self._encode = encode
         self.changes = 0
         """How often the table has changed."""
-        self._saved_changes = 0
+        self._saved_changes = self._dated_changes = 0
         self._writing = asyncio.Lock()
         self._next: asyncio.Task[None] | None = None
         self._saver: asyncio.Task[None] | None = None
@@ -184,6 +213,20 @@ class Table:
     def is_dirty(self) -> bool:
         """Whether anything changed that is not in the file."""
         return self.changes != self._saved_changes
+
+    @property
+    def version(self) -> DataVersion:
+        """The version of the current table: changes get their timestamp when it is first read."""
+        new, self._dated_changes = self.changes - self._dated_changes, self.changes
+        if new:
+            file = self.file
+            file.version = next_version(file.version, file.writer.clock.now_ms(), new)
+        return self.file.version
+
+    def change_to(self, version: DataVersion) -> None:
+        """Count a change that already has a version: the table of a master."""
+        self.changes += 1
+        self._dated_changes, self.file.version = self.changes, version
 
     def save_soon(self) -> None:
         """Write changes within about 100 ms, with retries; wakes the waiters for a change."""
@@ -231,7 +274,7 @@ class Table:
         """Write unsaved changes synchronously, at the end; raises WriteFailed."""
         if self.is_dirty:
             changes = self.changes
-            self.file.save(self._encode())
+            self.file.save(self._encode(), self.version)
             self._note_saved(changes)
 
     def try_save_now(self) -> None:
@@ -249,9 +292,9 @@ class Table:
     async def _write(self) -> None:
         async with self._writing:
             self._next = None
-            changes, body = self.changes, self._encode()
+            changes, version, body = self.changes, self.version, self._encode()
             await self.file.writer.write(
-                lambda: self.file.save(body), lambda: self._note_saved(changes)
+                lambda: self.file.save(body, version), lambda: self._note_saved(changes)
             )
 
     def _note_saved(self, changes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -50,6 +51,7 @@ from turbopump.wire.bodies import ConsumerData, GroupConfig, Subscription, Topic
 from turbopump.wire.command import Command
 
 DIRECTORY = Path("/store/config")
+NOW_MS = 1_794_728_151_040
 
 
 class Kept(ABC):
@@ -60,13 +62,15 @@ class Kept(ABC):
     """Whether its owner starts without a file that is damaged, because clients bring it back."""
     is_loaded = True
     """Whether its owner reads the file itself; settings are read with the command line."""
+    has_version = True
+    """Whether the file has a version; settings have none, nor has what other clients read too."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        self.writer = TableWriter()
+        self.clock = VirtualClock(NOW_MS)
+        self.writer = TableWriter(clock=self.clock)
         self.path = DIRECTORY / self.name
         self.file = TableFile(self.path, disk, self.writer)
-        self.clock = VirtualClock()
 
     @abstractmethod
     async def begin(self) -> None:
@@ -86,7 +90,7 @@ class Kept(ABC):
 
 class KeptTopics(Kept):
     async def begin(self) -> None:
-        self.table = Topics(TopicsConfig(), IdentityConfig(), self.file, self.clock)
+        self.table = Topics(TopicsConfig(), IdentityConfig(), self.file)
         self.table.load()
 
     async def change(self, number: int) -> None:
@@ -99,7 +103,7 @@ class KeptTopics(Kept):
 
 class KeptGroups(Kept):
     async def begin(self) -> None:
-        self.table = Groups(GroupsConfig(), self.file, self.clock)
+        self.table = Groups(GroupsConfig(), self.file)
         self.table.load()
 
     async def change(self, number: int) -> None:
@@ -200,6 +204,7 @@ class KeptKeyValues(Kept):
 
 class KeptBroadcasting(Kept):
     is_expendable = True
+    has_version = False
     queue = MessageQueue("T", "a", 0)
 
     async def begin(self) -> None:
@@ -242,7 +247,7 @@ class KeptSettings(Kept):
     """Settings, which are read where servers are started: here from the file."""
 
     name = "server.conf"
-    is_loaded = False
+    is_loaded = has_version = False
     settings: Any
     key: str
 
@@ -294,6 +299,7 @@ TABLES: dict[str, type[Kept]] = {
     "settings of a name server": KeptNameServerSettings,
 }
 LOADED = {name: kind for name, kind in TABLES.items() if kind.is_loaded}
+VERSIONED = {name: kind for name, kind in TABLES.items() if kind.has_version}
 
 Work = Callable[[Kept], Any]
 
@@ -326,10 +332,19 @@ def restarted(kind: type[Kept], disk: Disk) -> int:
     return int(asyncio.run(using(kind, disk, read)))
 
 
-def damage(disk: Disk, path: Path) -> None:
+def overwrite(disk: Disk, path: Path, text: bytes) -> None:
     fd = disk.open_new(path)
-    disk.write(fd, b'{"half', 0)
+    disk.write(fd, text, 0)
     disk.close(fd)
+
+
+def damage(disk: Disk, path: Path) -> None:
+    overwrite(disk, path, b'{"half')
+
+
+def version_in(disk: Disk, path: Path) -> tuple[int, int]:
+    version = json.loads(read_text(disk, path))["dataVersion"]
+    return version["counter"], version["timestamp"]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -376,21 +391,59 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_table(
 
 
 @pytest.mark.parametrize("name", LOADED)
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_the_backup_takes_the_place_of_a_damaged_or_missing_file(
-    name: str, is_gone: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("left", [None, b"", b'{"half'])
+def test_the_backup_takes_the_place_of_a_damaged_empty_or_missing_file(
+    name: str, left: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, kind = Disk(), LOADED[name]
     asyncio.run(using(kind, disk, changing(1, 2)))
     path = DIRECTORY / kind.name
-    if is_gone:
+    if left is None:
         disk.remove(path)
     else:
-        damage(disk, path)
+        overwrite(disk, path, left)
     assert restarted(kind, disk) == 1
     assert f"using {backup_of(path)} instead, which may be older" in caplog.text
-    assert disk.exists(path.with_name(path.name + ".damaged")) == (not is_gone)
+    if kind.has_version:
+        counter, timestamp_ms = version_in(disk, backup_of(path))
+        assert f"it has version {counter} of timestamp {timestamp_ms}" in caplog.text
+    assert disk.exists(path.with_name(path.name + ".damaged")) == (left is not None)
     assert restarted(kind, disk) == 1, "and again, until the table changes"
+
+
+@pytest.mark.parametrize("name", VERSIONED)
+def test_the_version_counts_changes_across_restarts(name: str) -> None:
+    disk, kind = Disk(), VERSIONED[name]
+    path = DIRECTORY / kind.name
+    asyncio.run(using(kind, disk, changing(1, 2)))
+    seen = [version_in(disk, backup_of(path)), version_in(disk, path)]
+
+    async def later(kept: Kept) -> None:
+        kept.clock.advance_ns(1_000_000)
+        await kept.change(3)
+
+    asyncio.run(using(kind, disk, read))
+    assert version_in(disk, path) == seen[-1], "a start is no change"
+    asyncio.run(using(kind, disk, later))
+    seen.append(version_in(disk, path))
+    counters = [counter for counter, _ in seen]
+    assert sorted(set(counters)) == counters
+    assert [timestamp_ms - NOW_MS for _, timestamp_ms in seen] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("name", VERSIONED)
+def test_a_file_without_a_version_is_read_and_one_with_a_wrong_version_is_damaged(
+    name: str,
+) -> None:
+    disk, kind = Disk(), VERSIONED[name]
+    path = DIRECTORY / kind.name
+    asyncio.run(using(kind, disk, changing(1, 2)))
+    table = json.loads(read_text(disk, path))
+    del table["dataVersion"]
+    overwrite(disk, path, json.dumps(table).encode())
+    assert restarted(kind, disk) == 2
+    overwrite(disk, path, json.dumps({"dataVersion": 7, **table}).encode())
+    assert restarted(kind, disk) == 1
 
 
 @pytest.mark.parametrize("name", LOADED)
@@ -430,6 +483,23 @@ def test_a_disk_that_is_full_or_fails_keeps_the_old_table(name: str, fault: str)
 
 
 @pytest.mark.parametrize("name", TABLES)
+def test_a_disk_that_works_again_takes_the_next_change(name: str) -> None:
+    disk, kind = Disk(), TABLES[name]
+
+    async def heal(kept: Kept) -> None:
+        await kept.change(1)
+        disk.fail_writes(matching=f"{kept.path}*")
+        with pytest.raises(WriteFailed):
+            await kept.change(2)
+        disk.heal()
+        await kept.change(2)
+
+    asyncio.run(using(kind, disk, heal))
+    disk.lose_unsynced()
+    assert restarted(kind, disk) == 2
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_nothing_is_written_by_the_event_loop(name: str) -> None:
     disk, kind = Disk(), TABLES[name]
     threads: set[threading.Thread] = set()
@@ -455,6 +525,6 @@ def test_all_tables_are_those_above() -> None:
     tables.add("client/offsets.py")
     assert callers("Table") == tables
     assert set(VersionedTable.__subclasses__()) == {Topics, Groups}
-    assert callers("self._file.save", "self.file.save") == {"tables.py", "nameserver/kv.py"}
+    assert callers("file.save", "self.file.save") == {"tables.py", "nameserver/kv.py"}
     assert callers("change_text") == {"broker/live_config.py", "nameserver/live_config.py"}
     assert callers("save_text", "save_json") == {"tables.py"}

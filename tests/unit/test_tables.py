@@ -96,13 +96,13 @@ async def test_a_bug_in_encoding_does_not_end_writing(caplog: pytest.LogCaptureF
     def encode() -> bytes:
         if bugs:
             raise bugs.pop()
-        return b"{}"
+        return b'{"number": 1}'
 
     table = Table("things", file, encode)
     table.changes += 1
     table.save_soon()
     await asyncio.sleep(5)
-    assert file.saved == [b"{}"]
+    assert numbers(file) == [1]
     assert "writing of things failed and is started again" in caplog.text
 
 
@@ -139,7 +139,7 @@ def test_a_slow_disk_holds_up_neither_the_loop_nor_is_a_write_forgotten(tmp_path
 
     asyncio.run(check())
     writer.close()
-    assert json.loads(file.path.read_text()) == {"number": 2}
+    assert json.loads(file.path.read_text())["number"] == 2
 
 
 @virtual_time()

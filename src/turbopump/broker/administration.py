@@ -14,11 +14,14 @@ from turbopump.broker.handlers.clients import ClientRequests, notify_clients
 from turbopump.broker.handlers.common import Requests, handler_table
 from turbopump.broker.handlers.copied_tables import CopiedTables
 from turbopump.broker.handlers.offsets import OffsetRequests
+from turbopump.broker.lag import Lag
 from turbopump.broker.membership import Membership
 from turbopump.broker.message_path import MessagePath
+from turbopump.broker.operations import Operations
 from turbopump.broker.progress import Progress
 from turbopump.broker.registration import Registration
 from turbopump.broker.replication.mastership import Mastership
+from turbopump.broker.resets import Resets
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.state import State
 from turbopump.clock import Clock
@@ -58,6 +61,33 @@ class Administration:
             clock=clock,
         )
         self.progress = Progress(offsets, topics, groups, consumers, store)
+        self.operations = Operations(
+            identity=config.identity,
+            topics=topics,
+            groups=groups,
+            offsets=offsets,
+            stats=stats,
+            store=store,
+            announce=registration.announce,
+        )
+        self.resets = Resets(
+            broker_name=config.identity.broker_name,
+            topics=topics,
+            offsets=offsets,
+            consumers=consumers,
+            store=store,
+        )
+        self.lag = Lag(
+            broker_name=config.identity.broker_name,
+            address=address,
+            topics=topics,
+            groups=groups,
+            offsets=offsets,
+            consumers=consumers,
+            stats=stats,
+            store=store,
+            clock=clock,
+        )
         self.clients = ClientRequests(self.membership, state.filters)
         self.runtime_info = RuntimeInfo(
             config=config,
@@ -77,70 +107,38 @@ class Administration:
             delays=path.delays.encoded,
             delays_for_java=lambda: path.delays.progress.encode(bare_keys=True),
             store=store,
-            clock=clock,
             mastership=mastership,
         )
         self._requests: tuple[Requests, ...] = (
             self.clients,
             self.copied_tables,
-            OffsetRequests(self.progress, offsets),
+            OffsetRequests(self.progress),
             SettingRequests(state.live, self.runtime_info),
             InspectionRequests(stats=stats, consumers=consumers, store=store),
-            *_topics_and_groups(state, store, registration),
-            *_progress(state, store, address, clock),
+            *self._operator_requests(state, store),
+        )
+
+    def _operator_requests(self, state: State, store: Store) -> tuple[Requests, ...]:
+        name, consumers = state.live.current.identity.broker_name, state.consumers
+        return (
+            TopicRequests(
+                broker_name=name,
+                operations=self.operations,
+                topics=state.topics,
+                offsets=state.offsets,
+                consumers=consumers,
+                store=store,
+            ),
+            GroupRequests(
+                operations=self.operations,
+                consumers=consumers,
+                producers=state.producers,
+                conflicts=state.conflicts,
+            ),
+            ProgressRequests(self.lag),
+            ResetRequests(self.resets),
+            RelayRequests(broker_name=name, consumers=consumers, store=store),
         )
 
     def handlers(self) -> dict[int, Handler]:
         return access_control.handlers() | handler_table(self._requests)
-
-
-def _topics_and_groups(
-    state: State, store: Store, registration: Registration
-) -> tuple[Requests, ...]:
-    identity = state.live.current.identity
-    return (
-        TopicRequests(
-            identity=identity,
-            topics=state.topics,
-            offsets=state.offsets,
-            consumers=state.consumers,
-            stats=state.stats,
-            store=store,
-            announce=registration.announce,
-        ),
-        GroupRequests(
-            identity=identity,
-            groups=state.groups,
-            offsets=state.offsets,
-            consumers=state.consumers,
-            producers=state.producers,
-            conflicts=state.conflicts,
-            stats=state.stats,
-        ),
-    )
-
-
-def _progress(state: State, store: Store, address: str, clock: Clock) -> tuple[Requests, ...]:
-    """Return the handlers that read or change the progress of groups."""
-    name = state.live.current.identity.broker_name
-    return (
-        ProgressRequests(
-            broker_name=name,
-            address=lambda: address,
-            topics=state.topics,
-            groups=state.groups,
-            offsets=state.offsets,
-            consumers=state.consumers,
-            stats=state.stats,
-            store=store,
-            clock=clock,
-        ),
-        ResetRequests(
-            broker_name=name,
-            topics=state.topics,
-            offsets=state.offsets,
-            consumers=state.consumers,
-            store=store,
-        ),
-        RelayRequests(broker_name=name, consumers=state.consumers, store=store),
-    )

@@ -85,7 +85,7 @@ class Broker:
         self._network = network = network or SocketNetwork()
         self._machine = machine = machine or Machine()
         self._clock = clock = machine.clock
-        self._writer = TableWriter(machine.background)
+        self._writer = TableWriter(machine.background, clock)
         self._config_path = config_path
         self._live = self._live_config(config)
         self._on_role_change = on_role_change

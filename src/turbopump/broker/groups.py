@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from turbopump.broker.config import GroupsConfig
 from turbopump.broker.versioned_table import VersionedTable
-from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.tables import TableFile
 from turbopump.wire.bodies import GroupConfig, GroupConfigTable
@@ -53,17 +52,16 @@ class Groups(VersionedTable[GroupConfig]):
     continue when the disk is full, and the next use restores what a crash forgets.
     """
 
-    def __init__(self, config: GroupsConfig, file: TableFile, clock: Clock) -> None:
+    def __init__(self, config: GroupsConfig, file: TableFile) -> None:
         self.config = config
         boot = {name: GroupConfig(group_name=name) for name in BOOT_GROUPS}
-        super().__init__("groups", file, clock, boot)
+        super().__init__("groups", file, "subscriptionGroupTable", boot)
 
     def load(self) -> bool:
         """Load the saved groups, if any."""
         saved = self._file.load(GroupConfigTable)
         if saved is not None:
             self._table |= saved.subscription_group_table
-            self.data_version = saved.data_version
         return saved is not None
 
     @property
@@ -107,8 +105,8 @@ class Groups(VersionedTable[GroupConfig]):
     def adopt_copy(self, copied: GroupConfigTable) -> None:
         """Replace the table and its version by a master's; for a slave."""
         groups = copied.subscription_group_table.items()
-        self._table = {name: group for name, group in groups if check_group_name(name) is None}
-        self._note_change(copied.data_version)
+        valid = {name: group for name, group in groups if check_group_name(name) is None}
+        self._adopt(valid, copied.data_version)
 
     def _check_room(self, name: str) -> str | None:
         """Return why a group cannot be added, or None."""

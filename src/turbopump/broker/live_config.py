@@ -9,11 +9,10 @@ from pathlib import Path
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.config_keys import KEYS, updated
-from turbopump.broker.versioned_table import next_version
 from turbopump.clock import Clock
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.settings import Settings, changed_properties, is_toml, parse_properties
-from turbopump.tables import TableWriter, change_text
+from turbopump.tables import TableWriter, change_text, next_version
 from turbopump.wire.bodies import DataVersion
 
 _log = logging.getLogger(__name__)

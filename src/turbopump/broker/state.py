@@ -32,10 +32,9 @@ class State:
             config.topics,
             config.identity,
             self.file("topics.json"),
-            clock,
             delay_levels=len(config.store.delay_levels),
         )
-        self.groups = Groups(config.groups, self.file("subscriptionGroup.json"), clock)
+        self.groups = Groups(config.groups, self.file("subscriptionGroup.json"))
         self.offsets = Offsets(self.file("consumerOffset.json"))
         self.stats = Stats(config.identity.cluster, clock)
         self.consumers = Consumers()

@@ -14,7 +14,6 @@ from turbopump.broker.config import (
     TopicsConfig,
 )
 from turbopump.broker.versioned_table import VersionedTable
-from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.message import MessageQueue
 from turbopump.tables import TableFile
@@ -37,6 +36,7 @@ from turbopump.wire.names import (
 _READ_WRITE = PERM_READ | PERM_WRITE
 _ALL_PERMS = _READ_WRITE | PERM_INHERIT
 _SCHEDULE_QUEUES_MIN = 18
+_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 
 OnTopicChange = Callable[[TopicConfig], None]
 """Called with a created or changed topic; after it was saved, if an operator did it."""
@@ -55,7 +55,6 @@ class Topics(VersionedTable[TopicConfig]):
         config: TopicsConfig,
         identity: IdentityConfig,
         file: TableFile,
-        clock: Clock,
         *,
         delay_levels: int = _SCHEDULE_QUEUES_MIN,
     ) -> None:
@@ -64,7 +63,7 @@ class Topics(VersionedTable[TopicConfig]):
         self._listeners: list[OnTopicChange] = []
         self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
         self._boot[SCHEDULE_TOPIC] = _topic(SCHEDULE_TOPIC, max(delay_levels, _SCHEDULE_QUEUES_MIN))
-        super().__init__("topics", file, clock, dict(self._boot))
+        super().__init__("topics", file, "topicConfigTable", dict(self._boot))
 
     def load(self) -> bool:
         """Load the saved topics, if any; the broker's own topics are as configured."""
@@ -73,7 +72,6 @@ class Topics(VersionedTable[TopicConfig]):
             self._table = dict(saved.topic_config_table) | self._boot
             if not self.config.auto_create and TEMPLATE_TOPIC in self._table:
                 self._table[TEMPLATE_TOPIC] = replace(self._table[TEMPLATE_TOPIC], perm=_READ_WRITE)
-            self.data_version = saved.data_version
         return saved is not None
 
     @property
@@ -98,6 +96,13 @@ class Topics(VersionedTable[TopicConfig]):
 
     def find(self, name: str) -> TopicConfig | None:
         return self._table.get(name)
+
+    def required(self, name: str) -> TopicConfig:
+        """Return a topic; raises RemoteError if it does not exist."""
+        found = self._table.get(name)
+        if found is None:
+            raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return found
 
     def has_queue(self, queue: MessageQueue) -> bool:
         """Whether a queue is one of this broker's."""
@@ -198,8 +203,7 @@ class Topics(VersionedTable[TopicConfig]):
             for name, topic in copied.topic_config_table.items()
             if check_name(name) is None
         }
-        self._table = self._boot | valid
-        self._note_change(copied.data_version)
+        self._adopt(self._boot | valid, copied.data_version)
         self._notify([topic for name, topic in valid.items() if before.get(name) != topic])
         return [name for name in before if name not in self._table]
 
@@ -290,6 +294,8 @@ def check_shape(topic: TopicConfig) -> str | None:
             return f"{name} must be 0 to {QUEUES_MAX}, got {queues}"
     if not 0 <= topic.perm <= _ALL_PERMS:
         return f"perm must be 0 to {_ALL_PERMS}, got {topic.perm}"
+    if topic.topic_filter_type not in _FILTER_TYPES:
+        return f"topicFilterType = [{topic.topic_filter_type}] value invalid"
     return None
 
 

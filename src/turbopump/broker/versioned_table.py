@@ -9,18 +9,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from turbopump.clock import Clock
 from turbopump.errors import WriteFailed
 from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import DataVersion
 from turbopump.wire.schema import Body
 
 T = TypeVar("T")
-
-
-def next_version(version: DataVersion, now_ms: int) -> DataVersion:
-    """Return the version of a table after a change."""
-    return DataVersion(counter=version.counter + 1, timestamp=now_ms)
 
 
 class CreationQuota:
@@ -67,13 +61,16 @@ def _host(address: str) -> str:
 class VersionedTable(Generic[T]):
     """Settings by name: each change counts immediately, and is saved soon or waited for."""
 
-    def __init__(self, what: str, file: TableFile, clock: Clock, table: dict[str, T]) -> None:
+    def __init__(self, what: str, file: TableFile, member: str, table: dict[str, T]) -> None:
         self._file = file
-        self._clock = clock
         self._table = table
         self._quota = CreationQuota()
-        self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
-        self.saving = Table(what, file, lambda: msgspec.json.encode(self.snapshot))
+        self.saving = Table(what, file, lambda: msgspec.json.encode({member: self._table}))
+
+    @property
+    def data_version(self) -> DataVersion:
+        """Changes with the table; name servers and slaves compare it."""
+        return self.saving.version
 
     @property
     def table(self) -> Mapping[str, T]:
@@ -100,11 +97,13 @@ class VersionedTable(Generic[T]):
                 self._table.pop(name, None)
             else:
                 self._table[name] = value
-        self._note_change(next_version(self.data_version, self._clock.now_ms()))
-
-    def _note_change(self, version: DataVersion) -> None:
-        self.data_version = version
         self.saving.changes += 1
+        self.saving.save_soon()
+
+    def _adopt(self, table: dict[str, T], version: DataVersion) -> None:
+        """Replace all settings by a master's."""
+        self._table = table
+        self.saving.change_to(version)
         self.saving.save_soon()
 
     async def _change(self, name: str, changed: T | None) -> None:

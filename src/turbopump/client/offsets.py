@@ -205,14 +205,17 @@ class RemoteOffsets(OffsetStore):
 
 
 class LocalOffsets(OffsetStore):
-    """Offsets in this client's own file, in the format of Apache RocketMQ's client."""
+    """Offsets in this client's own file, in the format of Apache RocketMQ's client.
+
+    It has no version, to be what that client writes, byte for byte.
+    """
 
     def __init__(self, path: Path, machine: Machine | None = None) -> None:
         super().__init__()
         machine = machine or Machine()
         self._files = machine.files
-        writer = TableWriter(machine.background)
-        self._file = TableFile(path, self._files, writer, is_indented=False)
+        writer = TableWriter(machine.background, machine.clock)
+        self._file = TableFile(path, self._files, writer, is_verbatim=True)
         self._table = Table(f"offsets in {path}", self._file, self._encoded)
         self._stored: dict[MessageQueue, QueueOffset] = {}
         """The contents of the file, unless the table is dirty."""

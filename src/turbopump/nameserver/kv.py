@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from turbopump.errors import InvalidArgument
-from turbopump.tables import TableFile
+from turbopump.tables import TableFile, next_version
 from turbopump.wire.schema import Body
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
@@ -84,7 +84,10 @@ class KvConfig:
                 f"key-values must take at most {TEXT_BYTES_MAX} bytes, got {len(body)}"
             )
 
-        def adopt() -> None:
-            self._table = table
+        file = self._file
+        version = next_version(file.version, file.writer.clock.now_ms())
 
-        await self._file.writer.write(lambda: self._file.save(body), adopt)
+        def adopt() -> None:
+            self._table, file.version = table, version
+
+        await file.writer.write(lambda: file.save(body, version), adopt)

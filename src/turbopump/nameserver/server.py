@@ -46,7 +46,7 @@ class NameServer:
     ) -> None:
         machine = machine or Machine()
         self._clock = clock = machine.clock
-        self._writer = TableWriter(machine.background)
+        self._writer = TableWriter(machine.background, clock)
         self._config = LiveConfig(config, self._writer, machine.files)
         self._kv = KvConfig(TableFile(config.kv_config_path, machine.files, self._writer))
         self._routes = RouteTable(config.brokers_max, config.topics_max)

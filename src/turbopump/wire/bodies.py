@@ -38,7 +38,7 @@ class TopicConfig(Body, frozen=True, kw_only=True):
 class TopicConfigTable(Body, frozen=True, kw_only=True):
     """All topics of a broker (21, topics.json)."""
 
-    data_version: DataVersion
+    data_version: DataVersion = DataVersion()
     topic_config_table: dict[str, TopicConfig] = {}
 
 
@@ -238,7 +238,7 @@ class GroupConfig(Body, frozen=True, kw_only=True):
 class GroupConfigTable(Body, frozen=True, kw_only=True):
     """All groups of a broker (201, subscriptionGroup.json)."""
 
-    data_version: DataVersion
+    data_version: DataVersion = DataVersion()
     subscription_group_table: dict[str, GroupConfig] = {}
 
 

@@ -70,10 +70,7 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read the JSON, standard or Java's; unknown members are ignored."""
-        value = lenient_json.loads(data)
-        return cls.from_value(
-            lenient_json.with_object_keys(value) if _QUOTED_OBJECT in data else value
-        )
+        return cls.from_value(parsed(data))
 
     @classmethod
     def from_value(cls, value: object) -> Self:
@@ -89,6 +86,12 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
             return msgspec.convert(_without_none(value), cls, strict=False)
         except msgspec.ValidationError as error:
             raise BodyError(f"{cls.__name__}: {error}") from error
+
+
+def parsed(data: bytes) -> object:
+    """Parse the JSON of a body, standard or Java's, for `Body.from_value`."""
+    value = lenient_json.loads(data)
+    return lenient_json.with_object_keys(value) if _QUOTED_OBJECT in data else value
 
 
 _QUOTED_OBJECT = b'"{\\"'

@@ -18,6 +18,7 @@ from turbopump.broker.handlers.clients import notify_clients
 from turbopump.broker.pull import Expression, Held, Pull
 from turbopump.broker.pull_status import ReadRules, Status
 from turbopump.broker.replies import PushedReply
+from turbopump.broker.resets import NEWEST, Reset
 from turbopump.broker.retries import Dropped, SendBack
 from turbopump.broker.send import Send
 from turbopump.errors import RemoteError
@@ -63,21 +64,44 @@ PROTOCOL = {
 }
 
 
+THIN = (
+    *(f"handlers/{name}" for name in ("send", "send_back", "pull", "reply", "offsets", "clients")),
+    *(f"admin/{name}" for name in ("groups", "progress", "resets")),
+)
+"""Handlers of sends, pulls, offsets and groups: they read, call the domain, and answer."""
+
+STATE = {
+    "turbopump.store.store",
+    "turbopump.tables",
+    *(f"turbopump.broker.{name}" for name in ("groups", "offsets", "queue_locks", "topics")),
+}
+"""What only the domain reads and changes."""
+
+
 def domain_modules() -> list[str]:
     names = map(name_of, modules("broker"))
     return [name for name in names if not name.startswith(PROTOCOL_SIDE) and name not in WIRING]
 
 
+def imported_of(name: str, parts: set[str]) -> set[str]:
+    found = imported(SOURCE / name)
+    return {each for each in found for part in parts if f"{each}.".startswith(f"{part}.")}
+
+
 @pytest.mark.parametrize("name", domain_modules())
 def test_the_domain_imports_nothing_of_the_protocol(name: str) -> None:
-    found = imported(SOURCE / name)
-    known = {each for each in found for part in PROTOCOL if f"{each}.".startswith(f"{part}.")}
-    assert not known
+    assert not imported_of(name, PROTOCOL)
+
+
+@pytest.mark.parametrize("name", THIN)
+def test_handlers_leave_messages_offsets_and_groups_to_the_domain(name: str) -> None:
+    assert not imported_of(f"broker/{name}.py", STATE)
 
 
 def test_the_modules_that_issue_messages_and_progress_are_domain() -> None:
-    names = ["send", "pull", "retries", "replies", "progress", "membership", "durability"]
-    assert {f"broker/{name}.py" for name in [*names, "message_writer"]} <= set(domain_modules())
+    messages = ("send", "pull", "retries", "replies", "durability", "message_writer")
+    groups = ("progress", "membership", "resets", "lag", "operations")
+    assert {f"broker/{name}.py" for name in (*messages, *groups)} <= set(domain_modules())
 
 
 class Visitor:
@@ -262,6 +286,46 @@ async def test_progress_is_committed_and_told(tmp_path: Path) -> None:
         assert progress.slowest("T", ["other"]) == {0: 3}
         progress.clone("10.9.9.9:1", "g", "copy", "T", offline=True)
         assert progress.find("copy", "T", 0) == 3
+
+
+@virtual_time()
+async def test_a_group_is_reset_measured_and_deleted(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        for queue_id in range(4):
+            await client.send(queue_id=queue_id)
+            broker.administration.progress.commit("10.9.9.9:1", "g", "T", queue_id, 1)
+        resets, lag = broker.administration.resets, broker.administration.lag
+        reset = Reset(group="g", topic="T", timestamp_ms=0, is_forced=False, offsets={})
+        with pytest.raises(RemoteError, match="not online"):
+            resets.plan(reset)
+        visitor = Visitor()
+        broker.administration.membership.heartbeat(visitor, beat("visitor"), None, 400)
+        queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(4)]
+        planned = resets.plan(reset)
+        assert planned.targets == dict.fromkeys(queues, 0)
+        assert [member.connection for member in planned.members] == [visitor]
+        newest = replace(reset, timestamp_ms=NEWEST)
+        assert resets.plan(newest).targets == dict.fromkeys(queues, 1)
+        given = {queues[2]: 1}
+        assert resets.plan(replace(reset, offsets=given)).targets == given
+        with pytest.raises(RemoteError, match="has no offset 2"):
+            resets.plan(replace(reset, offsets={queues[2]: 2}))
+
+        await client.send()
+        found = lag.of_group("g", "T").offset_table[queues[0]]
+        assert (found.broker_offset, found.consumer_offset) == (2, 1)
+        assert (await lag.of_all_groups(ordered_only=False)).total_diff == 1
+        assert (await lag.of_all_groups(ordered_only=True)).total_diff == 0
+        assert [span.message_queue for span in lag.time_spans("g", "T")] == queues
+
+        operations = broker.administration.operations
+        await operations.delete_group("g", with_offsets=False)
+        assert "g" not in broker.state.groups.table
+        assert broker.state.offsets.find("g", "T", 0) == 1
+        await operations.delete_group("g", with_offsets=True)
+        assert broker.state.offsets.find("g", "T", 0) is None
+        await operations.update_group(GroupConfig(group_name="g", retry_max_times=3))
+        assert broker.state.groups.table["g"].retry_max_times == 3
 
 
 def beat(client_id: str) -> Heartbeat:

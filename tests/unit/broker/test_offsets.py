@@ -15,7 +15,7 @@ from broker_parts import FakeFile
 from turbopump.broker.offsets import Offsets
 from turbopump.errors import StoreDamaged, WriteFailed
 from turbopump.tables import TableFile
-from turbopump.wire.bodies import ConsumerOffsets
+from turbopump.wire.bodies import ConsumerOffsets, DataVersion
 from vectors import DATA
 
 groups = st.sampled_from(["g", "h"])
@@ -146,8 +146,8 @@ def test_a_full_disk_does_not_prevent_lowering(caplog: pytest.LogCaptureFixture)
 
 def test_commits_during_a_write_are_written_the_next_time() -> None:
     class Slow(FakeFile):
-        def save(self, body: bytes) -> None:
-            super().save(body)
+        def save(self, body: bytes, version: DataVersion) -> None:
+            super().save(body, version)
             offsets.commit("g", "T", 0, 2)
 
     offsets = Offsets(Slow())

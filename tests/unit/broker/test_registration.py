@@ -97,7 +97,7 @@ class World:
         self.servers = [FakeNameServer(self.network, host) for host in HOSTS]
         config = RegistrationConfig(name_servers=tuple(f"{h}:9876" for h in HOSTS), **settings)
         self.config = BrokerConfig(identity=IDENTITY, registration=config)
-        self.topics = Topics(self.config.topics, IDENTITY, FakeFile(), virtual_loop().clock)
+        self.topics = Topics(self.config.topics, IDENTITY, FakeFile())
         self.pool = ConnectionPool(self.network.host("10.0.0.9"), clock=virtual_loop().clock)
         self.registration = Registration(
             config=self.config,
@@ -337,7 +337,7 @@ async def test_unregistering_tells_all_and_waits_for_no_one_long() -> None:
 
 @virtual_time()
 async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
-    topics = Topics(BrokerConfig().topics, IDENTITY, FakeFile(), virtual_loop().clock)
+    topics = Topics(BrokerConfig().topics, IDENTITY, FakeFile())
     async with ConnectionPool(MemoryNetwork().host("10.0.0.9")) as pool:
         registration = Registration(
             config=BrokerConfig(identity=IDENTITY),

@@ -10,7 +10,7 @@ from turbopump.broker.config import BrokerConfig, IdentityConfig, Role
 from turbopump.broker.registration import MasterAddress, Registration
 from turbopump.broker.topics import Topics
 from turbopump.net.pool import ConnectionPool
-from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
+from turbopump.testing import MemoryNetwork, virtual_time
 from turbopump.wire import headers
 from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -100,7 +100,7 @@ async def test_the_master_is_learnt_from_name_servers() -> None:
     master = MasterAddress("10.20.30.40:10911", "10.20.30.40:10912")
     for identity, expected in ((SLAVE, master), (IDENTITY, None)):
         config = BrokerConfig(identity=identity)
-        topics = Topics(config.topics, identity, FakeFile(), virtual_loop().clock)
+        topics = Topics(config.topics, identity, FakeFile())
         async with ConnectionPool(MemoryNetwork().host("10.0.0.9")) as pool:
             registration = Registration(
                 config=config,

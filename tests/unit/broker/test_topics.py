@@ -13,7 +13,6 @@ from turbopump.broker.config import IdentityConfig, TopicsConfig
 from turbopump.broker.topics import Topics, check_shape, is_readable, is_writable
 from turbopump.errors import InvalidArgument, RemoteError, StoreDamaged, WriteFailed
 from turbopump.tables import TableFile
-from turbopump.testing import VirtualClock
 from turbopump.wire.bodies import TopicConfig, TopicConfigTable
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import (
@@ -35,7 +34,6 @@ def made(
         config or TopicsConfig(),
         identity,
         file or FakeFile(),
-        VirtualClock(),
         delay_levels=delay_levels,
     )
     topics.load()

@@ -25,7 +25,7 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.tables import TableFile
 from turbopump.testing import virtual_machine, virtual_time, wait_until
 from turbopump.wire import headers, lenient_json
-from turbopump.wire.bodies import QueueOffsets
+from turbopump.wire.bodies import DataVersion, QueueOffsets
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command, request
 from vectors import DATA
@@ -53,7 +53,7 @@ def read_offsets(path: Path) -> dict[MessageQueue, int]:
 
 def write_offsets(path: Path, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
     body = QueueOffsets(offset_table=dict(offsets)).encode(bare_keys=True)
-    TableFile(path, is_indented=False).save(body)
+    TableFile(path, is_verbatim=True).save(body, DataVersion())
 
 
 def test_a_file_of_the_original_is_read() -> None:

@@ -1,4 +1,4 @@
-"""Creating, changing, deleting and listing groups and their members."""
+"""Requests to create, change, delete and list groups and their members."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from turbopump.broker.clients import Consumers, Member, Producers
-from turbopump.broker.config import IdentityConfig
-from turbopump.broker.groups import Groups
 from turbopump.broker.handlers.common import (
     Requests,
     answer_with,
     as_remote_error,
     body_of,
-    refuse_on_slave,
     serves,
 )
-from turbopump.broker.offsets import Offsets
-from turbopump.broker.stats import Stats
+from turbopump.broker.operations import Operations
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
@@ -40,33 +36,25 @@ _LANGUAGE_NAMES = {language.value: language.name for language in Language}
 class GroupRequests(Requests):
     """Serves requests for groups and their members."""
 
-    identity: IdentityConfig
-    groups: Groups
-    offsets: Offsets
+    operations: Operations
     consumers: Consumers
     producers: Producers
     conflicts: SubscriptionConflicts
-    stats: Stats
 
     @serves(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def update(self, request: Command, _peer: Connection) -> Command:
-        """Create or change a group."""
-        refuse_on_slave(self.identity)
         group = body_of(request, GroupConfig)
         with as_remote_error():
-            await self.groups.update(group)
+            await self.operations.update_group(group)
         return request.answer(ResponseCode.SUCCESS)
 
     @serves(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete(self, request: Command, _peer: Connection) -> Command:
-        """Delete a group, and its progress if requested; an unknown group is not an error."""
         header = headers.DeleteGroup.from_ext_fields(request.ext_fields)
-        refuse_on_slave(self.identity)
         with as_remote_error():
-            await self.groups.delete(header.group_name)
-        if header.remove_offset:
-            self.offsets.remove_group(header.group_name)
-        self.stats.forget_group(header.group_name)
+            await self.operations.delete_group(
+                header.group_name, with_offsets=bool(header.remove_offset)
+            )
         return request.answer(ResponseCode.SUCCESS)
 
     @serves(RequestCode.GET_CONSUMER_CONNECTION_LIST)

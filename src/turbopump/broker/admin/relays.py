@@ -7,9 +7,9 @@ import logging
 
 from msgspec.structs import replace
 
-from turbopump.broker.admin.resets import RESETTABLE_SINCE
 from turbopump.broker.clients import Consumers, Member
 from turbopump.broker.handlers.common import Requests, answer_with, commands_to, serves
+from turbopump.broker.resets import RESETTABLE_SINCE
 from turbopump.errors import BodyError, InvalidArgument, NetworkError, RemoteError, RequestTimeout
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection

@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from turbopump.broker.clients import AbsentPeer, Peer
-from turbopump.broker.config import IdentityConfig
 from turbopump.errors import BodyError, ConnectionLost, InvalidArgument, RemoteError, WriteRefused
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Outcome
@@ -91,19 +90,6 @@ def as_remote_error() -> Iterator[None]:
         raise RemoteError.system(str(error)) from error
     except WriteRefused as error:
         raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from error
-
-
-def refuse_on_slave(identity: IdentityConfig) -> None:
-    """Refuse changes of topics and groups on a slave, which copies them from its master."""
-    if identity.is_slave:
-        raise RemoteError.system(
-            "Can't modify topic or subscription group from slave broker,"
-            " please execute it from master broker."
-        )
-
-
-def topic_missing(topic: str) -> RemoteError:
-    return RemoteError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
 
 
 def retries_max_of(request: Command, wanted: int | None) -> int | None:

@@ -19,14 +19,12 @@ from turbopump.broker.handlers.common import Requests
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.topics import Topics
-from turbopump.clock import Clock
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Outcome
 from turbopump.store.store import Store
 from turbopump.tables import Table
 from turbopump.wire import headers
-from turbopump.wire.bodies import DataVersion
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.schema import Header
@@ -60,28 +58,25 @@ class CopiedTables(Requests):
         delays: Callable[[], bytes],
         delays_for_java: Callable[[], bytes],
         store: Store,
-        clock: Clock,
         mastership: Mastership,
     ) -> None:
         self._store = store
         self._mastership = mastership
         self._is_closed = False
-        # Change counters restart with the process, and so do versions made of them.
-        since = str(clock.now_ms())
         self._tables = {
             RequestCode.GET_ALL_TOPIC_CONFIG: ServedTable(
-                version=lambda: _version_text(topics.data_version),
+                version=lambda: _version_text(topics.saving),
                 encoded=lambda: msgspec.json.encode(topics.snapshot),
                 java_header=headers.NoFields(),
                 changing=topics.saving,
             ),
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ServedTable(
-                version=lambda: _version_text(groups.data_version),
+                version=lambda: _version_text(groups.saving),
                 encoded=lambda: msgspec.json.encode(groups.snapshot),
                 changing=groups.saving,
             ),
             RequestCode.GET_ALL_CONSUMER_OFFSET: ServedTable(
-                version=lambda: f"{since}-{offsets.changes}",
+                version=lambda: _version_text(offsets.saving),
                 encoded=offsets.encoded,
                 encoded_for_java=partial(_offsets_for_java, offsets),
             ),
@@ -91,7 +86,7 @@ class CopiedTables(Requests):
                 encoded_for_java=delays_for_java,
             ),
             RequestCode.GET_ALL_CONSUMER_FILTERS: ServedTable(
-                version=lambda: f"{since}-{consumer_filters.saving.changes}",
+                version=lambda: _version_text(consumer_filters.saving),
                 encoded=consumer_filters.encoded,
             ),
         }
@@ -138,8 +133,8 @@ class CopiedTables(Requests):
         return request.answer(ResponseCode.SUCCESS, header, body=body)
 
 
-def _version_text(version: DataVersion) -> str:
-    return f"{version.timestamp}-{version.counter}"
+def _version_text(table: Table) -> str:
+    return f"{table.version.timestamp}-{table.version.counter}"
 
 
 def _offsets_for_java(offsets: Offsets) -> bytes:

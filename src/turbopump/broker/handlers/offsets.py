@@ -9,7 +9,6 @@ from turbopump.broker.handlers.common import (
     positions_of,
     serves,
 )
-from turbopump.broker.offsets import Offsets
 from turbopump.broker.progress import Progress
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
@@ -30,9 +29,8 @@ _CHANGES_OFFSETS = (
 class OffsetRequests(Requests):
     """Serves commits and queries of offsets."""
 
-    def __init__(self, progress: Progress, offsets: Offsets) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._offsets = offsets
 
     @serves(RequestCode.QUERY_CONSUMER_OFFSET)
     def query(self, request: Command, _peer: Connection) -> Command:
@@ -62,7 +60,7 @@ class OffsetRequests(Requests):
     def query_all(self, request: Command, _peer: Connection) -> Command:
         """Return a group's committed offsets in the queues of a topic where it has any."""
         header = headers.OffsetsOfGroup.from_ext_fields(request.ext_fields)
-        found = self._offsets.of_topic(header.consumer_group, header.topic)
+        found = self._progress.offsets.of_topic(header.consumer_group, header.topic)
         body = QueuePositions(queue_ids=list(found), offsets=list(found.values()))
         return answer_fast(request, body)
 

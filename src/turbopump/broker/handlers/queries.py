@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turbopump.broker.arrivals import WHOLE_TOPIC, Arrivals, HeldPull
-from turbopump.broker.handlers.common import (
-    Requests,
-    answer_fast,
-    positions_of,
-    serves,
-    topic_missing,
-)
+from turbopump.broker.handlers.common import Requests, answer_fast, positions_of, serves
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.pull import Pulls
 from turbopump.broker.topics import Topics, queues_of
@@ -167,9 +161,7 @@ class QueueEndsRequests(Requests):
         peer.answer(request, answer)
 
     def _ends(self, request: Command, name: str) -> tuple[Command, int]:
-        topic = self._topics.find(name)
-        if topic is None:
-            raise topic_missing(name)
+        topic = self._topics.required(name)
         lows, highs, position = self._store.topic_ranges(name, queues_of(topic))
         header = QueueEndsAnswer(position=position, read_queue_nums=topic.read_queue_nums)
         body = QueueEnds(min_offsets=lows, max_offsets=highs)
