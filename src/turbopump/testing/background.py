@@ -7,8 +7,8 @@ or ends, and resumes it when the virtual time has come.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,15 +25,11 @@ class _Job:
     def __init__(self, call: Callable[[], Any]) -> None:
         self.future: Future[Any] = Future()
         self._call = call
-        self._thread: threading.Thread | None = None
+        self.has_begun = False
+        """Whether it has a thread, on which it waits."""
         self.timer: asyncio.TimerHandle | None = None
         """What ends its wait; None if it does not wait, or waits without a time limit."""
         self.is_done = False
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it has a thread, on which it waits."""
-        return self._thread is not None
 
     def run(self) -> None:
         """Run to the end, on the calling thread."""
@@ -48,13 +44,14 @@ class _Job:
 
     def resume(self) -> None:
         """Run on its own thread until it waits or ends."""
-        if self._thread is None:
+        if not self.has_begun:
             # Each is acquired by one side and released by the other.
-            self._go, self._back = threading.Lock(), threading.Lock()
+            self._go, self._back = _thread.allocate_lock(), _thread.allocate_lock()
             self._go.acquire()
             self._back.acquire()
-            self._thread = threading.Thread(target=self._main, name="virtual-job", daemon=True)
-            self._thread.start()
+            self.has_begun = True
+            # Not by `threading`, which waits until it has begun.
+            _thread.start_new_thread(self._main, ())
         else:
             self._go.release()
         self._back.acquire()

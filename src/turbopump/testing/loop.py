@@ -113,6 +113,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.clock.elapsed_s
 
+    def set_debug(self, enabled: bool) -> None:
+        super().set_debug(enabled)
+        # asyncio asks whenever it makes a handle or a future, so the answer must not cost a frame.
+        vars(self)["get_debug"] = functools.partial(bool, enabled)
+
     # --- timers -----------------------------------------------------------------------------------
 
     def call_at(

@@ -186,7 +186,8 @@ class MemoryNetwork:
             del self._connections[dead]
         self._connections.update(dict.fromkeys(ends))
         self.connections_made += 1
-        self._apply_frozen()
+        if self._frozen:
+            self._apply_frozen()
 
     def note(self, event: str) -> None:
         if self.trace is not None:

@@ -50,15 +50,10 @@ class Link:
             return quality.latency_ms / 1000
         return (quality.latency_ms + self.network.random.random() * quality.jitter_ms) / 1000
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether bytes that are written together always travel together."""
-        return not self.network.quality.cut_chance
-
     def cut(self, bytes_max: int) -> int:
         """Return how many of ``bytes_max`` bytes travel together."""
-        random = self.network.random
-        if bytes_max > 1 and random.random() < self.network.quality.cut_chance:
+        random, chance = self.network.random, self.network.quality.cut_chance
+        if chance and bytes_max > 1 and random.random() < chance:
             return random.randrange(1, bytes_max)
         return bytes_max
 
@@ -97,12 +92,15 @@ class Pipe:
         if self.link.loses_bytes:
             self.link.network.note(f"lost {len(data)} bytes")
             return
-        has_room = len(data) <= WINDOW_BYTES - self._window_used_bytes
-        if has_room and not self._unsent and self.link.is_whole:
-            # The usual case: nothing waits, so the sender need not be notified that it is sent.
-            self._depart(bytes(data))
-            self._set_timer()
-            return
+        size = len(data)
+        if not self._unsent and size <= WINDOW_BYTES - self._window_used_bytes:
+            together = self.link.cut(size)
+            self._depart(bytes(data[:together]))
+            if together == size:
+                # The usual case: nothing waits, so the sender need not be notified that it is sent.
+                self._set_timer()
+                return
+            data = data[together:]
         self._unsent += data
         self.pump()
 

@@ -49,14 +49,15 @@ class Observer:
     def look(self) -> bool:
         """Look at all brokers; called when everything else is done at an instant."""
         world = self._world
-        world.follow_roles()
+        if world.promotes:
+            world.follow_roles()
         if world.stopped:
             self._note_last_commits()
         if world.starting:
             self._note_loaded()
         masters, doomed = world.roles.masters, world.doomed
         for name, broker in world.masters_seen.items():
-            if masters[name] in doomed:
+            if doomed and masters[name] in doomed:
                 continue
             seen = self._seen.get(name)
             if seen is None or seen.broker is not broker:

@@ -61,8 +61,12 @@ class World(Cluster):
             skips_idle_time=False,
         )
         self.plan = plan
+        self.promotes = plan.replicas.promotes
+        """Whether machines may change their roles."""
         self.history = history
         self._slaves = {slave.name: slave for slave in plan.replicas.slaves}
+        self.has_slaves = bool(self._slaves)
+        """Whether any machine is planned to follow another."""
         self.hosts: dict[str, list[str]] = {}
         """Of producers and groups, by name: those of the members that run."""
         self.made: list[weakref.ref[Broker | Session]] = []
@@ -116,24 +120,19 @@ class World(Cluster):
         """The masters that run, by broker name."""
         if not self._slaves:
             return self.brokers
-        if self.plan.replicas.promotes:
+        if self.promotes:
             return self.roles.serving()
         return {name: made for name, made in self.brokers.items() if name not in self._slaves}
 
     @property
-    def has_slaves(self) -> bool:
-        """Whether any machine is planned to follow another."""
-        return bool(self._slaves)
-
-    @property
     def masters_seen(self) -> Mapping[str, Broker]:
         """The same, as the last call of `follow_roles` has found them."""
-        return self.roles.serving_then if self.plan.replicas.promotes else self.masters
+        return self.roles.serving_then if self.promotes else self.masters
 
     @property
     def slaves_seen(self) -> Sequence[Slave]:
         """The slaves, as the last call of `follow_roles` has found them."""
-        return self.roles.slaves_then if self.plan.replicas.promotes else self.slaves
+        return self.roles.slaves_then if self.promotes else self.slaves
 
     @property
     def slaves(self) -> Sequence[Slave]:
@@ -149,7 +148,7 @@ class World(Cluster):
 
     async def _started(self, name: str, config: BrokerConfig, machine: Machine) -> Broker:
         host = self._places[name].host
-        lives = ReplicatedBroker(config, host, machine) if self.plan.replicas.promotes else None
+        lives = ReplicatedBroker(config, host, machine) if self.promotes else None
         broker = Broker(config, host, machine) if lives is None else lives.current
         self.starting[name] = broker
         try:
@@ -167,8 +166,6 @@ class World(Cluster):
 
     def follow_roles(self) -> None:
         """Take notice of brokers that have started again in another role."""
-        if not self.plan.replicas.promotes:
-            return
         for name, lives in self._lives.items():
             current = lives.current
             if self.brokers.get(name) not in (None, current) and is_ready(current):
