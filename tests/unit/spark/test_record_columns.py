@@ -222,7 +222,7 @@ def test_columns_say_what_the_messages_one_by_one_say(
 
 
 @given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
     check_damaged(parts, data)
 
