@@ -52,6 +52,9 @@ _TURNS_PER_ROUND = 256
 _CANCELLED_MIN = 256
 """This many cancelled timers are kept until due, before it pays to remove them."""
 
+_UNCHECKED_MAX_S = 0.1
+"""The longest pause between two checks of a condition in virtual time."""
+
 Question = Callable[[], bool]
 _Events = list[tuple[selectors.SelectorKey, int]]
 
@@ -167,6 +170,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             heapq.heappop(timers)
             self._cancelled_count -= 1
         return timers[0][0] if timers else None
+
+    @property
+    def idle_s(self) -> float:
+        """How long nothing can happen, if the caller is the only one that runs; 0 if unknown."""
+        is_busy = self._ready or self.is_notified or self.is_waited_for or self._others
+        # Skipped time would be unknown, and files are ready whenever others want them to be.
+        if is_busy or self._idle is not None or not self._files.is_alone:
+            return 0.0
+        next_s = self.next_timer_s
+        return math.inf if next_s is None else next_s - self.clock.elapsed_s
 
     @property
     def timers_pending(self) -> int:
@@ -473,10 +486,18 @@ def virtual_loop() -> VirtualTimeLoop:
 async def wait_until(
     predicate: Callable[[], object], timeout_s: float = 10.0, *, check_every_s: float = 0.005
 ) -> None:
-    """Wait for a condition, in virtual or real time; raises AssertionError on timeout."""
+    """Wait for a condition, in virtual or real time; raises AssertionError on timeout.
+
+    In virtual time, checks are skipped while nothing can happen, but not for longer than 100 ms:
+    the condition may be one of time.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
     while not predicate():
         if loop.time() >= end:
             raise AssertionError(f"not true within {timeout_s} s: {described(predicate)}")
-        await asyncio.sleep(check_every_s)
+        pause_s = check_every_s
+        if isinstance(loop, VirtualTimeLoop):
+            idle_s = min(loop.idle_s, _UNCHECKED_MAX_S, end - loop.time())
+            pause_s *= max(1, math.ceil(idle_s / check_every_s))
+        await asyncio.sleep(pause_s)

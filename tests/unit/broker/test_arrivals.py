@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from example_counts import at_most
 from turbopump.broker.arrivals import RESUMED_PER_TURN, WHOLE_TOPIC, Arrivals, HeldPull
 from turbopump.message import QueueOffset
 from turbopump.store.dispatch import ANY_TAG
@@ -283,4 +284,6 @@ class ArrivalsMachine(RuleBasedStateMachine):
 
 
 TestArrivalsMachine = ArrivalsMachine.TestCase
-TestArrivalsMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestArrivalsMachine.settings = settings(
+    max_examples=at_most(25), stateful_step_count=30, deadline=None
+)

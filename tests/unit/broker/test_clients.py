@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker_parts import FakePeer
+from example_counts import at_most
 from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Producers, merged
 from turbopump.wire.bodies import (
     ConsumeFrom,
@@ -313,5 +314,7 @@ class Membership(RuleBasedStateMachine):
             assert set(registry.expired(self.now_ms, EXPIRY_MS)) == late
 
 
-Membership.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Membership.TestCase.settings = settings(
+    max_examples=at_most(60), stateful_step_count=30, deadline=None
+)
 TestMembership = Membership.TestCase

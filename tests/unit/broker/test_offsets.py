@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker_parts import FakeFile
+from example_counts import at_most
 from turbopump.broker.offsets import Offsets
 from turbopump.errors import StoreDamaged, WriteFailed
 from turbopump.tables import TableFile
@@ -79,7 +80,9 @@ class Committing(RuleBasedStateMachine):
         assert self.offsets.saving.is_dirty or self.model == self.saved
 
 
-Committing.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+Committing.TestCase.settings = settings(
+    max_examples=at_most(50), stateful_step_count=25, deadline=None
+)
 TestCommitting = Committing.TestCase
 
 

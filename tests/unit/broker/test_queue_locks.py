@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from example_counts import at_most
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.message import MessageQueue
 
@@ -55,7 +56,9 @@ class Locking(RuleBasedStateMachine):
                 assert self.locks.holder(group, queue, self.now_ms) == self.holder(group, queue)
 
 
-Locking.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+Locking.TestCase.settings = settings(
+    max_examples=at_most(40), stateful_step_count=25, deadline=None
+)
 TestLocking = Locking.TestCase
 
 

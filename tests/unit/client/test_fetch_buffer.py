@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from example_counts import at_most
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.pull_config import FetchLimits
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
@@ -112,5 +113,7 @@ class PendingMachine(RuleBasedStateMachine):
         assert self.buffer.positions() == self.finished
 
 
-PendingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PendingMachine.TestCase.settings = settings(
+    max_examples=at_most(60), stateful_step_count=40, deadline=None
+)
 TestPending = PendingMachine.TestCase

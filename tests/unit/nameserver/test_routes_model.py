@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from example_counts import at_most
 from turbopump.nameserver.routes import SILENCE_MAX_MS, Registered, Registration, RouteTable
 from turbopump.wire.bodies import DataVersion, TopicConfig
 
@@ -196,5 +197,5 @@ class Routes(RuleBasedStateMachine):
             assert set(self.routes.topics_in(cluster)) == topics
 
 
-Routes.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Routes.TestCase.settings = settings(max_examples=at_most(60), stateful_step_count=30, deadline=None)
 TestRoutes = Routes.TestCase

@@ -6,6 +6,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import at_most
 from turbopump.errors import ConnectionLost, NetworkError, Overloaded
 from turbopump.net.admission import Admission
 from turbopump.net.deadlines import Deadlines
@@ -54,7 +55,7 @@ class Crowd:
         self.admission.resume()
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(st.integers(1, 5), st.integers(3, 40), st.integers(0, 10_000))
 def test_no_place_is_lost_or_given_twice(places: int, visitors: int, seed: int) -> None:
     async def main() -> None:

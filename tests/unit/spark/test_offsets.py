@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from example_counts import at_most
 from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import (
@@ -30,7 +31,7 @@ from turbopump.spark.reading.offsets import (
 from turbopump.spark.reading.positions import Explicit, offsets_named
 from turbopump.spark.reading.queue_selection import Assigned, assigned, assigned_among
 
-QUICKLY = settings(max_examples=50, deadline=None)
+QUICKLY = settings(max_examples=at_most(50), deadline=None)
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 

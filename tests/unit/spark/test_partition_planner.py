@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import at_most
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.partition_planner import (
     PACKED_ROWS_MAX,
@@ -19,7 +20,7 @@ from turbopump.spark.reading.partition_planner import (
     ranges_between,
 )
 
-QUICKLY = settings(max_examples=50, deadline=None)
+QUICKLY = settings(max_examples=at_most(50), deadline=None)
 
 
 def of(queue_id: int, start: int, end: int) -> QueueRange:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import at_most
 from turbopump.spark.reading.prefetch import Prefetch
 
 SMALL, LARGE = 200, 1_200_000
@@ -92,7 +93,7 @@ def test_small_messages_after_large_ones_come_in_full_answers_again(large: int) 
     count_max=st.integers(1, 40),
     in_flight_max=st.integers(1, 20),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 def test_there_are_no_gaps(sizes: list[int], count_max: int, in_flight_max: int) -> None:
     broker = Broker(sizes, 16, bytes_max=1000)
     broker.read(in_flight_max, count_max)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from archives import extract
+from example_counts import in_long_runs
 from stored_rows import (
     decoded,
     entries,
@@ -176,7 +177,7 @@ def test_messages_that_are_alike_in_stretches_of_a_buffer(
 
 @pytest.mark.slow
 @given(alike() | st.lists(records(), max_size=8), st.data())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=in_long_runs(1000), deadline=None)
 def test_many_messages_in_stretches_of_a_buffer(parts: list[bytes], data: st.DataObject) -> None:
     check_all_columns(parts)
     check_spans(parts, data)
@@ -211,9 +212,15 @@ def test_damage_in_a_stretch_is_found_where_it_lies() -> None:
         made.found(buffer[: len(good)], [(2, len(good))])
 
 
+@given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
+@settings(max_examples=3, deadline=None)
+def test_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
+    check_damaged(parts, data)
+
+
 @pytest.mark.slow
-@given(st.lists(records(), max_size=6), st.data())
-@settings(max_examples=25, deadline=None)
+@given(alike() | st.lists(records(), max_size=8), st.data())
+@settings(max_examples=in_long_runs(1000), deadline=None)
 def test_columns_say_what_the_messages_one_by_one_say(
     parts: list[bytes], data: st.DataObject
 ) -> None:
@@ -221,25 +228,9 @@ def test_columns_say_what_the_messages_one_by_one_say(
     check_some_rows(parts, data)
 
 
-@given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
-@settings(max_examples=8, deadline=None)
-def test_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
-    check_damaged(parts, data)
-
-
-@pytest.mark.slow
-@given(alike() | st.lists(records(), max_size=8), st.data())
-@settings(max_examples=1000, deadline=None)
-def test_many_columns_say_what_the_messages_one_by_one_say(
-    parts: list[bytes], data: st.DataObject
-) -> None:
-    check_all_columns(parts)
-    check_some_rows(parts, data)
-
-
 @pytest.mark.slow
 @given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=in_long_runs(1000), deadline=None)
 def test_more_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
     check_damaged(parts, data)
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import at_most, in_long_runs
 from stored_rows import entries, expected, numbered, rows_of
 from turbopump.spark.records.same_layout import same_layout
 
@@ -32,14 +33,14 @@ def check_same_length(texts: list[bytes]) -> None:
 
 
 @given(same_length())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=at_most(25), deadline=None)
 def test_properties_of_the_same_length(texts: list[bytes]) -> None:
     check_same_length(texts)
 
 
 @pytest.mark.slow
 @given(same_length())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=in_long_runs(1000), deadline=None)
 def test_many_properties_of_the_same_length(texts: list[bytes]) -> None:
     check_same_length(texts)
 

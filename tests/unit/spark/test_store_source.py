@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from example_counts import in_long_runs
 from offline_stores import (
     BORN_MS,
     HERE,
@@ -493,15 +494,8 @@ def check_any_damage(place: float, value: int, length: int) -> None:
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 255), st.integers(1, 20))
 @example(0.5, 0, 8).via("the last file seems unused")
 @example(0.1328125, 0, 10).via("another queue offset, which nothing tells")
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=in_long_runs(300), deadline=None)
 def test_any_damage(place: float, value: int, length: int) -> None:
-    check_any_damage(place, value, length)
-
-
-@pytest.mark.slow
-@given(st.floats(0, 1, exclude_max=True), st.integers(0, 255), st.integers(1, 20))
-@settings(max_examples=300, deadline=None)
-def test_much_damage(place: float, value: int, length: int) -> None:
     check_any_damage(place, value, length)
 
 

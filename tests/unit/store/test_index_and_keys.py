@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import at_most
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
@@ -69,7 +70,7 @@ LETTERS = st.lists(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=at_most(50))
 @given(TOPICS, ENTRIES.map(str.encode), st.integers(14, 40), st.data())
 def test_keys_and_tags_of_texts_of_one_length(
     topic: str, like: bytes, count: int, data: st.DataObject
@@ -160,7 +161,7 @@ def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
 HASHES = st.lists(st.integers(0, 20), min_size=1, max_size=30)
 
 
-@settings(max_examples=25)
+@settings(max_examples=at_most(25))
 @given(st.lists(st.tuples(HASHES, st.booleans()), min_size=1, max_size=4))
 def test_entries_are_chained_newest_first_and_failed_ones_leave_no_trace(
     groups: list[tuple[list[int], bool]],

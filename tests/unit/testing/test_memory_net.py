@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import at_most
 from turbopump.errors import ConnectFailed, InvalidArgument, ListenFailed
 from turbopump.testing import (
     LinkQuality,
@@ -60,7 +61,7 @@ async def pair(network: MemoryNetwork) -> tuple[End, End]:
     return near, far
 
 
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(
     st.lists(st.binary(max_size=5000), max_size=20),
     st.floats(0, 50),

@@ -237,6 +237,36 @@ async def test_waiting_for_a_fact_ends_when_it_is_one() -> None:
 
 
 @virtual_time()
+async def test_a_fact_is_checked_rarely_while_nothing_happens() -> None:
+    loop, checks, facts = virtual_loop(), list[float](), list[int]()
+    loop.call_later(0.25, facts.append, 1)
+    loop.call_later(0.257, facts.append, 2)
+
+    def fact() -> bool:
+        checks.append(loop.time())
+        return len(facts) == 2
+
+    await wait_until(fact)
+    assert checks == pytest.approx([0, 0.1, 0.2, 0.25, 0.26], abs=0.0001)
+
+
+@virtual_time()
+async def test_a_fact_about_time_is_noticed_soon() -> None:
+    loop = virtual_loop()
+    await wait_until(lambda: loop.time() > 1.55)
+    assert loop.time() < 1.66
+
+
+@virtual_time()
+async def test_a_fact_may_come_from_a_thread() -> None:
+    loop, facts = virtual_loop(), list[int]()
+    job = loop.run_in_executor(None, lambda: loop.call_soon_threadsafe(facts.append, 1))
+    await wait_until(lambda: facts)
+    await job
+    assert loop.time() < 0.02
+
+
+@virtual_time()
 async def test_waiting_for_a_fact_that_never_comes_says_which() -> None:
     with pytest.raises(AssertionError, match=r"not true within 2 s: .*lambda.*\.py:\d+"):
         await wait_until(lambda: False, 2)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import at_most
 from turbopump.wire.aligned_properties import ROWS_MIN
 from turbopump.wire.hashing import string_hash
 from turbopump.wire.property_texts import PropertyTexts
@@ -64,7 +65,7 @@ def test_few_texts_are_not_looked_at_by_the_column() -> None:
     assert texts_of("A\x01%03d", ROWS_MIN).columns is not None
 
 
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(st.integers(ROWS_MIN, 3 * ROWS_MIN), st.data())
 def test_hashes_of_any_part(count: int, data: st.DataObject) -> None:
     letters = st.sampled_from("!5z~")
