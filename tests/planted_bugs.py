@@ -35,7 +35,7 @@ from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.store import log_end
 from turbopump.store.append import Appender
 from turbopump.store.dispatch import Dispatcher
-from turbopump.store.replay import Replay
+from turbopump.store.recovery import Replay
 from turbopump.store.store import Store
 from turbopump.tables import Table
 

@@ -127,13 +127,7 @@ class DamagedMessage(RecordError):
     """
 
     def __init__(
-        self,
-        topic: str,
-        broker: str,
-        queue_id: int,
-        offset: int,
-        reason: str,
-        message: Any = None,
+        self, topic: str, broker: str, queue_id: int, offset: int, reason: str, message: Any = None
     ) -> None:
         super().__init__(reason)
         self.message = message

@@ -20,9 +20,8 @@ from turbopump.client.config import ClientConfig
 from turbopump.errors import SparkError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark import ConsumerReport, ConsumerRun, GiveUp, RetryLater, SparkConsumer
-from turbopump.spark.consuming.handler_runner import DEAD, Returned
+from turbopump.spark.consuming.handler_runner import DEAD, Returned, SendBack
 from turbopump.spark.consuming.message_rows import Delivered
-from turbopump.spark.consuming.send_back import SendBack
 from turbopump.wire import properties
 from turbopump.wire.hosts import host
 from turbopump.wire.record import Record, decode_record

@@ -12,7 +12,6 @@ from turbopump.errors import AdministrationError, RemoteError, TurbopumpError
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import whole_body
 from turbopump.wire.mastership import PromoteBroker, PromoteBrokerAnswer
 from turbopump.wire.schema import ExtFields
 
@@ -209,8 +208,8 @@ class Clusters:
             return BrokerStatus(node, error=str(error))
 
     async def _runtime_info(self, node: BrokerNode) -> dict[str, str]:
-        answer = await self._servers.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
-        return KeyValues.decode(whole_body(answer)).table
+        found = await self._servers.read(KeyValues, node, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return found.table
 
 
 def broker_status(node: BrokerNode, info: Mapping[str, str]) -> BrokerStatus:

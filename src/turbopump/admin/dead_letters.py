@@ -59,7 +59,6 @@ _NOT_COPIED = properties.RESERVED - {
 }
 """Properties that brokers and clients add in transit; a copy is sent without them."""
 
-
 _NodesByTopic = dict[str, Sequence[BrokerNode]]
 
 

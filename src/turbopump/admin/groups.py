@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -43,7 +44,6 @@ from turbopump.wire.bodies import (
     RunningInfo,
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import whole_body
 from turbopump.wire.names import dead_letter_topic, retry_topic
 
 _INT_MAX = 2**31 - 1
@@ -280,7 +280,10 @@ class Groups:
         """
         await self.require(group)
         nodes = await self._servers.readable()
-        stats = await gathered(self._stats(node, group, topic) for node in nodes)
+        read, header = self._servers.read, headers.ConsumeStatsOf(consumer_group=group, topic=topic)
+        stats = await gathered(
+            read(ConsumeStats, node, RequestCode.GET_CONSUME_STATS, header) for node in nodes
+        )
         delays = await gathered(
             self._delays(node, group, {queue.topic for queue in each.offset_table})
             for node, each in zip(nodes, stats, strict=True)
@@ -306,24 +309,18 @@ class Groups:
             bool(online),
         )
 
-    async def _stats(self, node: BrokerNode, group: str, topic: str | None) -> ConsumeStats:
-        header = headers.ConsumeStatsOf(consumer_group=group, topic=topic)
-        answer = await self._servers.ask(node, RequestCode.GET_CONSUME_STATS, header)
-        return ConsumeStats.decode(whole_body(answer))
-
     async def _delays(
         self, node: BrokerNode, group: str, topics: Iterable[str]
     ) -> dict[MessageQueue, int]:
         found: dict[MessageQueue, int] = {}
+        code = RequestCode.QUERY_CONSUME_TIME_SPAN
         for topic in sorted(topics):
             header = headers.TopicAndGroup(topic=topic, group=group)
-            try:
-                answer = await self._servers.ask(node, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
-            except RemoteError:
-                # The topic went away meanwhile: there is nothing to be late with.
-                continue
-            spans = ConsumeTimeSpans.decode(whole_body(answer)).consume_time_span_set
-            found |= {span.message_queue: max(0, span.delay_time) for span in spans}
+            # A topic may have gone away meanwhile: there is nothing to be late with.
+            with suppress(RemoteError):
+                spans = await self._servers.read(ConsumeTimeSpans, node, code, header)
+                for span in spans.consume_time_span_set:
+                    found[span.message_queue] = max(0, span.delay_time)
         return found
 
     async def _owners(self, group: str) -> dict[MessageQueue, str]:
@@ -388,19 +385,19 @@ class Groups:
         header = headers.ProducerGroup(producer_group=group)
         found: list[ClientConnection] = []
         for node in await self._servers.readable():
-            asking = self._servers.ask(node, RequestCode.GET_PRODUCER_CONNECTION_LIST, header)
+            code = RequestCode.GET_PRODUCER_CONNECTION_LIST
+            asking = self._servers.read(ProducerConnections, node, code, header)
             # The one code for everything; brokers use it for a group without members.
-            answer = await none_on(ResponseCode.SYSTEM_ERROR, asking)
-            if answer is not None:
-                found += ProducerConnections.decode(whole_body(answer)).connection_set
+            if (answer := await none_on(ResponseCode.SYSTEM_ERROR, asking)) is not None:
+                found += answer.connection_set
         return tuple(map(connection_of, by_client(found).values()))
 
     async def consumers_on(self, node: BrokerNode, group: str) -> ConsumerConnections | None:
         """Return the members that are connected to a broker; None if there are none."""
         header = headers.ConsumerGroup(consumer_group=group)
-        asking = self._servers.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-        answer = await none_on(ResponseCode.CONSUMER_NOT_ONLINE, asking)
-        return None if answer is None else ConsumerConnections.decode(whole_body(answer))
+        code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+        asking = self._servers.read(ConsumerConnections, node, code, header)
+        return await none_on(ResponseCode.CONSUMER_NOT_ONLINE, asking)
 
     async def _online(
         self, group: str, nodes: Sequence[BrokerNode]
@@ -427,19 +424,15 @@ class Groups:
         header = headers.RunningInfoOf(
             consumer_group=group, client_id=client_id, jstack_enable=with_stacks
         )
+        code = RequestCode.GET_CONSUMER_RUNNING_INFO
         for node in nodes:
-            try:
-                answer = await self._servers.ask(
-                    node, RequestCode.GET_CONSUMER_RUNNING_INFO, header
-                )
-                return RunningInfo.decode(whole_body(answer))
-            except TurbopumpError:
-                continue
+            with suppress(TurbopumpError):
+                return await self._servers.read(RunningInfo, node, code, header)
         return None
 
     async def _table(self, node: BrokerNode) -> dict[str, GroupConfig]:
-        answer = await self._servers.ask(node, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        return GroupConfigTable.decode(whole_body(answer)).subscription_group_table
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        return (await self._servers.read(GroupConfigTable, node, code)).subscription_group_table
 
     async def _put(self, node: BrokerNode, base: GroupConfig, settings: GroupSettings) -> None:
         config = structs.replace(base, **{_FIELDS[n]: v for n, v in asdict(settings).items()})

@@ -312,7 +312,9 @@ class Messages:
         )
 
     async def _found(self, nodes: Sequence[BrokerNode], header: QueryMessage) -> list[MessageView]:
-        found = await gathered(self._query_at(node, header) for node in nodes)
+        wider = replace(header, begin_timestamp=max(0, header.begin_timestamp - _INDEX_STEP_MS))
+        query = partial(calls.query_messages, self._servers.session)
+        found = await gathered(query(node.address, wider, ANSWER_MS) for node in nodes)
         return sorted(
             (
                 each
@@ -324,10 +326,6 @@ class Messages:
             ),
             key=lambda each: each.store_timestamp_ms,
         )
-
-    async def _query_at(self, node: BrokerNode, header: QueryMessage) -> list[MessageView]:
-        wider = replace(header, begin_timestamp=max(0, header.begin_timestamp - _INDEX_STEP_MS))
-        return await calls.query_messages(self._servers.session, node.address, wider, ANSWER_MS)
 
 
 class TopicTail:

@@ -16,7 +16,6 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import ConsumerOffsets, KeyValues, QueueOffsets
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import whole_body
 from turbopump.wire.names import retry_topic
 
 _NEWEST = -1
@@ -85,11 +84,7 @@ class Offsets:
         self._reader = RangeReader(servers.session)
 
     async def plan(
-        self,
-        group: str,
-        topic: str,
-        to: Position,
-        queues: Collection[MessageQueue] | None = None,
+        self, group: str, topic: str, to: Position, queues: Collection[MessageQueue] | None = None
     ) -> Plan:
         """Work out what a reset would do, in all queues of a topic or in some; changes nothing.
 
@@ -121,11 +116,7 @@ class Offsets:
         )
 
     async def reset(
-        self,
-        group: str,
-        topic: str,
-        to: Position,
-        queues: Collection[MessageQueue] | None = None,
+        self, group: str, topic: str, to: Position, queues: Collection[MessageQueue] | None = None
     ) -> Plan:
         """Plan and apply in one call; return what was done."""
         plan = await self.plan(group, topic, to, queues)
@@ -206,16 +197,17 @@ class Offsets:
         }
 
     async def _offsets_on(self, node: BrokerNode) -> dict[str, dict[int, int]]:
-        asking = self._servers.ask(node, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        asking = self._servers.read(ConsumerOffsets, node, RequestCode.GET_ALL_CONSUMER_OFFSET)
         # The one code for everything; brokers use it until a group has consumed.
-        answer = await none_on(ResponseCode.SYSTEM_ERROR, asking)
-        return {} if answer is None else ConsumerOffsets.decode(whole_body(answer)).offset_table
+        found = await none_on(ResponseCode.SYSTEM_ERROR, asking)
+        return {} if found is None else found.offset_table
 
     async def _apply_on(
         self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
     ) -> None:
         if await self._groups.consumers_on(node, plan.group) is not None:
-            if await self._is_ours(node):
+            info = await self._servers.read(KeyValues, node, RequestCode.GET_BROKER_RUNTIME_INFO)
+            if "turbopumpVersion" in info.table:
                 await self._notify_members(node, plan, targets)
             else:
                 await self._notify_by_time(node, plan, targets)
@@ -249,10 +241,6 @@ class Offsets:
         )
         body = QueueOffsets(offset_table=dict(targets)).encode(bare_keys=True)
         await self._servers.ask(node, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, body)
-
-    async def _is_ours(self, node: BrokerNode) -> bool:
-        answer = await self._servers.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
-        return "turbopumpVersion" in KeyValues.decode(whole_body(answer)).table
 
     async def _notify_by_time(
         self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]

@@ -18,8 +18,9 @@ from turbopump.wire import headers
 from turbopump.wire.bodies import ClusterInfo, TopicList, TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
-from turbopump.wire.schema import Header
+from turbopump.wire.schema import Body, Header
 
+B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
 ANSWER_MS = 15_000
@@ -150,11 +151,7 @@ class Servers:
         return tuple(sorted(chosen.values()))
 
     async def ask(
-        self,
-        node: BrokerNode,
-        code: RequestCode,
-        header: Header | None = None,
-        body: bytes = b"",
+        self, node: BrokerNode, code: RequestCode, header: Header | None = None, body: bytes = b""
     ) -> Command:
         """Ask a broker; a refusal is raised as RemoteError that names the broker."""
         try:
@@ -162,6 +159,12 @@ class Servers:
         except RemoteError as error:
             remark = f"broker {node.broker} at {node.address}: {error.remark}"
             raise RemoteError(error.code, remark) from error
+
+    async def read(
+        self, body: type[B], node: BrokerNode, code: RequestCode, header: Header | None = None
+    ) -> B:
+        """Ask a broker, as `ask` does, and decode the body of its answer."""
+        return body.decode(whole_body(await self.ask(node, code, header)))
 
     async def ask_at(self, address: str, command: Command) -> Command:
         return require_success(await self.session.request(address, command, ANSWER_MS))

@@ -28,7 +28,6 @@ from turbopump.wire.bodies import (
     TopicStats,
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import whole_body
 from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
@@ -151,7 +150,9 @@ class Topics:
         """Return all topics as the brokers know them, of one cluster if given."""
         nodes = await self._servers.readable(cluster)
         tables = await gathered(self._table(node) for node in nodes)
-        system = {n for names in await gathered(map(self._system, nodes)) for n in names}
+        code = RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+        lists = await gathered(self._servers.read(TopicList, node, code) for node in nodes)
+        system = {name for each in lists for name in each.topic_list}
         found: dict[str, list[TopicOnBroker]] = {}
         for node, table in zip(nodes, tables, strict=True):
             for config in table.values():
@@ -279,12 +280,11 @@ class Topics:
     async def groups(self, topic: str) -> tuple[str, ...]:
         """Return the groups that consume a topic now, or did once."""
         header = headers.TopicName(topic=topic)
-        answers = await gathered(
-            self._servers.ask(node, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+        found = await gathered(
+            self._servers.read(GroupList, node, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
             for node in await self.nodes_of(topic)
         )
-        bodies = [GroupList.decode(whole_body(answer)) for answer in answers]
-        return tuple(sorted({group for body in bodies for group in body.group_list}))
+        return tuple(sorted({group for each in found for group in each.group_list}))
 
     async def nodes_of(self, topic: str) -> tuple[BrokerNode, ...]:
         """Return the brokers to ask about a topic: the masters, or slaves where there is none."""
@@ -297,12 +297,8 @@ class Topics:
         return tuple(dict.fromkeys(node for nodes in found for node in nodes))
 
     async def _table(self, node: BrokerNode) -> dict[str, TopicConfig]:
-        answer = await self._servers.ask(node, RequestCode.GET_ALL_TOPIC_CONFIG)
-        return TopicConfigTable.decode(whole_body(answer)).topic_config_table
-
-    async def _system(self, node: BrokerNode) -> Sequence[str]:
-        answer = await self._servers.ask(node, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-        return TopicList.decode(whole_body(answer)).topic_list
+        found = await self._servers.read(TopicConfigTable, node, RequestCode.GET_ALL_TOPIC_CONFIG)
+        return found.topic_config_table
 
     async def _put(self, wanted: Sequence[tuple[BrokerNode, TopicConfig]]) -> None:
         code = RequestCode.UPDATE_AND_CREATE_TOPIC
@@ -329,12 +325,13 @@ class Topics:
 
     async def _limits(self, place: RouteOnBroker, topic: str) -> Sequence[QueueLimits]:
         header = headers.TopicName(topic=topic)
-        asking = self._servers.ask(place.node, RequestCode.GET_TOPIC_STATS_INFO, header)
-        answer = await none_on(ResponseCode.TOPIC_NOT_EXIST, asking)
-        if answer is None:
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        asking = self._servers.read(TopicStats, place.node, code, header)
+        stats = await none_on(ResponseCode.TOPIC_NOT_EXIST, asking)
+        if stats is None:
             # Name servers hear of a deletion later than the broker.
             return []
-        table = TopicStats.decode(whole_body(answer)).offset_table
+        table = stats.offset_table
         written = [
             QueueLimits(
                 queue,

@@ -19,7 +19,6 @@ from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.wire import properties
 from turbopump.wire.bodies import ConsumeQueuePage
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import whole_body
 from turbopump.wire.headers import ConsumeQueuePart, PullMessage, ResumeCheck
 from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC, HALF_OPERATIONS_TOPIC, HALF_TOPIC
 from turbopump.wire.record import MessageView
@@ -198,8 +197,8 @@ class Transactions:
             header = ConsumeQueuePart(
                 topic=queue.topic, queue_id=0, index=offset, count=min(_PAGE_UNITS, end - offset)
             )
-            answer = await self._servers.ask(node, RequestCode.QUERY_CONSUME_QUEUE, header)
-            units = ConsumeQueuePage.decode(whole_body(answer)).queue_data
+            code = RequestCode.QUERY_CONSUME_QUEUE
+            units = (await self._servers.read(ConsumeQueuePage, node, code, header)).queue_data
             for unit in units:
                 position = PhysicalOffset(unit.physic_offset)
                 message = await calls.view_message(session, node.address, position, ANSWER_MS)

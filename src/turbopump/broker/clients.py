@@ -18,13 +18,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.wire.bodies import (
-    ConsumeFrom,
-    ConsumerData,
-    ConsumeType,
-    MessageModel,
-    Subscription,
-)
+from turbopump.wire.bodies import ConsumeFrom, ConsumerData, ConsumeType, MessageModel, Subscription
 
 
 class Peer(Protocol):

@@ -11,13 +11,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from turbopump.broker.config import RECORD_EXTRA_BYTES, BrokerConfig, Role
 from turbopump.errors import InvalidArgument
 from turbopump.machine.process import memory_bytes
-from turbopump.settings import KINDS, Kind, Settings, read_settings
+from turbopump.settings import KINDS, Kind, Settings
 from turbopump.store.config import UNIT_BYTES, FlushMode
 from turbopump.wire.delay_levels import parse_delay_levels
 
@@ -196,15 +195,6 @@ WITHOUT_EFFECT = frozenset(
 def parse(settings: Settings) -> BrokerConfig:
     """Return the configuration of some keys and texts; missing keys keep their defaults."""
     return _applied(BrokerConfig(), _known(settings))
-
-
-def load(path: Path) -> BrokerConfig:
-    """Read a configuration file: TOML by its suffix, else ``key=value`` lines."""
-    settings = read_settings(path)
-    try:
-        return parse(settings)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"configuration {path}: {error}") from error
 
 
 REPORTED_KEYS = ("useTLS", "brokerConfigPath")

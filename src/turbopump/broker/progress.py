@@ -52,12 +52,7 @@ class Progress:
             self.offsets.commit(group, topic, queue_id, offset)
 
     def commit_all(
-        self,
-        client: str,
-        group: str,
-        topic: str,
-        queue_ids: Iterable[int],
-        offsets: Iterable[int],
+        self, client: str, group: str, topic: str, queue_ids: Iterable[int], offsets: Iterable[int]
     ) -> list[int]:
         """Commit a group's offsets by queue id; return the queues of those refused.
 

@@ -251,7 +251,11 @@ class Pulls:
             wanted,
             self._bulk if pull.is_bulk else None,
         )
-        if self.store.cut_ranges and self._was_cut(pull):
+        if (
+            self.store.cut_ranges
+            and not self._rules.corrects_offsets
+            and self.store.was_cut(pull.topic, pull.queue_id, pull.offset)
+        ):
             # It may have read messages of this slave that the master never had, or has lost: only
             # the master knows.
             limits = outcome.min_offset, outcome.max_offset
@@ -259,10 +263,6 @@ class Pulls:
                 next_offset=QueueOffset(pull.offset), min_offset=limits[0], max_offset=limits[1]
             )
         return self._rules.reported(outcome, pull.offset)
-
-    def _was_cut(self, pull: Pull) -> bool:
-        was_cut = self.store.was_cut(pull.topic, pull.queue_id, pull.offset)
-        return was_cut and not self._rules.corrects_offsets
 
     def _hold(self, pull: Pull, wanted: Filter, outcome: ReadOutcome, wait_ms: int) -> Held:
         polling = self.config.current.long_polling

@@ -39,12 +39,7 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.framing import HEADER_BYTES_MAX
 from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.ids import offset_id
-from turbopump.wire.names import (
-    RETRY_PREFIX,
-    check_name,
-    dead_letter_topic,
-    is_forbidden_to_send,
-)
+from turbopump.wire.names import RETRY_PREFIX, check_name, dead_letter_topic, is_forbidden_to_send
 from turbopump.wire.properties import DELAY, TRANSACTION_PREPARED, WAIT, taken_out
 from turbopump.wire.record import Record
 from turbopump.wire.record_batch import record_batch

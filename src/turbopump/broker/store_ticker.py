@@ -46,7 +46,10 @@ class StoreTicker:
             self._tick_in(_TICK_MS)
         elif self._is_calm:
             self._is_calm = False
-            self._bring_forward(self._timer)
+            if self._timer.when() > asyncio.get_running_loop().time() + _TICK_MS / 1000:
+                # The next tick is a long way off.
+                self._timer.cancel()
+                self._tick_in(_TICK_MS)
 
     def stop(self) -> None:
         """Stop ticking permanently, even if messages arrive."""
@@ -63,12 +66,6 @@ class StoreTicker:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(wait_ms / 1000, Repeated(self._tick))
-
-    def _bring_forward(self, timer: asyncio.TimerHandle) -> None:
-        """Tick soon: the next tick may be a long way off."""
-        if timer.when() > asyncio.get_running_loop().time() + _TICK_MS / 1000:
-            timer.cancel()
-            self._tick_in(_TICK_MS)
 
     def _tick(self) -> None:
         self._timer = None

@@ -15,12 +15,7 @@ from msgspec import Struct
 from turbopump.broker.clients import ConsumerGroup, Peer
 from turbopump.errors import InvalidArgument
 from turbopump.filters import tags
-from turbopump.wire.bodies import (
-    ConsumerData,
-    ConsumeType,
-    InconsistentSubscription,
-    Subscription,
-)
+from turbopump.wire.bodies import ConsumerData, ConsumeType, InconsistentSubscription, Subscription
 from turbopump.wire.names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)

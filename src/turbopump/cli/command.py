@@ -73,7 +73,12 @@ def command(
 
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         shared = (*_CONFIRMING, *_SHARED) if confirms else _SHARED
-        _describe(run, [*_own_parameters(function), *shared])
+        # The signature that typer makes options of, with types instead of their names.
+        types = get_type_hints(function, include_extras=True)
+        _, *own = inspect.signature(function).parameters.values()
+        parameters = [_option(each.name, each.default, types[each.name]) for each in own]
+        vars(run)["__signature__"] = inspect.Signature([*parameters, *shared])
+        run.__annotations__ = {each.name: each.annotation for each in (*parameters, *shared)}
         app.command(name)(run)
         return function
 
@@ -90,16 +95,3 @@ _SHARED = (
     _option("nameserver", NAMESERVER, NameServerOption),
     _option("json", False, JsonOption),
 )
-
-
-def _own_parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
-    """Return the parameters after the console, with types instead of their names."""
-    types = get_type_hints(function, include_extras=True)
-    _, *own = inspect.signature(function).parameters.values()
-    return [_option(each.name, each.default, types[each.name]) for each in own]
-
-
-def _describe(function: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    """Give a function the signature that typer makes options of."""
-    vars(function)["__signature__"] = inspect.Signature(parameters)
-    function.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -156,7 +156,10 @@ def redrive(
             if console.as_json:
                 console.line(_redriven_row(done))
     if not console.as_json:
-        _print_outcomes(group, outcomes)
+        if not outcomes:
+            typer.echo(f"Group {group} has no matching dead letters.")
+        for outcome, count in sorted(outcomes.items(), key=lambda each: each[0].value):
+            typer.echo(f"{format_number(count)} {outcome.value}")
     _fail_if_left(group, outcomes, missing)
 
 
@@ -230,13 +233,6 @@ def _filter(tags: str, key: str | None, origin: str | None, ids: Sequence[str]) 
     from turbopump.admin import LetterFilter
 
     return LetterFilter(tags=tags, key=key, origin_topic=origin, ids=ids)
-
-
-def _print_outcomes(group: str, outcomes: Counter[Outcome]) -> None:
-    if not outcomes:
-        typer.echo(f"Group {group} has no matching dead letters.")
-    for outcome, count in sorted(outcomes.items(), key=lambda each: each[0].value):
-        typer.echo(f"{format_number(count)} {outcome.value}")
 
 
 def _fail_if_left(group: str, outcomes: Counter[Outcome], missing: Collection[str]) -> None:

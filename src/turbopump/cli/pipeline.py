@@ -112,7 +112,9 @@ def archive(
         _require_above_0("--every", every, most=threading.TIMEOUT_MAX)
         _require_above_0("--batch", batch)
         _require_format(format, compact=compact)
-        _require_topics(nameserver, topics)
+        with administration(nameserver) as admin:
+            for topic in topics:
+                admin.topics.route(topic)
         with spark_run("archive", master, conf) as run:
             from turbopump.spark import pipelines
 
@@ -183,7 +185,8 @@ def replay(
     with reported():
         targets = _targets(to)
         _require_above_0("--rate", rate)
-        _require_speed(speed)
+        if speed is not None and not _SPEED_MIN <= speed < inf:
+            raise InvalidArgument(f"--speed must be at least {_SPEED_MIN}, got {speed}")
         first, last = _parse_time(since), _parse_time(until)
         _require_nameserver(nameserver)
         _require_archive(directory)
@@ -340,17 +343,6 @@ def _require_above_0(
     limit = "" if most is None else f" and at most {most:.0f}"
     least = "0 or more" if or_0 else "above 0"
     raise InvalidArgument(f"{option} must be {least}{limit}, got {value}")
-
-
-def _require_speed(speed: float | None) -> None:
-    if speed is not None and not _SPEED_MIN <= speed < inf:
-        raise InvalidArgument(f"--speed must be at least {_SPEED_MIN}, got {speed}")
-
-
-def _require_topics(nameserver: str, topics: Sequence[str]) -> None:
-    with administration(nameserver) as admin:
-        for topic in topics:
-            admin.topics.route(topic)
 
 
 def _require_trace_topic(nameserver: str, topic: str) -> None:

@@ -91,7 +91,9 @@ def standalone(
         slaves = [slave_changes(checked, number) for number in range(1, replicas + 1)]
         others = further_brokers(broker, checked, brokers, replicas)
         if print_config:
-            _print_sections(nameserver=described(nameserver), broker=as_properties(checked))
+            sections = {"nameserver": described(nameserver), "broker": as_properties(checked)}
+            lines = {f"{name}.{k}": v for name, each in sections.items() for k, v in each.items()}
+            typer.echo(render_properties(lines), nl=False)
             return
         log = LogSettings(log_level, log_format)
         if others:
@@ -220,10 +222,3 @@ def reachable(address: str) -> str:
 
 def _joined(others: str, own: str) -> str:
     return f"{others};{own}" if others else own
-
-
-def _print_sections(**sections: Settings) -> None:
-    lines = {
-        f"{name}.{key}": value for name, each in sections.items() for key, value in each.items()
-    }
-    typer.echo(render_properties(lines), nl=False)

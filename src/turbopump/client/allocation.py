@@ -27,7 +27,7 @@ _ROOM_MARK = "@"
 
 def in_order(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Sort queues as every client does: by topic, broker and id, strings by UTF-16 code units."""
-    return sorted(queues, key=_queue_order)
+    return sorted(queues, key=lambda q: (_text_order(q.topic), _text_order(q.broker), q.queue_id))
 
 
 def members_in_order(members: Iterable[str]) -> list[str]:
@@ -214,10 +214,6 @@ def _by_room(things: Iterable[T], room_of: Callable[[T], str], kind: str) -> dic
 
 def _text_order(text: str) -> bytes:
     return text.encode("utf-16-be", "surrogatepass")
-
-
-def _queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
-    return _text_order(queue.topic), _text_order(queue.broker), queue.queue_id
 
 
 def _place_of(queue: MessageQueue) -> int:

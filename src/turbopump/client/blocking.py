@@ -213,10 +213,7 @@ def _close_all() -> None:
 
 
 def run_on(
-    thread: LoopThread,
-    call: Callable[P, Coroutine[Any, Any, T]],
-    *args: P.args,
-    **kwargs: P.kwargs,
+    thread: LoopThread, call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
 ) -> T:
     """Call on the loop and wait for the result."""
     thread.require_other()

@@ -35,12 +35,7 @@ async def message_marks(
 
 
 async def commit_offsets(
-    caller: Caller,
-    broker: str,
-    group: str,
-    topic: str,
-    positions: QueuePositions,
-    timeout_ms: int,
+    caller: Caller, broker: str, group: str, topic: str, positions: QueuePositions, timeout_ms: int
 ) -> list[int]:
     """Commit a group's offsets; return the queues refused (91006)."""
     header = headers.OffsetsOfGroup(consumer_group=group, topic=topic)

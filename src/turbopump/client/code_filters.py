@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from turbopump.client import calls
-from turbopump.client.routes import MASTER_ID, Route
+from turbopump.client.routes import MASTER_ID
 from turbopump.errors import NetworkError, NoRoute
 from turbopump.filters.code import source_of
 from turbopump.wire.bodies import Subscription
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _POLL_INTERVAL_MS = 200
 _UPLOAD_TIMEOUT_MS = 20_000
 """Loading a filter starts a process, and may have to queue behind others."""
-
 
 _Key = tuple[str, str, str, str]
 """Filter server, group, topic, name of the filter."""
@@ -112,16 +111,14 @@ class CodeFilters:
         return servers
 
     def _servers(self, topic: str, broker: str) -> Sequence[str]:
+        """Return the filter servers of the master, or else of any slave."""
         route = self._session.cached_route(topic)
-        return () if route is None else _servers_of(route, broker)
-
-
-def _servers_of(route: Route, broker: str) -> Sequence[str]:
-    """Return the filter servers of the master, or else of any slave."""
-    addresses = route.brokers.get(broker, {})
-    ordered = sorted(addresses, key=lambda broker_id: broker_id != MASTER_ID)
-    found = (route.filter_servers.get(addresses[broker_id]) for broker_id in ordered)
-    return next((servers for servers in found if servers), ())
+        if route is None:
+            return ()
+        addresses = route.brokers.get(broker, {})
+        ordered = sorted(addresses, key=lambda broker_id: broker_id != MASTER_ID)
+        found = (route.filter_servers.get(addresses[broker_id]) for broker_id in ordered)
+        return next((servers for servers in found if servers), ())
 
 
 def _no_server(broker: str) -> NoRoute:

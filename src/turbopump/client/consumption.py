@@ -126,13 +126,20 @@ class Consumption:
         )
         self._sample()
         tasks.every("statistics", SAMPLE_INTERVAL_MS, self._sample)
-        if self._locks is not None:
+        locks, delivery, queues = self._locks, self.delivery, self.owned.values()
+        if locks is not None:
             tasks.every(
-                "lock renewal", RENEW_INTERVAL_MS, self._renew_locks, first_ms=RENEW_FIRST_MS
+                "lock renewal",
+                RENEW_INTERVAL_MS,
+                lambda: locks.renew(list(queues)),
+                first_ms=RENEW_FIRST_MS,
             )
-        if isinstance(self.delivery, ConcurrentDelivery):
-            timeout_ms = self._settings.listening.timeout_minutes * _MS_PER_MINUTE
-            tasks.every("send-back of expired messages", timeout_ms, self._send_expired_back)
+        if isinstance(delivery, ConcurrentDelivery):
+            tasks.every(
+                "send-back of expired messages",
+                self._settings.listening.timeout_minutes * _MS_PER_MINUTE,
+                lambda: delivery.send_expired_back(list(queues)),
+            )
         await self.rebalancer.balance()
         tasks.keep("rebalance", self.rebalancer.run)
 
@@ -174,14 +181,6 @@ class Consumption:
         """Send a heartbeat now: a broker has restarted, or a connection is new."""
         if self._beating is None or self._beating.done():
             self._beating = self._tasks.start(self._session.heartbeat())
-
-    async def _renew_locks(self) -> None:
-        assert self._locks is not None
-        await self._locks.renew(list(self.owned.values()))
-
-    async def _send_expired_back(self) -> None:
-        assert isinstance(self.delivery, ConcurrentDelivery)
-        await self.delivery.send_expired_back(list(self.owned.values()))
 
     # --- gaining and losing queues ----------------------------------------------------------------
 

@@ -72,11 +72,7 @@ def stacks() -> str:
 
 
 async def direct_consumption(
-    listener: Listener,
-    messages: list[MessageView],
-    context: ConsumeContext,
-    *,
-    is_orderly: bool,
+    listener: Listener, messages: list[MessageView], context: ConsumeContext, *, is_orderly: bool
 ) -> DirectConsumption:
     """Call the listener with messages outside any queue, and return its result."""
     start_ms = listener.clock.monotonic_ms()

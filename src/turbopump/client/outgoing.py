@@ -189,10 +189,7 @@ def _batch(
 
 
 def properties_text(
-    message: Message,
-    message_id: str,
-    namespace: str = "",
-    extra: Mapping[str, str] | None = None,
+    message: Message, message_id: str, namespace: str = "", extra: Mapping[str, str] | None = None
 ) -> str:
     """Return all properties in text form; raises InvalidArgument for invalid ones."""
     text = f"{_ID_MARK}{message_id}{_WAITS if message.wait_stored else _DOES_NOT_WAIT}"

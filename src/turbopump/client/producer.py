@@ -283,7 +283,10 @@ class Submitted:
         self.places.release()
         self._pending -= 1
         if done.cancelled():
-            self._note_cancelled()
+            self._cancelled += 1
+            if self._cancelled == 1:
+                # A loop that ends cancels all of them together: log one line.
+                self._loop.call_soon(self._report_cancelled)
             error: BaseException | None = NotRunning("the send was cancelled")
         else:
             error = done.exception()
@@ -296,12 +299,6 @@ class Submitted:
             _call_back(on_sent, None, error)
         elif error is None:
             _call_back(on_sent, done.result(), None)
-
-    def _note_cancelled(self) -> None:
-        self._cancelled += 1
-        if self._cancelled == 1:
-            # A loop that ends cancels all of them together: log one line.
-            self._loop.call_soon(self._report_cancelled)
 
     def _report_cancelled(self) -> None:
         _log.error(

@@ -105,7 +105,7 @@ class Puller:
     async def run(self) -> None:
         owned, context = self._owned, self._context
         while not owned.is_dropped:
-            if self._has_to_wait():
+            if not context.resumed.is_set() or self._room <= 0 or self._is_unlocked:
                 await self._wait()
                 continue
             wanted = context.subscription(owned.queue.topic)
@@ -157,9 +157,6 @@ class Puller:
             self._place(wanted), last, owned.compared_with, position
         )
         return offset
-
-    def _has_to_wait(self) -> bool:
-        return not self._context.resumed.is_set() or self._room <= 0 or self._is_unlocked
 
     @property
     def _room(self) -> int:

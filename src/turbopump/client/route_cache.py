@@ -84,7 +84,10 @@ class RouteCache:
         if route is not None and route.writable:
             return route
         if not await self.refresh(topic):
-            await self._borrow(topic, queues_wanted)
+            template = await self._look_up(TEMPLATE_TOPIC)
+            if template is not None:
+                self._answers.pop(topic, None)
+                self._take(borrowed_route(topic, template, queues_wanted))
         route = self._routes.get(topic)
         if route is None or not route.writable:
             raise NoRoute(
@@ -117,12 +120,6 @@ class RouteCache:
             except RemoteError as error:
                 _log.warning("route of %s not refreshed: %s", topic, error)
         self._forget_offline_brokers()
-
-    async def _borrow(self, topic: str, queues_wanted: int) -> None:
-        template = await self._look_up(TEMPLATE_TOPIC)
-        if template is not None:
-            self._answers.pop(topic, None)
-            self._take(borrowed_route(topic, template, queues_wanted))
 
     async def _look_up(self, topic: str) -> TopicRoute | None:
         """Look up a topic, sharing the lookup with concurrent callers."""

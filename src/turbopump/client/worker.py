@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ from turbopump.client.retry_sender import DEAD_LETTER_LEVEL
 from turbopump.client.send_hooks import SendHook
 from turbopump.client.shared_sessions import client_config
 from turbopump.machine.threads import DaemonThreads
-from turbopump.message import Message
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -119,7 +118,8 @@ class Worker(ServingLifeCycle):
             returned = await self._called(handler, arguments)
             if isinstance(returned, ConsumeResult):
                 return returned
-            await self._publish(handler.results(returned))
+            for result in handler.results(returned):
+                await self._producer.send(result)
             return ConsumeResult.SUCCESS
 
         return listen
@@ -131,10 +131,6 @@ class Worker(ServingLifeCycle):
             return await call()
         in_context = functools.partial(contextvars.copy_context().run, call)
         return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
-
-    async def _publish(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            await self._producer.send(message)
 
 
 def _decoded(

@@ -43,7 +43,6 @@ _FILTER_SERVERS_MAX = 1000
 _PERM_MAX = 15
 _SHOWN_CHARS_MAX = 200
 
-
 BrokerConnections = dict[str, Connection]
 """Over which connection each broker registered last, by the broker's address."""
 

@@ -42,7 +42,8 @@ class Admission:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def give_up() -> None:
-            self._fail(waiter, Overloaded(f"{address}: {self._obstacle()} for {timeout_ms} ms"))
+            why = "no request in flight finished" if self.writable else "the peer read nothing"
+            self._fail(waiter, Overloaded(f"{address}: {why} for {timeout_ms} ms"))
 
         deadline = self._deadlines.add(timeout_ms, give_up)
         self._waiting[waiter] = None
@@ -89,9 +90,6 @@ class Admission:
         self._waiting.pop(waiter, None)
         if not waiter.done():
             waiter.set_exception(error)
-
-    def _obstacle(self) -> str:
-        return "no request in flight finished" if self.writable else "the peer read nothing"
 
 
 def _was_granted(waiter: asyncio.Future[None]) -> bool:

@@ -30,16 +30,11 @@ from turbopump.spark.consuming.handler_runner import (
     HandlerConfig,
     HandlerRunner,
     Mode,
+    SendBack,
     counts_batch,
     require_within,
 )
-from turbopump.spark.consuming.progress import (
-    ConsumerReport,
-    Reached,
-    RunWatcher,
-    start_watched,
-)
-from turbopump.spark.consuming.send_back import SendBack
+from turbopump.spark.consuming.progress import ConsumerReport, Reached, RunWatcher, start_watched
 from turbopump.spark.query_lag import source_name
 from turbopump.spark.reading.options import SourceOptions, on_bad_record_of
 from turbopump.spark.records.bad_records import OnBadRecord

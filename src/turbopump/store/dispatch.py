@@ -16,7 +16,7 @@ import numpy as np
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
-from turbopump.store.entry_batch import Batch, EntryBatch, tags_codes
+from turbopump.store.entry_batch import EntryBatch, tags_codes
 from turbopump.store.entry_run import EntryRun
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.outcomes import Arrival
@@ -51,7 +51,6 @@ Listener = Callable[[list[Arrival]], None]
 
 Entry: TypeAlias = RecordEntry | EntryBatch | EntryRun
 """One or more consecutive messages of the log that are to be entered."""
-
 
 ANY_TAG = None
 """Among tag hashes: matches messages with any tag, or without."""
@@ -335,7 +334,12 @@ class Dispatcher:
             or run.topic == SCHEDULE_TOPIC_BYTES
         ):
             return self._enter_queues(run.entries())
-        found = _batch_tags_codes(run.batch)
+        batch = run.batch
+        found = (
+            tags_codes(batch.texts())
+            if type(batch) is RecordBatch
+            else _tags_codes(batch.stored_texts)
+        )
         queue.add_units(run.units(found), PhysicalOffset(run.physical_offset + run.size))
         self._note_waiting(queue, run.store_timestamp_ms, run.physical_offset)
         awaited = self._awaited(queue, np.arange(len(run)), np.asarray(found))
@@ -418,13 +422,6 @@ def _code(tags: bytes | None) -> int:
 
 def _tags_code(text: bytes) -> int:
     return _code(property_value(text, _TAGS))
-
-
-def _batch_tags_codes(batch: Batch) -> Sequence[int] | Ints:
-    """Return the tags code of each message of a batch."""
-    return (
-        tags_codes(batch.texts()) if type(batch) is RecordBatch else _tags_codes(batch.stored_texts)
-    )
 
 
 def _tags_codes(texts: Sequence[bytes]) -> list[int]:

@@ -187,7 +187,9 @@ class _LogSummary:
             if isinstance(item, Damage):
                 self.damage.append(item)
                 continue
-            self._see(item)
+            self.entries.end = item.physical_offset + item.size
+            if not item.transaction & 0x4:
+                self.entries.add(item)
             count, first_ms, _ = seen.get(start, (0, item.store_timestamp_ms, item))
             seen[start] = count + 1, first_ms, item
         for path, start, size in found:
@@ -198,11 +200,6 @@ class _LogSummary:
                 times = first_ms, last.store_timestamp_ms
                 report = SegmentReport(path.name, start, size, used, count, *times)
             self.segments.append(report)
-
-    def _see(self, view: MessageView) -> None:
-        self.entries.end = view.physical_offset + view.size
-        if not view.transaction & 0x4:
-            self.entries.add(view)
 
 
 def _walk_segment(
@@ -228,7 +225,11 @@ def _walk_segment(
                 at = following
                 continue
             if body_crc(record.stored_body) != record.body_crc:
-                yield Damage(str(path), at, _wrong_body(record))
+                reason = (
+                    f"topic {record.topic}, queue {record.queue_id}, offset {record.queue_offset}: "
+                    f"body does not match its checksum {record.body_crc}"
+                )
+                yield Damage(str(path), at, reason)
             yield record
             at += record.size
 
@@ -248,11 +249,6 @@ def _next_record_at(view: memoryview, at: int, start: int) -> int | None:
     """Return where the next record begins in a file, after damage; None if there is none."""
     found = next_magic(view, at, len(view), start)
     return None if good_entry(view, found, start, check_crc=False) is None else found
-
-
-def _wrong_body(record: MessageView) -> str:
-    place = f"topic {record.topic}, queue {record.queue_id}, offset {record.queue_offset}"
-    return f"{place}: body does not match its checksum {record.body_crc}"
 
 
 def _unwritten(path: Path, view: memoryview, at: int, more_behind: bool) -> Iterator[Damage]:

@@ -59,7 +59,8 @@ class StoppedStore:
                 f"{self._directory.commit_log} lacks {missing:,} files between others:"
                 " move away the one with a wrong name"
             )
-        backup = self._make_backup()
+        backup = self._directory.new_backup(self._clock.now_ms())
+        self._files.make_directory(backup)
         if losses.has_log:
             self._mark_units(losses, backup)
         if losses.resume_at:
@@ -68,11 +69,6 @@ class StoppedStore:
         self._directory.mark_running()
         self._close_log(losses, backup)
         self._write_checkpoint(losses, backup)
-        return backup
-
-    def _make_backup(self) -> Path:
-        backup = self._directory.new_backup(self._clock.now_ms())
-        self._files.make_directory(backup)
         return backup
 
     def _keep(self, path: Path, backup: Path) -> None:

@@ -57,7 +57,6 @@ _TICK_MS = 100
 _CLOSING_MS_MAX = 750
 """Time limit in closing for writing queues and index, and again for syncing; the rest is left."""
 
-
 _AfterCut = tuple[Listener | None, Watches, dict[QueueKey, QueueOffset]]
 """What a store that is opened again after a cut has to know: listener, watches, ends of queues."""
 

@@ -200,13 +200,7 @@ def _same_heads(
 
 
 def _same_topics(
-    view: memoryview,
-    heads: NDArray[np.void],
-    at: Ints,
-    sizes: Ints,
-    topic: bytes,
-    *,
-    is_v6: bool,
+    view: memoryview, heads: NDArray[np.void], at: Ints, sizes: Ints, topic: bytes, *, is_v6: bool
 ) -> int:
     """Compare topics and the lengths around them, which show whether the parts add up.
 

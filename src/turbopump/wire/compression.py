@@ -48,13 +48,11 @@ def _inflate(stream: Any, stored: bytes, bytes_max: int) -> tuple[bytes, bool]:
 def _inflate_zstd(stored: bytes, bytes_max: int) -> tuple[bytes, bool]:
     reader = zstandard.ZstdDecompressor().stream_reader(stored)
     body = reader.read(bytes_max)
-    return body, len(body) >= bytes_max or _zstd_is_complete(stored)
-
-
-def _zstd_is_complete(stored: bytes) -> bool:
+    if len(body) >= bytes_max:
+        return body, True
     stream = zstandard.ZstdDecompressor().decompressobj()
     stream.decompress(stored)
-    return stream.eof
+    return body, stream.eof
 
 
 _INFLATE: dict[Compression, Callable[[bytes, int], tuple[bytes, bool]]] = {

@@ -118,7 +118,8 @@ class FrameDecoder:
             while end - at >= _LENGTH_BYTES:
                 (length,) = length_of(chunk, at)
                 if not _LENGTH_BYTES <= length <= length_max:
-                    raise self._wrong_length(length, at)
+                    wrong = f"a frame must be 4 to {length_max} bytes, got {length}"
+                    raise FrameError(wrong, self._consumed + at)
                 frame_end = at + _LENGTH_BYTES + length
                 if frame_end > end:
                     break
@@ -164,12 +165,6 @@ class FrameDecoder:
             return decode_header(header, mark >> 24, body)
         except WireError as error:
             raise error.shifted(self._consumed + header_at) from error
-
-    def _wrong_length(self, length: int, at: int) -> FrameError:
-        return FrameError(
-            f"a frame must be 4 to {self._frame_bytes_max} bytes, got {length}",
-            self._consumed + at,
-        )
 
     def _keep(self, data: bytes, at: int) -> None:
         """Keep the rest of the chunk until the rest of its frame arrives."""

@@ -19,8 +19,7 @@ from turbopump.broker.replication.frames import (
     encode_report,
     joined,
 )
-from turbopump.broker.replication.master import SLAVES_MAX, SlaveConnection, Slaves
-from turbopump.broker.replication.throttle import Throttle
+from turbopump.broker.replication.master import SLAVES_MAX, SlaveConnection, Slaves, Throttle
 from turbopump.errors import FrameError
 from turbopump.message import PhysicalOffset
 from turbopump.store.config import StoreConfig

@@ -27,7 +27,7 @@ from pull_peers import (
 )
 from turbopump import Message, Producer
 from turbopump.errors import RecordError
-from turbopump.spark.reading import blocking_pull, response_buffer
+from turbopump.spark.reading import blocking_pull, pull_responses
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import QueueRange
@@ -106,7 +106,7 @@ def test_everything_comes_once_and_in_order(
 def test_frames_come_in_any_pieces_and_are_larger_than_the_buffer(
     monkeypatch: pytest.MonkeyPatch, replies: Replies, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(response_buffer, "BUFFER_BYTES", 300)
+    monkeypatch.setattr(pull_responses, "BUFFER_BYTES", 300)
     with peer(replies, piece_bytes) as connection:
         assert rows_of(pull_of(connection, 0, 100, in_flight_max=3)) == expected(0, 100)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from example_counts import at_most, in_long_runs
 from stored_rows import entries, expected, numbered, rows_of
-from turbopump.spark.records.same_layout import same_layout
+from turbopump.spark.records.property_columns import same_layout
 
 FROM_PROPERTIES = ["msgId", "tags", "keys", "properties"]
 

@@ -9,9 +9,8 @@ from consumers import send
 from turbopump.client.calls import Found
 from turbopump.client.pull_consumer import PullConsumer
 from turbopump.message import MessageQueue
-from turbopump.spark.consuming.handler_runner import DEAD, Returned
+from turbopump.spark.consuming.handler_runner import DEAD, Returned, SendBack
 from turbopump.spark.consuming.message_rows import Delivered
-from turbopump.spark.consuming.send_back import SendBack
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.names import SCHEDULE_TOPIC

@@ -19,9 +19,8 @@ from turbopump.errors import InvalidArgument, RemoteError, SparkError
 from turbopump.message import Message, QueueOffset
 from turbopump.net.request_protocol import Request
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.retrying_sender import RetryingSender
+from turbopump.spark.writing.retrying_sender import RetryingSender, SendWindow
 from turbopump.spark.writing.row_converter import ConvertedRows
-from turbopump.spark.writing.send_window import SendWindow
 from turbopump.store.outcomes import Found
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode

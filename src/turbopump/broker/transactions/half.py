@@ -100,6 +100,7 @@ def verdict(
 def half_of(view: MessageView) -> Half:
     """Read a record of the half topic."""
     named = view.properties
+    immunity_s = _number(named.get(names.CHECK_IMMUNITY_TIME_S))
     is_copy = (
         names.TRANSACTION_CHECK_TIMES in named or names.TRANSACTION_PREPARED_QUEUE_OFFSET in named
     )
@@ -110,7 +111,7 @@ def half_of(view: MessageView) -> Half:
         born_ms=view.born_timestamp_ms,
         stored_ms=view.store_timestamp_ms,
         checks=_number(named.get(names.TRANSACTION_CHECK_TIMES)) or 0,
-        immunity_ms=_immunity_ms(named),
+        immunity_ms=None if immunity_s is None else immunity_s * 1000,
         identity=identity_of(view),
         is_copy=is_copy,
     )
@@ -153,11 +154,6 @@ def first_offset_of(view: MessageView) -> QueueOffset | None:
     """Return the offset of the first copy, if a copy says so."""
     found = _number(view.properties.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET))
     return None if found is None else QueueOffset(found)
-
-
-def _immunity_ms(named: Mapping[str, str]) -> int | None:
-    seconds = _number(named.get(names.CHECK_IMMUNITY_TIME_S))
-    return None if seconds is None else seconds * 1000
 
 
 def _number(text: str | None) -> int | None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
-from turbopump.broker.transactions.half import (
-    QUEUE_ID,
-    Identity,
-    ended_by,
-    identity_of,
-)
+from turbopump.broker.transactions.half import QUEUE_ID, Identity, ended_by, identity_of
 from turbopump.errors import RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import outcomes

@@ -34,11 +34,7 @@ from turbopump.supervisor import Watch
 from turbopump.wire import properties as names
 from turbopump.wire.hashing import body_crc
 from turbopump.wire.hosts import Host
-from turbopump.wire.names import (
-    CHECKED_TOO_OFTEN_TOPIC,
-    HALF_OPERATIONS_TOPIC,
-    HALF_TOPIC,
-)
+from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC, HALF_OPERATIONS_TOPIC, HALF_TOPIC
 from turbopump.wire.record import MessageView, Record
 
 _log = logging.getLogger(__name__)
@@ -293,7 +289,10 @@ class Transactions:
         was_open = self.ledger.is_open(offset)
         self.ledger.close(offset, fate)
         if was_open:
-            self._write_operation(offset)
+            # Written soon, with the operations of other requests.
+            self._unwritten.append(offset)
+            if self._writing is None:
+                self._writing = asyncio.get_running_loop().call_soon(self.write_operations)
 
     def is_ending(self, half: Half) -> bool:
         """Whether the end of a half message is being stored."""
@@ -303,12 +302,6 @@ class Transactions:
 
     def _operation(self, half: QueueOffset) -> Record:
         return halves.operation(half, self.clock.now_ms(), self.store_host)
-
-    def _write_operation(self, half: QueueOffset) -> None:
-        """Schedule an operation, to be written soon with those of other requests."""
-        self._unwritten.append(half)
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().call_soon(self.write_operations)
 
     def write_operations(self) -> None:
         """Write the operations of committed messages.

@@ -152,13 +152,10 @@ class ConcurrentDelivery(Delivery[Batch]):
             (given if worked else kept).append(message)
         self._finish(owned, given)
         if kept:
-            await self._deliver_again(owned, kept)
-
-    async def _deliver_again(self, owned: OwnedQueue, messages: Iterable[MessageView]) -> None:
-        """Retry locally messages that no broker takes back; until then they hold up the commit."""
-        await asyncio.sleep(_TRY_AGAIN_MS / 1000)
-        if not owned.is_dropped:
-            self.deliver(owned, [with_next_attempt(message) for message in messages], begins=True)
+            # Retry locally what no broker takes back; until then it holds up the commit.
+            await asyncio.sleep(_TRY_AGAIN_MS / 1000)
+            if not owned.is_dropped:
+                self.deliver(owned, [with_next_attempt(message) for message in kept], begins=True)
 
     async def send_expired_back(self, queues: Iterable[OwnedQueue]) -> None:
         """Send back messages that their listener has held too long: they would block the queue."""

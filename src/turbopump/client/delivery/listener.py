@@ -21,7 +21,6 @@ AsyncListen = Callable[[Messages, ConsumeContext], Awaitable[ConsumeResult | Non
 Listen = SyncListen | AsyncListen
 """``def handle(messages, context)`` runs in a thread, ``async def`` on the loop."""
 
-
 _DONE = ConsumeResult.SUCCESS
 _SUCCESS = Verdict(_DONE)
 """The outcome of most calls: they take less than a millisecond."""

@@ -103,7 +103,7 @@ class OrderlyDelivery(Delivery[Run]):
     def _next(self, owned: OwnedQueue) -> None:
         if owned.is_dropped:
             return
-        if not self._may_consume(owned):
+        if self._lock is not None and not owned.is_locked(self._clock.monotonic_ms()):
             self._keep("wait for the lock", owned, self._wait_for_lock)
             return
         messages = owned.cache.peek(self._config.batch_max * _BATCHES_PER_RUN)
@@ -114,9 +114,6 @@ class OrderlyDelivery(Delivery[Run]):
         batches = [messages[at : at + size] for at in range(0, len(messages), size)]
         owned.idle.clear()
         self._workers.submit([Run(owned, batches)])
-
-    def _may_consume(self, owned: OwnedQueue) -> bool:
-        return self._lock is None or owned.is_locked(self._clock.monotonic_ms())
 
     async def _wait_for_lock(self, owned: OwnedQueue) -> None:
         assert self._lock is not None

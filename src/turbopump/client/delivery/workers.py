@@ -59,11 +59,7 @@ class ThreadWorkers(Workers[J]):
     """Runs jobs in threads."""
 
     def __init__(
-        self,
-        run: Callable[[J], None],
-        done: Callable[[Sequence[J]], None],
-        size: int,
-        watch: Watch,
+        self, run: Callable[[J], None], done: Callable[[Sequence[J]], None], size: int, watch: Watch
     ) -> None:
         super().__init__(done, size, watch)
         self._run = run
@@ -196,10 +192,6 @@ class TaskWorkers(Workers[J]):
             self._active.add(task)
             task.add_done_callback(self._ended)
 
-    def _grow_soon(self) -> None:
-        self._is_growth_due = True
-        asyncio.get_running_loop().call_soon(self._grow_now)
-
     def _grow_now(self) -> None:
         self._is_growth_due = False
         self._grow()
@@ -215,7 +207,8 @@ class TaskWorkers(Workers[J]):
             job = self._jobs.popleft()
             # Once in a turn: a call for each job would cost more than the check.
             if self._jobs and not self._is_growth_due:
-                self._grow_soon()
+                self._is_growth_due = True
+                asyncio.get_running_loop().call_soon(self._grow_now)
             self._in_jobs += 1
             try:
                 await self._run(job)

@@ -118,7 +118,8 @@ def _condition(part: Expression) -> Evaluate:
         case Not(operand):
             return _not(_condition(operand))
         case IsNull(operand):
-            return _is_null(operand)
+            evaluate = _value(operand)
+            return lambda properties: evaluate(properties) is None
         case Equal(left, right):
             return _equal(left, right)
         case Compare(left, order, right):
@@ -164,11 +165,6 @@ def _in(name: str, texts: frozenset[str], *, is_negated: bool) -> Evaluate:
         return None if text is None else (text in texts) is not is_negated
 
     return evaluate
-
-
-def _is_null(operand: Expression) -> Evaluate:
-    value = _value(operand)
-    return lambda properties: value(properties) is None
 
 
 # --- comparisons ----------------------------------------------------------------------------------

@@ -99,7 +99,10 @@ class Tokens:
             raise _unreadable(self._text, start)
         self._position = match.end()
         assert match.lastgroup is not None
-        return _token(Kind[match.lastgroup], match.group(), start)
+        kind, text = Kind[match.lastgroup], match.group()
+        if kind is Kind.IDENTIFIER and text.upper() in _KEYWORDS:
+            return Token(Kind.KEYWORD, text.upper(), start)
+        return Token(kind, text, start)
 
     def _skip_blanks(self) -> int:
         """Return where the next token begins."""
@@ -112,12 +115,6 @@ class Tokens:
 def unexpected(found: Token, *expected: str) -> InvalidExpression:
     """Return the error for an unexpected token."""
     return InvalidExpression(f"expected {' or '.join(expected)}, found {found}", found.position)
-
-
-def _token(kind: Kind, text: str, position: int) -> Token:
-    if kind is Kind.IDENTIFIER and text.upper() in _KEYWORDS:
-        return Token(Kind.KEYWORD, text.upper(), position)
-    return Token(kind, text, position)
 
 
 def _unreadable(text: str, position: int) -> InvalidExpression:

@@ -13,7 +13,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import pyarrow as pa
 
+from turbopump.client.config import ClientConfig
+from turbopump.client.retry_sender import RetrySender
+from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, SparkError
+from turbopump.message import MessageQueue
 from turbopump.spark.consuming.message_rows import (
     Delivered,
     Messages,
@@ -32,7 +36,9 @@ from turbopump.spark.consuming.outcomes import (
     outcome_of,
     outcomes_of,
 )
+from turbopump.spark.reading.retry import gather_by_key
 from turbopump.spark.records.schema import DECODE_ERROR, report_schemas
+from turbopump.spark.shared_session import shared_session
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +55,6 @@ ROWS_MAX = 1_000_000
 _INT_MAX = 2**31 - 1
 _SUSPEND_MS = (10, 30_000)
 _RETRY_LATER = RetryLater()
-
 
 DEAD = -1
 """The delay level that makes brokers dead-letter a message immediately."""
@@ -316,3 +321,39 @@ def error_text(error: BaseException | None) -> str | None:
         return None
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+_IN_FLIGHT_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SendBack:
+    """Sends messages back over the process's shared session; a value sent to executors."""
+
+    client: ClientConfig
+    group: str
+    attempts_max: int
+
+    def __call__(self, returned: Sequence[Returned]) -> None:
+        """Return when brokers have stored all of them; raises SparkError if one is not accepted."""
+        kept = shared_session(self.client).run(lambda session: self._all(session, returned))
+        if kept:
+            raise SparkError(
+                f"{len(kept)} of {len(returned)} failed messages could not be sent back, the first "
+                f"is {kept[0].delivered.message.message_id} of broker "
+                f"{kept[0].delivered.broker!r}: the task fails so that none is lost; the "
+                "executor's log has the broker's error"
+            )
+
+    async def _all(self, session: Session, returned: Sequence[Returned]) -> list[Returned]:
+        """Send all back, and return those that no broker accepted."""
+        sending = RetrySender(session, self.group, self.attempts_max)
+
+        async def send(number: int) -> bool:
+            each = returned[number]
+            message, broker = each.delivered.message, each.delivered.broker
+            queue = MessageQueue(message.topic, broker, message.queue_id)
+            return await sending.send_back(queue, message, each.delay_level)
+
+        sent = await gather_by_key(range(len(returned)), send, _IN_FLIGHT_MAX)
+        return [returned[number] for number, is_sent in sent.items() if not is_sent]

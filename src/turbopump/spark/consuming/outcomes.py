@@ -45,9 +45,6 @@ SUCCESS: Final = ConsumeResult.SUCCESS
 Outcome: TypeAlias = Literal[ConsumeResult.SUCCESS] | RetryLater | GiveUp
 """The outcome of one message."""
 
-Answer: TypeAlias = ConsumeResult | RetryLater | GiveUp | bool
-"""A function's result for a message: True is success, False means retry later."""
-
 _RETRY_LATER = RetryLater()
 _ALLOWED = (
     "ConsumeResult.SUCCESS, ConsumeResult.RETRY_LATER, RetryLater(delay_level), GiveUp(), True or "

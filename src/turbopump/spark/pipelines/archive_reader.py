@@ -17,12 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, DateType, IntegerType, StringType, StructField, StructType
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.pipelines.archive_layout import (
-    BATCH,
-    COMPACTION,
-    BatchFolder,
-    parsed_folder,
-)
+from turbopump.spark.pipelines.archive_layout import BATCH, COMPACTION, BatchFolder, parsed_folder
 from turbopump.spark.pipelines.archive_settings import (
     ArchiveSettings,
     recorded_settings,

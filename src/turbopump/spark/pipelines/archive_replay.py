@@ -257,12 +257,7 @@ def _require_targets(plan: _Plan) -> None:
 
 
 def _send(
-    prepared: DataFrame,
-    options: SinkOptions,
-    plan: _Plan,
-    pace: Pace,
-    write_id: str,
-    watch: Watch,
+    prepared: DataFrame, options: SinkOptions, plan: _Plan, pace: Pace, write_id: str, watch: Watch
 ) -> list[Row]:
     parts = {partition: rows / plan.rows for partition, rows in plan.partitions.items()}
     task = sender(options, Schedule(pace, parts, plan.first_due_ms), write_id)

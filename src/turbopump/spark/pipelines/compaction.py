@@ -152,7 +152,10 @@ def finish_pending(directory: Path) -> int:
     pending = pending_merges(directory)
     for merge in pending:
         complete_merge(directory, merge)
-    _remove_leftovers(directory)
+    # Remove what an earlier run wrote aside but did not decide.
+    for each in (directory / COMPACTION).iterdir():
+        if each.is_dir():
+            shutil.rmtree(each)
     return len(pending)
 
 
@@ -242,13 +245,6 @@ def _sync_files(directory: Path) -> None:
             os.fsync(written.fileno())
     sync_directory(directory)
     sync_directory(directory.parent)
-
-
-def _remove_leftovers(directory: Path) -> None:
-    """Remove what an earlier run wrote aside but did not decide."""
-    for each in (directory / COMPACTION).iterdir():
-        if each.is_dir():
-            shutil.rmtree(each)
 
 
 @contextmanager

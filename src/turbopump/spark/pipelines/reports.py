@@ -40,11 +40,11 @@ def facts(title: str, **pairs: Cell) -> Table:
 
 def table(title: str, columns: str, rows: Iterable[Any]) -> Table:
     """Return values of a report as a table, without their windows."""
-    return Table(title, tuple(columns.split(", ")), tuple(map(_cells, rows)))
-
-
-def _cells(row: Any) -> tuple[Cell, ...]:
-    return tuple(getattr(row, each.name) for each in fields(row) if each.name != "window_ms")
+    cells = [
+        tuple(getattr(row, each.name) for each in fields(row) if each.name != "window_ms")
+        for row in rows
+    ]
+    return Table(title, tuple(columns.split(", ")), tuple(cells))
 
 
 def as_json(report: Report) -> str:

@@ -106,10 +106,6 @@ def _text(field: str) -> str | None:
     return None if field in _NONE else field
 
 
-def _number_or_none(field: str) -> int | None:
-    return None if field in _NONE else int(field)
-
-
 def _truth(field: str) -> bool:
     if field not in ("true", "false"):
         raise ValueError(field)
@@ -118,7 +114,7 @@ def _truth(field: str) -> bool:
 
 _READERS: Mapping[str, Callable[[str], object]] = {
     "time_ms": int,
-    "time_ms?": _number_or_none,
+    "time_ms?": lambda field: None if field in _NONE else int(field),
     "cost_ms": int,
     "retries": int,
     "body_bytes": int,

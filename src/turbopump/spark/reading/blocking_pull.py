@@ -33,9 +33,9 @@ from turbopump.spark.reading.prefetch import ROWS_AHEAD, Prefetch
 from turbopump.spark.reading.pull_responses import (
     PullResponse,
     PullResponseReader,
+    ResponseBuffer,
     UnexpectedResponse,
 )
-from turbopump.spark.reading.response_buffer import ResponseBuffer
 from turbopump.spark.records.record_run import Span
 from turbopump.spark.shared_session import SharedSession
 from turbopump.wire.headers import PullMessage

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar, assert_never
 
@@ -19,13 +12,7 @@ from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
-from turbopump.errors import (
-    InvalidArgument,
-    NoRoute,
-    RemoteError,
-    RequestTimeout,
-    TurbopumpError,
-)
+from turbopump.errors import InvalidArgument, NoRoute, RemoteError, RequestTimeout, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading.arrival_wait import ArrivalWait
 from turbopump.spark.reading.last_result import LastResult
@@ -173,7 +160,11 @@ class Cluster:
                 causes.pop(broker, None)
                 continue
             queues, (error, *_) = zip(*failed, strict=True)
-            self._note_silence(broker, error)
+            if isinstance(error, RequestTimeout):
+                # Skip it for a while: the other queues would wait for it each time. A broker that
+                # refuses connections costs no time.
+                pause_ms = _SILENCE_TIMEOUTS * self._session.config.request_timeout_ms
+                self._silent_until_ms[broker] = self._session.clock.monotonic_ms() + pause_ms
             cause = type(error), error.code if isinstance(error, RemoteError) else None
             if causes.get(broker) != cause:
                 _log.warning("%s: %s: %s", first_of(queues), what, error)
@@ -181,15 +172,6 @@ class Cluster:
 
     def _is_silent(self, broker: str) -> bool:
         return self._silent_until_ms.get(broker, 0) > self._session.clock.monotonic_ms()
-
-    def _note_silence(self, broker: str, error: TurbopumpError) -> None:
-        """Skip a broker that timed out for a while: the other queues would wait for it each time.
-
-        A broker that refuses connections costs no time.
-        """
-        if isinstance(error, RequestTimeout):
-            pause_ms = _SILENCE_TIMEOUTS * self._session.config.request_timeout_ms
-            self._silent_until_ms[broker] = self._session.clock.monotonic_ms() + pause_ms
 
     async def resolve(
         self, name: str, position: Position, queues: Iterable[MessageQueue]
@@ -236,9 +218,11 @@ class Cluster:
         if is_start and self._options.starts_at_message:
             after = [queue for queue, ends in limits.items() if found[queue] >= ends.high]
             if after:
+                since = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
                 raise InvalidArgument(
                     f"option startingOffsets: {first_of(after)}: no message was stored at or after "
-                    f"{_utc(timestamp_ms)}; startingOffsetsByTimestampStrategy=latest starts at "
+                    f"{since.isoformat(timespec='milliseconds')}; "
+                    "startingOffsetsByTimestampStrategy=latest starts at "
                     "the end"
                 )
         return found
@@ -447,10 +431,6 @@ class Cluster:
 
     async def _with_retries(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         return await with_retries(call, self._options.pulling.retries, what)
-
-
-def _utc(timestamp_ms: int) -> str:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _before(offsets: Offsets) -> Offsets:

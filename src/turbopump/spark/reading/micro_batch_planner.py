@@ -159,7 +159,10 @@ class MicroBatchPlanner:
         if marks is not self.marks:
             self.marks, self._empty_below = marks, _empty_below(marks)
         if not (start or has_begun or self._has_begun):
-            end = await self._marked({}, await self._beginning(), is_first=True)
+            # The first batch only records where the stream starts.
+            queues = await self._cluster.queues()
+            begin = await self._cluster.resolve("startingOffsets", self._options.start, queues)
+            end = await self._marked({}, begin, is_first=True)
             self._has_begun = True
             return end
         seen = await self._snapshot(start, is_first=not self._has_begun)
@@ -299,11 +302,6 @@ class MicroBatchPlanner:
             return leaving
         return frozenset(queue for queue in leaving if self.committed.get(queue) == 0)
 
-    async def _beginning(self) -> Offsets:
-        """Return where the stream starts; the first batch only records it."""
-        queues = await self._cluster.queues()
-        return await self._cluster.resolve("startingOffsets", self._options.start, queues)
-
     # --- state of queues --------------------------------------------------------------------------
 
     async def _snapshot(self, start: Offsets, *, is_first: bool = False) -> _QueueSnapshot:
@@ -344,7 +342,7 @@ class MicroBatchPlanner:
             # A re-created queue moves back in this batch and is read in the next: a range that
             # ends before its start is empty.
             target = {
-                queue: self._as_frozen(queue, high)
+                queue: high if self._frozen is None else min(high, self._frozen[queue])
                 for queue, high in highs.items()
                 if reached[queue] >= kept[queue]
             }
@@ -366,9 +364,7 @@ class MicroBatchPlanner:
         return chosen
 
     async def _closed(
-        self,
-        limits: Mapping[MessageQueue, Limits],
-        unreadable: Mapping[MessageQueue, Unreadable],
+        self, limits: Mapping[MessageQueue, Limits], unreadable: Mapping[MessageQueue, Unreadable]
     ) -> Mapping[MessageQueue, Limits]:
         """Return the known ends of closed queues."""
         closed = [queue for queue, why in unreadable.items() if why is Unreadable.CLOSED]
@@ -408,9 +404,6 @@ class MicroBatchPlanner:
         if self._frozen is None:
             return await self._cluster.known_limits(queues)
         return await self._cluster.limits(queue for queue in queues if queue in self._frozen)
-
-    def _as_frozen(self, queue: MessageQueue, high: int) -> int:
-        return high if self._frozen is None else min(high, self._frozen[queue])
 
     def _require_frozen(
         self, read: Iterable[MessageQueue], unreadable: Collection[MessageQueue]

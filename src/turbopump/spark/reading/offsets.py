@@ -56,7 +56,7 @@ Before it has started, the position is empty.
 
 def nested(offsets: Offsets, marks: Marks | None = None) -> Nested:
     """Return offsets in checkpoint form; equal offsets always give equal text."""
-    written = _nested(marks or {}, _mark_texts)
+    written = _nested(marks or {}, lambda each: [f"{ms}@{position}" for ms, position in each])
     return ({_MARKS: written} if written else {}) | _nested(offsets)
 
 
@@ -98,13 +98,8 @@ def values_by_place(values: Mapping[MessageQueue, T]) -> dict[Place, Mapping[Mes
     return {place: {q: values[q] for q in queues} for place, queues in places.items()}
 
 
-def _mark_texts(marks: Iterable[Mark]) -> list[str]:
-    return [f"{time_ms}@{position}" for time_ms, position in marks]
-
-
 def _nested(
-    values: Mapping[MessageQueue, T],
-    written_as: Callable[[Iterable[T]], Iterable[object]] = iter,
+    values: Mapping[MessageQueue, T], written_as: Callable[[Iterable[T]], Iterable[object]] = iter
 ) -> Nested:
     written: Nested = {}
     for (topic, broker), queues in sorted(by_place(values).items()):
@@ -188,9 +183,7 @@ def first_texts(texts: Iterable[object]) -> str:
 
 
 def losses(
-    start: Offsets,
-    limits: Mapping[MessageQueue, Limits],
-    recreated: Collection[MessageQueue] = (),
+    start: Offsets, limits: Mapping[MessageQueue, Limits], recreated: Collection[MessageQueue] = ()
 ) -> list[Loss]:
     """Return what is gone from queues that were read up to ``start``."""
     found = []
@@ -210,11 +203,7 @@ def losses(
 
 
 def inside_for_group(
-    group: str,
-    offsets: Offsets,
-    limits: Mapping[MessageQueue, Limits],
-    *,
-    fail_on_data_loss: bool,
+    group: str, offsets: Offsets, limits: Mapping[MessageQueue, Limits], *, fail_on_data_loss: bool
 ) -> dict[MessageQueue, int]:
     """Return a group's offsets, moved past losses; raises DataLost if losses are errors."""
     lost = losses(offsets, limits)
@@ -255,9 +244,7 @@ def inside(
 
 
 def moved_past(
-    start: Offsets,
-    limits: Mapping[MessageQueue, Limits],
-    recreated: Collection[MessageQueue] = (),
+    start: Offsets, limits: Mapping[MessageQueue, Limits], recreated: Collection[MessageQueue] = ()
 ) -> dict[MessageQueue, int]:
     """Return where to continue if losses are ignored.
 

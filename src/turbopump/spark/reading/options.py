@@ -49,7 +49,6 @@ FORMAT = "rocketmq"
 READER_GROUP = "turbopump-spark"
 """The group of pulls if the user names none: pulls always need one."""
 
-
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern", "assign")
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 BATCH_ONLY = ("endingOffsets",)

@@ -22,7 +22,7 @@ from turbopump.spark.reading.message_probes import MessageProbes
 from turbopump.spark.reading.offsets import first_texts
 from turbopump.spark.reading.options import Pulling, SourceOptions
 from turbopump.spark.reading.partition_planner import LastMessage, Partition, QueueRange
-from turbopump.spark.reading.retrying_pull import Chunk, RetryingPull
+from turbopump.spark.reading.retrying_pull import RetryingPull
 from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.records.arrow_arrays import Int64s, keep_freed_memory, renamed
 from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
@@ -75,11 +75,7 @@ class PartitionReader:
         return BadRecords(self.on_bad_record, self.dead_letters, keeps_rows=keeps_rows)
 
     def _read_ranges(
-        self,
-        shared: SharedSession,
-        made: RecordColumns,
-        ranges: list[QueueRange],
-        pulling: Pulling,
+        self, shared: SharedSession, made: RecordColumns, ranges: list[QueueRange], pulling: Pulling
     ) -> Iterator[pa.RecordBatch]:
         failures = 0
         while ranges:
@@ -92,11 +88,7 @@ class PartitionReader:
                 ranges = [*unread, *ranges[1:]]
 
     def _read_blocking(
-        self,
-        shared: SharedSession,
-        made: RecordColumns,
-        ranges: list[QueueRange],
-        pulling: Pulling,
+        self, shared: SharedSession, made: RecordColumns, ranges: list[QueueRange], pulling: Pulling
     ) -> Generator[pa.RecordBatch, None, list[QueueRange]]:
         """Read until something unexpected happens; return what is left."""
         pull = start_blocking_pull(shared, ranges, self.group, pulling)
@@ -128,8 +120,10 @@ class PartitionReader:
                     at = int(run.queue_offsets()[-1]) + 1 if len(run) else chunk.start
                     rest = replace(of, start=at)
                     return (yield from self._read_malformed(shared, made, pull, rest))
-                if not self.pulling.of(of.topic).is_filtered:
-                    self._require_all(pull, chunk, len(run))
+                # Offsets have no gaps, so fewer messages mean that some are gone.
+                missing = chunk.end - chunk.start - len(run)
+                if missing and not self.pulling.of(of.topic).is_filtered:
+                    pull.lost(chunk.start, chunk.end, f"{missing} of them were deleted")
         finally:
             shared.run(lambda _: pull.close())
         return []
@@ -164,12 +158,6 @@ class PartitionReader:
                 size=len(raw),
                 decodeError=reason,
             )
-
-    def _require_all(self, pull: RetryingPull, chunk: Chunk, rows: int) -> None:
-        """Check for gaps: offsets have none, so fewer messages mean that some are gone."""
-        missing = chunk.end - chunk.start - rows
-        if missing:
-            pull.lost(chunk.start, chunk.end, f"{missing} of them were deleted")
 
     def _as_planned(
         self, run: RecordRun, sources: Sequence[QueueRange], numbers: Int64s | int = 0

@@ -22,7 +22,6 @@ _FORMS = (
     'JSON such as {"orders": {"broker-a": {"0": 17, "1": -2, "2": "2026-01-31T08:00:00Z"}}}'
 )
 
-
 _TIME_FORMS = (
     "offsets as numbers and timestamps as quoted text, such as "
     '{"orders": {"0": 17, "1": "2026-01-31T08:00:00Z"}}'

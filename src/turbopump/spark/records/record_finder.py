@@ -18,12 +18,7 @@ import pyarrow as pa
 
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.spark.records.arrow_arrays import Int64s
-from turbopump.spark.records.record_run import (
-    FieldSpans,
-    Mask,
-    RecordRun,
-    Span,
-)
+from turbopump.spark.records.record_run import FieldSpans, Mask, RecordRun, Span
 from turbopump.wire import sysflag
 from turbopump.wire.hashing import INT_MAX
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES

@@ -79,7 +79,10 @@ class BlockingSender:
         """Send rows, waiting for room in the send window; raises if a send has finally failed."""
         if not rows.topics:
             return
-        queues, cuts = self._targets_of(rows).queues, self._sending.cuts
+        is_known = self._targets.queues.keys() >= set(rows.topics)
+        if not is_known or self._clock.monotonic_ms() >= self._fresh_until_ms:
+            self._ask_for_targets(rows)
+        queues, cuts = self._targets.queues, self._sending.cuts
         for send in in_turn(sends(rows, queues, cuts, self._partition)):
             self._make_room(send.destination)
             if self._failed:
@@ -112,12 +115,6 @@ class BlockingSender:
             self._shared.run(lambda _: self._sending.close())
 
     # --- sending ----------------------------------------------------------------------------------
-
-    def _targets_of(self, rows: ConvertedRows | EncodedRows) -> Targets:
-        is_known = self._targets.queues.keys() >= set(rows.topics)
-        if not is_known or self._clock.monotonic_ms() >= self._fresh_until_ms:
-            self._ask_for_targets(rows)
-        return self._targets
 
     def _ask_for_targets(self, rows: ConvertedRows | EncodedRows) -> None:
         self._targets = self._shared.run(lambda _: self._sending.targets(rows))

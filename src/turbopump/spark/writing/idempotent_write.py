@@ -18,13 +18,7 @@ from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.row_converter import Origin
 from turbopump.spark.writing.sent_rows import SentRows
 from turbopump.spark.writing.write_lease import WriteLease
-from turbopump.spark.writing.write_marks import (
-    Mark,
-    MarkLog,
-    MarkSurvey,
-    Messages,
-    marks_queue,
-)
+from turbopump.spark.writing.write_marks import Mark, MarkLog, MarkSurvey, Messages, marks_queue
 
 _log = logging.getLogger(__name__)
 

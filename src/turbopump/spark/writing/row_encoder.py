@@ -6,21 +6,20 @@ enough to be compressed, and all rows of a record batch with such a row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.client.outgoing import MessageRules
 from turbopump.spark.records.arrow_arrays import Column, Int64s, cells, contents
-from turbopump.spark.writing.batch_entries import Pieces, entries, equal_pieces, sizes
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.row_converter import STAMP_PROPERTY, Origin
 from turbopump.spark.writing.sink_columns import SinkColumns
-from turbopump.spark.writing.user_properties import MARKS, is_text, user_properties
 from turbopump.wire import properties
 from turbopump.wire.ids import COUNTER_DIGITS, UniqueIds, with_counter
 from turbopump.wire.names import RETRY_PREFIX
@@ -228,3 +227,151 @@ def _is_plain(texts: Column) -> bool:
 
 def _is_key(text: str) -> bool:
     return text.split() == [text] and not any(mark in text for mark in MARKS)
+
+
+# --- entries of a batch ---------------------------------------------------------------------------
+
+Pieces: TypeAlias = "list[bytes | Column]"
+"""The adjacent pieces of each row: the same bytes in all rows, or binaries."""
+
+_HEAD = np.dtype(
+    [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_size", ">i4")]
+)
+_PROPERTIES_SIZE = np.dtype(">i2")
+_BYTES_MAX = 2**31 - 1
+"""The maximum of Arrow's offsets."""
+
+
+def entries(bodies: Column, named: Pieces) -> Column | None:
+    """Return a batch's message for each body and its properties; None if one is too large.
+
+    The result's bytes are adjacent: a slice of them is the body of a batch.
+    """
+    body_sizes = sizes(bodies)
+    named_sizes = np.zeros(len(bodies), np.int64)
+    for piece in named:
+        named_sizes += len(piece) if isinstance(piece, bytes) else sizes(piece)
+    own = _HEAD.itemsize + _PROPERTIES_SIZE.itemsize
+    totals = body_sizes + named_sizes + own
+    if named_sizes.max() > properties.BYTES_MAX or totals.sum() > _BYTES_MAX:
+        return None
+    heads = np.zeros(len(bodies), _HEAD)
+    heads["size"] = totals
+    heads["body_size"] = body_sizes
+    return joined([equal_pieces(heads), bodies, equal_pieces(named_sizes.astype(">i2")), *named])
+
+
+def joined(pieces: Pieces) -> Column:
+    """Concatenate the pieces of each row; none of them is null."""
+    kind = pa.binary()
+    given: list[Any] = [
+        pa.scalar(each, kind) if isinstance(each, bytes) else each for each in _merged(pieces)
+    ]
+    made: Column = pc.binary_join_element_wise(*given, pa.scalar(b"", kind))
+    return made
+
+
+def _merged(pieces: Pieces) -> Pieces:
+    """Join neighbours that are the same in all rows: the cost depends on the number of pieces."""
+    merged: Pieces = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if isinstance(piece, bytes) and isinstance(last, bytes):
+            merged[-1] = last + piece
+        else:
+            merged.append(piece)
+    return merged
+
+
+def equal_pieces(data: npt.NDArray[Any], size: int | None = None) -> Column:
+    """Return memory as binaries of one size, by default that of an element."""
+    each = data.itemsize if size is None else size
+    count = data.nbytes // each
+    offsets = np.arange(0, data.nbytes + 1, each, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(data.view(np.uint8).data)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
+
+
+def sizes(column: Column) -> Int64s:
+    """Return the sizes of texts or binaries, of which none is null."""
+    return np.diff(contents(column)[0]).astype(np.int64)
+
+
+# --- user properties ------------------------------------------------------------------------------
+
+MARKS = (properties.NAME_END, properties.ENTRY_END)
+
+
+def is_text(text: str) -> bool:
+    """Whether a property may have this value."""
+    return bool(text.strip()) and not any(mark in text for mark in MARKS)
+
+
+def user_properties(
+    column: Column, left_out: Iterable[str], refused: frozenset[str]
+) -> Pieces | None:
+    """Return the maps as encoded after other properties; None if one needs further checks."""
+    entries = _Entries.of(column)
+    if entries is None:
+        return None
+    entries = entries.without(frozenset(left_out))
+    if not len(entries.values):
+        return []
+    if not entries.are_allowed(refused):
+        return None
+    parts: Pieces = [
+        properties.ENTRY_END.encode(),
+        entries.names.cast(pa.binary()),
+        properties.NAME_END.encode(),
+        entries.values.cast(pa.binary()),
+    ]
+    flat = joined(parts)
+    firsts = contents(flat)[0][entries.offsets]
+    buffers = [None, pa.py_buffer(firsts.data), flat.buffers()[2]]
+    return [pa.Array.from_buffers(pa.binary(), len(column), buffers)]
+
+
+class _Entries:
+    """The entries of many maps, back to back."""
+
+    def __init__(self, offsets: npt.NDArray[np.int32], names: Column, values: Column) -> None:
+        self.offsets = offsets
+        """Where the entries of each map start, and the end."""
+        self.names = names
+        self.values = values
+        found = cast("Any", names.dictionary_encode())
+        self._codes: npt.NDArray[np.int32] = found.indices.to_numpy()
+        self._known = cells(found.dictionary)
+
+    @classmethod
+    def of(cls, column: Column) -> _Entries | None:
+        """Return the entries; None if one is null, or a map that is null has some."""
+        given = cast("Any", column)
+        offsets = given.offsets.to_numpy()
+        counts = np.diff(offsets)
+        if column.null_count and counts[column.is_null().to_numpy(zero_copy_only=False)].any():
+            return None
+        start, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+        names, values = given.keys.slice(start, count), given.items.slice(start, count)
+        if names.null_count or values.null_count:
+            return None
+        return cls(offsets - offsets[0], names.cast(pa.string()), values.cast(pa.string()))
+
+    def without(self, names: frozenset[str]) -> _Entries:
+        """Drop entries with some names."""
+        if not names.intersection(self._known):
+            return self
+        kept = ~np.isin(self._codes, [n for n, name in enumerate(self._known) if name in names])
+        places = np.concatenate(([0], np.cumsum(kept))).astype(np.int32)
+        mask = pa.array(kept)
+        return _Entries(places[self.offsets], self.names.filter(mask), self.values.filter(mask))
+
+    def are_allowed(self, refused: frozenset[str]) -> bool:
+        """Whether all entries are valid, and no map has a duplicate name."""
+        if any(name in refused or not is_text(name) for name in self._known):
+            return False
+        if not all(map(is_text, cells(self.values.unique()))):
+            return False
+        rows = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        pairs = rows * len(self._known) + self._codes
+        return len(np.unique(pairs)) == len(pairs)

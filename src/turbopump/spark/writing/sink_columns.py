@@ -28,7 +28,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """The columns that a sink knows, with their valid types."""
 
-
 SinkColumns: TypeAlias = frozenset[str]
 """The columns of rows to send, without those that are null in every row."""
 
