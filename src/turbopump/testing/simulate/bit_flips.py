@@ -37,7 +37,7 @@ _NOT_ASCII_BIT = 7
 def flip_bits(world: World, name: str, count: int) -> int:
     """Flip bits of a broker's files; return how many, as there may be no files to damage yet."""
     chance = Random(f"{world.plan.seed} {name} {world.now_us}")  # noqa: S311 - the same in every run
-    flips = _Flips(world, name, chance)
+    flips = BitFlips(world, name, chance)
     kinds = [flips.body, flips.body, flips.unit, flips.table]
     if not world.plan.transactions.keys:
         # Brokers find in the index which transactions have committed before a crash.
@@ -46,7 +46,7 @@ def flip_bits(world: World, name: str, count: int) -> int:
         return sum(chance.choice(kinds)() for _ in range(count))
 
 
-class _Flips:
+class BitFlips:
     """Flips bits of one broker."""
 
     def __init__(self, world: World, name: str, chance: Random) -> None:
@@ -61,7 +61,8 @@ class _Flips:
         found = list(self._messages())
         if not found:
             return False
-        path, at, view, key = self._chance.choice(found)
+        # The newest ones often: groups have not consumed those yet.
+        path, at, view, key = self._chance.choice(found[-self._chance.choice((2, len(found))) :])
         around = len(view.topic.encode()) + 1 + len(view.stored_properties) + 2
         body_at = at + view.size - around - view.body_length
         flipped_at = body_at + self._chance.randrange(view.body_length)

@@ -98,7 +98,7 @@ class Faults:
     def _effect(self, fault: Fault) -> Callable[[Fault], Awaitable[bool]]:
         if fault.kind in _DOWN:
             return self._restart_broker
-        if fault.kind in (*DISK_FAULTS, FaultKind.FAIL_READS):
+        if fault.kind in DISK_FAULTS:
             return self._disturb_disk
         effects: dict[FaultKind, Callable[[Fault], Awaitable[bool]]] = {
             FaultKind.RESET: self._reset,
@@ -117,6 +117,7 @@ class Faults:
             FaultKind.KILL_PRODUCER: self._kill_producer,
             FaultKind.CRASH_AT_CHANGE: self._crash_at_change,
             FaultKind.PROMOTE: self._promote,
+            FaultKind.FAIL_READS: self._fail_reads,
             FaultKind.FLIP_BITS: self._flip_bits,
             FaultKind.BROKEN_WORK: self._break_work,
             FaultKind.CLOCK_JUMP: self._jump_clock,
@@ -357,10 +358,33 @@ class Faults:
 
     # --- disks and clocks -------------------------------------------------------------------------
 
+    async def _fail_reads(self, fault: Fault) -> bool:
+        """Let reads fail for a while, often while the broker starts."""
+        name, restart = fault.target, None
+        may_restart = name in self._world.brokers and name not in self._restarting
+        if fault.turns % 2 and may_restart:
+            # Its end repairs the disk.
+            again = partial(self._disturb, fault)
+            restart = asyncio.create_task(self._restart(name, Down.KILLED, 0, again))
+        await self._disturb_disk(fault)
+        if restart is not None:
+            await restart
+        return True
+
     async def _disturb_disk(self, fault: Fault) -> bool:
         name = fault.target
-        disk = self._world.disk_of(name)
         self._began(fault, f"({fault.amount:g})" if fault.amount else "")
+        self._disturb(fault)
+        self._disturbed_disks[name] += 1
+        await asyncio.sleep(fault.duration_s)
+        self._disturbed_disks[name] -= 1
+        if not self._disturbed_disks[name]:
+            self._world.calm_disk(name)
+        self._ended(fault)
+        return True
+
+    def _disturb(self, fault: Fault) -> None:
+        disk = self._world.disk_of(fault.target)
         match fault.kind:
             case FaultKind.SLOW_DISK:
                 disk.sync_ms = int(fault.amount)
@@ -377,14 +401,7 @@ class Faults:
                 disk.random = self._chance_of(disk)
                 disk.chances.read_fails = fault.amount
             case _:
-                self._world.fill_disk(name)
-        self._disturbed_disks[name] += 1
-        await asyncio.sleep(fault.duration_s)
-        self._disturbed_disks[name] -= 1
-        if not self._disturbed_disks[name]:
-            self._world.calm_disk(name)
-        self._ended(fault)
-        return True
+                self._world.fill_disk(fault.target)
 
     def _chance_of(self, disk: Disk) -> Random:
         return disk.random or Random(self._world.plan.seed)  # noqa: S311 - the same in every run
