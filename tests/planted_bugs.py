@@ -34,10 +34,11 @@ from turbopump.machine import text_files
 from turbopump.machine.files import Files
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.nameserver.kv import KvConfig
-from turbopump.store import log_end, reading
+from turbopump.store import log_end, reading, store
 from turbopump.store.append import Appender
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.dispatch import Dispatcher
+from turbopump.store.outcomes import OffsetTooSmall, ReadOutcome
 from turbopump.store.replay import Replay
 from turbopump.store.store import Store
 from turbopump.tables import Table
@@ -300,7 +301,7 @@ async def other_messages_not_noticed(right: Function, *_: Any) -> bool:
     return True
 
 
-@bug(supervisor.Watch, "failed", "nothing unexpected: the failure of", near=25)
+@bug(supervisor.Watch, "failed", "nothing unexpected: the failure of", near=24)
 def failure_not_reported(right: Function, self: supervisor.Watch, *_: Any, **__: Any) -> int:
     """Background work that fails is restarted, but the failure is not reported."""
     return supervisor.BACKOFF_FIRST_MS
@@ -414,15 +415,25 @@ async def failed_value_acknowledged(right: Function, self: KvConfig, table: Any)
         await right(self, table)
 
 
-@bug(tables, "_read", "commits do not go back")
-def read_error_taken_for_no_table(right: Function, *args: Any) -> Any:
-    """A server whose disk fails to read a table starts as if it had none."""
+@bug(
+    store,
+    "read_queue",
+    "commits pass no unfinished message",
+    "every message ends",
+    "orderly groups consume in order",
+    near=154,
+)
+def read_error_taken_for_a_deleted_file(
+    right: Function, log: Any, queue: Any, *args: Any
+) -> ReadOutcome:
+    """A broker that cannot read a queue tells consumers to continue at its end."""
     try:
-        return right(*args)
-    except FileNotFoundError:
-        raise
+        outcome: ReadOutcome = right(log, queue, *args)
     except OSError:
-        return None, "is missing"
+        return OffsetTooSmall(
+            next_offset=queue.max_offset, min_offset=queue.max_offset, max_offset=queue.max_offset
+        )
+    return outcome
 
 
 @bug(tables, "backup_of", "nothing unexpected: broker-a does not start", near=4)

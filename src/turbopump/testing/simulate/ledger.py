@@ -54,7 +54,7 @@ _STALE_SIGHT_US = US_PER_S
 
 _OWN_OF_BROKERS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
 
-_DISK_FAULTS = frozenset(kind.value for kind in (*DISK_FAULTS, FaultKind.FAIL_READS))
+_DISK_FAULTS = frozenset(kind.value for kind in DISK_FAULTS)
 
 
 @dataclass(slots=True)
