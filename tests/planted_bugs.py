@@ -11,7 +11,7 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from turbopump import supervisor
+from turbopump import supervisor, tables
 from turbopump.broker import retries
 from turbopump.broker.arrivals import Arrivals
 from turbopump.broker.delays import Delays
@@ -24,20 +24,25 @@ from turbopump.broker.replication.role_changes import RoleChanges
 from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.broker.retries import Dropped, Retries
 from turbopump.broker.transactions.transactions import Transactions
-from turbopump.client import continuity, rebalance
+from turbopump.client import calls, continuity, rebalance
 from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.offsets import RemoteOffsets
 from turbopump.client.process_queue import ProcessQueue
+from turbopump.errors import WriteFailed
 from turbopump.machine import text_files
 from turbopump.machine.files import Files
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
-from turbopump.store import log_end
+from turbopump.nameserver.kv import KvConfig
+from turbopump.store import log_end, reading, store
 from turbopump.store.append import Appender
+from turbopump.store.config import UNIT_BYTES
 from turbopump.store.dispatch import Dispatcher
+from turbopump.store.outcomes import OffsetTooSmall, ReadOutcome
 from turbopump.store.recovery import Replay
 from turbopump.store.store import Store
 from turbopump.tables import Table
+from turbopump.wire.hashing import body_crc
 
 Function = Callable[..., Any]
 
@@ -401,3 +406,57 @@ def commit_before_a_crash_not_looked_for(
 ) -> bool:
     """A broker that starts takes every half message without an operation for an open one."""
     return False
+
+
+@bug(KvConfig, "_replace", "name servers keep values", near=25)
+async def failed_value_acknowledged(right: Function, self: KvConfig, table: Any) -> None:
+    """A name server acknowledges a value although it could not write it."""
+    with suppress(WriteFailed):
+        await right(self, table)
+
+
+@bug(
+    store,
+    "read_queue",
+    "commits pass no unfinished message",
+    "every message ends",
+    "orderly groups consume in order",
+    near=154,
+)
+def read_error_taken_for_a_deleted_file(
+    right: Function, log: Any, queue: Any, *args: Any
+) -> ReadOutcome:
+    """A broker that cannot read a queue tells consumers to continue at its end."""
+    try:
+        outcome: ReadOutcome = right(log, queue, *args)
+    except OSError:
+        return OffsetTooSmall(
+            next_offset=queue.max_offset, min_offset=queue.max_offset, max_offset=queue.max_offset
+        )
+    return outcome
+
+
+@bug(tables, "backup_of", "nothing unexpected: broker-a does not start", near=4)
+def backup_not_used(right: Function, path: Path) -> Path:
+    """A table that is damaged is not replaced by its backup."""
+    return path.with_name("no such file")
+
+
+@bug(calls, "decode_records", "damage is contained", near=4)
+def body_not_verified(right: Function, data: bytes) -> Iterator[Any]:
+    """Consumers do not compare bodies with their checksums."""
+    return (replace(view, body_crc=body_crc(view.stored_body)) for view in right(data))
+
+
+@bug(
+    reading,
+    "checked_units",
+    "readable messages stay",
+    "nothing unexpected: looking at the brokers failed with RecordError",
+    near=29,
+)
+def unit_not_compared(
+    right: Function, log: Any, queue: Any, offset: Any, data: bytes, *_: Any
+) -> int:
+    """A broker serves what units point to without looking whether it is their message."""
+    return len(data) // UNIT_BYTES

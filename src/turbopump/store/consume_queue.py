@@ -37,6 +37,8 @@ _RECOVERED_FILES = 3
 _SCAN_UNITS = 4096
 _AHEAD_UNITS = 512
 """Units read in one call for a sequential reader: the call costs more than the units."""
+_REPAIRED_MAX = 1024
+"""Rebuilt units of a queue that are kept in memory while they cannot be written."""
 
 
 class ConsumeQueue:
@@ -44,9 +46,9 @@ class ConsumeQueue:
 
     __slots__ = (
         "_ahead", "_ahead_from", "_checked_from", "_checked_to", "_files", "_first_gap",
-        "_open_files", "_pending", "_segments", "_stored_from", "is_shifted", "is_waiting", "key",
-        "max_offset", "min_offset", "next_offset", "physical_end", "queue_id", "stored_topic",
-        "topic", "written_offset",
+        "_open_files", "_pending", "_repaired", "_segments", "_stored_from", "is_shifted",
+        "is_waiting", "key", "max_offset", "min_offset", "next_offset", "physical_end", "queue_id",
+        "stored_topic", "topic", "written_offset",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +71,8 @@ class ConsumeQueue:
         self._files = files
         self._open_files = open_files
         self._pending = bytearray()
+        # Rebuilt units that could not be written.
+        self._repaired: dict[int, bytes] = {}
         # The last read of a file, for sequential readers.
         self._ahead = b""
         self._ahead_from = 0
@@ -189,7 +193,13 @@ class ConsumeQueue:
         start = self._segments.start_at(offset * UNIT_BYTES)
         if start is not None:
             fd = self._open_files.fd(self._segments.path(start))
-            self._files.write(fd, unit, offset * UNIT_BYTES - start)
+            try:
+                self._files.write(fd, unit, offset * UNIT_BYTES - start)
+            except OSError:
+                if len(self._repaired) >= _REPAIRED_MAX:
+                    raise
+                # The message can be read on a full disk too; the next start repairs the file.
+                self._repaired[offset] = unit
 
     def path_of(self, offset: QueueOffset) -> Path:
         """Return the file that a unit is in."""
@@ -415,7 +425,17 @@ class ConsumeQueue:
     def _read(self, start: int, offset: int, count: int) -> bytes:
         at = offset * UNIT_BYTES - start
         fd = self._open_files.fd(self._segments.path(start))
-        return self._files.read(fd, count * UNIT_BYTES, at)
+        data = self._files.read(fd, count * UNIT_BYTES, at)
+        return self._with_repaired(offset, data) if self._repaired else data
+
+    def _with_repaired(self, first: int, data: bytes) -> bytes:
+        """Return units that were read from a file, with those repaired that it does not have."""
+        units = bytearray(data)
+        for offset, unit in self._repaired.items():
+            at = (offset - first) * UNIT_BYTES
+            if 0 <= at < len(units):
+                units[at : at + UNIT_BYTES] = unit
+        return bytes(units)
 
     def _require_files(self) -> None:
         """Raise FileNotFoundError if the files were removed while in use.
@@ -471,6 +491,7 @@ class ConsumeQueue:
 
     def _end_at(self, end: QueueOffset) -> None:
         self._ahead = b""
+        self._repaired.clear()
         self.max_offset = self.next_offset = self.written_offset = self._stored_from = end
         self._checked_from = self._checked_to = 0
         self.min_offset = min(self.min_offset, end)

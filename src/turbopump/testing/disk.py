@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ _TOTAL_BYTES = 1 << 40
 _OPEN_MAX = 1 << 20
 _WRITING = frozenset({"write", "open_new"})
 _SYNCING = frozenset({"sync", "sync_directory", "sync_file_system"})
+_READING = frozenset({"read", "map", "open", "open_to_read", "entries"})
 CHANGING = _WRITING | _SYNCING | {"truncate", "rename", "link", "remove", "make_directory"}
 """The operations that change what is on a disk."""
 
@@ -116,6 +118,16 @@ class Disk(Files):
         self._faults.clear()
         self._is_stalled = False
         self.background.release()
+
+    @contextmanager
+    def reads_succeeding(self) -> Iterator[None]:
+        """Let no read fail in the block: for a test that looks at what is on the disk."""
+        chances = self.chances
+        read_fails, chances.read_fails = chances.read_fails, 0.0
+        try:
+            yield
+        finally:
+            chances.read_fails = read_fails
 
     @property
     def is_disturbed(self) -> bool:
@@ -372,13 +384,15 @@ class Disk(Files):
                 raise disk_error(fault.number, operation, path)
         chance = self._chance_of(operation)
         if chance and self.random is not None and self.random.random() < chance:
-            numbers = (errno.EIO,) if operation in _SYNCING else (errno.ENOSPC, errno.EIO)
+            numbers = (errno.ENOSPC, errno.EIO) if operation in _WRITING else (errno.EIO,)
             raise disk_error(self.random.choice(numbers), operation, path)
         return True
 
     def _chance_of(self, operation: str) -> float:
         if operation in _WRITING:
             return self.chances.write_fails
+        if operation in _READING:
+            return self.chances.read_fails
         return self.chances.sync_fails if operation in _SYNCING else 0.0
 
     def _write_torn(self, file: MemoryFile, data: bytes | bytearray | memoryview, at: int) -> None:

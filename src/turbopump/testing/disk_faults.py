@@ -16,6 +16,8 @@ class Chances:
     """Of each write, with `errno.ENOSPC` or `errno.EIO`, perhaps after half of it."""
     sync_fails: float = 0.0
     """Of each sync, with `errno.EIO`."""
+    read_fails: float = 0.0
+    """Of each read, map, listing and opening of an existing file, with `errno.EIO`."""
     sync_ms_max: int = 0
     """Each sync takes up to this many milliseconds of virtual time."""
     bit_flips: float = 0.0

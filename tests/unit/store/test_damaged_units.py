@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import Filter, Found, ReadLimits, Store, unit_repair
 from turbopump.store.consume_queue import FILLER_SIZE
 from turbopump.store.outcomes import MessageDamaged
+from turbopump.testing import Disk
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.hosts import host
 from turbopump.wire.record import decode_record
@@ -31,8 +33,8 @@ FLIPS_IN_UNIT = [(at, bit) for at in range(12) for bit in (0, 3, 7)]
 """Position and size of the message; a flipped tag hash cannot be seen in the record's header."""
 
 
-def fill(root: Path) -> None:
-    with Store.open(root, CONFIG) as store:
+def fill(root: Path, machine: Machine | None = None) -> None:
+    with Store.open(root, CONFIG, machine) as store:
         for number in range(COUNT):
             topic, queue_id = QUEUES[number % len(QUEUES)]
             tag = "even" if number % 2 == 0 else "odd"
@@ -112,6 +114,23 @@ def test_a_damaged_unit_is_rebuilt(
     with Store.open(root, CONFIG) as store:
         assert everything(store) == expected
         assert (store.damage.repaired_units, store.damage.messages) == (0, 0)
+
+
+def test_a_damaged_unit_is_served_from_memory_on_a_full_disk() -> None:
+    disk, root = Disk(), Path("/store")
+    fill(root, machine := Machine(disk, disk.background))
+    unit = root / "consumequeue/Topic/0" / f"{0:020d}"
+    disk.flip_bit(unit, 5 * UNIT_BYTES + 7, 3)
+    with Store.open(root, CONFIG, machine) as store:
+        disk.fail_writes()
+        numbers = [number for number, _ in pulled(store, "Topic", 0)]
+        assert numbers == list(range(COUNT // len(QUEUES)))
+        assert list(pulled(store, "Topic", 0)) == list(pulled(store, "Topic", 0))
+        assert store.damage.repaired_units == 1
+        disk.heal()
+    with Store.open(root, CONFIG, machine) as store:
+        assert [number for number, _ in pulled(store, "Topic", 0)] == numbers
+        assert store.damage.repaired_units == 1, "the file was not repaired before"
 
 
 CHECKED = {

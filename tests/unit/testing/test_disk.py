@@ -314,6 +314,43 @@ def test_writes_fail_and_are_torn_by_chance() -> None:
     assert found == {"whole", errno.ENOSPC, errno.EIO, "torn", "nothing"}
 
 
+def test_reads_fail_by_chance_until_they_are_healed() -> None:
+    disk = disk_with(random=Random(1))
+    fd = disk.open(FILE)
+    disk.chances.read_fails = 1.0
+    for read in (
+        lambda: disk.read(fd, 1, 0),
+        lambda: disk.map(fd, 1),
+        lambda: disk.open(FILE),
+        lambda: disk.open_to_read(FILE),
+        lambda: disk.entries(HOME),
+    ):
+        with pytest.raises(OSError, match="Input/output error"):
+            read()
+    disk.write(fd, b"new", 0)
+    disk.sync(fd)
+    assert disk.is_disturbed
+    with disk.reads_succeeding():
+        assert disk.read(fd, 3, 0) == b"new"
+    with pytest.raises(OSError, match="cannot read: Input/output error"):
+        disk.read(fd, 1, 0)
+    disk.heal()
+    assert disk.read(fd, 3, 0) == b"new"
+
+
+def test_some_reads_fail_by_chance() -> None:
+    disk = disk_with(random=Random(1))
+    fd = disk.open(FILE)
+    disk.chances.read_fails = 0.5
+    failed = 0
+    for _ in range(100):
+        try:
+            disk.read(fd, 1, 0)
+        except OSError as error:
+            failed += error.errno == errno.EIO
+    assert 30 < failed < 70
+
+
 def test_bits_flip() -> None:
     disk = disk_with(b"\0" * 100)
     assert disk.flip_bit(FILE, 7, bit=3) == 7

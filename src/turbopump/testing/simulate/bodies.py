@@ -19,3 +19,18 @@ def key_of(body: bytes) -> str | None:
         return key.decode() if body == body_of(key.decode(), int(size)) else None
     except ValueError:
         return None
+
+
+class Bodies:
+    """Which messages bodies were before faults have flipped bits in them."""
+
+    def __init__(self) -> None:
+        self._damaged: dict[bytes, str] = {}
+
+    def damage(self, body: bytes, key: str) -> None:
+        """Note what the body of a message has become."""
+        self._damaged[body] = key
+
+    def damaged_key(self, body: bytes) -> str | None:
+        """Return which message a damaged body was; None if no fault has made it."""
+        return self._damaged.get(body)

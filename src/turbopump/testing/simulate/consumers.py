@@ -10,11 +10,12 @@ from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.pull_config import LitePullConfig
 from turbopump.client.push_config import Listening, Retries
 from turbopump.client.push_consumer import PushConsumer
-from turbopump.errors import TurbopumpError
+from turbopump.errors import DamagedMessage, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.testing.listeners import InjectedFailure
 from turbopump.testing.simulate.bodies import key_of
 from turbopump.testing.simulate.events import (
+    DAMAGED,
     ConsumeBegan,
     Joined,
     Left,
@@ -27,7 +28,6 @@ from turbopump.wire.record import MessageView
 
 _ORDERLY_WORK_S_MAX = 2.0
 """Far below the 20 s that a queue's lock is held for a call that runs when the queue moves."""
-_DAMAGED = "damaged"
 _RETRY_START_S = 1.0
 _POLL_MS = 10_000
 
@@ -153,7 +153,11 @@ class Member:
     async def _poll_all(self, consumer: LitePullConsumer) -> None:
         is_uncommitted = False
         while not self.is_dead:
-            messages = await consumer.poll(timeout_ms=_POLL_MS)
+            try:
+                messages = await consumer.poll(timeout_ms=_POLL_MS)
+            except DamagedMessage:
+                # Polled over; the next poll continues behind it.
+                continue
             is_uncommitted = is_uncommitted or bool(messages)
             for message in messages:
                 # The broker is that of the queue's only owner of this address.
@@ -202,7 +206,7 @@ class Member:
                 self.name,
                 queue,
                 message.queue_offset,
-                key_of(message.body) or _DAMAGED,
+                key_of(message.body) or DAMAGED,
                 message.reconsume_times,
                 self._next_call,
             )

@@ -39,7 +39,7 @@ def is_bug(text: str, error: BaseException | None) -> bool:
     if text.startswith(_UNHANDLED):
         # Whatever it was, its owner did not look at what became of its task.
         return True
-    # No fault of a run damages what was synced, and what was not is not served.
+    # Only flipped bits damage what was synced, and what was not is not served.
     if error is None:
         return "damaged message" in text
     return not isinstance(error, _EXPECTED)

@@ -15,6 +15,8 @@ from turbopump.message import MessageQueue
 
 US_PER_S = 1_000_000
 US_PER_MS = 1000
+DAMAGED = "damaged"
+"""In place of the key of a message, if its body is not one that was ever sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,8 @@ class Stored:
     times: int = 0
     record: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
     """Where in the log and when it was stored: another one if it is stored again."""
+    is_damaged: bool = field(default=False, compare=False)
+    """Whether its body has the bits that a fault has flipped in it, or in another copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,7 @@ class Readable(Event):
     def __str__(self) -> str:
         message = self.message
         retry = f", retry {message.times}" if message.times else ""
-        return f"{self.queue} offset {self.offset} is {message.key or 'damaged'}{retry}"
+        return f"{self.queue} offset {self.offset} is {message.key or DAMAGED}{retry}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +317,7 @@ class Replicated(OfReplica):
     message: Stored
 
     def __str__(self) -> str:
-        return f"has a copy of {self.message.key or 'damaged'} at {self.queue} offset {self.offset}"
+        return f"has a copy of {self.message.key or DAMAGED} at {self.queue} offset {self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +394,27 @@ class FaultEnded(OfFault):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target} ends"
+
+
+@dataclass(frozen=True, slots=True)
+class BitFlipped(OfFault):
+    """A bit of a file of a broker was flipped."""
+
+    broker: str
+    file: str
+    at: int
+    queue: MessageQueue | None = None
+    """Of the message whose body this damages, if it is one."""
+    offset: int = 0
+    key: str = ""
+    topic: str = ""
+    """Where the message was to go, if it was delayed; else that of its queue."""
+    committed: Mapping[tuple[str, MessageQueue], int] | None = None
+    """What the backup of a table of offsets has, if it is one."""
+
+    def __str__(self) -> str:
+        what = f", in {self.key} of {self.queue} offset {self.offset}" if self.queue else ""
+        return f"flips a bit at {self.at} of {self.file} of {self.broker}{what}"
 
 
 @dataclass(frozen=True, slots=True)

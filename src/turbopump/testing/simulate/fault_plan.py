@@ -40,6 +40,8 @@ class FaultKind(Enum):
     FAIL_WRITES = "failing writes of"
     FULL_DISK = "full disk of"
     FLAKY_DISK = "flaky disk of"
+    FAIL_READS = "failing reads of"
+    FLIP_BITS = "flipped bits of"
     BROKEN_WORK = "failing background work of"
     # Clocks
     CLOCK_JUMP = "clock jump"
@@ -72,6 +74,7 @@ MACHINE_FAULTS = (
     FaultKind.NAMESERVER_POWER_LOSS,
     FaultKind.CRASH_NAMESERVER_AT_CHANGE,
 )
+READ_FAULTS = (FaultKind.FAIL_READS, FaultKind.FLIP_BITS)
 """Decided apart from the others, see `machine_plan`."""
 
 _CALM_SHARE = 0.08
@@ -125,7 +128,8 @@ def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 def _kinds(chance: Random) -> list[FaultKind]:
     """Choose the kinds of a run: any, or those that go together."""
-    any_kind = [kind for kind in FaultKind if kind not in (*SLAVE_FAULTS, *MACHINE_FAULTS)]
+    apart = (*SLAVE_FAULTS, *MACHINE_FAULTS, *READ_FAULTS)
+    any_kind = [kind for kind in FaultKind if kind not in apart]
     themes = (
         any_kind,
         any_kind,
@@ -205,7 +209,7 @@ def planned_peer_fault(
 def _duration_s(chance: Random, kind: FaultKind) -> float:
     if kind in (FaultKind.ISOLATE, FaultKind.PARTITION, FaultKind.FREEZE):
         return chance.choice((0.05, 0.5, 2.0, 5.0, 20.0, 40.0, 75.0))
-    if kind in DISK_FAULTS or kind is FaultKind.SLOW_NETWORK:
+    if kind in (*DISK_FAULTS, FaultKind.FAIL_READS, FaultKind.SLOW_NETWORK):
         return chance.choice((0.2, 1.0, 4.0, 12.0))
     return chance.choice((0.01, 0.3, 1.0, 3.0, 8.0, 20.0))
 
@@ -220,6 +224,10 @@ def _amount(chance: Random, kind: FaultKind) -> float:
             return chance.randrange(3)
         case FaultKind.FLAKY_DISK:
             return chance.choice((0.02, 0.2))
+        case FaultKind.FAIL_READS:
+            return chance.choice((0.1, 0.5, 1.0))
+        case FaultKind.FLIP_BITS:
+            return chance.choice((1, 1, 2, 5))
         case FaultKind.CRASH_AT_CHANGE | FaultKind.CRASH_NAMESERVER_AT_CHANGE:
             return chance.randint(1, 30)
         case FaultKind.CLOCK_JUMP | FaultKind.ONE_CLOCK_JUMP:

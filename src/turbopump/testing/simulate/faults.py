@@ -6,12 +6,14 @@ import asyncio
 import errno
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import product
 from random import Random
 
-from turbopump.testing.disk_faults import Chances
+from turbopump.testing.disk import Disk
 from turbopump.testing.loop import virtual_loop
 from turbopump.testing.memory_net import LinkQuality
+from turbopump.testing.simulate.bit_flips import flip_bits
 from turbopump.testing.simulate.broken_work import BrokenWork
 from turbopump.testing.simulate.events import (
     ClockJumped,
@@ -30,7 +32,6 @@ Ends = tuple[str, ...]
 Switch = Callable[..., object]
 """Called with a host, or with two that are linked."""
 
-_FULL = 0.97
 _DOOM_S = 10.0
 _MEMBERS_MAX = 4
 _PROMOTIONS_MAX = 10
@@ -116,6 +117,8 @@ class Faults:
             FaultKind.KILL_PRODUCER: self._kill_producer,
             FaultKind.CRASH_AT_CHANGE: self._crash_at_change,
             FaultKind.PROMOTE: self._promote,
+            FaultKind.FAIL_READS: self._fail_reads,
+            FaultKind.FLIP_BITS: self._flip_bits,
             FaultKind.BROKEN_WORK: self._break_work,
             FaultKind.CLOCK_JUMP: self._jump_clock,
             FaultKind.ONE_CLOCK_JUMP: self._jump_clock,
@@ -194,8 +197,24 @@ class Faults:
         if name in self._restarting or name not in self._world.brokers:
             return False
         is_new = fault.kind is FaultKind.NEW_DISK
-        await self._restart(name, _DOWN[fault.kind], fault.duration_s, is_new=is_new)
+        meanwhile = partial(self._world.replace_disk, name) if is_new else None
+        await self._restart(name, _DOWN[fault.kind], fault.duration_s, meanwhile)
         return True
+
+    async def _flip_bits(self, fault: Fault) -> bool:
+        """Flip bits while a broker is down: what is in memory hides what is on the disk."""
+        name, flipped = fault.target, 0
+        if name in self._restarting or name not in self._world.brokers:
+            return False
+
+        def flip() -> None:
+            nonlocal flipped
+            flipped = flip_bits(self._world, name, int(fault.amount))
+
+        self._began(fault)
+        how = (Down.KILLED, Down.STOPPED, Down.POWER_LOST)[fault.turns % 3]
+        await self._restart(name, how, fault.duration_s, flip)
+        return flipped > 0
 
     async def _promote(self, fault: Fault) -> bool:
         """Promote a slave, as an operator does; what fails half way is completed at the end."""
@@ -236,12 +255,14 @@ class Faults:
             await self._restart(name, how, fault.duration_s)
         return True
 
-    async def _restart(self, name: str, how: Down, down_s: float, *, is_new: bool = False) -> None:
+    async def _restart(
+        self, name: str, how: Down, down_s: float, meanwhile: Switch | None = None
+    ) -> None:
         self._restarting.add(name)
         try:
             await self._world.end_broker(name, how)
-            if is_new:
-                self._world.replace_disk(name)
+            if meanwhile is not None:
+                meanwhile()
             await asyncio.sleep(down_s)
             await self._world.begin_broker(name)
         finally:
@@ -337,10 +358,33 @@ class Faults:
 
     # --- disks and clocks -------------------------------------------------------------------------
 
+    async def _fail_reads(self, fault: Fault) -> bool:
+        """Let reads fail for a while, often while the broker starts."""
+        name, restart = fault.target, None
+        may_restart = name in self._world.brokers and name not in self._restarting
+        if fault.turns % 2 and may_restart:
+            # Its end repairs the disk.
+            again = partial(self._disturb, fault)
+            restart = asyncio.create_task(self._restart(name, Down.KILLED, 0, again))
+        await self._disturb_disk(fault)
+        if restart is not None:
+            await restart
+        return True
+
     async def _disturb_disk(self, fault: Fault) -> bool:
         name = fault.target
-        disk = self._world.disk(name)
         self._began(fault, f"({fault.amount:g})" if fault.amount else "")
+        self._disturb(fault)
+        self._disturbed_disks[name] += 1
+        await asyncio.sleep(fault.duration_s)
+        self._disturbed_disks[name] -= 1
+        if not self._disturbed_disks[name]:
+            self._world.calm_disk(name)
+        self._ended(fault)
+        return True
+
+    def _disturb(self, fault: Fault) -> None:
+        disk = self._world.disk_of(fault.target)
         match fault.kind:
             case FaultKind.SLOW_DISK:
                 disk.sync_ms = int(fault.amount)
@@ -351,17 +395,16 @@ class Faults:
             case FaultKind.FAIL_WRITES:
                 disk.fail_writes(errno.ENOSPC)
             case FaultKind.FLAKY_DISK:
-                disk.random = disk.random or Random(self._world.plan.seed)  # noqa: S311 - the same in every run
-                disk.chances = Chances(write_fails=fault.amount, sync_fails=fault.amount)
+                disk.random = self._chance_of(disk)
+                disk.chances.write_fails = disk.chances.sync_fails = fault.amount
+            case FaultKind.FAIL_READS:
+                disk.random = self._chance_of(disk)
+                disk.chances.read_fails = fault.amount
             case _:
-                disk.fullness = _FULL
-        self._disturbed_disks[name] += 1
-        await asyncio.sleep(fault.duration_s)
-        self._disturbed_disks[name] -= 1
-        if not self._disturbed_disks[name]:
-            self._world.calm_disk(name)
-        self._ended(fault)
-        return True
+                self._world.fill_disk(fault.target)
+
+    def _chance_of(self, disk: Disk) -> Random:
+        return disk.random or Random(self._world.plan.seed)  # noqa: S311 - the same in every run
 
     async def _jump_clock(self, fault: Fault) -> bool:
         """Set the clock of one machine, or all of them."""

@@ -13,6 +13,7 @@ from turbopump.message import MessageQueue
 from turbopump.testing.simulate.events import (
     US_PER_S,
     Acknowledged,
+    BitFlipped,
     BrokerDown,
     BrokerUp,
     ClockJumped,
@@ -137,6 +138,8 @@ class Ledger(Follower):
         self._jumps: list[ClockJumped] = []
         self._replaced: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """By broker name: when messages may have been lost, and by how much its clock was off."""
+        self._damaged: dict[tuple[MessageQueue, int], BitFlipped] = {}
+        """Messages in whose bodies bits were flipped, by their places."""
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -228,11 +231,13 @@ class Ledger(Follower):
         )
 
     def may_be_hidden(self, queue: MessageQueue, offset: int) -> bool:
-        """Whether consumers may skip a message that has the offset of one that was lost.
+        """Whether consumers may skip a message: it is damaged, or has the offset of a lost one.
 
-        They look for it by time, from a minute before the lost one on. They miss it if it was
-        stored by a clock that is behind by more than that.
+        They look for the latter by time, from a minute before the lost one on. They miss it if it
+        was stored by a clock that is behind by more than that.
         """
+        if (queue, offset) in self._damaged:
+            return True
         at_us = self.stored_us.get((queue, offset), 0)
         off_us = self._clock_off_us(self.masters[queue.broker], at_us)
         return any(
@@ -269,12 +274,31 @@ class Ledger(Follower):
 
     def is_hidden_in(self, topics: Container[str], key: str) -> bool:
         """Whether consumers may skip a message wherever topics have it."""
-        return bool(self._jumps) and all(
+        return bool(self._jumps or self._damaged) and all(
             self.may_be_hidden(queue, offset)
             for queue, messages in self.stored.items()
             if queue.topic in topics
             for offset, message in messages.items()
             if message.key == key
+        )
+
+    def is_damaged(self, queue: MessageQueue, offset: int) -> bool:
+        """Whether bits were flipped in the message at a place."""
+        return (queue, offset) in self._damaged
+
+    def is_copy_damaged(self, key: str, topic: str) -> bool:
+        """Whether bits were flipped in a copy of a message that is for a topic, or in it."""
+        return any(
+            flip.key == key and topic in (flip.topic, queue.topic)
+            for (queue, _), flip in self._damaged.items()
+        )
+
+    def knows_damage(self, text: str) -> bool:
+        """Whether what was logged is about a message in which bits were flipped."""
+        return any(
+            f"topic {queue.topic}, broker {queue.broker}, queue {queue.queue_id}, offset {offset}:"
+            in text
+            for queue, offset in self._damaged
         )
 
     def is_own(self, topic: str) -> bool:
@@ -385,6 +409,11 @@ class Ledger(Follower):
     @on(ClockJumped)
     def _clock_jumped(self, event: ClockJumped) -> None:
         self._jumps.append(event)
+
+    @on(BitFlipped)
+    def _bit_flipped(self, event: BitFlipped) -> None:
+        if event.queue is not None:
+            self._damaged[event.queue, event.offset] = event
 
     @on(StaleWrite)
     def _stale_write(self, event: StaleWrite) -> None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from turbopump.broker.broker import Broker
-from turbopump.broker.transactions.transactions import PROGRESS_GROUP
 from turbopump.message import MessageQueue
 from turbopump.testing.simulate.events import Assigned, BrokerUp, Committed, Readable, Reopened
 from turbopump.testing.simulate.replica_observer import ReplicaObserver
 from turbopump.testing.simulate.roles import is_ready
 from turbopump.testing.simulate.store_contents import (
     Contents,
+    Offsets,
     contents_of,
     differences,
     ends_of,
     new_messages,
+    offsets_in,
 )
 from turbopump.testing.simulate.world import World
-
-Offsets = dict[tuple[str, MessageQueue], int]
 
 
 @dataclass(slots=True)
@@ -48,6 +47,11 @@ class Observer:
 
     def look(self) -> bool:
         """Look at all brokers; called when everything else is done at an instant."""
+        with self._world.reads_succeeding():
+            self._look()
+        return False
+
+    def _look(self) -> None:
         world = self._world
         if world.promotes:
             world.follow_roles()
@@ -70,7 +74,6 @@ class Observer:
                 self._note_commits(name, seen)
         if world.has_slaves:
             self.replicas.look()
-        return False
 
     def note_assignments(self, group: str, member: str, queues: tuple[MessageQueue, ...]) -> None:
         """Note the queues of a member if they have changed."""
@@ -94,7 +97,8 @@ class Observer:
                 self._loaded[machine] = broker, _committed(broker, name)
 
     def _note_start(self, name: str, machine: str, broker: Broker) -> None:
-        contents, committed = contents_of(broker.store, name), _committed(broker, name)
+        contents = contents_of(broker.store, name, self._world.bodies)
+        committed = _committed(broker, name)
         loaded = self._loaded.pop(machine, (None, committed))
         if loaded[0] is broker:
             committed = loaded[1]
@@ -121,7 +125,7 @@ class Observer:
         self._world.history.add(Reopened(self._world.now_us, name, differing))
 
     def _note_messages(self, name: str, seen: _Seen) -> None:
-        for found in new_messages(seen.broker.store, name, seen.ends):
+        for found in new_messages(seen.broker.store, name, seen.ends, self._world.bodies):
             self._world.history.add(Readable(self._world.now_us, *found))
 
     def _note_commits(self, name: str, seen: _Seen) -> None:
@@ -137,12 +141,4 @@ class Observer:
 
 
 def _committed(broker: Broker, name: str) -> Offsets:
-    found: Offsets = {}
-    for key, queues in broker.state.offsets.snapshot.offset_table.items():
-        topic, _, group = key.partition("@")
-        if group == PROGRESS_GROUP:
-            # The broker's own, about its half messages.
-            continue
-        for queue_id, offset in queues.items():
-            found[group, MessageQueue(topic, name, queue_id)] = offset
-    return found
+    return offsets_in(broker.state.offsets.snapshot, name)

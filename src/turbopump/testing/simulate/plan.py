@@ -9,7 +9,11 @@ from random import Random
 
 from turbopump.testing.simulate.events import Down
 from turbopump.testing.simulate.fault_plan import Fault, FaultKind, in_order, planned_faults
-from turbopump.testing.simulate.machine_plan import MachinePlan, planned_machine_faults
+from turbopump.testing.simulate.machine_plan import (
+    MachinePlan,
+    planned_disk_faults,
+    planned_machine_faults,
+)
 from turbopump.testing.simulate.replica_plan import ReplicaPlan, planned_replicas
 from turbopump.testing.simulate.transaction_plan import TransactionPlan, planned_transactions
 
@@ -208,7 +212,8 @@ def planned(seed: int) -> Plan:
         last_restart=chance.choice((None, None, Down.STOPPED, Down.KILLED, Down.POWER_LOST)),
         opens_twice=chance.random() < 0.3,
     )  # fmt: skip
-    return _with_bursts(_with_machine_faults(_with_transactions(_with_replicas(made))))
+    made = _with_machine_faults(_with_transactions(_with_replicas(made)))
+    return _with_bursts(_with_disk_faults(made))
 
 
 def _with_replicas(plan: Plan) -> Plan:
@@ -255,6 +260,24 @@ def _with_machine_faults(plan: Plan) -> Plan:
         if not (plan.replicas.promotes and fault.kind is FaultKind.ONE_CLOCK_JUMP)
     ]
     return replace(plan, machine=found, faults=in_order((*plan.faults, *faults)))
+
+
+def _with_disk_faults(plan: Plan) -> Plan:
+    """Add the failing disks of name servers, failing reads and flipped bits of the seed."""
+    if not plan.faults:
+        return plan
+    found = planned_disk_faults(plan.seed, plan.nameservers, plan.machines, plan.load_s)
+    faults = [
+        fault
+        for fault in found.faults
+        # The logs of replicas have to agree, and no log gets its damaged bytes from another one.
+        if not (plan.replicas.names and fault.kind is FaultKind.FLIP_BITS)
+    ]
+    return replace(
+        plan,
+        machine=replace(plan.machine, values=plan.machine.values or found.values),
+        faults=in_order((*plan.faults, *faults)),
+    )
 
 
 def _with_bursts(plan: Plan) -> Plan:

@@ -152,7 +152,7 @@ class _Run:
     def _heard(self, text: str, error: BaseException | None) -> None:
         for work in self._broken:
             work.heard(error)
-        if is_bug(text, error):
+        if is_bug(text, error) and not self._ledger.knows_damage(text):
             self._unexpected(f"{text}: {error!r}")
 
     def outcome(self) -> Outcome:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from turbopump.broker.transactions.transactions import PROGRESS_GROUP
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.store.log_scan import scan
 from turbopump.store.store import Store
 from turbopump.testing.cluster_state import queue_messages
-from turbopump.testing.simulate.bodies import key_of
+from turbopump.testing.simulate.bodies import Bodies, key_of
 from turbopump.testing.simulate.events import Stored
+from turbopump.wire.bodies import ConsumerOffsets
 from turbopump.wire.names import HALF_OPERATIONS_TOPIC, HALF_TOPIC, OFFSET_MOVED_TOPIC
 from turbopump.wire.record import RecordEntry, decode_record
 
 _WITHOUT_MESSAGES = (OFFSET_MOVED_TOPIC, HALF_OPERATIONS_TOPIC)
 
 Contents = dict[MessageQueue, tuple[int, tuple[Stored, ...]]]
+Offsets = dict[tuple[str, MessageQueue], int]
 
 
-def contents_of(store: Store, broker: str) -> Contents:
+def contents_of(store: Store, broker: str, bodies: Bodies) -> Contents:
     """Return all messages of a store by queue."""
     found: Contents = {}
     for topic, queue_id in queues_of(store):
         begin, _ = store.queue_range(topic, queue_id)
-        messages = tuple(message for _, message in messages_of(store, topic, queue_id, begin))
+        found_now = messages_of(store, topic, queue_id, begin, bodies)
+        messages = tuple(message for _, message in found_now)
         found[MessageQueue(topic, broker, queue_id)] = (begin, messages)
     return found
 
@@ -34,14 +38,14 @@ def ends_of(contents: Contents) -> dict[MessageQueue, int]:
 
 
 def new_messages(
-    store: Store, broker: str, ends: dict[MessageQueue, int]
+    store: Store, broker: str, ends: dict[MessageQueue, int], bodies: Bodies
 ) -> Iterator[tuple[MessageQueue, int, Stored]]:
     """Return the messages beyond the known ends of queues, which are moved on."""
     for topic, queue_id in queues_of(store):
         queue = MessageQueue(topic, broker, queue_id)
         known = ends.get(queue, 0)
         if store.queue_range(topic, queue_id)[1] > known:
-            for offset, message in messages_of(store, topic, queue_id, known):
+            for offset, message in messages_of(store, topic, queue_id, known, bodies):
                 yield queue, offset, message
                 ends[queue] = offset + 1
 
@@ -63,14 +67,29 @@ def differences(
 
 
 def messages_of(
-    store: Store, topic: str, queue_id: int, start: int
+    store: Store, topic: str, queue_id: int, start: int, bodies: Bodies
 ) -> Iterator[tuple[int, Stored]]:
     """Return the messages of a queue with their offsets, which each of them says itself too."""
     views = queue_messages(store, topic, queue_id, QueueOffset(start))
     for offset, view in enumerate(views, start):
-        key = key_of(view.body) if view.queue_offset == offset else None
+        key = key_of(view.body)
+        damaged = bodies.damaged_key(view.body) if key is None else None
         record = (view.physical_offset, view.store_timestamp_ms)
-        yield offset, Stored(key, view.reconsume_times, record)
+        known = (key or damaged) if view.queue_offset == offset else None
+        yield offset, Stored(known, view.reconsume_times, record, damaged is not None)
+
+
+def offsets_in(table: ConsumerOffsets, broker: str) -> Offsets:
+    """Return the committed offsets in a broker's table by group and queue."""
+    found: Offsets = {}
+    for key, queues in table.offset_table.items():
+        topic, _, group = key.partition("@")
+        if group == PROGRESS_GROUP:
+            # The broker's own, about its half messages.
+            continue
+        for queue_id, offset in queues.items():
+            found[group, MessageQueue(topic, broker, queue_id)] = offset
+    return found
 
 
 def keys_written(store: Store, begin: PhysicalOffset, end: PhysicalOffset) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -18,11 +19,13 @@ from turbopump.client.session import Session
 from turbopump.errors import StoreDamaged, TurbopumpError
 from turbopump.machine import Machine
 from turbopump.nameserver import NameServer
+from turbopump.store.directory import StoreDirectory
 from turbopump.store.store import Store
 from turbopump.testing.cluster import Cluster, _Place, broker_config
 from turbopump.testing.disk import CHANGING, Disk
 from turbopump.testing.idle_skipping import BusyTimeClock
 from turbopump.testing.memory_net import LinkQuality, MemoryHost
+from turbopump.testing.simulate.bodies import Bodies
 from turbopump.testing.simulate.events import (
     BrokerDown,
     Down,
@@ -43,6 +46,8 @@ OnDeath = Callable[[], object]
 _DIRECTORY = Path("/")
 """On the disks in memory, of which each broker has its own."""
 _START_AGAIN_S = 1.0
+_FULL = 0.97
+_NAMESERVER = "ns"
 _DOWN_NAMESERVER = FaultKind.KILL_NAMESERVER.value
 _PROMOTION_MS = 20_000
 
@@ -80,6 +85,8 @@ class World(Cluster):
         """Brokers whose start is not over: they serve before, while name servers do not answer."""
         self.abandoned: dict[str, Contents] = {}
         """What brokers held that recovered, and crashed before they served."""
+        self.bodies = Bodies()
+        self._reads_fail = any(fault.kind is FaultKind.FAIL_READS for fault in plan.faults)
         self.roles = Roles(plan, self.brokers)
         self._lives: dict[str, ReplicatedBroker] = {}
         """Where slaves are promoted: what changes the roles of each machine that runs."""
@@ -252,8 +259,35 @@ class World(Cluster):
 
     def calm_disk(self, name: str) -> None:
         """Let a disk work as it does when nothing is wrong."""
-        self.disk(name).heal()
-        self.disk(name).sync_ms = self.plan.sync_ms
+        disk = self.disk_of(name)
+        disk.heal()
+        if name in self._places:
+            disk.sync_ms = self.plan.sync_ms
+
+    def disk_of(self, machine: str) -> Disk:
+        """Return the disk of a broker or a name server."""
+        if machine in self._places:
+            return self.disk(machine)
+        return self._nameserver_disk(int(machine.removeprefix(_NAMESERVER)))
+
+    def store_directory(self, name: str) -> StoreDirectory:
+        """Return where a broker has its files."""
+        return StoreDirectory(self._config_of(name, self._places[name]).directory, self.disk(name))
+
+    def fill_disk(self, machine: str) -> None:
+        """Fill a disk: brokers stop writing before there is no space left, name servers do not."""
+        disk = self.disk_of(machine)
+        if machine in self._places:
+            disk.fullness = _FULL
+        else:
+            disk.capacity_bytes = disk.used_bytes
+
+    def reads_succeeding(self) -> ExitStack:
+        """Let no read of a broker's disk fail in a block, for whoever looks from outside."""
+        stack = ExitStack()
+        for place in self._places.values() if self._reads_fail else ():
+            stack.enter_context(place.disk.reads_succeeding())
+        return stack
 
     def crash_at_disk_change(self, name: str, changes: int, how: Down, on_death: OnDeath) -> None:
         """Crash a broker just before the nth change on its disk."""
@@ -385,7 +419,7 @@ class World(Cluster):
         config, machine = self._config_of(name, place), self._broker_machine(place)
         store = Store.open(config.directory, config.store, machine)
         try:
-            return contents_of(store, self.roles.name_of(name))
+            return contents_of(store, self.roles.name_of(name), self.bodies)
         finally:
             disk.die()
             store.close()

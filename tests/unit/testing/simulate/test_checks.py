@@ -9,9 +9,11 @@ import pytest
 from turbopump.message import MessageQueue
 from turbopump.testing.simulate.checks import all_checks
 from turbopump.testing.simulate.events import (
+    DAMAGED,
     US_PER_S,
     Acknowledged,
     Assigned,
+    BitFlipped,
     BrokerDown,
     BrokerUp,
     Calm,
@@ -284,6 +286,60 @@ def test_dead_letters_that_are_not_the_messages_that_fail() -> None:
     dead = [Readable(s(2), DEAD, 0, Stored("m0", 1))]
     assert violations([up(0), *events, *dead]) == {"dead letters are exact"}
     assert violations([up(0), *events, *consumed("bad", offset=1)]) == {"dead letters are exact"}
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def flipped(key: str, queue: MessageQueue = QUEUE, offset: int = 0, topic: str = "") -> BitFlipped:
+    return BitFlipped(s(1), "a", "log", 0, queue, offset, key, topic or queue.topic)
+
+
+def test_a_damaged_message_is_passed_over_and_no_other() -> None:
+    events = [up(0), *sent("m0"), *sent("m1", 0, 1), flipped("m0")]
+    end = [*consumed("m1", offset=1), committed(2), Calm(s(9))]
+    assert violations([*events, *end]) == set()
+    assert violations([*events, committed(2), Calm(s(9))]) == {
+        "commits pass no unfinished message",
+        "every message ends",
+    }
+
+
+def test_a_damaged_message_stays_where_it_is() -> None:
+    events = [up(0), *sent("m0"), down(1), flipped("m0")]
+    whole = BrokerUp(s(2), "a", {QUEUE: (0, (Stored("m0", is_damaged=True),))}, {})
+    assert violations([*events, whole]) == set()
+    assert "readable messages stay" in violations([*events, up(2)])
+
+
+def test_only_dead_letters_are_copies_of_a_damaged_body() -> None:
+    events = [up(0), *sent("m0"), flipped("m0")]
+    damaged = Stored("m0", is_damaged=True)
+    assert violations([*events, Readable(s(2), DEAD, 0, damaged)]) == set()
+    assert "damage is contained" in violations([*events, Readable(s(2), RETRY, 0, damaged)])
+
+
+def test_a_listener_that_gets_a_damaged_body() -> None:
+    assert "damage is contained" in violations([up(0), *sent("m0"), flipped("m0"), began(DAMAGED)])
+
+
+def test_a_damaged_delayed_message_or_retry_is_not_delivered() -> None:
+    delayed = MessageQueue("SCHEDULE_TOPIC_XXXX", "a", 2)
+    sending = [SendBegan(0, "p", "m0", "plain", s(1)), Acknowledged(1, "p", "m0", delayed, 0)]
+    damaged = [flipped("m0", delayed, topic="plain"), Calm(s(9))]
+    assert violations([up(0), *sending, *damaged]) == set()
+    failing = [up(0), *sent("late"), *consumed("late", result=Result.FAILURE)]
+    assert violations([*failing, flipped("late", delayed, 0, RETRY.topic), Calm(s(9))]) == set()
+    other = flipped("late", delayed, 0, "%RETRY%other")
+    assert violations([*failing, other, Calm(s(9))]) == {"every message ends"}
+
+
+@pytest.mark.parametrize(("after", "expected"), [(1, set()), (0, {"commits do not go back"})])
+def test_a_damaged_table_is_replaced_by_its_backup(after: int, expected: set[str]) -> None:
+    events = [up(0), *sent("m0"), *sent("m1", 0, 1), *consumed("m0"), *consumed("m1", offset=1)]
+    flip = BitFlipped(s(21), "a", "offsets", 0, committed={("g", QUEUE): 1})
+    end = [committed(2), down(20), flip, up(22, "m0", "m1", committed=after)]
+    assert violations([*events, *end]) == expected
 
 
 # --- commits --------------------------------------------------------------------------------------

@@ -63,6 +63,23 @@ async def test_a_name_server_crashes_at_a_change_on_its_disk(changes: int) -> No
 
 
 @virtual_time()
+async def test_a_name_server_with_a_full_disk_stores_nothing_and_loses_nothing() -> None:
+    history = History()
+    world = World(PLAN, history)
+    async with world:
+        storing = asyncio.create_task(store_key_values(world))
+        await asyncio.sleep(0.5)
+        world.fill_disk("ns0")
+        await asyncio.sleep(1)
+        world.calm_disk("ns0")
+        await storing
+        await world.kill_nameserver(0, Down.POWER_LOST)
+        await world.restart_nameserver(0)
+        await read_key_values(world)
+    assert keys_of(history, KeyValueStored) == keys_read(history) == {"k0", "k2"}
+
+
+@virtual_time()
 async def test_the_clock_of_one_machine_is_set() -> None:
     world = World(PLAN, History())
     async with world:

@@ -13,7 +13,11 @@ from turbopump.testing.simulate.checks.key_values import KeyValuesKept
 from turbopump.testing.simulate.checks.outcomes import DeadLettersExact, EveryMessageEnds
 from turbopump.testing.simulate.checks.owners import InOrder, OneOwner, RestartMovesNoQueue
 from turbopump.testing.simulate.checks.promptness import DeliveredPromptly
-from turbopump.testing.simulate.checks.queues import ProducerOrder, QueuesDense
+from turbopump.testing.simulate.checks.queues import (
+    DamageContained,
+    ProducerOrder,
+    QueuesDense,
+)
 from turbopump.testing.simulate.checks.replicas import (
     AcknowledgedCopied,
     CopiesKept,
@@ -35,6 +39,7 @@ def all_checks(ledger: Ledger) -> Sequence[Follower]:
         ReplicasAgree,
         ReplacedMastersSilent,
         ProducerOrder,
+        DamageContained,
         EveryMessageEnds,
         DeadLettersExact,
         CommitsBehindConsumption,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from turbopump.message import MessageQueue
 from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     US_PER_S,
     Assigned,
+    BitFlipped,
     BrokerUp,
     Committed,
     ConsumeBegan,
@@ -72,12 +73,13 @@ class CommitsBehindConsumption(Check):
 class CommitsKept(Check):
     """Committed offsets do not go back, but for a crash, which may set them back by 5 s.
 
-    A promoted slave has those that it has copied. After a loss of messages, the first commit of a
-    queue's owner may be lower: it has compared what it has with the broker, and reads on from the
-    first message that differs. So may the first commit of a new owner where there are slaves: it
-    may have begun at an older offset that a slave had copied, while the master was down. So may
-    that of a member that was cut off, and has kept the queue while another one owned it. And so may
-    one that repeats a lower commit which a crash has lost.
+    A damaged table is replaced by its backup. A promoted slave has those that it has copied. After
+    a loss of messages, the first commit of a queue's owner may be lower: it has compared what it
+    has with the broker, and reads on from the first message that differs. So may the first commit
+    of a new owner where there are slaves: it may have begun at an older offset that a slave had
+    copied, while the master was down. So may that of a member that was cut off, and has kept the
+    queue while another one owned it. And so may one that repeats a lower commit which a crash has
+    lost.
 
     A member that gets a queue begins at what is committed then. If the owner before it commits
     after that, the next commit of the new one may be lower. So commits are judged while a queue has
@@ -90,6 +92,8 @@ class CommitsKept(Check):
         super().__init__(ledger)
         self._commits: defaultdict[Place, list[tuple[int, int]]] = defaultdict(list)
         """Time and offset of the latest commits."""
+        self._backups: dict[str, Mapping[Place, int]] = {}
+        """By broker: what the backup of a damaged table has."""
         self._save_fails: set[str] = set()
         """Brokers that skip one save."""
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
@@ -101,6 +105,11 @@ class CommitsKept(Check):
         """Which member's listener was called last."""
         self._may_go_back: set[Place] = set()
         """Where an only owner has not committed since it may have had to begin further back."""
+
+    @on(BitFlipped)
+    def _bit_flipped(self, event: BitFlipped) -> None:
+        if event.committed is not None:
+            self._backups[event.broker] = event.committed
 
     @on(FaultBegan)
     def _fault_began(self, event: FaultBegan) -> None:
@@ -157,7 +166,10 @@ class CommitsKept(Check):
     @on(BrokerUp)
     def _came_up(self, event: BrokerUp) -> Iterator[str]:
         self._note_loss(event)
-        if event.promoted:
+        backup = self._backups.pop(event.broker, None)
+        if backup is not None:
+            yield from self._compare_with_backup(event, backup)
+        if event.promoted or backup is not None:
             self._start_over(event)
             return
         machine = self._ledger.masters[event.broker]
@@ -183,6 +195,12 @@ class CommitsKept(Check):
                 self._may_go_back.add((group, queue))
             commits[:] = [(event.at_us, now)]
 
+    def _compare_with_backup(self, event: BrokerUp, backup: Mapping[Place, int]) -> Iterator[str]:
+        for place, offset in backup.items():
+            least, now = min(offset, self._kept_end(place[1])), event.committed.get(place, 0)
+            if now < least:
+                yield f"{place[0]} had {least} of {place[1]} in the backup, after the start {now}"
+
     def _note_loss(self, event: BrokerUp) -> None:
         """Expect lower offsets where members may find that messages were lost."""
         down = self._ledger.downs.get(self._ledger.masters[event.broker])
@@ -193,7 +211,7 @@ class CommitsKept(Check):
             }
 
     def _start_over(self, event: BrokerUp) -> None:
-        """Begin with what a promoted slave has copied, every 10 s if nothing was wrong."""
+        """Begin with what the backup has, or a promoted slave: every 10 s if nothing was wrong."""
         for (group, queue), commits in self._commits.items():
             if queue.broker == event.broker:
                 commits[:] = [(event.at_us, event.committed.get((group, queue), 0))]

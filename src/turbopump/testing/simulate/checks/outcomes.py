@@ -8,7 +8,7 @@ from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import Calm, ConsumeEnded, Readable, Result
 from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.plan import FateKind, Group
-from turbopump.wire.names import DEAD_LETTER_PREFIX
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 
 class EveryMessageEnds(Check):
@@ -16,7 +16,8 @@ class EveryMessageEnds(Check):
 
     In asynchronous mode a loss of power may take a message that was about to be retried. So may
     the promotion of a slave, if it was not copied. A clock that is set back after a loss may hide
-    messages (`Ledger.may_be_hidden`).
+    messages (`Ledger.may_be_hidden`). Damaged messages are passed over, delayed ones and retries
+    too.
     """
 
     name = "every message ends"
@@ -37,7 +38,8 @@ class EveryMessageEnds(Check):
         readable = {key for topic in ledger.plan.queues for key in ledger.keys_in(topic)}
         for key in ledger.acknowledged:
             send = ledger.sends[key]
-            if send.delay_us and key not in readable and not self._delay_may_be_lost(key):
+            may_be_lost = self._delay_may_be_lost(key) or ledger.is_copy_damaged(key, send.topic)
+            if send.delay_us and key not in readable and not may_be_lost:
                 yield key
 
     @on(Calm)
@@ -52,7 +54,8 @@ class EveryMessageEnds(Check):
 
     def _may_be_lost(self, group: Group, key: str) -> bool:
         ledger, fate = self._ledger, group.fates.get(key)
-        if ledger.is_hidden_in(group.topics, key):
+        is_retry_damaged = ledger.is_copy_damaged(key, RETRY_PREFIX + group.name)
+        if is_retry_damaged or ledger.is_hidden_in(group.topics, key):
             return True
         fails = fate is not None and fate.fails(0)
         if fails and ledger.was_left_behind(key):
@@ -70,7 +73,7 @@ class EveryMessageEnds(Check):
 
 
 class DeadLettersExact(Check):
-    """Dead letters are exactly the messages that failed every time."""
+    """Dead letters are exactly the messages that failed every time, and damaged ones."""
 
     name = "dead letters are exact"
 
@@ -81,7 +84,8 @@ class DeadLettersExact(Check):
             return
         key = event.message.key or ""
         fate = group.fates.get(key)
-        if fate is None or fate.kind is not FateKind.ALWAYS_FAILS:
+        always_fails = fate is not None and fate.kind is FateKind.ALWAYS_FAILS
+        if not always_fails and not event.message.is_damaged:
             yield f"{key} is a dead letter of {group.name}, but would have succeeded"
 
     @on(ConsumeEnded)

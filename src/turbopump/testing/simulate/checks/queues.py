@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
 from turbopump.testing.simulate.checks.check import Check
-from turbopump.testing.simulate.events import Acknowledged, BrokerDown, BrokerUp, Down, Readable
+from turbopump.testing.simulate.events import (
+    DAMAGED,
+    Acknowledged,
+    BrokerDown,
+    BrokerUp,
+    ConsumeBegan,
+    Down,
+    Readable,
+)
 from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger
+from turbopump.wire.names import DEAD_LETTER_PREFIX
 
 
 class QueuesDense(Check):
@@ -32,6 +41,25 @@ class QueuesDense(Check):
             for offset, message in enumerate(messages, begin):
                 if message.key is None:
                     yield f"{queue} offset {offset} holds a body that was never sent there"
+
+
+class DamageContained(Check):
+    """A damaged body is where a bit was flipped, and in dead letters; no listener gets it."""
+
+    name = "damage is contained"
+
+    @on(Readable)
+    def _readable(self, event: Readable) -> Iterator[str]:
+        is_dead_letter = event.queue.topic.startswith(DEAD_LETTER_PREFIX)
+        is_known = is_dead_letter or self._ledger.is_damaged(event.queue, event.offset)
+        if event.message.is_damaged and not is_known:
+            key = event.message.key
+            yield f"{event.queue} offset {event.offset} is a copy of the damaged body of {key}"
+
+    @on(ConsumeBegan)
+    def _consumed(self, event: ConsumeBegan) -> Iterator[str]:
+        if event.key == DAMAGED:
+            yield f"{event.member} gets a damaged body from {event.queue} offset {event.offset}"
 
 
 class ProducerOrder(Check):
