@@ -69,6 +69,10 @@ class LogEnd:
             position = behind_damage(self._log, self.end) if self.end < self.vouched else None
             if position is not None:
                 self.damaged.append((self.end, position))
+                kept = _with_damaged_body(self._log, self.end)
+                if kept is not None:
+                    # It keeps its place in its queue, even if a crash came before it had a unit.
+                    see(kept)
         return self.end
 
     @property
@@ -105,7 +109,7 @@ def behind_damage(log: CommitLog, damaged: PhysicalOffset) -> PhysicalOffset | N
     view, at = memoryview(b""), 0
     if damaged < log.starts[-1] + log.segment_bytes:
         view = log.rest_of_segment(damaged)
-        body_only = good_entry(view, 0, damaged, check_crc=False)
+        body_only = _with_damaged_body(log, damaged)
         if body_only is not None:
             # The record is kept: readers verify the checksum.
             return PhysicalOffset(damaged + body_only.size)
@@ -118,6 +122,13 @@ def behind_damage(log: CommitLog, damaged: PhysicalOffset) -> PhysicalOffset | N
     return next(
         (PhysicalOffset(start) for start in later if log.first_store_timestamp_ms(start)), None
     )
+
+
+def _with_damaged_body(log: CommitLog, position: PhysicalOffset) -> RecordEntry | None:
+    """Return the record at a position of which at most the body is damaged."""
+    if position >= log.starts[-1] + log.segment_bytes:
+        return None
+    return good_entry(log.rest_of_segment(position), 0, position, check_crc=False)
 
 
 def _scan_start(

@@ -8,6 +8,7 @@ import random
 import shutil
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,23 @@ def test_a_damaged_unit_is_served_from_memory_on_a_full_disk() -> None:
     with Store.open(root, CONFIG, machine) as store:
         assert [number for number, _ in pulled(store, "Topic", 0)] == numbers
         assert store.damage.repaired_units == 1, "the file was not repaired before"
+
+
+def test_a_damaged_body_keeps_its_offset_if_a_crash_came_before_its_unit(
+    whole: Path, root: Path
+) -> None:
+    with Store.open(whole, CONFIG) as store:
+        last = list(pulled(store, "Other", 0))
+    path, at = record_place(root, last, number := last[-1][0])
+    flip(path, at + 90, 2)
+    units = unit_file(root, "Other", number=-1)
+    data, unit_at = units.read_bytes(), number * UNIT_BYTES % units.stat().st_size
+    units.write_bytes(data[:unit_at] + bytes(len(data) - unit_at))
+    (root / "abort").touch()
+    # An index that lacks messages has the log read again.
+    with Store.open(root, replace(CONFIG, index_enabled=False)) as store:
+        assert store.queue_range("Other", 0)[1] == number + 1
+        assert [offset for offset, _ in pulled(store, "Other", 0)] == list(range(number + 1))
 
 
 CHECKED = {
