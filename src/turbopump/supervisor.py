@@ -253,7 +253,10 @@ class Supervisor:
     def _act_all(self, tick: int) -> None:
         del self._timers[tick]
         together = self._due.pop(tick)
-        tick = _caught_up(tick)
+        now = math.floor(asyncio.get_running_loop().time() * _TICKS_PER_S)
+        if now > tick + _TICKS_PER_S:
+            # Do not make up for the time a machine was suspended.
+            tick = now
         for repeated in together:
             pending = repeated.act()
             if pending is None:
@@ -318,12 +321,6 @@ class _Repeated:
             _log.warning("%s: %s", self._watch.name, error)
         else:
             self._backoff_ms = self._watch.failed(error)
-
-
-def _caught_up(tick: int) -> int:
-    """Return the tick to continue from: do not make up for the time a machine was suspended."""
-    now = math.floor(asyncio.get_running_loop().time() * _TICKS_PER_S)
-    return now if now > tick + _TICKS_PER_S else tick
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

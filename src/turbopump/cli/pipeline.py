@@ -112,9 +112,7 @@ def archive(
         _require_above_0("--every", every, most=threading.TIMEOUT_MAX)
         _require_above_0("--batch", batch)
         _require_format(format, compact=compact)
-        with administration(nameserver) as admin:
-            for topic in topics:
-                admin.topics.route(topic)
+        _require_topics(nameserver, topics)
         with spark_run("archive", master, conf) as run:
             from turbopump.spark import pipelines
 
@@ -343,6 +341,12 @@ def _require_above_0(
     limit = "" if most is None else f" and at most {most:.0f}"
     least = "0 or more" if or_0 else "above 0"
     raise InvalidArgument(f"{option} must be {least}{limit}, got {value}")
+
+
+def _require_topics(nameserver: str, topics: Sequence[str]) -> None:
+    with administration(nameserver) as admin:
+        for topic in topics:
+            admin.topics.route(topic)
 
 
 def _require_trace_topic(nameserver: str, topic: str) -> None:

@@ -14,6 +14,7 @@ from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_body, format_number
 from turbopump.cli.options import option
 from turbopump.cli.output import columns
+from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import InvalidArgument, RemoteError
 
 if TYPE_CHECKING:
@@ -151,16 +152,10 @@ def _row(pending: PendingTransaction) -> dict[str, Any]:
         "group": pending.group,
         "topic": pending.topic,
         "checks": pending.checks,
-        "age_ms": max(0, _now_ms() - message.born_timestamp_ms),
+        "age_ms": max(0, SYSTEM_CLOCK.now_ms() - message.born_timestamp_ms),
         "broker": pending.broker,
     }
 
 
 def _shown(pending: PendingTransaction) -> dict[str, Any]:
     return {**_row(pending), "short_body": format_body(pending.message.body, 40)}
-
-
-def _now_ms() -> int:
-    from turbopump.clock import SYSTEM_CLOCK
-
-    return SYSTEM_CLOCK.now_ms()

@@ -315,13 +315,12 @@ class Consumption:
         # Immediately: the next owner of the queue must not start beyond it.
         owned.last_pulled = None
         self.offsets.positions.replace(owned.queue, offset)
-        self._tasks.keep(
-            f"correction of {owned.queue}", functools.partial(self._correct, owned, offset)
-        )
 
-    async def _correct(self, owned: OwnedQueue, offset: QueueOffset) -> None:
-        await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
-        await self._seek(owned, offset)
+        async def correct() -> None:
+            await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
+            await self._seek(owned, offset)
+
+        self._tasks.keep(f"correction of {owned.queue}", correct)
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Continue at other offsets, possibly backwards, in those queues that are owned by then."""
