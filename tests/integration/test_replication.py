@@ -58,7 +58,7 @@ async def test_slaves_copy_byte_for_byte(tmp_path: Path, flush: str) -> None:
 
 
 @virtual_time()
-async def test_a_new_slave_copies_all_files_there_are(tmp_path: Path) -> None:
+async def test_a_new_slave_copies_all_existing_files(tmp_path: Path) -> None:
     async with log_replicas(tmp_path, slaves=0) as cluster:
         await cluster.fill(200)
         slave = await cluster.start_broker(SLAVE)
@@ -82,7 +82,7 @@ async def test_the_slave_of_an_empty_master_is_in_sync(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_slave_that_was_away_continues_where_it_was(tmp_path: Path) -> None:
+async def test_a_slave_that_was_down_resumes_where_it_stopped(tmp_path: Path) -> None:
     async with log_replicas(tmp_path) as cluster:
         for crash in (False, True):
             await cluster.fill(30)
@@ -121,7 +121,7 @@ async def test_the_first_files_of_the_master_are_deleted(
 @pytest.mark.parametrize("lost", [5, 200], ids=["a few", "files"])
 @pytest.mark.parametrize("new", [0, 3, pytest.param(300, marks=pytest.mark.slow)])
 @virtual_time()
-async def test_what_only_the_slave_has_is_cut_and_kept(
+async def test_messages_only_the_slave_has_are_truncated_and_saved_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: int, new: int
 ) -> None:
     async with log_replicas(tmp_path) as cluster:
@@ -182,7 +182,7 @@ async def test_a_log_without_anything_in_common_is_not_dropped(
 
 
 @virtual_time()
-async def test_a_slave_of_a_replaced_master_drops_all_that_only_that_one_had(
+async def test_a_slave_of_a_replaced_master_drops_messages_only_that_master_had(
     tmp_path: Path,
 ) -> None:
     async with log_replicas(tmp_path) as cluster:
@@ -259,7 +259,7 @@ async def test_a_slave_loses_power_under_load(tmp_path: Path, flush: str) -> Non
 
 @pytest.mark.slow
 @virtual_time()
-async def test_a_slave_with_a_full_disk_tries_again(
+async def test_a_slave_with_a_full_disk_retries(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with log_replicas(tmp_path) as cluster:

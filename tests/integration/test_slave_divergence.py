@@ -131,7 +131,7 @@ def test_a_lite_pull_consumer_skips_nothing_that_took_the_place_of_lost_messages
 
 @FILTERS
 @pytest.mark.parametrize("flushed", ["a", "b"], ids=["some match", "none matches"])
-def test_a_filtered_push_consumer_skips_nothing_after_messages_that_it_passed_over(
+def test_a_filtered_push_consumer_skips_nothing_after_messages_it_filtered_out(
     tmp_path: Path, wanted: Expression, flushed: str
 ) -> None:
     @virtual_time()
@@ -153,7 +153,7 @@ def test_a_filtered_push_consumer_skips_nothing_after_messages_that_it_passed_ov
 
 
 @FILTERS
-def test_a_filtered_lite_pull_consumer_skips_nothing_after_messages_that_it_passed_over(
+def test_a_filtered_lite_pull_consumer_skips_nothing_after_messages_it_filtered_out(
     tmp_path: Path, wanted: Expression
 ) -> None:
     @virtual_time()
@@ -177,7 +177,7 @@ def test_a_filtered_lite_pull_consumer_skips_nothing_after_messages_that_it_pass
 
 
 @FILTERS
-def test_nothing_is_repeated_after_messages_that_were_passed_over(
+def test_nothing_is_redelivered_after_messages_that_were_filtered_out(
     tmp_path: Path, wanted: Expression, caplog: pytest.LogCaptureFixture
 ) -> None:
     @virtual_time()
@@ -202,7 +202,7 @@ def test_nothing_is_repeated_after_messages_that_were_passed_over(
 
 
 @virtual_time()
-async def test_nothing_is_repeated_where_the_master_has_kept_everything(tmp_path: Path) -> None:
+async def test_nothing_is_redelivered_where_the_master_lost_nothing(tmp_path: Path) -> None:
     async with replicas(tmp_path) as cluster:
         await send(cluster, bodies(0, 10), to=QUEUE)
         await cluster.copy()

@@ -61,7 +61,7 @@ def test_requests_both_ways(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_a_peer_that_never_pauses_leaves_turns_to_others(run_on_loop: Run) -> None:
+def test_a_peer_that_never_pauses_does_not_starve_others(run_on_loop: Run) -> None:
     requests, turn = 100, 0
     served: Counter[int] = Counter()
 
@@ -110,7 +110,7 @@ def test_large_bodies_in_pieces(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_sockets_send_small_frames_at_once(run_on_loop: Run) -> None:
+def test_sockets_send_small_frames_immediately(run_on_loop: Run) -> None:
     async def main() -> None:
         peers: list[Connection] = []
         async with (
@@ -127,7 +127,7 @@ def test_sockets_send_small_frames_at_once(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_a_server_that_goes_fails_requests_and_comes_back(run_on_loop: Run) -> None:
+def test_requests_fail_while_a_server_is_down_and_succeed_when_it_returns(run_on_loop: Run) -> None:
     async def main() -> None:
         async with ConnectionPool(SocketNetwork()) as pool:
             async with Server(SocketNetwork(), handlers()) as server:
@@ -163,7 +163,7 @@ def test_timeouts_in_real_time(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_a_slow_reader_is_held_back(run_on_loop: Run) -> None:
+def test_a_slow_reader_gets_back_pressure(run_on_loop: Run) -> None:
     async def main() -> None:
         served: list[int] = []
 
@@ -222,7 +222,7 @@ def test_an_address_in_use_and_one_that_is_not_ours(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_connecting_to_nobody(run_on_loop: Run) -> None:
+def test_connecting_to_a_port_without_a_listener(run_on_loop: Run) -> None:
     async def main() -> None:
         with socket.socket() as placeholder:
             # Bound but not listening: no other process can take the port meanwhile.
@@ -263,7 +263,7 @@ class Kept(asyncio.Protocol):
 
 @pytest.mark.parametrize("is_reset", [False, True])
 @pytest.mark.parametrize("flag", [0, FLAG_ONEWAY])
-def test_requests_before_the_close_are_carried_out(
+def test_requests_before_the_close_are_executed(
     run_on_loop: Run, flag: int, is_reset: bool
 ) -> None:
     count = 4000

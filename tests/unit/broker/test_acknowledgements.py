@@ -95,7 +95,7 @@ def test_not_before_the_flush_and_not_after_it_failed(tmp_path: Path, what: str)
 
 @pytest.mark.usefixtures("pushed")
 @pytest.mark.parametrize("what", ASK)
-def test_a_slow_flush_is_no_success(tmp_path: Path, what: str) -> None:
+def test_a_slow_flush_is_not_a_success(tmp_path: Path, what: str) -> None:
     """Senders are told that it is stored; consumers must not commit what may still be lost."""
 
     @virtual_time()

@@ -149,7 +149,7 @@ def test_all_fail_if_the_flush_fails(tmp_path: Path, what: str, bursts: list[int
     burst_test(tmp_path, test)
 
 
-def test_a_slow_flush_is_no_success(tmp_path: Path, bursts: list[int]) -> None:
+def test_a_slow_flush_is_not_a_success(tmp_path: Path, bursts: list[int]) -> None:
     async def test(broker: Any, pipeline: Pipeline, failed: MessageView, disk: StuckDisk) -> None:
         pipeline.write(MAKE["both"], failed)
         await asyncio.sleep(2)
@@ -163,7 +163,7 @@ def test_a_slow_flush_is_no_success(tmp_path: Path, bursts: list[int]) -> None:
     burst_test(tmp_path, test, overload=OverloadConfig(sync_flush_timeout_ms=1000))
 
 
-def test_only_those_that_do_not_wait_for_the_disk_are_answered_at_once(
+def test_only_sends_that_do_not_wait_for_the_disk_are_answered_immediately(
     tmp_path: Path, bursts: list[int]
 ) -> None:
     def make(failed: MessageView, number: int) -> Command:

@@ -91,7 +91,7 @@ def test_only_a_newer_version_replaces_a_subscription() -> None:
     assert kept.expression() == "a = 4"
 
 
-def test_versions_are_kept_over_a_restart_and_while_the_group_is_away() -> None:
+def test_versions_survive_a_restart_and_the_absence_of_the_group() -> None:
     kept = Kept()
     kept.register(wanted("a = 2", version=20))
     kept.stop()
@@ -122,7 +122,7 @@ def test_an_alive_subscription_counts_as_dead_since_30_seconds_before_a_start() 
     assert kept.expression() is None
 
 
-def test_dead_ones_are_removed_after_a_day_and_living_ones_never() -> None:
+def test_dead_subscriptions_are_removed_after_a_day_and_live_ones_never() -> None:
     kept = Kept()
     kept.register(wanted("a = 2", version=20), wanted("b = 1", version=20, topic="U"))
     kept.register(wanted("b = 1", version=20, topic="U"))
@@ -134,7 +134,7 @@ def test_dead_ones_are_removed_after_a_day_and_living_ones_never() -> None:
     assert list(json.loads(kept.file.saved[-1])["filterDataByTopic"]) == ["U"]
 
 
-def test_tags_are_not_kept_and_end_an_expression() -> None:
+def test_tags_are_not_stored_and_replace_an_expression() -> None:
     kept = Kept()
     kept.register(wanted("a", version=1, kind="TAG"))
     assert kept.expression() is None
@@ -144,7 +144,7 @@ def test_tags_are_not_kept_and_end_an_expression() -> None:
 
 
 @pytest.mark.parametrize("expression", ["a >< 2", "a = '\ud800'"])
-def test_a_newer_version_that_cannot_be_kept_removes_the_older_one(expression: str) -> None:
+def test_a_newer_version_that_cannot_be_stored_removes_the_older_one(expression: str) -> None:
     kept = Kept()
     kept.register(wanted("a = 2", version=20))
     kept.register(wanted(expression, version=21))
@@ -153,7 +153,7 @@ def test_a_newer_version_that_cannot_be_kept_removes_the_older_one(expression: s
     assert json.loads(kept.file.saved[-1]) == {"filterDataByTopic": {}}
 
 
-def test_nothing_is_written_for_a_heartbeat_that_says_the_same() -> None:
+def test_an_unchanged_heartbeat_writes_nothing() -> None:
     kept = Kept()
     kept.register(wanted("a = 2", version=20))
     kept.stop()
@@ -228,7 +228,7 @@ async def test_an_older_member_gets_the_newer_subscription_of_a_group_that_was_a
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"filterDataByTopic": 5}'])
-def test_a_damaged_file_is_logged_and_does_not_keep_a_broker_from_starting(
+def test_a_damaged_file_is_logged_and_does_not_prevent_the_start(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "config" / "consumerFilter.json"

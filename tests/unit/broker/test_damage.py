@@ -36,7 +36,7 @@ async def fill(directory: Path) -> list[MessageView]:
 
 @pytest.mark.parametrize("what", ["unit position", "unit size", "record", "both"])
 @virtual_time()
-async def test_consumers_go_on_exactly_behind_what_is_damaged(tmp_path: Path, what: str) -> None:
+async def test_consumers_continue_exactly_after_the_damage(tmp_path: Path, what: str) -> None:
     stored = await fill(tmp_path)
     unit = tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}"
     if what in {"unit position", "both"}:

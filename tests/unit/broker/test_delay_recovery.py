@@ -126,7 +126,7 @@ async def test_messages_without_a_unique_key_are_repeated_rather_than_lost(tmp_p
 
 
 @virtual_time()
-async def test_a_file_without_the_ends_of_the_log_is_taken_as_it_is(tmp_path: Path) -> None:
+async def test_a_file_without_log_end_positions_is_accepted(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await world.make_topic("T")
         await world.send(Message("T", b"x", delay_level=LEVEL))
@@ -142,7 +142,7 @@ async def test_a_file_without_the_ends_of_the_log_is_taken_as_it_is(tmp_path: Pa
 
 
 @virtual_time()
-async def test_looking_for_copies_is_bounded(tmp_path: Path) -> None:
+async def test_the_search_for_copies_is_bounded(tmp_path: Path) -> None:
     find: Callable[..., int] = delay_recovery.delivered_end
     async with cluster(tmp_path) as world:
         await world.make_topic("T")

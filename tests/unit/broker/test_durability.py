@@ -66,7 +66,7 @@ def gate(
 
 
 @virtual_time()
-async def test_asynchronous_flush_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_asynchronous_flush_makes_no_sender_wait(tmp_path: Path) -> None:
     with gate(tmp_path, FlushMode.ASYNC, sends_max=1, bytes_max=1) as at:
         for promise in ALL:
             at.store_one(promise)
@@ -77,7 +77,7 @@ async def test_asynchronous_flush_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_with_synchronous_flush_everyone_is_told_once_when_it_is_readable(
+async def test_with_synchronous_flush_every_waiter_is_notified_once_when_readable(
     tmp_path: Path,
 ) -> None:
     with gate(tmp_path) as at:
@@ -94,7 +94,7 @@ async def test_with_synchronous_flush_everyone_is_told_once_when_it_is_readable(
 
 
 @virtual_time()
-async def test_an_answer_that_fails_keeps_no_other_waiting(
+async def test_a_failing_answer_does_not_block_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Outcome) -> None:
@@ -112,7 +112,7 @@ async def test_an_answer_that_fails_keeps_no_other_waiting(
 
 @pytest.mark.parametrize("fails_before", [False, True])
 @virtual_time()
-async def test_a_failed_flush_is_an_error_for_everyone_who_waits(
+async def test_a_failed_flush_is_an_error_for_every_waiter(
     tmp_path: Path, fails_before: bool
 ) -> None:
     with gate(tmp_path) as at:
@@ -132,7 +132,7 @@ async def test_a_failed_flush_is_an_error_for_everyone_who_waits(
 
 
 @virtual_time()
-async def test_a_slow_flush_is_late_only_for_peers_and_stays_unflushed(tmp_path: Path) -> None:
+async def test_a_slow_flush_times_out_only_for_peers_and_stays_unflushed(tmp_path: Path) -> None:
     with gate(tmp_path, sends_max=2) as at:
         stored = at.store_one(Promise.DURABLE)
         at.store_one(Promise.DURABLE_EVENTUALLY)
@@ -155,7 +155,7 @@ async def test_a_slow_flush_is_late_only_for_peers_and_stays_unflushed(tmp_path:
 
 @pytest.mark.parametrize("promise", ALL)
 @virtual_time()
-async def test_unflushed_messages_are_bounded_whatever_they_were_promised(
+async def test_unflushed_messages_are_bounded_whatever_their_guarantee(
     tmp_path: Path, promise: Promise
 ) -> None:
     with gate(tmp_path / "count", sends_max=2) as at:

@@ -39,7 +39,7 @@ def test_only_one_module_appends_to_the_store() -> None:
     assert callers(*appends) == {"broker/message_writer.py"}
 
 
-def test_only_one_module_asks_the_gate() -> None:
+def test_only_one_module_uses_the_gate() -> None:
     asked = [
         f"{owner}{call}"
         for owner in ("", "durability.", "self._durability.")
@@ -58,7 +58,7 @@ def test_what_is_appended_goes_through_the_gate(method: str) -> None:
     assert names & {"acknowledge", "acknowledge_all"}
 
 
-def test_only_the_store_says_that_something_is_appended() -> None:
+def test_only_the_store_reports_an_append() -> None:
     makers = {
         name_of(path)
         for path in mentioning(["Appended"])

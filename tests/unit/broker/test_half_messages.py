@@ -92,7 +92,7 @@ def test_progress_stops_at_the_oldest_open_one() -> None:
     ]
 
 
-def test_what_was_not_seen_may_be_open() -> None:
+def test_unseen_half_messages_may_be_open() -> None:
     ledger = Ledger(QueueOffset(0), QueueOffset(0))
     ledger.add(half(7))
     assert ledger.advance().half == 0
@@ -139,7 +139,7 @@ def test_crowded_means_that_most_have_ended() -> None:
     assert not ledger.is_crowded
 
 
-def test_only_so_many_ended_ones_are_remembered() -> None:
+def test_the_number_of_remembered_ended_transactions_is_bounded() -> None:
     ledger = Ledger(QueueOffset(0), QueueOffset(0))
     for offset in range(CLOSED_MAX + 10):
         close(ledger, offset, offset)

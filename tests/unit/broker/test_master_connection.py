@@ -65,7 +65,7 @@ def follower_of(log: EmptyLog, network: LateNetwork | None = None) -> Follower:
 
 @pytest.mark.parametrize("loses", [False, True], ids=["is told of its end", "is not"])
 @virtual_time()
-async def test_a_connection_that_is_made_too_late_is_closed(loses: bool) -> None:
+async def test_a_connection_established_too_late_is_closed(loses: bool) -> None:
     network = LateNetwork()
     following = asyncio.create_task(follower_of(EmptyLog(), network).run())
     await asyncio.sleep(1)
@@ -83,7 +83,7 @@ async def test_a_connection_that_is_made_too_late_is_closed(loses: bool) -> None
 
 
 @virtual_time()
-async def test_a_flush_that_fails_after_the_connection_is_no_unhandled_error() -> None:
+async def test_a_flush_that_fails_after_the_connection_closed_is_not_an_unhandled_error() -> None:
     unhandled: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     connection = MasterConnection(follower_of(EmptyLog()), cast("Any", None))

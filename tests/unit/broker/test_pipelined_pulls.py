@@ -163,7 +163,7 @@ def totals(broker: Broker) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("change", ["group", "topic"])
-def test_what_changes_counts_for_the_next_chunk(tmp_path: Path, change: str) -> None:
+def test_changes_apply_to_the_next_chunk(tmp_path: Path, change: str) -> None:
     @virtual_time()
     async def main() -> None:
         network = MemoryNetwork(LinkQuality(cut_chance=0))

@@ -96,7 +96,7 @@ def test_a_recorded_slave_asks_name_servers_for_its_master() -> None:
     assert effective(registered, record).replication.master_address == ""
 
 
-def test_claims_of_others_are_passed_over() -> None:
+def test_claims_of_other_brokers_are_ignored() -> None:
     assert parse_claim("not a claim") is None
     assert parse_claim(None) is None
     assert parse_claim(claim(3).encode().decode()) == claim(3)
@@ -128,7 +128,7 @@ async def can_send(replicas: PromotableBrokers, number: int) -> int:
 
 
 @virtual_time()
-async def test_a_running_master_and_its_slave_change_places(tmp_path: Path) -> None:
+async def test_a_running_master_and_its_slave_swap_roles(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         assert await can_send(replicas, 0) == SUCCESS
@@ -154,7 +154,7 @@ async def wait_for_addresses(replicas: PromotableBrokers, expected: dict[int, st
 
 
 @virtual_time()
-async def test_a_master_that_comes_back_is_a_slave_before_it_is_asked(tmp_path: Path) -> None:
+async def test_a_returning_master_is_a_slave_before_it_serves_requests(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         await replicas.crash(0)
@@ -168,7 +168,7 @@ async def test_a_master_that_comes_back_is_a_slave_before_it_is_asked(tmp_path: 
 
 
 @virtual_time()
-async def test_name_servers_remember_promotions_over_their_own_restart(tmp_path: Path) -> None:
+async def test_name_servers_remember_promotions_across_their_own_restart(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         await replicas.crash(0)
@@ -183,7 +183,7 @@ async def test_name_servers_remember_promotions_over_their_own_restart(tmp_path:
 
 
 @virtual_time()
-async def test_a_replicated_master_without_name_servers_takes_no_writes(tmp_path: Path) -> None:
+async def test_a_replicated_master_without_name_servers_accepts_no_writes(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         await replicas.stop(0)
@@ -224,7 +224,7 @@ async def test_a_master_that_was_cut_off_learns_that_it_was_replaced(tmp_path: P
 
 
 @virtual_time()
-async def test_a_promotion_lasts(tmp_path: Path) -> None:
+async def test_a_promotion_survives_a_restart(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         details(await replicas.promote(1, "SYNC_MASTER"))
@@ -266,7 +266,7 @@ async def test_a_promoted_slave_has_the_tables(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_promoted_slave_grants_locks_when_those_of_the_last_master_are_over(
+async def test_a_promoted_slave_grants_locks_once_those_of_the_old_master_expired(
     tmp_path: Path,
 ) -> None:
     """A listener of the owner may run for 30 s under a lock that the last master has renewed."""
@@ -299,7 +299,7 @@ async def locked(replicas: PromotableBrokers, number: int, client_id: str) -> in
 
 
 @virtual_time()
-async def test_three_name_servers_need_not_all_be_there(tmp_path: Path) -> None:
+async def test_a_majority_of_three_name_servers_is_enough(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path, nameservers=3) as replicas:
         await until_known(replicas)
         await replicas.stop_nameserver(0)
@@ -330,7 +330,7 @@ async def test_a_minority_of_name_servers_is_not_enough(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_name_servers_refuse_masters_that_were_replaced(tmp_path: Path) -> None:
+async def test_name_servers_reject_masters_that_were_replaced(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         entry = headers.KvEntry(
             namespace=CLAIMS_NAMESPACE, key=NAME, value=claim(7).encode().decode()
@@ -369,7 +369,7 @@ async def test_masters_and_bad_roles_cannot_be_promoted(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_older_claims_fence_nobody(tmp_path: Path) -> None:
+async def test_older_claims_fence_no_broker(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         details(await replicas.promote(1))
@@ -439,7 +439,7 @@ async def test_a_master_registers_with_the_epoch_that_it_started_with(tmp_path: 
 
 
 @virtual_time()
-async def test_a_slave_with_a_fixed_master_says_that_the_master_has_moved(
+async def test_a_slave_with_a_fixed_master_reports_that_the_master_has_moved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with promotable_brokers(tmp_path) as replicas:
@@ -529,7 +529,7 @@ async def test_a_switch_over_loses_nothing(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_was_not_replicated_is_kept_aside_and_reported(
+async def test_unreplicated_messages_are_saved_aside_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with promotable_brokers(tmp_path) as replicas:
@@ -578,7 +578,7 @@ async def test_operators_see_roles_and_the_link(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_a_sync_master_acknowledged_survives_it(tmp_path: Path) -> None:
+async def test_messages_acknowledged_by_a_sync_master_survive_its_loss(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         await replicas.stop(0)

@@ -54,7 +54,7 @@ def test_a_send_is_not_answered_before_the_flush(tmp_path: Path, disk: StuckDisk
     run()
 
 
-def test_a_slow_and_a_failed_flush_are_told_apart(tmp_path: Path, disk: StuckDisk) -> None:
+def test_a_slow_and_a_failed_flush_are_distinguished(tmp_path: Path, disk: StuckDisk) -> None:
     @virtual_time()
     async def run() -> None:
         async with running_broker(tmp_path, store=SYNC_STORE) as (_, client):
@@ -74,7 +74,7 @@ def test_a_slow_and_a_failed_flush_are_told_apart(tmp_path: Path, disk: StuckDis
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_delivery_whose_flush_failed_waits_for_nobody(
+def test_a_delivery_whose_flush_failed_is_retried_without_waiting(
     tmp_path: Path, disk: StuckDisk, others: int
 ) -> None:
     @virtual_time()
@@ -94,7 +94,7 @@ def test_a_delivery_whose_flush_failed_waits_for_nobody(
     run()
 
 
-def test_a_delivery_whose_flush_fails_at_once_is_tried_again_after_a_pause(
+def test_a_delivery_whose_flush_fails_immediately_is_retried_after_a_pause(
     tmp_path: Path, disk: StuckDisk
 ) -> None:
     @virtual_time()
@@ -132,7 +132,7 @@ async def send_delayed(broker: Broker, client: Client, disk: StuckDisk) -> None:
     assert (await sending).code == ResponseCode.SUCCESS
 
 
-def test_a_closing_broker_answers_what_it_has_stored(tmp_path: Path, disk: StuckDisk) -> None:
+def test_a_closing_broker_acknowledges_what_it_has_stored(tmp_path: Path, disk: StuckDisk) -> None:
     @virtual_time()
     async def run() -> None:
         async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
@@ -172,7 +172,7 @@ def test_too_many_sends_that_wait_for_the_disk(tmp_path: Path, disk: StuckDisk) 
 @pytest.mark.parametrize(
     "bound", [OverloadConfig(sends_waiting_max=3), OverloadConfig(unflushed_bytes_max=350)]
 )
-def test_unflushed_messages_are_bounded_although_nobody_waits(
+def test_unflushed_messages_are_bounded_without_waiters(
     tmp_path: Path, disk: StuckDisk, bound: OverloadConfig
 ) -> None:
     @virtual_time()
@@ -262,7 +262,7 @@ async def send_at_once(network: MemoryNetwork, address: str, count: int) -> list
 
 
 @virtual_time()
-async def test_a_stall_of_the_process_refuses_nobody(tmp_path: Path) -> None:
+async def test_a_stall_of_the_process_rejects_no_send(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with running_broker(tmp_path, network) as (broker, client):
         for stall_ms in (201, 700, 60_000):
@@ -275,7 +275,7 @@ async def test_a_stall_of_the_process_refuses_nobody(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_one_request_that_takes_long_refuses_nobody(
+async def test_one_slow_request_rejects_no_send(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = MemoryNetwork()
@@ -287,7 +287,7 @@ async def test_one_request_that_takes_long_refuses_nobody(
 
 @pytest.mark.parametrize("append_ms", [10, 100])
 @virtual_time()
-async def test_sends_that_waited_too_long_behind_others_are_refused(
+async def test_sends_queued_for_too_long_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, append_ms: int
 ) -> None:
     network = MemoryNetwork()
@@ -304,7 +304,7 @@ async def test_sends_that_waited_too_long_behind_others_are_refused(
 
 
 @virtual_time()
-async def test_busy_is_not_measured_while_no_requests_come(tmp_path: Path) -> None:
+async def test_load_is_not_measured_while_no_requests_arrive(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         await asyncio.sleep(1)
@@ -312,7 +312,7 @@ async def test_busy_is_not_measured_while_no_requests_come(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_a_consumer_that_does_not_read_costs_bounded_memory_and_slows_nobody(
+async def test_a_consumer_that_does_not_read_costs_bounded_memory_and_slows_no_other(
     tmp_path: Path,
 ) -> None:
     network = MemoryNetwork()
@@ -336,7 +336,7 @@ async def test_a_consumer_that_does_not_read_costs_bounded_memory_and_slows_nobo
 
 
 @virtual_time()
-async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
+async def test_the_number_of_connections_is_bounded(tmp_path: Path) -> None:
     network = MemoryNetwork()
     overload = OverloadConfig(connections_max=2)
     async with running_broker(tmp_path, network, overload=overload) as (broker, client):

@@ -131,7 +131,7 @@ async def world(*, started: bool = True, **settings: Any) -> AsyncIterator[World
 
 
 @virtual_time()
-async def test_every_name_server_is_told_at_the_start_and_every_thirty_seconds() -> None:
+async def test_the_broker_registers_everywhere_at_the_start_and_every_30_seconds() -> None:
     async with world() as w:
         await asyncio.sleep(91)
         for server in w.servers:
@@ -146,7 +146,7 @@ async def test_every_name_server_is_told_at_the_start_and_every_thirty_seconds()
 
 
 @virtual_time()
-async def test_a_changed_topic_is_told_at_once_and_alone() -> None:
+async def test_a_changed_topic_is_registered_immediately_and_alone() -> None:
     async with world() as w:
         topic = TopicConfig(topic_name="T")
         await w.topics.update(topic)
@@ -163,7 +163,7 @@ async def test_a_changed_topic_is_told_at_once_and_alone() -> None:
 
 
 @virtual_time()
-async def test_topics_that_come_by_themselves_are_told_without_waiting() -> None:
+async def test_automatically_created_topics_are_registered_without_waiting() -> None:
     async with world() as w:
         for name in "ABC":
             w.topics.create_by_send(name, "TBW102", 4)
@@ -174,7 +174,7 @@ async def test_topics_that_come_by_themselves_are_told_without_waiting() -> None
 
 
 @virtual_time()
-async def test_a_name_server_that_was_away_is_told_everything() -> None:
+async def test_a_returning_name_server_gets_a_full_registration() -> None:
     async with world() as w:
         first, second = w.servers
         await first.stop()
@@ -190,7 +190,7 @@ async def test_a_name_server_that_was_away_is_told_everything() -> None:
 
 
 @virtual_time()
-async def test_changes_that_are_not_a_topics_lead_to_a_whole_registration() -> None:
+async def test_other_changes_than_of_a_topic_cause_a_full_registration() -> None:
     async with world() as w:
         await w.topics.update(TopicConfig(topic_name="T"))
         await asyncio.sleep(1)
@@ -202,7 +202,7 @@ async def test_changes_that_are_not_a_topics_lead_to_a_whole_registration() -> N
 
 
 @virtual_time()
-async def test_a_name_server_that_hangs_holds_up_nobody() -> None:
+async def test_a_name_server_that_hangs_does_not_delay_the_others() -> None:
     async with world(timeout_ms=6000) as w:
         hanging, other = w.servers
         hanging.hangs = True
@@ -218,7 +218,7 @@ async def test_a_name_server_that_hangs_holds_up_nobody() -> None:
 
 
 @virtual_time()
-async def test_name_servers_out_of_reach_are_logged_once_and_tried_again(
+async def test_unreachable_name_servers_are_logged_once_and_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "turbopump.broker")
@@ -235,7 +235,7 @@ async def test_name_servers_out_of_reach_are_logged_once_and_tried_again(
 
 
 @virtual_time()
-async def test_a_name_server_that_refuses_is_no_reason_to_fail(
+async def test_a_name_server_that_rejects_does_not_fail_the_broker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with world(started=False) as w:
@@ -288,7 +288,7 @@ async def test_ordered_topics_come_from_the_name_servers() -> None:
 
 
 @virtual_time()
-async def test_without_force_a_name_server_is_asked_first() -> None:
+async def test_without_force_the_name_servers_version_is_queried_first() -> None:
     async with world(forced=False) as w:
         server = w.servers[0]
         await asyncio.sleep(31)
@@ -311,7 +311,7 @@ async def test_the_compressed_form() -> None:
 
 
 @virtual_time()
-async def test_a_change_of_permission_is_told_of_all_topics() -> None:
+async def test_a_change_of_permission_registers_all_topics() -> None:
     async with world() as w:
         access = AccessConfig(permission=4)
         w.registration.config = replace(w.config, access=access)
@@ -323,7 +323,7 @@ async def test_a_change_of_permission_is_told_of_all_topics() -> None:
 
 
 @virtual_time()
-async def test_unregistering_tells_all_and_waits_for_no_one_long() -> None:
+async def test_unregistering_contacts_all_name_servers_and_waits_briefly() -> None:
     async with world() as w:
         w.servers[0].hangs = True
         started_s = virtual_loop().time()

@@ -73,7 +73,7 @@ def test_frames_as_recorded(frames: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(("position", "size"), [(-1, 5), (0, -1), (7, FRAME_BYTES_MAX + 1)])
-def test_frames_that_cannot_be(position: int, size: int) -> None:
+def test_invalid_frames(position: int, size: int) -> None:
     with pytest.raises(FrameError, match=f"frame of {size} bytes at position {position}"):
         list(TransferDecoder().feed(encode_header(PhysicalOffset(position), size)))
 
@@ -198,7 +198,7 @@ async def test_a_new_slave_of_apache_rocketmq_gets_the_last_file_as_recorded() -
 
 
 @virtual_time()
-async def test_messages_are_sent_as_they_come() -> None:
+async def test_messages_are_sent_as_they_arrive() -> None:
     master = Master(end=384_632, segment_bytes=65_536)
     assert master.report(0) == [frame["head"] for frame in MASTER_SIDE[1][1:3]]
     for frame in MASTER_SIDE[1][3:6]:
@@ -220,7 +220,7 @@ async def test_no_frame_goes_across_the_end_of_a_file() -> None:
     [(-1, "must not be negative"), (2**62, "its log ends at"), (100_001, "its log ends at")],
 )
 @virtual_time()
-async def test_a_first_report_that_cannot_be(
+async def test_an_invalid_first_report(
     report: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     master = Master(end=100_000, segment_bytes=40_000)

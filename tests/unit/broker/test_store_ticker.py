@@ -18,7 +18,7 @@ FLUSH = FlushConfig(interval_ms=2000, queue_interval_ms=3000)
 
 
 @virtual_time()
-async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
+async def test_a_message_after_an_idle_period_makes_ticks_frequent_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, ticks = virtual_loop(), list[float]()
@@ -52,7 +52,7 @@ async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
 
 
 @virtual_time()
-async def test_ticks_go_on_after_a_bug(
+async def test_ticks_continue_after_a_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop, ticks = virtual_loop(), list[float]()

@@ -70,7 +70,7 @@ async def test_a_heartbeat_registers_the_expression(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_wrong_expression_is_reported_to_whoever_pulls(tmp_path: Path) -> None:
+async def test_an_invalid_expression_is_reported_to_pulls(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await send_orders(client)
         await beat(client, "amount >< 3")
@@ -80,7 +80,7 @@ async def test_a_wrong_expression_is_reported_to_whoever_pulls(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_what_is_wrong_with_a_long_expression_is_not_cut_off(tmp_path: Path) -> None:
+async def test_the_error_of_a_long_expression_is_not_cut_off(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await send_orders(client)
         for expression in ("(" * 5000, "amount > 5 AND " * 1000):
@@ -90,7 +90,7 @@ async def test_what_is_wrong_with_a_long_expression_is_not_cut_off(tmp_path: Pat
 
 
 @virtual_time()
-async def test_a_kind_of_expression_that_does_not_exist(tmp_path: Path) -> None:
+async def test_an_unknown_expression_type(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await send_orders(client)
         await beat(client, "amount > 5", kind="sql92")
@@ -195,7 +195,7 @@ async def test_a_rare_match_is_found_in_bounded_steps(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_others_are_served_while_a_rare_match_is_searched_for(tmp_path: Path) -> None:
+async def test_other_clients_are_served_during_the_search_for_a_rare_match(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with running_broker(tmp_path, network) as (broker, client):
         for number in range(3000):
@@ -226,7 +226,7 @@ async def test_others_are_served_while_a_rare_match_is_searched_for(tmp_path: Pa
 
 
 @virtual_time()
-async def test_sql_can_be_switched_off(tmp_path: Path) -> None:
+async def test_sql_can_be_disabled(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await send_orders(client)
         await beat(client, "amount > 5")

@@ -43,7 +43,7 @@ from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC, HALF_OPERATIONS_TOPIC,
 
 
 @virtual_time()
-async def test_a_producer_is_asked_about_what_does_not_end(tmp_path: Path) -> None:
+async def test_a_producer_is_asked_about_open_transactions(tmp_path: Path) -> None:
     async with world(tmp_path, decide=lambda _: COMMIT) as (_, client, producer):
         await producer.commit(b"ended")
         place = await producer.half(b"x", KEYS="k")
@@ -65,7 +65,7 @@ async def test_a_producer_is_asked_about_what_does_not_end(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_fifteen_checks_and_then_operators_have_to_look(tmp_path: Path) -> None:
+async def test_after_fifteen_checks_the_transaction_is_left_to_operators(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         await producer.half(b"x")
         start_ms = virtual_loop().clock.now_ms()
@@ -84,7 +84,7 @@ async def test_fifteen_checks_and_then_operators_have_to_look(tmp_path: Path) ->
 
 
 @virtual_time()
-async def test_a_late_commit_of_what_was_given_up_counts(tmp_path: Path) -> None:
+async def test_a_late_commit_of_an_abandoned_transaction_counts(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x")
         await asyncio.sleep(20 * INTERVAL_S)
@@ -101,7 +101,7 @@ async def resume(client: Client, message_id: str) -> Any:
 
 
 @virtual_time()
-async def test_what_was_given_up_can_be_resumed(tmp_path: Path) -> None:
+async def test_an_abandoned_transaction_can_be_resumed(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         await producer.half(b"x")
         await asyncio.sleep(20 * INTERVAL_S)
@@ -119,7 +119,7 @@ async def test_what_was_given_up_can_be_resumed(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_was_resumed_and_rolled_back_has_ended(tmp_path: Path) -> None:
+async def test_a_resumed_and_rolled_back_transaction_has_ended(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x")
         await asyncio.sleep(17 * INTERVAL_S)
@@ -135,7 +135,7 @@ async def test_what_was_resumed_and_rolled_back_has_ended(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_what_was_given_up_and_rolled_back_has_ended(tmp_path: Path) -> None:
+async def test_an_abandoned_and_rolled_back_transaction_has_ended(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x")
         await asyncio.sleep(17 * INTERVAL_S)
@@ -205,7 +205,7 @@ async def test_resuming_needs_no_index(tmp_path: Path, decision: int) -> None:
 
 
 @virtual_time()
-async def test_what_is_being_committed_late_cannot_be_resumed(tmp_path: Path) -> None:
+async def test_a_transaction_being_committed_late_cannot_be_resumed(tmp_path: Path) -> None:
     with stuck_disk() as disk:
         async with world(tmp_path, store=SYNC_STORE) as (broker, client, producer):
             place = await half_on(disk, broker, producer)
@@ -308,7 +308,7 @@ async def test_a_day_without_a_producer_costs_no_check(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @virtual_time()
-async def test_half_messages_older_than_the_log_keeps_are_given_up(tmp_path: Path) -> None:
+async def test_half_messages_older_than_the_retention_are_abandoned(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await client.send(b"x", named={"TRAN_MSG": "true", "PGROUP": GROUP})
         await asyncio.sleep(71 * 3600)
@@ -341,7 +341,7 @@ async def test_producers_of_a_group_are_asked_in_turn(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_checks_go_on_after_a_restart_where_they_were(tmp_path: Path) -> None:
+async def test_checks_resume_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, _client, producer):
         await producer.half(b"x")
         await asyncio.sleep(5 * INTERVAL_S + 1)
@@ -373,7 +373,7 @@ async def test_an_end_for_an_old_copy_just_after_a_restart(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @virtual_time()
-async def test_thousands_open_at_once(tmp_path: Path) -> None:
+async def test_thousands_of_open_transactions(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, client, producer):
         places = [await producer.half(b"%d" % number) for number in range(2000)]
         producer.decide = lambda asked: COMMIT if int(asked.message.body) % 2 else ROLLBACK
@@ -389,7 +389,7 @@ async def test_thousands_open_at_once(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_stays_open_for_long_is_copied_behind_what_has_ended(
+async def test_long_open_transactions_are_copied_behind_ended_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a restart would read everything since; the copy costs no check."""
@@ -411,7 +411,7 @@ async def test_what_stays_open_for_long_is_copied_behind_what_has_ended(
 
 
 @virtual_time()
-async def test_what_was_copied_without_a_check_is_open_after_a_restart(
+async def test_a_transaction_copied_without_a_check_is_open_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "CLOSED_MAX", 10)
@@ -503,7 +503,7 @@ async def test_a_commit_that_is_lost_can_be_repeated(tmp_path: Path) -> None:
     [RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "no space is left"), LookupError("a bug")],
 )
 @virtual_time()
-async def test_operations_that_a_full_disk_refuses_are_written_later(
+async def test_operations_that_a_full_disk_rejects_are_written_later(
     tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path) as (broker, client, producer):
@@ -586,7 +586,7 @@ def counted(broker: Broker, calls: Counter[str]) -> Iterator[None]:
 
 
 @virtual_time()
-async def test_a_round_costs_by_what_is_open_not_by_what_was_sent(tmp_path: Path) -> None:
+async def test_the_cost_of_a_round_depends_on_open_not_on_sent_transactions(tmp_path: Path) -> None:
     few = await reads_of_rounds(tmp_path / "few", 3)
     many = await reads_of_rounds(tmp_path / "many", 60)
     assert many == few

@@ -65,7 +65,7 @@ async def test_a_half_message_is_visible_after_its_commit_only(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_the_operation_is_that_of_the_original(tmp_path: Path) -> None:
+async def test_the_operation_equals_that_of_apache_rocketmq(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, client, producer):
         await producer.half(b"open")
         await producer.commit(b"committed")
@@ -80,7 +80,7 @@ async def test_the_operation_is_that_of_the_original(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_answers_name_the_queue_that_was_asked_for(tmp_path: Path) -> None:
+async def test_responses_name_the_requested_queue(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         await producer.half()
         named = {"TRAN_MSG": "true", "PGROUP": GROUP}
@@ -125,7 +125,7 @@ async def test_retried_copies_of_committed_messages_are_no_half_messages(tmp_pat
 
 
 @virtual_time()
-async def test_half_messages_can_be_refused(tmp_path: Path) -> None:
+async def test_half_messages_can_be_rejected(tmp_path: Path) -> None:
     refused = TransactionsConfig(rejected=True)
     async with running_broker(tmp_path, transactions=refused) as (_, client):
         answer = await client.send(named={"TRAN_MSG": "true", "PGROUP": GROUP})
@@ -214,7 +214,7 @@ async def test_unknown_gets_no_answer_and_changes_nothing(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_repeated_ends_are_acknowledged_once_more_and_change_nothing(tmp_path: Path) -> None:
+async def test_repeated_ends_are_acknowledged_again_and_change_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         place, other = await producer.half(b"x"), await producer.half(b"y")
         for _ in range(3):
@@ -300,7 +300,7 @@ async def test_a_slow_disk_is_reported_and_the_commit_counts_once(tmp_path: Path
 
 
 @virtual_time()
-async def test_an_end_that_a_bug_keeps_from_the_store_can_be_repeated(
+async def test_an_end_that_a_bug_kept_from_being_stored_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -397,7 +397,7 @@ async def test_a_commit_without_an_operation_is_found(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_commit_makes_its_topic_if_that_is_gone(tmp_path: Path) -> None:
+async def test_a_commit_recreates_a_deleted_topic(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, client, producer):
         place = await producer.half(b"x", "New")
         assert await broker.state.topics.delete("New")
@@ -406,7 +406,7 @@ async def test_a_commit_makes_its_topic_if_that_is_gone(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_requests_without_their_fields_are_refused(tmp_path: Path) -> None:
+async def test_requests_with_missing_fields_are_rejected(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, _):
         for code in (RequestCode.END_TRANSACTION, RequestCode.RESUME_CHECK_HALF_MESSAGE):
             assert (await client.ask(code)).code == ResponseCode.SYSTEM_ERROR

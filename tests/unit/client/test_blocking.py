@@ -72,7 +72,7 @@ class BlockingFatal(Blocking[Fatal]):
     end_the_loop = blocking(Fatal.end_the_loop)
 
 
-def test_nobody_waits_for_a_loop_that_has_ended() -> None:
+def test_no_caller_waits_for_a_stopped_loop() -> None:
     program = """
 from unit.client.test_blocking import BlockingFatal
 from turbopump.errors import NotRunning

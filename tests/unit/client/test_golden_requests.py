@@ -126,7 +126,7 @@ def test_a_compressed_send_and_a_delayed_one(sent: Recorder) -> None:
     assert properties.decode((send_with(sent, "TagD").ext_fields or {})["i"])["DELAY"] == "1"
 
 
-def test_a_batch_is_made_like_the_recorded_one(sent: Recorder) -> None:
+def test_a_batch_is_encoded_like_the_recorded_one(sent: Recorder) -> None:
     (ours,) = sent.of(RequestCode.SEND_BATCH_MESSAGE)
     recorded = framing.decode(frame("send_batch.request"))
     assert (ours.ext_fields or {})["i"] == (recorded.ext_fields or {})["i"]

@@ -56,7 +56,7 @@ def write_offsets(path: Path, offsets: Mapping[MessageQueue, QueueOffset]) -> No
     TableFile(path, is_verbatim=True).save(body, DataVersion())
 
 
-def test_a_file_of_the_original_is_read() -> None:
+def test_a_file_of_apache_rocketmq_is_read() -> None:
     found = read_offsets(DATA / "config" / "client_local_offsets.json")
     queues = {MessageQueue("TopicTest", "broker-a", number) for number in range(4)}
     assert set(found) == queues
@@ -64,7 +64,7 @@ def test_a_file_of_the_original_is_read() -> None:
 
 
 @virtual_time()
-async def test_what_is_written_has_the_form_of_the_original(tmp_path: Path) -> None:
+async def test_the_file_has_the_format_of_apache_rocketmq(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = LocalOffsets(path, virtual_machine(REAL_FILES))
     await store.open()
@@ -79,7 +79,7 @@ async def test_what_is_written_has_the_form_of_the_original(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("backup", ['{"offsetTable":', None])
 @virtual_time()
-async def test_what_nobody_can_read_does_not_keep_a_consumer_from_starting(
+async def test_an_unreadable_file_does_not_prevent_a_consumer_from_starting(
     tmp_path: Path, backup: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "offsets.json"
@@ -131,7 +131,7 @@ async def test_a_directory_that_cannot_be_written_is_logged(
 
 
 @virtual_time()
-async def test_offsets_that_could_not_be_written_are_written_when_they_can_be(
+async def test_offsets_that_could_not_be_written_are_retried(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "g").write_text("")
@@ -176,7 +176,7 @@ async def test_offsets_are_committed_every_five_seconds_and_on_close(tmp_path: P
 
 
 @virtual_time()
-async def test_an_offset_that_stays_the_same_is_told_twice_and_then_now_and_then(
+async def test_an_unchanged_offset_is_committed_twice_and_then_occasionally(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -194,7 +194,7 @@ async def test_an_offset_that_stays_the_same_is_told_twice_and_then_now_and_then
             assert again - told == told // 2
 
 
-def test_what_was_told_is_enough_for_a_while() -> None:
+def test_a_repeated_commit_settles_an_offset_for_a_while() -> None:
     told = CommitHistory()
     assert not told.is_settled(QueueOffset(3), 0)
     told.note(QueueOffset(3), 0)
@@ -209,7 +209,7 @@ def test_what_was_told_is_enough_for_a_while() -> None:
 
 @pytest.mark.parametrize("orderly", [False, True])
 @virtual_time()
-async def test_a_reset_goes_back_and_everything_comes_again(tmp_path: Path, orderly: bool) -> None:
+async def test_a_reset_rewinds_and_redelivers_everything(tmp_path: Path, orderly: bool) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"%d" % number for number in range(20)])
         start_ms = world.clock.now_ms() - 1_000_000
@@ -268,7 +268,7 @@ async def test_an_offset_beyond_the_queue_is_corrected(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_an_error_is_not_taken_for_no_offset(tmp_path: Path) -> None:
+async def test_an_error_does_not_count_as_no_offset(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"] * 3, to=QUEUE)
         seen, recorder = Seen(), Recorder()
@@ -322,7 +322,7 @@ async def test_a_queue_that_changes_while_a_broker_is_compared(
 
 
 @virtual_time()
-async def test_an_idle_consumer_looks_for_news_in_vain(tmp_path: Path) -> None:
+async def test_an_idle_consumer_has_no_uncommitted_offsets(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world, world.session() as session:
         await make_topic(world)
         await session.route("T")

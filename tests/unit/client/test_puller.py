@@ -79,7 +79,7 @@ async def test_one_pull_is_held_at_a_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_progress_travels_with_pulls(tmp_path: Path) -> None:
+async def test_pulls_carry_the_committed_offset(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen, pulls = Seen(), PullTimes(world)

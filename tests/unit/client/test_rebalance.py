@@ -83,7 +83,7 @@ async def test_nothing_is_lost_or_committed_backwards_while_members_change(
 
 
 @virtual_time()
-async def test_a_member_that_dies_is_replaced_at_once(tmp_path: Path) -> None:
+async def test_a_member_that_dies_is_replaced_immediately(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         async with consuming(world, Seen(), "10.0.1.1") as one:
@@ -112,7 +112,7 @@ async def test_a_member_that_falls_silent_is_replaced_after_two_minutes(tmp_path
 
 
 @virtual_time()
-async def test_what_a_listener_says_of_a_lost_queue_is_ignored(tmp_path: Path) -> None:
+async def test_a_listeners_result_for_a_lost_queue_is_ignored(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         for number in range(4):
             await send(world, [b"%d" % number], to=MessageQueue("T", "a", number))
@@ -133,7 +133,7 @@ async def test_what_a_listener_says_of_a_lost_queue_is_ignored(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_a_queue_whose_pulling_died_is_begun_anew(tmp_path: Path) -> None:
+async def test_a_queue_whose_puller_died_is_restarted(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen = Seen()
@@ -149,7 +149,7 @@ async def test_a_queue_whose_pulling_died_is_begun_anew(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_group_that_cannot_be_asked_keeps_its_queues(tmp_path: Path) -> None:
+async def test_queues_are_kept_when_the_group_cannot_be_queried(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         seen = Seen()
@@ -171,7 +171,7 @@ def forget_client(world: Cluster, host: str) -> None:
 
 
 @virtual_time()
-async def test_a_member_that_is_missing_from_the_list_says_so_before_it_drops_anything(
+async def test_a_member_missing_from_the_list_sends_a_heartbeat_before_it_drops_queues(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -245,7 +245,7 @@ async def test_members_agree_whatever_the_strategy(tmp_path: Path, strategy: obj
 
 
 @virtual_time()
-async def test_the_group_is_looked_at_every_twenty_seconds(tmp_path: Path) -> None:
+async def test_the_group_is_checked_every_twenty_seconds(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         recorder = Recorder()
@@ -284,7 +284,7 @@ async def test_broadcasting_gives_every_message_to_every_member(tmp_path: Path) 
 
 
 @virtual_time()
-async def test_a_strategy_that_fails_leaves_everything_as_it_is(
+async def test_a_strategy_that_fails_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing: list[bool] = []
@@ -321,7 +321,7 @@ async def test_fixed_queues_are_all_that_is_consumed(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_balancing_twice_at_once_gains_a_queue_once(tmp_path: Path) -> None:
+async def test_concurrent_rebalances_gain_a_queue_once(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         await make_topic(world, "T2")

@@ -56,7 +56,7 @@ async def test_requests_are_replied_to_whichever_broker_has_them(tmp_path: Path)
 
 
 @virtual_time()
-async def test_a_reply_that_does_not_come_in_time(tmp_path: Path) -> None:
+async def test_a_reply_that_does_not_arrive_in_time(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as world,
         Producer("asking", session=world.session()) as asking,
@@ -68,7 +68,7 @@ async def test_a_reply_that_does_not_come_in_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_who_replies_hears_that_nobody_is_there(tmp_path: Path) -> None:
+async def test_replying_to_a_disconnected_client_is_an_error(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         async with Producer("asking", session=world.session()) as asking:
             with pytest.raises(RequestTimeout):

@@ -53,7 +53,7 @@ def on_loop(answer: Any) -> Callable[[MessageView], Any]:
 @pytest.mark.parametrize("kind", [plain, on_loop])
 @pytest.mark.parametrize("state", [COMMIT, ROLLBACK, UNKNOWN])
 @virtual_time()
-async def test_answers_go_to_the_place_that_was_asked_for(
+async def test_answers_name_the_checked_half_message(
     kind: Callable[[Any], Any], state: TransactionState
 ) -> None:
     async with transaction_world() as world, left_open(world, kind(state)) as (_, half):
@@ -119,7 +119,7 @@ async def test_a_check_that_waits_for_something_cancelled_means_unknown() -> Non
 @pytest.mark.parametrize("kind", [plain, on_loop])
 @pytest.mark.parametrize("answer", [None, True, False, "COMMIT", 8])
 @virtual_time()
-async def test_what_is_no_state_is_logged_and_means_unknown(
+async def test_an_invalid_state_is_logged_and_means_unknown(
     kind: Callable[[Any], Any], answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with transaction_world() as world, left_open(world, kind(answer)) as (_, half):
@@ -277,7 +277,7 @@ async def test_closing_answers_the_check_that_runs_and_drops_those_that_wait() -
 
 
 @virtual_time()
-async def test_closing_does_not_wait_for_ever_for_a_check() -> None:
+async def test_closing_waits_for_a_check_for_a_limited_time() -> None:
     async def check(message: MessageView) -> TransactionState:
         await asyncio.sleep(3600)
         return COMMIT
@@ -339,7 +339,7 @@ async def test_brokers_know_the_group_before_anything_is_sent() -> None:
 
 
 @virtual_time()
-async def test_only_the_brokers_of_given_topics_are_told() -> None:
+async def test_only_the_brokers_of_given_topics_get_heartbeats() -> None:
     async with (
         transaction_world() as world,
         TransactionProducer(
@@ -351,7 +351,7 @@ async def test_only_the_brokers_of_given_topics_are_told() -> None:
 
 
 @virtual_time()
-async def test_brokers_that_cannot_be_reached_at_the_start_are_told_later() -> None:
+async def test_brokers_unreachable_at_the_start_get_heartbeats_later() -> None:
     async with transaction_world() as world:
         world.network.refuse("10.0.0.1")
         async with TransactionProducer("pg", check=plain(COMMIT), session=world.session()):
@@ -378,7 +378,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
 
 
 @virtual_time()
-async def test_a_plain_producer_of_the_group_tells_that_it_cannot_answer(
+async def test_a_plain_producer_of_the_group_reports_that_it_cannot_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with transaction_world() as world, left_open(world, plain(COMMIT)) as (producer, half):

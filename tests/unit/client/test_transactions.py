@@ -97,7 +97,7 @@ async def test_requests_are_like_the_recorded_ones(name: str, state: Transaction
 
 
 @virtual_time()
-async def test_the_end_names_the_place_that_the_broker_answered() -> None:
+async def test_the_end_names_the_position_the_broker_returned() -> None:
     async with transaction_world() as world, producing(world) as producer:
         for number in range(3):
             async with producer.transaction(MESSAGE) as transaction:
@@ -323,7 +323,7 @@ async def test_an_unsafe_half_message_is_rolled_back_and_the_block_not_run(
 
 
 @virtual_time()
-async def test_an_answer_that_does_not_say_where_the_half_message_is() -> None:
+async def test_a_response_without_the_position_of_the_half_message() -> None:
     def odd(batch: Batch) -> Command:
         answer = half_stored(batch)
         fields = {**(answer.ext_fields or {}), "msgId": "AB"}
@@ -375,7 +375,7 @@ async def test_a_half_message_that_may_be_stored_is_not_sent_again(
     ],
 )
 @virtual_time()
-async def test_a_half_message_that_was_refused_is_sent_again_as_others_are(
+async def test_a_rejected_half_message_is_retried_like_others(
     code: ResponseCode, tries: int
 ) -> None:
     def decide(batch: Batch) -> Command:
@@ -395,7 +395,7 @@ async def test_a_half_message_that_was_refused_is_sent_again_as_others_are(
 
 
 @virtual_time()
-async def test_messages_that_cannot_be_transactional_are_refused() -> None:
+async def test_messages_that_cannot_be_transactional_are_rejected() -> None:
     async with transaction_world() as world, producing(world) as producer:
         with pytest.raises(InvalidArgument, match="the delay of a transactional message must be"):
             async with producer.transaction(Message("T", b"x", delay_level=3)):
@@ -445,7 +445,7 @@ class Ends:
 
 
 @virtual_time()
-async def test_the_end_waits_for_a_broker_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_waits_for_a_broker_that_is_down(caplog: pytest.LogCaptureFixture) -> None:
     hook = Ends()
     async with transaction_world() as world, producing(world, hooks=[hook]) as producer:
         async with producer.transaction(MESSAGE):

@@ -210,7 +210,7 @@ async def test_a_late_end_and_checks_of_another_producer_make_one_message(
 
 
 @virtual_time()
-async def test_what_is_never_known_is_never_seen(tmp_path: Path) -> None:
+async def test_a_transaction_that_stays_unknown_is_never_visible(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, database), producer_of(cluster, database) as producer:
         database.missing = UNKNOWN
         async with producer.transaction(Message("orders", b"hello")) as transaction:

@@ -42,7 +42,7 @@ def read(queue: ConsumeQueue, offset: int, count: int) -> list[int] | None:
 
 
 @pytest.mark.parametrize("left", [0, 3])
-def test_units_that_were_cut_off_do_not_come_back(queue: ConsumeQueue, left: int) -> None:
+def test_truncated_units_do_not_reappear(queue: ConsumeQueue, left: int) -> None:
     extend(queue, 8)
     assert read(queue, 0, 2) == [0, 100]
     assert read(queue, 2, 2) == [200, 300]
@@ -55,7 +55,7 @@ def test_units_that_were_cut_off_do_not_come_back(queue: ConsumeQueue, left: int
     assert [position for at in range(8) for position in read(queue, at, 1) or ()] == kept + new
 
 
-def test_units_of_deleted_files_are_gone(queue: ConsumeQueue) -> None:
+def test_units_of_deleted_files_are_removed(queue: ConsumeQueue) -> None:
     extend(queue, 2 * UNITS_PER_FILE)
     near = UNITS_PER_FILE - 9
     assert read(queue, near, 2) == [near * MESSAGE_BYTES, (near + 1) * MESSAGE_BYTES]

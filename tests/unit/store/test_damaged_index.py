@@ -94,7 +94,7 @@ def test_an_index_ahead_of_a_log_that_a_power_failure_cut_is_not_damaged(
         assert missing(store) == [*range(45, COUNT)]
 
 
-def test_searches_by_time_pass_over_damaged_messages(tmp_path: Path) -> None:
+def test_searches_by_time_skip_damaged_messages(tmp_path: Path) -> None:
     clock = ManualClock()
     config = small_config(queue_segment_units=100)
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:

@@ -178,7 +178,7 @@ def test_a_damaged_record_is_skipped_and_reported(
         assert part in line
 
 
-def test_garbage_in_an_old_segment_takes_only_what_it_covers(
+def test_garbage_in_an_old_segment_affects_only_what_it_covers(
     whole: Path, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Store.open(whole, CONFIG) as store:
@@ -268,7 +268,7 @@ def test_many_units_with_addresses_of_both_kinds(tmp_path: Path) -> None:
             assert store.damage.repaired_units == (path is not None)
 
 
-def test_a_segment_that_is_cut_under_an_open_store(root: Path) -> None:
+def test_a_segment_truncated_under_an_open_store(root: Path) -> None:
     with Store.open(root, CONFIG) as store:
         expected = everything(store)
         path = sorted((root / "commitlog").iterdir())[1]
@@ -307,7 +307,7 @@ def test_a_search_in_the_log_is_bounded_per_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", range(1, 9))
-def test_a_reader_who_begins_among_damaged_units_gets_all_that_follow(
+def test_a_reader_that_starts_among_damaged_units_gets_all_that_follow(
     offset: int, whole: Path, root: Path
 ) -> None:
     path = unit_file(root)
@@ -323,7 +323,7 @@ def test_a_reader_who_begins_among_damaged_units_gets_all_that_follow(
         assert store.damage.messages == 0
 
 
-def test_searches_for_more_queues_than_are_searched_at_once_all_end(
+def test_searches_beyond_the_concurrency_limit_all_end(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unit_repair, "_SEARCHES_MAX", 2)
@@ -343,7 +343,7 @@ def test_searches_for_more_queues_than_are_searched_at_once_all_end(
         assert [len(messages) for messages in everything(store).values()] == [COUNT // 3] * 3
 
 
-def test_a_queue_file_before_lost_messages_is_kept(whole: Path, root: Path) -> None:
+def test_a_queue_file_before_lost_messages_is_preserved(whole: Path, root: Path) -> None:
     with Store.open(whole, CONFIG) as store:
         expected = everything(store)["Topic", 0]
     # The last messages of the queue's first file, and the first ones of the next.
@@ -361,7 +361,7 @@ def test_a_queue_file_before_lost_messages_is_kept(whole: Path, root: Path) -> N
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_a_topic_made_again_whose_last_messages_are_lost_is_kept(
+def test_a_recreated_topic_whose_last_messages_are_lost_is_preserved(
     crashed: bool, tmp_path: Path
 ) -> None:
     with Store.open(tmp_path, CONFIG) as store:
@@ -383,7 +383,7 @@ def test_a_topic_made_again_whose_last_messages_are_lost_is_kept(
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_a_damaged_body_of_the_last_message_is_kept(root: Path, crashed: bool) -> None:
+def test_a_damaged_body_of_the_last_message_is_preserved(root: Path, crashed: bool) -> None:
     with Store.open(root, CONFIG) as store:
         last = decode_record(everything(store)["Other", 0][-1][1])
         end = store.written_end

@@ -243,7 +243,7 @@ CUTS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(SENDS, CUTS, st.booleans(), st.booleans())
-def test_slaves_enter_the_same(
+def test_slaves_add_the_same_entries(
     tmp_path_factory: pytest.TempPathFactory,
     sends: list[tuple[str, int, int, dict[str, str], int]],
     cuts: list[tuple[int, int]],
@@ -344,7 +344,7 @@ def state(slave: Store) -> Any:
     )  # fmt: skip
 
 
-def test_a_slave_enters_ordinary_messages_by_column(tmp_path: Path) -> None:
+def test_a_slave_adds_ordinary_messages_by_column(tmp_path: Path) -> None:
     """Or the comparison above would compare nothing."""
     with (
         Store.open(tmp_path / "m", SLAVE_CONFIG) as master,

@@ -106,7 +106,7 @@ class FewFiles(Files):
         return 400
 
 
-def test_cached_files_give_way_when_the_process_has_too_many(tmp_path: Path) -> None:
+def test_cached_files_are_closed_when_the_process_has_too_many(tmp_path: Path) -> None:
     files = FewFiles()
     with Store.open(tmp_path, small_config(), machine=Machine(files=files)) as store:
         for number in range(200):
@@ -136,7 +136,7 @@ class OtherDisks(Files):
         super().rename(old, new)
 
 
-def test_parts_may_lie_on_disks_of_their_own(tmp_path: Path) -> None:
+def test_parts_may_be_on_separate_disks(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(), machine=Machine(files=OtherDisks())) as store:
         for number in range(10):
             store.append([record(b"%d" % number * 500, KEYS="k")])
@@ -154,7 +154,7 @@ def stored(store: Store, *args: bytes, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("extra", [1, 2])
-def test_files_made_in_advance_are_no_obstacle(tmp_path: Path, extra: int) -> None:
+def test_preallocated_files_are_accepted(tmp_path: Path, extra: int) -> None:
     with Store.open(tmp_path, small_config()) as store:
         stored(store, b"before")
     for number in range(extra):

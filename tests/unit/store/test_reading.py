@@ -74,7 +74,7 @@ def content(outcome: ReadOutcome) -> object:
     count_max=2,
     written=0,
 )
-def test_the_short_cut_finds_the_same(
+def test_the_fast_path_finds_the_same(
     queues: list[tuple[int, int]], limits: ReadLimits, count_max: int, written: int
 ) -> None:
     clock = ManualClock()
@@ -100,14 +100,14 @@ def test_the_short_cut_finds_the_same(
 
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 1000])
-def test_units_are_read_alike_however_many_they_are(count: int) -> None:
+def test_units_are_read_the_same_way_however_many_there_are(count: int) -> None:
     units = [(number * 100, 2**31 - 1 - number, number) for number in range(count + 2)]
     data = b"".join(UNIT.pack(*unit) for unit in units)
     found = positions_and_sizes(data, 1, count)
     assert list(found) == [each for unit in units[1 : count + 1] for each in unit[:2]]
 
 
-def test_little_is_kept_however_many_numbers_of_units_are_asked_for() -> None:
+def test_caches_stay_small_however_many_unit_counts_are_requested() -> None:
     data = bytes(20 * 2000)
     gc.collect()
     tracemalloc.start()
@@ -140,7 +140,7 @@ class CountingFiles(Files):
         return super().read(fd, size, at)
 
 
-def test_whoever_reads_on_needs_few_reads_of_the_file(tmp_path: Path) -> None:
+def test_sequential_reads_need_few_reads_of_the_file(tmp_path: Path) -> None:
     config = small_config(segment_bytes=1 << 20, queue_segment_units=1000)
     with Store.open(tmp_path, config) as store:
         store.append_all([[record(b"%d" % number)] for number in range(900)])

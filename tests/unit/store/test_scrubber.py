@@ -50,7 +50,7 @@ def scrub(store: Store) -> int:
     return slices
 
 
-def test_a_whole_store_is_scrubbed_slice_by_slice(tmp_path: Path) -> None:
+def test_an_intact_store_is_scrubbed_slice_by_slice(tmp_path: Path) -> None:
     fill(tmp_path)
     with Store.open(tmp_path, CONFIG) as store:
         slices = scrub(store)
@@ -110,7 +110,7 @@ def test_damaged_units_of_many_queues_are_rebuilt_without_a_search(
 
 @pytest.mark.parametrize("rate", [0, SLICE_BYTES])
 @virtual_time()
-async def test_the_broker_scrubs_only_if_asked_to(tmp_path: Path, rate: int) -> None:
+async def test_the_broker_scrubs_only_if_configured(tmp_path: Path, rate: int) -> None:
     store = StoreConfig(
         segment_bytes=8 << 20, index_slots=100, index_entries=100, scrub_bytes_per_s=rate
     )

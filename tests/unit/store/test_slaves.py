@@ -87,7 +87,7 @@ def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:
         assert bodies(slave)[-1] == b"mine"
 
 
-def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
+def test_a_slave_whose_disk_fails_copies_the_bytes_again(tmp_path: Path) -> None:
     config = small_config(FlushMode.SYNC)
     files, clock = FaultyFiles(), ManualClock()
     with (
@@ -144,7 +144,7 @@ def copied(master: Store, slave: Store, end: int | None = None) -> None:
 
 @pytest.mark.parametrize("mode", FlushMode)
 @pytest.mark.parametrize("is_reopened", [False, True])
-def test_a_tail_that_differs_is_cut_and_kept(
+def test_a_tail_that_differs_is_truncated_and_saved_aside(
     mode: FlushMode, is_reopened: bool, tmp_path: Path
 ) -> None:
     config = small_config(mode)
@@ -181,7 +181,7 @@ def test_a_tail_that_differs_is_cut_and_kept(
         slave.close()
 
 
-def test_a_cut_that_fails_can_be_repeated_after_the_disk_is_well(tmp_path: Path) -> None:
+def test_a_failed_truncation_can_be_repeated_after_the_disk_recovers(tmp_path: Path) -> None:
     class FailingLater(FaultyFiles):
         syncs_left = 1 << 30
 
@@ -234,7 +234,7 @@ def _is_closed(store: Store) -> bool:
     return False
 
 
-def test_a_store_that_a_failed_cut_has_left_closed_can_be_closed(tmp_path: Path) -> None:
+def test_a_store_closed_by_a_failed_truncation_can_be_closed_again(tmp_path: Path) -> None:
     files = FaultyFiles()
     slave = Store.open(tmp_path, small_config(), machine=Machine(files=files))
     stored(slave, *[b"%02d" % number * 100 for number in range(40)])
@@ -267,7 +267,7 @@ def test_a_log_that_is_dropped_as_a_whole_begins_anywhere(tmp_path: Path) -> Non
         assert bodies(slave) == bodies(master)[low:]
 
 
-def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_a_record_are_rejected(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as slave:
         good = record(b"good").encode(QueueOffset(0), PhysicalOffset(0), 1_700_000_000_000)
         slave.append_raw(PhysicalOffset(0), good[:50])
@@ -304,7 +304,7 @@ def copy_all(master: Store, slave: Store) -> None:
 
 
 @pytest.mark.parametrize("is_told_of_it", [True, False])
-def test_a_topic_made_again_before_the_slave_heard_of_its_deletion(
+def test_a_topic_recreated_before_the_slave_learned_of_its_deletion(
     tmp_path: Path, *, is_told_of_it: bool
 ) -> None:
     config = small_config()
