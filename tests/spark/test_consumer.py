@@ -94,7 +94,7 @@ def place(spark: SparkSession, quick: Standalone, tmp_path: Path) -> Place:
 # --- row by row -----------------------------------------------------------------------------------
 
 
-def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) -> None:
+def test_every_message_succeeds_is_redelivered_or_dead_lettered(place: Place) -> None:
     place.send(["good", "flaky", "hopeless", "never"], tags="wanted")
     place.send(["unwanted"], tags="other")
     log = place.log
@@ -140,7 +140,7 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
     assert progress.is_running
 
 
-def test_sql_chooses_messages_and_what_fails_comes_again(place: Place) -> None:
+def test_sql_selects_messages_and_failed_ones_are_redelivered(place: Place) -> None:
     with Producer("shop", nameserver=place.nameserver) as producer:
         for amount in ("50", "150", "many", "250"):
             producer.send(
@@ -212,7 +212,7 @@ def test_batches_are_answered_row_by_row(
     assert {is_right for _, is_right in place.lines} == {"True"}
 
 
-def test_exception_in_a_batch_sends_all_of_it_back(place: Place) -> None:
+def test_an_exception_in_a_batch_sends_all_of_it_back(place: Place) -> None:
     place.send(["a", "b", "c"])
 
     def handle(messages: Any) -> object:
@@ -229,7 +229,7 @@ def test_exception_in_a_batch_sends_all_of_it_back(place: Place) -> None:
 # --- in order -------------------------------------------------------------------------------------
 
 
-def test_order_of_each_queue_is_kept_across_failures(place: Place) -> None:
+def test_the_order_of_each_queue_is_preserved_across_failures(place: Place) -> None:
     bodies = [str(n) for n in range(30)]
     with Producer("shop", nameserver=place.nameserver) as producer:
         queues = producer.queues(place.topic)
@@ -256,7 +256,7 @@ def test_order_of_each_queue_is_kept_across_failures(place: Place) -> None:
     assert letter.body == b"11"
 
 
-def test_order_can_be_worth_a_failed_query(place: Place) -> None:
+def test_the_query_can_fail_to_preserve_order(place: Place) -> None:
     place.send(["good", "bad", "later"])
     settings = {"ordered": True, "attempts_max": 0, "exhausted": "fail"}
     broken = place.consumer(lambda message: message.body != b"bad", **settings)
@@ -272,7 +272,7 @@ def test_order_can_be_worth_a_failed_query(place: Place) -> None:
 # --- sending back ---------------------------------------------------------------------------------
 
 
-def test_what_no_broker_takes_back_is_an_error() -> None:
+def test_a_message_that_no_broker_takes_back_is_an_error() -> None:
     nowhere = host("127.0.0.1", 1)
     record = Record(
         topic=b"t", queue_id=0, body=b"", born_timestamp_ms=0, born_host=nowhere, store_host=nowhere

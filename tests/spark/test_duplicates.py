@@ -48,7 +48,7 @@ def kept(spark: SparkSession, once: DataFrame, checkpoint: Path) -> list[str]:
     return sorted(row.body for row in spark.table(name).collect())
 
 
-def test_stream_keeps_what_is_hours_older_than_what_it_has_seen(
+def test_stream_retains_messages_hours_older_than_the_newest_seen(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     messages = streamed(
@@ -80,12 +80,12 @@ def test_two_rows_that_got_one_stamp_are_both_kept(spark: SparkSession, tmp_path
     assert sorted(row.body for row in batch.collect()) == ["a", "b"]
 
 
-def test_watermark_before_it_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_watermark_before_it_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     late = streamed(spark, tmp_path / "in").withWatermark("storeTimestamp", "1 minute")
     with pytest.raises(InvalidArgument, match="the watermark on storeTimestamp drops late"):
         without_duplicates(late)
 
 
-def test_it_says_which_columns_it_needs(spark: SparkSession) -> None:
+def test_the_error_names_the_columns_it_needs(spark: SparkSession) -> None:
     with pytest.raises(InvalidArgument, match=r"add .*broker, queueId, queueOffset, properties to"):
         without_duplicates(spark.sql("select 'orders' topic, 'x' body"))

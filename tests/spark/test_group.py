@@ -49,7 +49,7 @@ def rows_of(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def test_what_a_query_has_read_is_the_groups_offset(
+def test_the_query_commits_what_it_has_read_as_the_groups_offset(
     spark: SparkSession, broker: Standalone, topic: str, group: str, tmp_path: Path
 ) -> None:
     fill(broker.nameserver, topic, range(300))

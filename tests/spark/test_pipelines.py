@@ -95,7 +95,7 @@ def old_messages(spark: SparkSession, offsets_ms: list[int]) -> DataFrame:
     return spark.createDataFrame(rows, schema).repartition(3)
 
 
-def test_replay_keeps_content_order_and_spacing(
+def test_replay_preserves_content_order_and_spacing(
     spark: SparkSession, broker: Standalone, name: str
 ) -> None:
     times_ms = [number * 400 for number in range(10)]
@@ -133,7 +133,7 @@ def test_replay_keeps_content_order_and_spacing(
         assert early_ms <= SLICE_MS
 
 
-def test_replay_begins_at_once_though_a_clock_was_set_back(
+def test_replay_starts_immediately_although_a_clock_was_set_back(
     spark: SparkSession, broker: Standalone, name: str
 ) -> None:
     """The earliest time is not that of the first message, which others of its queue wait for."""
@@ -164,7 +164,7 @@ def assert_replayed(message: MessageView, number: int) -> None:
     assert "DELAY" not in own
 
 
-def test_order_of_a_replay_is_left_to_nobody(spark: SparkSession) -> None:
+def test_the_order_of_a_replay_is_fully_determined(spark: SparkSession) -> None:
     """Stamps count rows: were their order left to chance, a repeated task would swap them."""
     rows = [
         (topic, "a", 0, offset, b"", BEGIN + timedelta(milliseconds=stored_ms))
@@ -340,7 +340,7 @@ def test_redrive_sends_each_letter_once(
     assert {each.body for each in stored(broker.nameserver, elsewhere)} == expected
 
 
-def test_redrive_says_what_is_wrong(
+def test_redrive_reports_what_is_wrong(
     spark: SparkSession, broker: Standalone, producer: Producer, run: Callable[..., Result]
 ) -> None:
     unknown = run("redrive", "nobody-knows", "--yes")

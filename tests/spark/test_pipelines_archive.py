@@ -143,7 +143,7 @@ def test_interrupted_merge_is_seen_once_and_finished_by_the_next_run(
     assert len(batch_folders(path)) == 2
 
 
-def test_merge_that_is_not_alone_or_lost_rows_changes_nothing(
+def test_a_merge_that_runs_concurrently_or_loses_rows_changes_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "archive"
@@ -201,7 +201,7 @@ def test_dates_and_hours_are_those_of_utc(spark: SparkSession, zone: str) -> Non
     assert found == [text[:13] for text in texts]
 
 
-def test_archive_elsewhere_keeps_its_settings_and_is_read(
+def test_an_archive_on_another_file_system_keeps_its_settings_and_is_read(
     spark: SparkSession, broker: Standalone, producer: Producer, topic: str, tmp_path: Path
 ) -> None:
     """Through Hadoop, as on any file system that is none of this machine."""
@@ -344,7 +344,7 @@ def test_command_archives_and_reports(
     assert f"similar: {topic}" in missing.stderr
 
 
-def test_bad_wishes_are_named(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
+def test_invalid_options_are_named(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     source = {"nameserver": broker.nameserver, "topic": "TBW102", "columns": "topic,body"}
     with pytest.raises(
         InvalidArgument, match="partition_by must be columns of topic, got 'topic,date'"

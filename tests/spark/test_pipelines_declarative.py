@@ -58,7 +58,7 @@ def rows(table: Path) -> int:
 
 
 @pytest.mark.long
-def test_each_run_takes_what_arrived_since_the_last(broker: Standalone, tmp_path: Path) -> None:
+def test_each_run_reads_what_arrived_since_the_last(broker: Standalone, tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project)
     spec = project / "spark-pipeline.yml"

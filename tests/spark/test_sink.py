@@ -174,7 +174,7 @@ def test_rows_of_a_queue_keep_their_order(
         ("'x' body", {"topic": "a topic"}, ["got 'a topic'"]),
     ],
 )
-def test_driver_refuses_what_cannot_work(
+def test_the_driver_rejects_invalid_writes(
     spark: SparkSession, select: str, options: dict[str, str], words: list[str]
 ) -> None:
     rows = spark.sql(f"select {select}")
@@ -218,7 +218,7 @@ def test_reserved_properties_can_be_dropped(
     assert message.properties[STAMP_PROPERTY] != "old"
 
 
-def test_failed_send_fails_the_job_with_the_brokers_words(
+def test_a_failed_send_fails_the_job_with_the_brokers_message(
     spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     rows = spark.sql("select repeat('x', 3000) body from range(10)").coalesce(1)
@@ -300,7 +300,7 @@ def lines_to_topic(
     )
 
 
-def test_stream_goes_on_where_it_was_and_repeats_what_was_not_committed(
+def test_a_stream_resumes_and_repeats_the_uncommitted_batch(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
 ) -> None:
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
@@ -324,7 +324,7 @@ def test_stream_goes_on_where_it_was_and_repeats_what_was_not_committed(
     }
 
 
-def test_failing_send_ends_the_stream_with_the_brokers_words(
+def test_a_failed_send_ends_the_stream_with_the_brokers_message(
     spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "in"
@@ -360,7 +360,7 @@ def as_rows(spark: SparkSession, messages: list[MessageView]) -> DataFrame:
     return spark.createDataFrame(rows, READ)
 
 
-def test_workers_do_not_look_for_garbage_in_what_lasts(
+def test_workers_exclude_permanent_objects_from_garbage_collection(
     spark: SparkSession, broker: Standalone, topic: str
 ) -> None:
     def set_aside(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -109,7 +109,7 @@ def test_columns_are_chosen_by_option_or_schema(
         wrong.load().collect()
 
 
-def test_a_read_begins_and_ends_where_it_is_told(
+def test_a_read_starts_and_ends_at_the_given_positions(
     spark: SparkSession, broker: Standalone, topic: str, broker_name: str
 ) -> None:
     half_ms = max(
@@ -130,7 +130,7 @@ def test_a_read_begins_and_ends_where_it_is_told(
     assert places == [(0, offset) for offset in range(10, 15)]
 
 
-def test_what_comes_after_planning_is_not_of_the_batch(
+def test_messages_that_arrive_after_planning_are_not_in_the_batch(
     spark: SparkSession, broker: Standalone
 ) -> None:
     name = made_topic(broker.nameserver, fresh_topic(), queues=1)
@@ -184,7 +184,7 @@ def test_names_lie_within_a_namespace(spark: SparkSession, broker: Standalone) -
     assert stored(broker.nameserver, f"staging%{name}")
 
 
-def test_mistakes_are_told_before_anything_is_read(
+def test_invalid_options_are_reported_before_anything_is_read(
     spark: SparkSession, broker: Standalone, topic: str
 ) -> None:
     with pytest.raises(PySparkException, match=r"did you mean startingOffsets\?"):

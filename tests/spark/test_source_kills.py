@@ -34,7 +34,7 @@ def driver(*arguments: str) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_killed_driver_repeats_its_batch_and_goes_on(broker: Standalone, tmp_path: Path) -> None:
+def test_a_killed_driver_repeats_its_batch_and_resumes(broker: Standalone, tmp_path: Path) -> None:
     topic = made_topic(broker.nameserver, fresh_topic(), queues=2)
     fill(broker.nameserver, topic, range(1000, 1100))
     given = (broker.nameserver, topic, str(tmp_path))

@@ -74,7 +74,7 @@ def topic(broker: Standalone) -> str:
     return made_topic(broker.nameserver, fresh_topic(), queues=3)
 
 
-def test_a_stream_goes_on_where_it_was_and_keeps_its_limits(
+def test_a_stream_resumes_from_its_checkpoint_within_its_limits(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
 ) -> None:
     into = Collected()
@@ -117,7 +117,7 @@ def ends(offsets: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "10"}], ids=["all", "limited"])
-def test_a_query_of_one_batch_is_refused(
+def test_a_query_with_a_once_trigger_is_rejected(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path, options: dict[str, str]
 ) -> None:
     rows = stream(spark, broker.nameserver, topic=topic, **options).load()
@@ -162,7 +162,7 @@ def test_a_running_stream_waits_until_there_is_enough(
     assert len(into.batches[1]) >= 50
 
 
-def test_a_stream_goes_on_when_topics_are_deleted_and_queues_closed(
+def test_a_stream_continues_when_topics_are_deleted_and_queues_closed(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
 ) -> None:
     into, gone = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
@@ -237,7 +237,7 @@ def test_an_empty_topic_gives_an_empty_stream(
 # --- failures -------------------------------------------------------------------------------------
 
 
-def test_what_comes_after_a_stream_began_without_topics_is_read_as_a_whole(
+def test_topics_created_after_a_stream_started_without_any_are_read_completely(
     spark: SparkSession, broker: Standalone, tmp_path: Path
 ) -> None:
     into, prefix = Collected(), fresh_topic()
@@ -249,7 +249,7 @@ def test_what_comes_after_a_stream_began_without_topics_is_read_as_a_whole(
     assert into.numbers == list(range(30))
 
 
-def test_a_topic_that_was_made_anew_is_read_as_a_whole(
+def test_a_recreated_topic_is_read_completely(
     spark: SparkSession, broker: Standalone, tmp_path: Path
 ) -> None:
     into, name = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
@@ -265,7 +265,7 @@ def test_a_topic_that_was_made_anew_is_read_as_a_whole(
 
 
 @pytest.mark.parametrize(("count", "is_repeated"), [(20, True), (8, True), (8, False)])
-def test_messages_of_a_recreated_topic_are_never_taken_for_those_of_the_old_one(
+def test_messages_of_a_recreated_topic_are_never_mistaken_for_old_ones(
     spark: SparkSession, broker: Standalone, tmp_path: Path, count: int, *, is_repeated: bool
 ) -> None:
     """A batch that failed is repeated without asking where it ends; others are planned."""
@@ -374,7 +374,9 @@ def test_a_stream_survives_the_restart_of_its_broker(spark: SparkSession, tmp_pa
 SMALL_FILES = {"mappedFileSizeCommitLog": str(300 * 1024), "maxMessageSize": str(64 * 1024)}
 
 
-def test_expired_messages_end_the_stream_or_are_passed(spark: SparkSession, tmp_path: Path) -> None:
+def test_expired_messages_end_the_stream_or_are_skipped(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     name, folder = fresh_topic(), tmp_path / "broker"
     with standalone(folder, SMALL_FILES) as first:
         fill(first.nameserver, made_topic(first.nameserver, name, queues=1), range(100))

@@ -110,7 +110,7 @@ def test_thousands_of_bad_records_are_logged_in_few_lines(caplog: pytest.LogCapt
 # --- options --------------------------------------------------------------------------------------
 
 
-def test_the_column_of_errors_is_there_where_it_makes_sense() -> None:
+def test_the_error_column_exists_where_it_makes_sense() -> None:
     assert columns_of(SERVER) == COLUMNS
     for mode in ("fail", "skip", "DEADLETTER"):
         assert columns_of({**SERVER, "onBadRecord": mode}) == COLUMNS
@@ -138,7 +138,7 @@ def test_the_column_of_errors_is_there_where_it_makes_sense() -> None:
         ({"ignoreDamage": "true"}, r"'ignoreDamage' \(use onBadRecord=skip\)"),
     ],
 )
-def test_what_makes_no_sense_is_named(options: dict[str, str], words: str) -> None:
+def test_invalid_options_are_named(options: dict[str, str], words: str) -> None:
     for parse in (SourceOptions.for_batch, SourceOptions.for_stream):
         with pytest.raises(InvalidArgument, match=words):
             parse({**SERVER, **options})
@@ -157,7 +157,7 @@ def test_where_dead_letters_go() -> None:
     assert DeadLetterTopic.of(SourceOptions.for_batch(SERVER)) is None
 
 
-def test_who_counts_bad_records_gets_them_as_rows() -> None:
+def test_readers_that_count_bad_records_get_them_as_rows() -> None:
     assert counted_options(SERVER) == (SERVER, False)
     null = {**SERVER, "onBadRecord": "null", "columns": "body"}
     assert counted_options(null) == ({**null, "columns": "body,decodeError"}, False)

@@ -106,7 +106,7 @@ async def test_a_topic_without_a_route_does_not_hide_the_others(
 
 
 @virtual_time()
-async def test_topics_that_appear_are_found_and_kept_while_nobody_answers(
+async def test_new_topics_are_found_and_remembered_while_no_server_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = clusters.Recorder()
@@ -168,7 +168,7 @@ async def test_positions_become_offsets(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_batch_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
+async def test_a_batch_that_ends_before_it_starts_is_rejected(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, producer, session):
         before_ms = made.clock.now_ms()
         await fill(producer, 10)
@@ -252,7 +252,7 @@ async def test_a_start_after_the_last_message_is_the_end_or_an_error(tmp_path: P
 
 
 @virtual_time()
-async def test_news_end_the_wait(tmp_path: Path) -> None:
+async def test_an_arrival_ends_the_wait(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, producer, session):
         await fill(producer, 2)
         found = asking(session)
@@ -294,7 +294,7 @@ async def test_the_size_of_messages_in_a_queue_that_is_closed_is_not_known(
 
 
 @virtual_time()
-async def test_a_broker_that_is_silent_is_not_asked_what_it_has_no_longer(tmp_path: Path) -> None:
+async def test_an_unresponsive_broker_is_not_asked_what_it_has_deleted(tmp_path: Path) -> None:
     asked = clusters.Recorder()
     async with (
         clusters.cluster(tmp_path) as made,
@@ -319,7 +319,7 @@ async def test_a_broker_that_is_silent_is_not_asked_what_it_has_no_longer(tmp_pa
 
 
 @virtual_time()
-async def test_what_brokers_do_not_note_is_told_once(
+async def test_what_brokers_do_not_record_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = clusters.Recorder()
@@ -372,7 +372,7 @@ async def test_names_lie_within_a_namespace(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_little_is_asked_about_queues_without_news_and_brokers_that_are_silent(
+async def test_few_requests_are_sent_for_idle_queues_and_unresponsive_brokers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = clusters.Recorder()

@@ -62,7 +62,7 @@ def test_name_servers_may_be_a_list() -> None:
     assert made._options["nameserver"] == "a:1;b:2"
 
 
-def test_expressions_and_tags_are_wanted_by_topic() -> None:
+def test_expressions_and_tags_are_set_by_topic() -> None:
     made = consumer(topics={"orders": Sql("amount > 100"), "refunds": "paid", "others": "*"})
     options = made._options
     assert json.loads(options["sql"]) == {"orders": "amount > 100"}
@@ -79,7 +79,9 @@ def test_expressions_and_tags_are_wanted_by_topic() -> None:
         (datetime(2026, 1, 31, tzinfo=UTC), "group,2026-01-31T00:00:00+00:00"),
     ],
 )
-def test_group_goes_on_where_it_was_or_starts_where_asked(start_from: object, offsets: str) -> None:
+def test_a_group_resumes_from_its_offsets_or_the_given_start(
+    start_from: object, offsets: str
+) -> None:
     assert consumer(start_from=start_from)._options["startingOffsets"] == offsets
 
 
@@ -102,7 +104,7 @@ def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         datetime(2026, 1, 31, 10, tzinfo=WEST),
     ],
 )
-def test_moment_to_start_from_is_the_one_of_push_consumers(moment: datetime) -> None:
+def test_the_start_timestamp_is_that_of_push_consumers(moment: datetime) -> None:
     started = SourceOptions.for_stream(consumer(start_from=moment)._options).start
     assert isinstance(started, positions.OfGroup)
     assert isinstance(started.otherwise, positions.AtTime)
@@ -121,7 +123,7 @@ def test_options_of_the_source_are_passed_on() -> None:
     assert options["maxOffsetsPerTrigger"] == "500"
 
 
-def test_name_servers_of_the_driver_are_meant_on_executors(
+def test_executors_use_the_name_servers_of_the_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
@@ -180,7 +182,7 @@ class AsyncHandler:
         ({"options": {"onBadRecord": "null"}}, "onBadRecord=null needs mode pandas or arrow"),
     ],
 )
-def test_wrong_arguments_are_told(changes: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_reported(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         consumer(**changes)
     assert told in str(raised.value)
@@ -237,7 +239,7 @@ class SparkOfCores:
         (5, {"options": {"MAXRECORDSPERPARTITION": "100"}}, None),
     ],
 )
-def test_batch_has_a_task_for_each_core_unless_something_else_is_said(
+def test_a_batch_has_one_task_per_core_unless_configured(
     cores: int | None, changes: dict[str, Any], tasks_min: str | None
 ) -> None:
     made = consumer(spark=SparkOfCores(cores), **changes)

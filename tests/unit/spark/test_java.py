@@ -109,7 +109,7 @@ def test_java_from_pypi_when_there_is_no_other(
         assert (found / "bin" / "java").stat().st_mode & stat.S_IXUSR
 
 
-def test_launcher_goes_where_it_can_be_written(
+def test_the_launcher_is_written_to_a_writable_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packaged(monkeypatch, fake_java(tmp_path / "site" / "runtime", "21.0.8"))
@@ -123,7 +123,9 @@ def test_launcher_goes_where_it_can_be_written(
         find_java(environment)
 
 
-def test_launcher_is_not_trusted_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_symlinked_launcher_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packaged(monkeypatch, fake_java(tmp_path / "site" / "runtime", "21.0.8"))
     first = find_java({})
     moved = first.rename(tmp_path / "elsewhere")
@@ -131,7 +133,9 @@ def test_launcher_is_not_trusted_to_others(tmp_path: Path, monkeypatch: pytest.M
     assert find_java({}).parent == tmp_path / "tmp"
 
 
-def test_many_at_once_make_one_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_processes_create_one_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packaged(monkeypatch, fake_java(tmp_path / "site" / "runtime", "21.0.8"))
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(find_java, [{}] * 64))
@@ -139,7 +143,7 @@ def test_many_at_once_make_one_launcher(tmp_path: Path, monkeypatch: pytest.Monk
     assert [file.name for file in (found.pop() / "bin").iterdir()] == ["java"]
 
 
-def test_nothing_found_says_what_was_seen(tmp_path: Path) -> None:
+def test_the_error_names_the_java_that_was_found(tmp_path: Path) -> None:
     with pytest.raises(JavaNotFound, match="no Java found; install a Java"):
         find_java({"PATH": str(tmp_path)})
     old = fake_java(tmp_path / "old", "11.0.2")

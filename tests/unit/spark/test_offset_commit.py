@@ -47,7 +47,7 @@ def refuse_commits(monkeypatch: pytest.MonkeyPatch, code: ResponseCode) -> None:
 
 
 @virtual_time()
-async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_has_noted_it(
+async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_recorded_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Older brokers keep the offsets of topics that are deleted.
@@ -75,7 +75,7 @@ async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_has_note
 @pytest.mark.parametrize(
     "code", [ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST]
 )
-async def test_a_broker_that_keeps_nothing_of_the_group_need_not_note_a_deleted_queue(
+async def test_a_broker_without_offsets_of_the_group_need_not_record_a_deleted_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ResponseCode
 ) -> None:
     async with clusters.cluster(tmp_path) as made, made.session("10.0.1.2") as session:

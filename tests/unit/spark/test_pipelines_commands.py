@@ -45,7 +45,7 @@ def run(*arguments: str) -> Result:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_nobody_answers(arguments: list[str]) -> None:
+def test_no_server_answers(arguments: list[str]) -> None:
     result = run(*arguments, "--nameserver", NOBODY)
     assert result.exit_code == 1
     assert f"no name server answers at {NOBODY}" in result.stderr
@@ -200,7 +200,7 @@ def test_options_of_the_others_reach_them(called: Called) -> None:
     assert [of_trace[each].timestamp() for each in ("since", "until")] == [1.8e9, 1.8e9 + 1]
 
 
-def test_missing_pyspark_is_told_with_what_to_do(
+def test_missing_pyspark_is_reported_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_runs, "find_spec", lambda _: None)
@@ -217,15 +217,13 @@ def test_missing_pyspark_is_told_with_what_to_do(
         ("local[x]", "got 'local[x]'"),
     ],
 )
-def test_masters_that_cannot_be_are_told(tmp_path: Path, master: str, told: str) -> None:
+def test_invalid_masters_are_reported(tmp_path: Path, master: str, told: str) -> None:
     result = run("compact", str(tmp_path), "--master", master)
     assert result.exit_code == 2
     assert told in result.stderr
 
 
-def test_what_keeps_spark_from_starting_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_spark_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def session(*_: object, **__: object) -> None:
         raise PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java has exited.\n\nmore of it")
 
@@ -240,7 +238,7 @@ def test_what_keeps_spark_from_starting_is_one_line(
 
 
 @pytest.mark.slow
-def test_what_java_refuses_is_one_line(tmp_path: Path) -> None:
+def test_a_java_error_is_one_line(tmp_path: Path) -> None:
     # A process of its own: this one may have a session already, which is taken as it is.
     wrong = ["--master", "local[1]", "--conf", "spark.scheduler.mode=x"]
     done = subprocess.run(
@@ -257,7 +255,7 @@ def test_what_java_refuses_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_missing_java_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_missing_java_is_reported_with_advice(tmp_path: Path) -> None:
     # A process of its own: this one may have a session already, which needs no other Java.
     done = subprocess.run(
         [sys.executable, "-m", "turbopump", "pipeline", "compact", str(tmp_path)],

@@ -23,7 +23,7 @@ def test_without_a_pace_rows_go_in_large_slices() -> None:
     assert found == [Slice(0, 1000, 0.0), Slice(1000, 2000, 0.0), Slice(2000, 2500, 0.0)]
 
 
-def test_original_spacing_is_kept() -> None:
+def test_original_spacing_is_preserved() -> None:
     found = list(slices(times(1000, 1010, 1100, 3000), 1000, Pace(speed=1.0)))
     assert found == [Slice(0, 2, 0.0), Slice(2, 3, 0.1), Slice(3, 4, 2.0)]
 
@@ -75,7 +75,7 @@ def test_rows_wait_for_their_time() -> None:
     assert pacer.wait_s(Slice(0, 1, 2.5), 200.0) == 0.0
 
 
-def test_rate_is_never_exceeded_also_after_a_pause() -> None:
+def test_rate_is_never_exceeded_even_after_a_pause() -> None:
     pacer = Pacer(Pace(10.0), start_s=0.0)
     now_s, sent = 0.0, []
     for backoff_s in (0.0, 0.0, 5.0, 0.0, 0.0):

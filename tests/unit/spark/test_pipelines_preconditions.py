@@ -35,7 +35,7 @@ no_session: Any = None
         ("trace", lambda spark: pipelines.trace(spark, SOURCE)),
     ],
 )
-def test_connect_is_refused_with_what_to_do(name: str, call: Callable[[Any], object]) -> None:
+def test_spark_connect_is_rejected_with_advice(name: str, call: Callable[[Any], object]) -> None:
     with pytest.raises(InvalidArgument, match=rf"^{name} .* Spark Connect.*session\(master="):
         call(connect_session)
 
@@ -100,7 +100,7 @@ def test_bounds_that_are_no_times_are_named() -> None:
     ],
     ids=["archive", "compact"],
 )
-def test_files_of_sparks_own_sink_are_left_alone(
+def test_files_of_sparks_own_sink_are_not_touched(
     call: Callable[[Path], object], tmp_path: Path
 ) -> None:
     """Spark would read nothing of an archive there, and say nothing."""

@@ -59,7 +59,7 @@ class Broker:
 
 
 @pytest.mark.parametrize("count_max", [32, 1000])
-def test_answers_that_are_alike_come_once_in_as_few_requests_as_possible(count_max: int) -> None:
+def test_uniform_responses_take_as_few_requests_as_possible(count_max: int) -> None:
     broker = Broker([SMALL] * 4000, count_max)
     broker.read()
     assert broker.requests == -(-4000 // count_max)
@@ -68,7 +68,7 @@ def test_answers_that_are_alike_come_once_in_as_few_requests_as_possible(count_m
 
 @pytest.mark.parametrize("in_flight_max", [128, 32, 2, 1])
 @pytest.mark.parametrize("every", [5000, 2000, 500])
-def test_a_message_larger_than_an_answer_does_not_bring_others_twice(
+def test_a_message_larger_than_a_response_causes_no_duplicate_reads(
     every: int, in_flight_max: int
 ) -> None:
     sizes = [LARGE if n % every == every // 2 else SMALL for n in range(10_000)]
@@ -80,7 +80,7 @@ def test_a_message_larger_than_an_answer_does_not_bring_others_twice(
 
 
 @pytest.mark.parametrize("large", [1, 10, 300])
-def test_small_messages_after_large_ones_come_in_full_answers_again(large: int) -> None:
+def test_small_messages_after_large_ones_fill_responses_again(large: int) -> None:
     broker = Broker([LARGE] * large + [SMALL] * 10_000, 1000)
     broker.read()
     assert broker.times_sent < 1.3
@@ -100,7 +100,7 @@ def test_there_are_no_gaps(sizes: list[int], count_max: int, in_flight_max: int)
     assert broker.sent_bytes >= sum(sizes)
 
 
-def test_an_answer_with_more_than_was_asked_for_leads_to_the_end_of_the_range() -> None:
+def test_a_response_with_more_than_requested_advances_to_the_end_of_the_range() -> None:
     ahead = Prefetch(8, 10, 3, lambda *_: 0, count_max=3, in_flight_max=2)
     ahead.ask()
     ahead.take(12)

@@ -96,7 +96,7 @@ async def offsets_of(pull: RetryingPull, tags: frozenset[str] | None = None) -> 
         ({"memory_bytes_max": 150}, {"count_max": 8}),
     ],
 )
-def test_everything_comes_once_and_in_order(
+def test_everything_is_read_once_and_in_order(
     tmp_path: Path, limits: dict[str, int], options: dict[str, int]
 ) -> None:
     @virtual_time()
@@ -123,21 +123,21 @@ def test_a_filtered_range_is_read_to_its_end(tmp_path: Path, scanned: int) -> No
 
 
 @virtual_time()
-async def test_an_empty_range_asks_for_nothing(tmp_path: Path) -> None:
+async def test_an_empty_range_sends_no_request(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, asked):
         assert await offsets_of(pull_of(session, 5, 5)) == []
         assert asked.of(RequestCode.PULL_MESSAGE) == []
 
 
 @virtual_time()
-async def test_large_answers_are_wanted(tmp_path: Path) -> None:
+async def test_large_responses_are_requested(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path) as (_, session, asked):
         assert len(await offsets_of(pull_of(session, 0, COUNT))) == COUNT
         assert len(asked.of(RequestCode.PULL_MESSAGE)) == 1
 
 
 @virtual_time()
-async def test_no_more_is_asked_for_than_the_range_has(tmp_path: Path) -> None:
+async def test_no_more_is_requested_than_the_range_has(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 100) as (_, session, asked):
         assert len(await offsets_of(pull_of(session, 0, 40, count_max=32))) == 40
         headers = [
@@ -148,7 +148,7 @@ async def test_no_more_is_asked_for_than_the_range_has(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_broken_connections_are_mended(tmp_path: Path) -> None:
+async def test_lost_connections_are_reestablished(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path) as (_, session, asked):
         failures = iter(range(5))
 
@@ -161,7 +161,7 @@ async def test_broken_connections_are_mended(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_broker_that_stays_away_ends_the_task_with_its_error(tmp_path: Path) -> None:
+async def test_a_broker_that_stays_down_ends_the_task_with_its_error(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, asked):
 
         def refuse(address: str, command: Command) -> None:
@@ -175,7 +175,7 @@ async def test_a_broker_that_stays_away_ends_the_task_with_its_error(tmp_path: P
 
 
 @virtual_time()
-async def test_a_broker_says_what_it_does_not_support(tmp_path: Path) -> None:
+async def test_the_error_names_what_a_broker_does_not_support(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 50) as (world, session, _):
         address = world.broker("a").address
         off = request(RequestCode.UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=false")
@@ -188,7 +188,7 @@ async def test_a_broker_says_what_it_does_not_support(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_the_queue_no_longer_has_is_lost(
+async def test_messages_the_queue_no_longer_has_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, _):
@@ -226,7 +226,7 @@ class Expiring:
     ("is_deleted", "told"),
     [(False, "they expired, the queue starts at 25"), (True, "were deleted")],
 )
-def test_what_expired_before_it_was_read_is_lost(
+def test_messages_expired_before_they_were_read_are_lost(
     tmp_path: Path, *, is_deleted: bool, told: str
 ) -> None:
     @virtual_time()
@@ -250,7 +250,7 @@ def test_what_expired_before_it_was_read_is_lost(
 
 
 @virtual_time()
-async def test_what_was_deleted_with_its_topic_is_lost(
+async def test_messages_deleted_with_their_topic_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world_with_messages(tmp_path, 50) as (world, session, _):
@@ -274,7 +274,7 @@ async def test_what_was_deleted_with_its_topic_is_lost(
 
 
 @virtual_time()
-async def test_what_is_in_a_queue_that_nobody_may_read_any_more_is_lost(
+async def test_messages_in_a_queue_that_is_no_longer_readable_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, _):
@@ -346,7 +346,7 @@ class WithIgnorantSlave(WithSlave):
     "refusal",
     [WithIgnorantSlave.refusal, (ResponseCode.SYSTEM_ERROR, "queueId[0] is illegal, topic:[T]")],
 )
-def test_a_slave_is_not_believed_that_a_queue_is_gone(
+def test_a_slaves_answer_that_a_queue_is_missing_is_ignored(
     tmp_path: Path, refusal: tuple[ResponseCode, str]
 ) -> None:
     @virtual_time()

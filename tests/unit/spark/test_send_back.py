@@ -19,7 +19,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 @virtual_time()
-async def test_delay_that_was_asked_for_is_the_brokers(tmp_path: Path) -> None:
+async def test_the_requested_delay_reaches_the_broker(tmp_path: Path) -> None:
     levels = {b"grows": 0, b"first": 1, b"seventh": 7, b"hopeless": DEAD}
     async with cluster(tmp_path) as world:
         await send(world, list(levels), to=QUEUE)

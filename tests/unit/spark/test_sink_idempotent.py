@@ -120,7 +120,7 @@ async def test_attempts_do_not_overlap(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_attempt_that_is_cut_off_stops_before_the_next_one_sends(tmp_path: Path) -> None:
+async def test_an_isolated_attempt_stops_before_the_next_one_sends(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as world,
         attempt(world, host="10.0.1.2") as (later, _),
@@ -142,7 +142,7 @@ async def test_attempt_that_is_cut_off_stops_before_the_next_one_sends(tmp_path:
 
 
 @virtual_time()
-async def test_marks_outlive_a_crash_of_the_broker(tmp_path: Path) -> None:
+async def test_marks_survive_a_crash_of_the_broker(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         async with attempt(world) as (task, sending):
             await task.begin()
@@ -182,7 +182,7 @@ def is_mark(body: bytes) -> bool:
 
 
 @virtual_time()
-async def test_mark_that_is_stored_twice_is_not_taken_for_an_earlier_attempt(
+async def test_a_mark_stored_twice_does_not_count_as_an_earlier_attempt(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as world, attempt(world, kind=SilencedMarks) as (task, sending):
@@ -255,7 +255,7 @@ async def test_driver_reads_marks_once_for_all_tasks_of_a_batch_write(tmp_path: 
 
 
 @virtual_time()
-async def test_broker_that_may_have_rows_must_be_there(tmp_path: Path) -> None:
+async def test_a_broker_that_may_have_rows_must_be_reachable(tmp_path: Path) -> None:
     async with cluster(tmp_path, BROKERS) as world:
         async with attempt(world) as (task, sending):
             await task.begin()

@@ -114,7 +114,7 @@ async def test_messages_of_a_task_get_their_ids_from_one_generator(tmp_path: Pat
 
 
 @virtual_time()
-async def test_no_rows_connect_to_nobody(tmp_path: Path) -> None:
+async def test_no_rows_open_no_connection(tmp_path: Path) -> None:
     async with sending(tmp_path) as (task, _):
         await take(task, ConvertedRows(0, []))
         assert task.counts.rows == 0
@@ -122,7 +122,7 @@ async def test_no_rows_connect_to_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, 215])
 @virtual_time()
-async def test_a_busy_broker_is_given_time_and_order_is_kept(tmp_path: Path, code: int) -> None:
+async def test_a_busy_broker_is_retried_and_order_is_preserved(tmp_path: Path, code: int) -> None:
     refusal = Refusal(code, times=4, after=2)
     async with sending(tmp_path, refusal) as (task, world):
         start_ms = world.clock.monotonic_ms()
@@ -134,7 +134,7 @@ async def test_a_busy_broker_is_given_time_and_order_is_kept(tmp_path: Path, cod
 
 
 @virtual_time()
-async def test_limit_of_tries_ends_in_the_brokers_words(tmp_path: Path) -> None:
+async def test_the_retry_limit_fails_with_the_brokers_message(tmp_path: Path) -> None:
     refusal = Refusal(ResponseCode.SYSTEM_BUSY)
     limits: dict[str, Any] = {"retries": 2, "max_in_flight": 1, "send_timeout_ms": 50}
     async with sending(tmp_path, refusal, **limits) as (task, world):
@@ -148,7 +148,9 @@ async def test_limit_of_tries_ends_in_the_brokers_words(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_busy_broker_is_given_the_time_of_a_send_without_any_retry(tmp_path: Path) -> None:
+async def test_without_retries_a_busy_broker_is_awaited_for_the_send_timeout(
+    tmp_path: Path,
+) -> None:
     refusal = Refusal(ResponseCode.SYSTEM_BUSY, times=4)
     async with sending(tmp_path / "passing", refusal, retries=0) as (task, world):
         await take(task, numbered(10))
@@ -163,7 +165,7 @@ async def test_a_busy_broker_is_given_the_time_of_a_send_without_any_retry(tmp_p
 
 
 @virtual_time()
-async def test_a_broker_that_restarts_is_waited_for_without_any_retry(tmp_path: Path) -> None:
+async def test_without_retries_a_restarting_broker_is_awaited(tmp_path: Path) -> None:
     async with sending(tmp_path, retries=0) as (task, world):
         await take(task, numbered(10))
         await world.stop_broker()
@@ -176,7 +178,7 @@ async def test_a_broker_that_restarts_is_waited_for_without_any_retry(tmp_path: 
 
 
 @virtual_time()
-async def test_what_will_not_pass_fails_at_once_and_stops_the_rest(tmp_path: Path) -> None:
+async def test_a_permanent_error_fails_immediately_and_stops_the_rest(tmp_path: Path) -> None:
     refusal = Refusal(ResponseCode.NO_PERMISSION)
     async with sending(tmp_path, refusal) as (task, _):
         with pytest.raises(SparkError, match="code 16: in the broker's words"):
@@ -185,7 +187,7 @@ async def test_what_will_not_pass_fails_at_once_and_stops_the_rest(tmp_path: Pat
 
 
 @virtual_time()
-async def test_another_broker_takes_what_one_refuses(tmp_path: Path) -> None:
+async def test_another_broker_accepts_what_one_rejects(tmp_path: Path) -> None:
     def refuse(address: str, command: Command) -> None:
         if command.code in SENDS and address.startswith("10.0.0.1"):
             raise RemoteError(ResponseCode.NO_PERMISSION, "not here")
@@ -257,7 +259,7 @@ class Narrow(Session):
 
 @pytest.mark.slow
 @virtual_time()
-async def test_a_broker_that_can_take_little_gets_little(tmp_path: Path) -> None:
+async def test_a_slow_broker_gets_few_rows(tmp_path: Path) -> None:
     async with sending(tmp_path, kind=Narrow, max_in_flight=32) as (task, world):
         await take(task, numbered(5000))
         counts = task.counts
@@ -278,7 +280,7 @@ async def test_a_broker_that_can_take_little_gets_little(tmp_path: Path) -> None
     ],
 )
 @virtual_time()
-async def test_row_and_column_are_blamed(
+async def test_the_error_names_row_and_column(
     tmp_path: Path, message: Message, column: str, words: str
 ) -> None:
     async with sending(tmp_path, body_bytes_max=1000) as (task, _):
@@ -300,7 +302,7 @@ class Unflushed(Session):
 
 
 @virtual_time()
-async def test_stored_but_not_flushed_is_tried_again_on_request(tmp_path: Path) -> None:
+async def test_a_flush_timeout_is_retried_if_configured(tmp_path: Path) -> None:
     async with sending(tmp_path / "a", kind=Unflushed) as (task, world):
         await take(task, numbered(5))
         assert task.counts.repeated == 0
@@ -313,7 +315,7 @@ async def test_stored_but_not_flushed_is_tried_again_on_request(tmp_path: Path) 
 
 
 @virtual_time()
-async def test_unknown_name_server_is_told_after_all_tries(tmp_path: Path) -> None:
+async def test_an_unreachable_name_server_is_reported_after_all_retries(tmp_path: Path) -> None:
     async with sending(tmp_path, retries=1) as (task, world):
         world.network.refuse(world.nameserver.rpartition(":")[0])
         with pytest.raises(SparkError, match="row 7 of partition 3 could not be sent to T: "):

@@ -108,7 +108,7 @@ def read(at: Offsets) -> dict[str, int]:
 
 @virtual_time()
 @pytest.mark.parametrize("keeps_offsets", [False, True])
-async def test_an_idle_stream_goes_on_without_a_topic_that_is_deleted(
+async def test_an_idle_stream_continues_without_a_deleted_topic(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +145,7 @@ async def test_an_idle_stream_goes_on_without_a_topic_that_is_deleted(
 
 
 @virtual_time()
-async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was_read(
+async def test_an_idle_stream_reports_the_deletion_of_an_unread_topic(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path) as found:
@@ -165,14 +165,14 @@ async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was
 
 
 @virtual_time()
-async def test_an_idle_stream_fails_of_what_is_wrong_with_itself(tmp_path: Path) -> None:
+async def test_an_idle_stream_fails_on_its_own_errors(tmp_path: Path) -> None:
     async with world(tmp_path, filters=FiltersConfig(sql_enabled=False)) as found:
         with pytest.raises(RemoteError, match="filter"):
             await followed(found.following(sql="price > 1"), {}, 3)
 
 
 @virtual_time()
-async def test_a_topic_that_was_deleted_while_the_query_was_down_is_missed(tmp_path: Path) -> None:
+async def test_a_topic_deleted_while_the_query_was_down_is_reported_missing(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)
         await found.send(5, U0)
@@ -196,7 +196,7 @@ async def test_a_topic_that_was_deleted_while_the_query_was_down_is_missed(tmp_p
 
 
 @virtual_time()
-async def test_a_topic_whose_only_broker_is_away_is_not_called_deleted(tmp_path: Path) -> None:
+async def test_a_topic_whose_only_broker_is_down_does_not_count_as_deleted(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)
         at = await followed(found.following(), {}, 2)
@@ -211,7 +211,7 @@ async def test_a_topic_whose_only_broker_is_away_is_not_called_deleted(tmp_path:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_queue_that_is_closed_after_it_was_read_is_no_loss(
+def test_a_queue_closed_after_it_was_read_is_not_a_loss(
     tmp_path: Path, *, is_restarted: bool
 ) -> None:
     @virtual_time()
@@ -242,7 +242,7 @@ def test_a_queue_that_is_closed_after_it_was_read_is_no_loss(
 
 
 @virtual_time()
-async def test_a_closed_queue_whose_topic_was_made_anew_is_read_from_its_beginning(
+async def test_a_closed_queue_of_a_recreated_topic_is_read_from_its_beginning(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as found:
@@ -265,7 +265,7 @@ async def test_a_closed_queue_whose_topic_was_made_anew_is_read_from_its_beginni
 
 
 @virtual_time()
-async def test_messages_in_a_queue_that_is_closed_are_told_or_left(
+async def test_messages_in_a_closed_queue_are_reported_or_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path) as found, found.made.session("10.0.1.3") as later:
@@ -289,7 +289,7 @@ async def test_messages_in_a_queue_that_is_closed_are_told_or_left(
 
 
 @virtual_time()
-async def test_a_topic_that_was_deleted_stays_away_when_its_broker_restarts(tmp_path: Path) -> None:
+async def test_a_deleted_topic_stays_deleted_when_its_broker_restarts(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)
         follow = found.following(**LOOSE)
@@ -340,7 +340,7 @@ def lose(found: World, nameserver: int, *, knows_slave: bool = False) -> None:
 
 @pytest.mark.parametrize("options", [{}, LOOSE])
 @pytest.mark.parametrize(("nameservers", "knows_slave"), [(2, False), (1, True)])
-def test_a_broker_that_name_servers_lost_is_no_deleted_topic(
+def test_a_broker_missing_at_name_servers_is_not_a_deleted_topic(
     tmp_path: Path, options: dict[str, str], nameservers: int, *, knows_slave: bool
 ) -> None:
     @virtual_time()
@@ -360,7 +360,7 @@ def test_a_broker_that_name_servers_lost_is_no_deleted_topic(
 
 
 @pytest.mark.parametrize(("nameservers", "knows_slave"), [(2, False), (1, True)])
-def test_a_task_gives_up_nothing_for_a_broker_that_name_servers_lost(
+def test_a_task_skips_nothing_of_a_broker_missing_at_name_servers(
     tmp_path: Path, nameservers: int, *, knows_slave: bool
 ) -> None:
     @virtual_time()
@@ -387,7 +387,7 @@ async def outcome_in_task(found: World, host: str) -> str:
 
 
 @virtual_time()
-async def test_a_broker_at_an_address_that_was_another_ones_is_not_believed(
+async def test_a_broker_at_another_brokers_old_address_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_of_two(tmp_path) as found:
@@ -403,7 +403,7 @@ async def test_a_broker_at_an_address_that_was_another_ones_is_not_believed(
 
 
 @virtual_time()
-async def test_other_refusals_say_nothing_of_a_queue(tmp_path: Path) -> None:
+async def test_other_errors_do_not_mark_a_queue_as_missing(tmp_path: Path) -> None:
     asked = clusters.Recorder()
     async with world(tmp_path) as found, found.made.session("10.0.1.3", [asked]) as session:
         reader = QueueReader(session, "g", PullTimes())
@@ -419,7 +419,7 @@ async def test_other_refusals_say_nothing_of_a_queue(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
+async def test_findings_are_checked_again_when_a_broker_rejects(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     refusal = RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none")
@@ -442,7 +442,7 @@ async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
 
 
 @virtual_time()
-async def test_a_slave_is_left_when_the_master_knows_better(tmp_path: Path) -> None:
+async def test_a_reader_returns_to_the_master_that_knows_better(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         reader = QueueReader(found.session, "g", PullTimes())
         reader._broker_ids[T0] = 1
@@ -454,7 +454,7 @@ async def test_a_slave_is_left_when_the_master_knows_better(tmp_path: Path) -> N
 
 
 @virtual_time()
-async def test_a_group_notes_what_is_read_unless_it_is_told_not_to(tmp_path: Path) -> None:
+async def test_the_group_commits_what_is_read_unless_disabled(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)
         for option, noted in (("false", None), ("true", 10)):
@@ -468,7 +468,7 @@ async def test_a_group_notes_what_is_read_unless_it_is_told_not_to(tmp_path: Pat
 
 
 @virtual_time()
-async def test_an_assigned_queue_is_not_looked_for_on_brokers_that_come_later(
+async def test_an_assigned_queue_is_not_searched_on_brokers_added_later(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -20,7 +20,7 @@ def nothing_set_aside() -> Iterator[None]:
         gc.freeze()
 
 
-def test_the_second_call_sets_aside_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_call_freezes_existing_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
     lasting = Lasting()
     lasting.begin_call()
