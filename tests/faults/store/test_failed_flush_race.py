@@ -56,7 +56,7 @@ class StagedFiles(Files):
         super().sync(fd)
 
 
-def test_a_group_that_waits_while_the_log_is_mended_fails(tmp_path: Path) -> None:
+def test_a_group_commit_waiting_during_log_repair_fails(tmp_path: Path) -> None:
     """The owner repairs the log, dropping the group's messages, before the flusher gets to it."""
     files, clock = StagedFiles(), ManualClock()
     clock.elapsed_ms = 100_000
@@ -151,7 +151,7 @@ def stress(root: Path, seconds: float, heal_interval_ms: int) -> None:
 
 
 @pytest.mark.parametrize("heal_interval_ms", [1, 20])
-def test_what_a_moody_disk_acknowledged_is_there(
+def test_messages_acknowledged_on_a_flaky_disk_are_stored(
     heal_interval_ms: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -160,7 +160,7 @@ def test_what_a_moody_disk_acknowledged_is_there(
 
 @pytest.mark.long
 @pytest.mark.parametrize("heal_interval_ms", [1, 5, 20])
-def test_what_a_moody_disk_acknowledged_is_there_for_long(
+def test_messages_acknowledged_on_a_flaky_disk_are_stored_in_a_long_run(
     heal_interval_ms: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)

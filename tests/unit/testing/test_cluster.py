@@ -153,7 +153,7 @@ def cost_of_all_retries(directory: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_listener_fails_as_often_as_it_is_told_to(world: Cluster, is_async: bool) -> None:
+def test_a_listener_fails_as_often_as_configured(world: Cluster, is_async: bool) -> None:
     calls: list[bytes] = []
 
     def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
@@ -188,7 +188,7 @@ def test_a_listener_can_fail_by_an_answer_or_an_error_of_its_own() -> None:
         failing(lambda _m, _c: ConsumeResult.SUCCESS, -1)
 
 
-def test_time_passes_when_it_is_told_to(world: Cluster) -> None:
+def test_time_passes_on_request(world: Cluster) -> None:
     async def wait() -> list[str]:
         done: list[str] = []
         asyncio.get_running_loop().call_later(3600, done.append, "an hour")
@@ -206,7 +206,7 @@ def test_time_passes_when_it_is_told_to(world: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_days_that_were_asked_for_do_not_count_as_waiting(world: Cluster) -> None:
+def test_requested_days_do_not_count_as_waiting(world: Cluster) -> None:
     async def wait() -> None:
         await world.advance(days=1, hours=7)
 
@@ -214,7 +214,7 @@ def test_days_that_were_asked_for_do_not_count_as_waiting(world: Cluster) -> Non
     assert world.run(_elapsed_s()) == pytest.approx(31 * 3600, abs=1)
 
 
-def test_who_waits_in_vain_is_told_what_there_is(world: Cluster) -> None:
+def test_a_wait_that_times_out_reports_the_current_state(world: Cluster) -> None:
     async def wait() -> None:
         async with consumer_of(world, Handled(world, ConsumeResult.RETRY_LATER)):
             await world.send(Message("orders", b"1"))
@@ -231,12 +231,12 @@ def test_who_waits_in_vain_is_told_what_there_is(world: Cluster) -> None:
     assert "group billing: lag 0, 1 wait to be tried again, 0 dead letters" in text
 
 
-def test_a_group_that_nobody_knows_is_never_done(world: Cluster) -> None:
+def test_an_unknown_group_is_never_done(world: Cluster) -> None:
     with pytest.raises(AssertionError, match="within 10 s of virtual time: group nobody has"):
         world.run(world.until_consumed("nobody", seconds=10))
 
 
-def test_what_a_fact_raises_is_raised(world: Cluster) -> None:
+def test_an_exception_in_a_condition_is_raised(world: Cluster) -> None:
     tries: list[int] = []
 
     def fact() -> bool:
@@ -249,7 +249,7 @@ def test_what_a_fact_raises_is_raised(world: Cluster) -> None:
         world.run(world.until(fact))
 
 
-def test_waiting_for_what_never_comes_fails(world: Cluster) -> None:
+def test_waiting_for_what_never_happens_fails(world: Cluster) -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
 
@@ -258,7 +258,7 @@ def test_waiting_for_what_never_comes_fails(world: Cluster) -> None:
     assert world.run(asyncio.sleep(1, "goes on")) == "goes on"
 
 
-def test_a_test_that_cannot_be_cancelled_is_named_and_left(world: Cluster) -> None:
+def test_a_test_that_cannot_be_cancelled_is_named_and_abandoned(world: Cluster) -> None:
     ended: list[bool] = []
 
     async def wait() -> None:
@@ -271,7 +271,7 @@ def test_a_test_that_cannot_be_cancelled_is_named_and_left(world: Cluster) -> No
     ended.append(True)
 
 
-def test_turning_round_for_ever_fails(world: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_loop_fails(world: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "REAL_LIMIT_S", 0.1)
 
     async def spin() -> None:
@@ -339,7 +339,7 @@ def test_settings_are_the_brokers_and_wrong_ones_are_named(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_a_cluster_in_a_loop_of_the_tests_own(tmp_path: Path) -> None:
+async def test_a_cluster_in_the_tests_own_loop(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as world:
         await world.send(Message("orders", b"1"))
         assert len(world.messages("orders")) == 1

@@ -99,7 +99,7 @@ def test_it_does_what_the_real_disk_does(tmp_path: Path) -> None:
         (lambda files, home: files.map(files.open_new(home / "short"), 5), OSError),
     ],
 )
-def test_it_refuses_what_the_real_disk_refuses(
+def test_it_rejects_what_the_real_disk_rejects(
     tmp_path: Path, wrong: Callable[[Files, Path], object], kind: type[OSError]
 ) -> None:
     disk, home = Disk(), Path("/home")
@@ -260,7 +260,7 @@ def test_the_same_seed_loses_the_same() -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_any_operation_fails_where_when_and_as_often_as_it_is_told_to() -> None:
+def test_any_operation_fails_where_when_and_as_often_as_configured() -> None:
     disk = disk_with()
     disk.fail("rename", number=errno.EXDEV, matching="*/store/*", after=1, times=1)
     disk.rename(FILE, HOME / "second")
@@ -314,7 +314,7 @@ def test_writes_fail_and_are_torn_by_chance() -> None:
     assert found == {"whole", errno.ENOSPC, errno.EIO, "torn", "nothing"}
 
 
-def test_reads_fail_by_chance_until_they_are_healed() -> None:
+def test_reads_fail_by_chance_until_the_disk_is_healed() -> None:
     disk = disk_with(random=Random(1))
     fd = disk.open(FILE)
     disk.chances.read_fails = 1.0
@@ -359,7 +359,7 @@ def test_bits_flip() -> None:
     assert sum(map(bool, read_file(disk, FILE))) == (1 if at == 7 else 2)
 
 
-def test_operations_are_counted_and_told_before_they_happen() -> None:
+def test_operations_are_counted_and_reported_before_they_happen() -> None:
     disk = disk_with()
     told: list[tuple[str, str]] = []
 
@@ -383,7 +383,7 @@ def test_operations_are_counted_and_told_before_they_happen() -> None:
 
 
 @virtual_time()
-async def test_a_sync_on_the_loops_own_thread_holds_up_everything() -> None:
+async def test_a_sync_on_the_loops_own_thread_blocks_everything() -> None:
     disk = Disk(virtual_loop())
     make_directory_durable(disk, HOME)
     write_file(disk, FILE, b"1")
@@ -397,7 +397,7 @@ async def test_a_sync_on_the_loops_own_thread_holds_up_everything() -> None:
 
 
 @pytest.mark.parametrize("last", range(1, 8))
-def test_a_directory_is_durable_although_its_maker_was_killed(last: int) -> None:
+def test_a_directory_is_durable_although_its_creator_was_killed(last: int) -> None:
     """Whichever operation was the last before the kill, the next call makes up for it."""
     disk = Disk()
     counted = 0

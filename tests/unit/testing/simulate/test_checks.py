@@ -168,7 +168,7 @@ def test_a_good_history_violates_nothing() -> None:
 # --- durability -----------------------------------------------------------------------------------
 
 
-def test_an_acknowledged_message_that_is_nowhere() -> None:
+def test_an_acknowledged_message_that_is_missing() -> None:
     lost = [event for event in sent("m0") if not isinstance(event, Readable)]
     assert "acknowledged messages are kept" in violations([up(0), *lost, Calm(s(9))])
 
@@ -295,7 +295,7 @@ def flipped(key: str, queue: MessageQueue = QUEUE, offset: int = 0, topic: str =
     return BitFlipped(s(1), "a", "log", 0, queue, offset, key, topic or queue.topic)
 
 
-def test_a_damaged_message_is_passed_over_and_no_other() -> None:
+def test_a_damaged_message_is_skipped_and_no_other() -> None:
     events = [up(0), *sent("m0"), *sent("m1", 0, 1), flipped("m0")]
     end = [*consumed("m1", offset=1), committed(2), Calm(s(9))]
     assert violations([*events, *end]) == set()
@@ -357,7 +357,7 @@ def test_a_message_that_takes_too_long_is_sent_back() -> None:
     assert violations([*events, committed(1, at=60)]) == {"commits pass no unfinished message"}
 
 
-def test_an_orderly_group_commits_no_failure_that_will_be_tried_again() -> None:
+def test_an_orderly_group_commits_no_failure_that_will_be_retried() -> None:
     orderly = plan(groups=[group(GroupKind.ORDERLY)])
     failed = consumed("late", result=Result.FAILURE)
     events = [up(0), *sent("late"), *failed, committed(1)]
@@ -539,7 +539,7 @@ def test_a_message_that_is_stored_more_often_than_sent() -> None:
     assert violations([up(0), *tried]) == set()
 
 
-def test_a_delayed_message_that_is_delivered_again_because_the_power_took_it() -> None:
+def test_a_delayed_message_redelivered_because_power_loss_took_it() -> None:
     events = [
         up(0),
         SendBegan(0, "p", "m0", "plain", s(1)),
@@ -614,7 +614,7 @@ def test_a_message_that_is_late_in_the_calm() -> None:
     assert got(4) == {"calm deliveries are prompt"}
 
 
-def test_a_message_that_never_comes_in_the_calm() -> None:
+def test_a_message_that_is_never_delivered_in_the_calm() -> None:
     events = [up(0), Calm(0), *sent("m0", 1), Ended(s(20))]
     assert violations(events) == {"calm deliveries are prompt"}
 
@@ -624,7 +624,7 @@ def test_a_recovery_that_differs_the_second_time() -> None:
     assert violations([Reopened(0, "a", ("plain@a:0",))]) == {"recovery is idempotent"}
 
 
-def test_an_error_that_nobody_expects() -> None:
+def test_an_unexpected_error() -> None:
     assert violations([Unexpected(0, "a task died")]) == {"nothing unexpected"}
 
 

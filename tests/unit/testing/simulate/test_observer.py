@@ -24,7 +24,7 @@ TOPIC, GROUP = next(iter(PLAN.queues)), PLAN.groups[0].name
 
 @pytest.mark.parametrize("last", [1, 3], ids=["lower", "higher"])
 @virtual_time()
-async def test_a_commit_is_seen_that_a_broker_takes_while_it_stops(last: int) -> None:
+async def test_a_commit_accepted_while_a_broker_stops_is_seen(last: int) -> None:
     """As from a new owner of a queue, which began before the owner of before had committed."""
     history = History(all_checks(Ledger(PLAN)))
     world = World(PLAN, history)
