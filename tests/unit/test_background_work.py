@@ -72,6 +72,6 @@ def test_only_owners_start_tasks_threads_and_timers() -> None:
     assert not others, "use a Supervisor, or a TaskGroup"
 
 
-def test_no_owner_is_named_for_nothing() -> None:
+def test_no_owner_is_listed_without_need() -> None:
     unused = OWNERS.keys() - starts().keys() - {"testing/"}
     assert not unused

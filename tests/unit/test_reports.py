@@ -27,7 +27,7 @@ def test_that_passes():
 
 
 @pytest.mark.slow
-def test_a_failure_that_is_no_proper_unicode_is_shown(tmp_path: Path) -> None:
+def test_a_failure_with_invalid_unicode_is_shown(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text() + SENT)
     (tmp_path / "test_it.py").write_text(TESTS)
     ran = subprocess.run(

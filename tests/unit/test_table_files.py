@@ -348,7 +348,7 @@ def version_in(disk: Disk, path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_counts_survives_a_power_failure(name: str) -> None:
+def test_applied_changes_survive_a_power_failure(name: str) -> None:
     disk, kind = Disk(), TABLES[name]
     asyncio.run(using(kind, disk, changing(1, 2)))
     disk.lose_unsynced()
@@ -392,7 +392,7 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_table(
 
 @pytest.mark.parametrize("name", LOADED)
 @pytest.mark.parametrize("left", [None, b"", b'{"half'])
-def test_the_backup_takes_the_place_of_a_damaged_empty_or_missing_file(
+def test_the_backup_replaces_a_damaged_empty_or_missing_file(
     name: str, left: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, kind = Disk(), LOADED[name]
@@ -447,7 +447,7 @@ def test_a_file_without_a_version_is_read_and_one_with_a_wrong_version_is_damage
 
 
 @pytest.mark.parametrize("name", LOADED)
-def test_a_table_that_cannot_be_read_is_refused_unless_clients_bring_it_back(
+def test_an_unreadable_table_is_rejected_unless_clients_restore_it(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, kind = Disk(), LOADED[name]
@@ -483,7 +483,7 @@ def test_a_disk_that_is_full_or_fails_keeps_the_old_table(name: str, fault: str)
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_disk_that_works_again_takes_the_next_change(name: str) -> None:
+def test_a_disk_that_recovered_accepts_the_next_change(name: str) -> None:
     disk, kind = Disk(), TABLES[name]
 
     async def heal(kept: Kept) -> None:

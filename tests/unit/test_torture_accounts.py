@@ -57,7 +57,7 @@ def journals(tmp_path: Path) -> Journals:
     return Journals(tmp_path)
 
 
-def test_acknowledged_messages_that_nobody_finished_are_missing(journals: Journals) -> None:
+def test_acknowledged_messages_that_no_consumer_finished_are_missing(journals: Journals) -> None:
     for number in (2, 3, 25, 50):
         journals.sent(f"work/s/{number}")
     journals.sent("work/s/4", acknowledged=False)
@@ -68,7 +68,7 @@ def test_acknowledged_messages_that_nobody_finished_are_missing(journals: Journa
     assert accounts.must_die() == {"work/s/25", "work/s/50"}
 
 
-def test_what_is_appended_later_is_read_once(journals: Journals) -> None:
+def test_lines_appended_later_are_read_once(journals: Journals) -> None:
     journals.sent("work/s/2")
     accounts = journals.read()
     journals.call("work/s/2", 5, 6)
@@ -95,7 +95,7 @@ def test_a_delayed_message_before_its_time(
     assert bool(journals.read().early()) == is_early
 
 
-def test_how_late_a_delayed_message_came(journals: Journals) -> None:
+def test_how_late_a_delayed_message_was_delivered(journals: Journals) -> None:
     journals.sent("delayed/s/0")
     journals.call("delayed/s/0", 1251, 1252)
     assert journals.read().latest_ms() == 250

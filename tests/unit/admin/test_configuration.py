@@ -81,7 +81,7 @@ async def test_brokers_report_what_mqadmin_exports(tmp_path: Path) -> None:
     ("settings", "is_stored"),
     [({}, None), ({"brokerConfigPath": ""}, False), ({"brokerConfigPath": "/b.conf"}, True)],
 )
-def test_servers_say_whether_changes_are_stored(
+def test_servers_report_whether_changes_are_stored(
     settings: dict[str, str], is_stored: bool | None
 ) -> None:
     assert _is_stored(settings) is is_stored

@@ -80,7 +80,7 @@ def damage(world: Cluster, body: bytes) -> None:
 
 
 @virtual_time()
-async def test_messages_that_are_not_there(tmp_path: Path) -> None:
+async def test_messages_that_do_not_exist(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("T", queues=1)
         receipt = await admin.messages.send(Message("T", b"x", keys=["k"]))
@@ -104,7 +104,7 @@ async def test_messages_that_are_not_there(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_sending_makes_no_topic_by_accident(tmp_path: Path) -> None:
+async def test_sending_creates_no_topic_by_accident(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         with pytest.raises(NotThere, match="no topic 'U'"):
             await admin.messages.send(Message("U", b"x"))
@@ -341,7 +341,9 @@ async def test_letters_cannot_go_to_dead_letters(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_letters_go_to_retries_once_however_often_these_fail(tmp_path: Path) -> None:
+async def test_letters_are_redriven_to_the_retry_topic_once_however_often_they_fail(
+    tmp_path: Path,
+) -> None:
     """All tries have the same message id, and brokers find only the newest of many."""
     limits = LimitsConfig(query_count_max=2)
     async with administered(tmp_path, "a", limits=limits) as (world, admin):
@@ -364,7 +366,7 @@ def has_letters(world: Cluster, count: int, group: str = "g") -> bool:
 
 
 @virtual_time()
-async def test_redrive_does_not_bring_a_deleted_topic_back(tmp_path: Path) -> None:
+async def test_redrive_does_not_recreate_a_deleted_topic(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         await admin.messages.send(Message("T", b"1"))
@@ -380,7 +382,7 @@ async def test_redrive_does_not_bring_a_deleted_topic_back(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_each_letter_looked_at_is_told_also_those_not_wanted(tmp_path: Path) -> None:
+async def test_every_examined_letter_is_reported_even_if_not_selected(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         for number in range(3):
@@ -395,7 +397,7 @@ async def test_each_letter_looked_at_is_told_also_those_not_wanted(tmp_path: Pat
 
 
 @virtual_time()
-async def test_few_large_letters_are_worked_on_at_once(
+async def test_only_a_few_large_letters_are_processed_concurrently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "_BYTES_AT_ONCE", 10_000)
@@ -411,7 +413,7 @@ async def test_few_large_letters_are_worked_on_at_once(
 
 
 @virtual_time()
-async def test_letter_without_an_origin_is_left(tmp_path: Path) -> None:
+async def test_a_letter_without_an_origin_is_skipped(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("%DLQ%g", queues=1)
         await admin.messages.send(Message("%DLQ%g", b"by hand"))
@@ -438,7 +440,7 @@ class FailingSends:
 
 
 @virtual_time()
-async def test_interrupted_redrive_is_repeated_without_sending_twice(tmp_path: Path) -> None:
+async def test_an_interrupted_redrive_can_be_repeated_without_duplicates(tmp_path: Path) -> None:
     failing = FailingSends()
     async with administered(tmp_path, "a", [failing]) as (world, admin):
         await admin.topics.create("T", queues=1)

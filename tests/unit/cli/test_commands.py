@@ -75,7 +75,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert "configStorePath" not in config
 
 
-def test_file_of_lines_is_where_changes_go(tmp_path: Path) -> None:
+def test_changes_are_saved_to_a_properties_file(tmp_path: Path) -> None:
     path = tmp_path / "namesrv.conf"
     path.write_text("listenPort=1\n")
     assert printed_config("--config", str(path))["configStorePath"] == str(path)
@@ -121,7 +121,7 @@ def test_bad_port_is_named(port: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["nameserver", "--prot", "1"], ["nonsense"]])
-def test_unknown_words_are_refused(arguments: list[str]) -> None:
+def test_unknown_arguments_are_rejected(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert arguments[-2 if len(arguments) > 1 else -1] in result.stderr
@@ -194,7 +194,7 @@ def test_bad_setting_of_a_broker_is_named(tmp_path: Path, command: str) -> None:
         ),
     ],
 )
-def test_brokers_that_cannot_run_are_refused(options: tuple[str, ...], error: str) -> None:
+def test_invalid_brokers_are_rejected(options: tuple[str, ...], error: str) -> None:
     result = run("standalone", *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert error in result.stderr
@@ -208,7 +208,7 @@ def test_several_brokers_cannot_be_slaves(tmp_path: Path) -> None:
     assert "--brokers 2 needs masters, got brokerRole=SLAVE" in result.stderr
 
 
-def test_further_brokers_have_names_directories_and_ports_of_their_own() -> None:
+def test_additional_brokers_have_their_own_names_directories_and_ports() -> None:
     settings = {"storePathRootDir": "/d/store", "brokerName": "b", "filterServerPort": "7000"}
     first = {**settings, "filterServerNums": "2", "listenPort": "100", "haListenPort": "5"}
     second, third = (parse(each) for each in further_brokers(first, parse(first), 3, 0))
@@ -219,7 +219,7 @@ def test_further_brokers_have_names_directories_and_ports_of_their_own() -> None
     assert second.replication.port == 0
 
 
-def test_slaves_have_directories_and_ports_of_their_own() -> None:
+def test_slaves_have_their_own_directories_and_ports() -> None:
     settings = {"storePathRootDir": "/d/store", "filterServerPort": "7000", "listenPort": "9100"}
     master = {**settings, "filterServerNums": "2", "brokerName": "b"}
     first, second = (parse({**master, **slave_changes(parse(master), number)}) for number in (1, 2))

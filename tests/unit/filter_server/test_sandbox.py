@@ -129,7 +129,7 @@ def test_annotations_are_not_evaluated() -> None:
     assert run(decided(source)) == Verdicts([True])
 
 
-def test_an_exception_names_message_and_line_and_the_filter_goes_on() -> None:
+def test_an_exception_names_message_and_line_and_the_filter_continues() -> None:
     async def main() -> None:
         source = body("", "return int(message.properties['amount']) > 5").encode()
         sandbox = await Sandbox.start(source, LIMITS)
@@ -170,7 +170,7 @@ def test_only_true_and_false_are_answers() -> None:
         ("\0", "null bytes"),
     ],
 )
-def test_what_is_no_filter_is_refused(source: str, reason: str) -> None:
+def test_invalid_filters_are_rejected(source: str, reason: str) -> None:
     # The second one may crash the compiler, depending on the version of Python.
     with pytest.raises((FilterRefused, FilterStopped)) as raised:
         run(decided(source))
@@ -280,7 +280,7 @@ UNASKED = {
 
 
 @pytest.mark.parametrize("source", UNASKED.values(), ids=UNASKED)
-def test_working_while_nothing_is_asked(source: str) -> None:
+def test_working_without_a_request(source: str) -> None:
     async def main() -> None:
         sandbox = await Sandbox.start(source.encode(), CodeLimits(cpu_ms_max=20))
         try:
@@ -397,7 +397,7 @@ def test_ending_the_process(line: str, reason: str) -> None:
         "b'nonsense' * 100",
     ],
 )
-def test_replies_of_its_own_making(reply: str) -> None:
+def test_forged_replies(reply: str) -> None:
     lines = ["import os, sys", "child = sys.modules['__main__']", f"os.write(1, {reply})"]
     assert "wrote to its reply pipe" in stopped(*lines, "return True")
 

@@ -390,7 +390,7 @@ def test_the_error_of_a_conversion_shows_the_value() -> None:
         compile_sql("a = 5").result({"a": "abc"})
 
 
-def test_line_comments_are_looked_for_only_where_they_can_end(
+def test_line_comments_are_searched_only_where_they_can_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each pair of minus signs would have the rest of the text read, which is quadratic."""

@@ -64,7 +64,7 @@ def test_texts_follow_every_change(change: Callable[[RouteTable], object]) -> No
     assert all_texts(texts) == all_texts(RouteTexts(routes))
 
 
-def test_texts_stay_while_brokers_only_show_that_they_live() -> None:
+def test_texts_stay_cached_while_brokers_only_send_heartbeats() -> None:
     routes = RouteTable()
     texts = RouteTexts(routes)
     routes.register(broker(), 0)
@@ -105,7 +105,7 @@ async def test_silent_brokers_are_removed_after_a_bug_too(
 
 
 @virtual_time()
-async def test_silent_brokers_are_removed_whenever_they_came(tmp_path: Path) -> None:
+async def test_silent_brokers_are_removed_whenever_they_registered(tmp_path: Path) -> None:
     network = MemoryNetwork()
 
     async def silence_from_s(start_s: float, server: NameServer) -> float:

@@ -49,7 +49,7 @@ async def test_what_falls_due_together_is_called_in_the_order_it_was_added() -> 
 
 
 @virtual_time()
-async def test_one_may_cancel_another_of_the_same_moment() -> None:
+async def test_one_may_cancel_another_of_the_same_deadline() -> None:
     deadlines = Deadlines(virtual_loop().clock)
     fired: list[str] = []
     others: list[Deadline] = []
@@ -108,7 +108,7 @@ async def test_there_is_one_timer_however_many_deadlines() -> None:
 
 
 @virtual_time()
-async def test_a_call_that_raises_does_not_keep_others_from_being_made() -> None:
+async def test_a_call_that_raises_does_not_prevent_others() -> None:
     loop = virtual_loop()
     deadlines = Deadlines(loop.clock)
     fired: list[int] = []
@@ -124,7 +124,7 @@ async def test_a_call_that_raises_does_not_keep_others_from_being_made() -> None
 
 
 @virtual_time()
-async def test_a_call_may_close_everything_and_begin_anew() -> None:
+async def test_a_call_may_close_everything_and_start_again() -> None:
     deadlines = Deadlines(virtual_loop().clock)
     fired: list[str] = []
 

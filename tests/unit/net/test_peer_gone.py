@@ -56,7 +56,7 @@ async def send_and_close(here: World, data: bytes, *, is_reset: bool) -> RawPeer
 @pytest.mark.parametrize("flag", [0, FLAG_ONEWAY])
 @pytest.mark.parametrize("is_coroutine", [False, True])
 @virtual_time()
-async def test_requests_before_the_close_are_carried_out(flag: int, is_coroutine: bool) -> None:
+async def test_requests_before_the_close_are_executed(flag: int, is_coroutine: bool) -> None:
     served = Commits(answer_bytes=0)
     router = Router({COMMIT: served.serve_later if is_coroutine else served.serve})
     limits = ConnectionLimits(handlers_running_max=10)
@@ -70,7 +70,7 @@ async def test_requests_before_the_close_are_carried_out(flag: int, is_coroutine
 
 
 @virtual_time()
-async def test_requests_that_arrived_before_a_reset_are_carried_out() -> None:
+async def test_requests_that_arrived_before_a_reset_are_executed() -> None:
     served = Commits()
     async with world(Router({COMMIT: served.serve}), SMALL) as here:
         # The peer does not read, so the server has stopped reading with requests in its hands.
@@ -83,7 +83,7 @@ async def test_requests_that_arrived_before_a_reset_are_carried_out() -> None:
 
 
 @virtual_time()
-async def test_peer_is_gone_only_after_its_last_request_was_begun() -> None:
+async def test_a_peer_counts_as_gone_only_after_its_last_request_started() -> None:
     begun: list[int] = []
 
     async def serve(request: Command, peer: Connection) -> None:
@@ -140,7 +140,7 @@ async def test_closing_a_server_waits_for_handlers_of_gone_peers() -> None:
 
 
 @virtual_time()
-async def test_requests_before_a_malformed_frame_are_carried_out() -> None:
+async def test_requests_before_a_malformed_frame_are_executed() -> None:
     served = Commits()
     async with world(Router({COMMIT: served.serve_later})) as here:
         peer = await here.connect_raw()

@@ -43,7 +43,7 @@ class Requests:
 
 
 @virtual_time()
-async def test_requests_that_come_now_and_then_are_not_looked_for() -> None:
+async def test_infrequent_requests_are_not_polled_for() -> None:
     requests = Requests()
     for _ in range(3 * CREDIT):
         requests.serve(5_000_000)
@@ -51,7 +51,7 @@ async def test_requests_that_come_now_and_then_are_not_looked_for() -> None:
 
 
 @virtual_time()
-async def test_a_request_close_upon_another_is_followed_by_looks_for_the_next() -> None:
+async def test_a_request_close_after_another_starts_polling_for_the_next() -> None:
     requests = Requests()
     requests.serve(5_000_000)
     requests.serve(SOON_NS)
@@ -63,7 +63,7 @@ async def test_a_request_close_upon_another_is_followed_by_looks_for_the_next() 
 
 
 @virtual_time()
-async def test_looks_last_from_the_latest_request_on() -> None:
+async def test_polling_lasts_from_the_latest_request() -> None:
     requests = Requests()
     await requests.stream(1000)
     assert requests.polling.is_polling
@@ -72,7 +72,7 @@ async def test_looks_last_from_the_latest_request_on() -> None:
 
 
 @virtual_time()
-async def test_of_64_close_requests_one_is_looked_for_in_vain_at_most() -> None:
+async def test_at_most_one_poll_in_64_close_requests_misses() -> None:
     requests = Requests()
     vain = close = 0
     for _ in range(100):
@@ -87,7 +87,7 @@ async def test_of_64_close_requests_one_is_looked_for_in_vain_at_most() -> None:
 
 
 @virtual_time()
-async def test_the_end_of_a_long_stream_costs_one_look_in_vain_only() -> None:
+async def test_the_end_of_a_long_stream_costs_one_missed_poll_only() -> None:
     requests = Requests()
     await requests.stream(10 * CREDIT)
     assert not await requests.look(POLL_NS)
@@ -96,7 +96,7 @@ async def test_the_end_of_a_long_stream_costs_one_look_in_vain_only() -> None:
 
 
 @virtual_time()
-async def test_requests_that_come_together_need_no_looks() -> None:
+async def test_requests_that_arrive_together_need_no_polls() -> None:
     requests = Requests()
     for _ in range(2 * CREDIT):
         requests.serve(SOON_NS, requests=2)
@@ -107,7 +107,7 @@ async def test_requests_that_come_together_need_no_looks() -> None:
 
 
 @virtual_time()
-async def test_a_processor_that_others_want_is_left_to_them_for_a_while() -> None:
+async def test_a_contended_processor_is_yielded_for_a_while() -> None:
     requests = Requests()
     await requests.stream(CREDIT)
     requests.serve(1000)
@@ -121,7 +121,7 @@ async def test_a_processor_that_others_want_is_left_to_them_for_a_while() -> Non
 
 
 @virtual_time()
-async def test_whoever_wants_the_processor_again_has_it_longer() -> None:
+async def test_repeated_contention_yields_the_processor_longer() -> None:
     requests = Requests()
 
     async def rest_ms() -> int:
@@ -142,7 +142,7 @@ async def test_whoever_wants_the_processor_again_has_it_longer() -> None:
 
 
 @virtual_time()
-async def test_a_long_turn_of_the_loop_is_not_taken_for_others_work() -> None:
+async def test_a_long_loop_iteration_does_not_count_as_contention() -> None:
     requests = Requests()
     await requests.stream(CREDIT)
     requests.serve(1_000_000)
@@ -150,7 +150,7 @@ async def test_a_long_turn_of_the_loop_is_not_taken_for_others_work() -> None:
 
 
 @virtual_time()
-async def test_senders_that_need_this_processor_are_not_kept_waiting_by_looks() -> None:
+async def test_polling_does_not_delay_senders_that_need_this_processor() -> None:
     requests = Requests()
     looked = 0
     for _ in range(CREDIT):
@@ -164,7 +164,7 @@ async def test_senders_that_need_this_processor_are_not_kept_waiting_by_looks() 
 
 
 @virtual_time()
-async def test_there_is_no_looking_where_it_cannot_help(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_is_no_polling_where_it_cannot_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert busy_poller(100, SYSTEM_CLOCK) is not None
     assert busy_poller(0, SYSTEM_CLOCK) is None

@@ -21,7 +21,7 @@ LIMIT = 4000
 
 
 @virtual_time()
-async def test_an_answer_may_come_long_after_the_handler_returned() -> None:
+async def test_a_response_may_be_sent_long_after_the_handler_returned() -> None:
     kept: list[tuple[Command, Connection]] = []
 
     def keep(request: Command, peer: Connection) -> None:
@@ -64,7 +64,7 @@ async def test_handlers_are_bounded_by_not_reading_further() -> None:
 
 
 @virtual_time()
-async def test_a_handler_cancelled_before_its_first_step_is_no_warning() -> None:
+async def test_a_handler_cancelled_before_its_first_step_causes_no_warning() -> None:
     started: list[str] = []
 
     async def handler(request: Command, peer: Connection) -> None:
@@ -83,7 +83,7 @@ async def test_a_handler_cancelled_before_its_first_step_is_no_warning() -> None
 
 
 @virtual_time()
-async def test_a_handler_that_is_cancelled_by_others_answers_with_an_error() -> None:
+async def test_a_handler_cancelled_from_outside_answers_with_an_error() -> None:
     async def give_up(request: Command, peer: Connection) -> None:
         raise asyncio.CancelledError
 
@@ -195,7 +195,7 @@ class Faulty(Signer):
 
 @pytest.mark.parametrize("code", [ECHO, SLOW])
 @virtual_time()
-async def test_a_hook_that_fails_makes_an_error_answer_and_no_more(code: int) -> None:
+async def test_a_hook_that_fails_causes_an_error_response_only(code: int) -> None:
     async with world(Router({ECHO: echo, SLOW: slow_echo}, hooks=[Faulty()])) as here:
         connection = await here.connect()
         for _ in range(2):
@@ -328,7 +328,7 @@ async def test_requests_may_share_a_future(is_done: bool) -> None:
 
 
 @virtual_time()
-async def test_a_peer_that_goes_does_not_cancel_a_shared_future() -> None:
+async def test_a_disconnecting_peer_does_not_cancel_a_shared_future() -> None:
     shared: asyncio.Future[Command] = virtual_loop().create_future()
 
     def wait_for_all(request: Command, peer: Connection) -> asyncio.Future[Command]:

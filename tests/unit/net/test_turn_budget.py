@@ -108,7 +108,7 @@ async def test_many_large_answers_take_several_turns() -> None:
 
 
 @virtual_time()
-async def test_what_comes_meanwhile_is_answered_behind_it() -> None:
+async def test_requests_that_arrive_in_between_are_answered_afterwards() -> None:
     connection, transport = connected()
     # The last request of the first chunk comes in two.
     data = chunk(0) + chunk(REQUESTS, 3)
@@ -144,7 +144,7 @@ async def test_nothing_is_answered_after_the_connection_was_closed() -> None:
 
 
 @virtual_time()
-async def test_requests_that_wait_for_their_turn_are_refused_when_it_is_drained() -> None:
+async def test_requests_that_wait_for_their_turn_are_rejected_when_draining() -> None:
     connection, transport = connected()
     connection.data_received(chunk(0))
     served = len(transport.answers)
@@ -159,7 +159,7 @@ async def test_requests_that_wait_for_their_turn_are_refused_when_it_is_drained(
 
 
 @virtual_time()
-async def test_who_is_lost_while_others_have_their_turn_is_drained_at_once() -> None:
+async def test_a_connection_lost_while_others_have_their_turn_is_drained_immediately() -> None:
     connection, _ = connected()
     connection.data_received(chunk(0))
     drained = asyncio.create_task(connection.drain(1000))

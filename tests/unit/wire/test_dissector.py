@@ -180,7 +180,7 @@ FROM_JSON = [
 
 
 @pytest.mark.parametrize("name", FROM_JSON)
-def test_frames_are_made_from_their_decoded_body_too(dissect: Any, name: str) -> None:
+def test_frames_are_also_encoded_from_their_decoded_body(dissect: Any, name: str) -> None:
     [fields] = decoded(dissect, name)
     without_hex = json.dumps({key: item for key, item in fields.items() if key != "body_hex"})
     code, out, err = dissect("encode", without_hex)
