@@ -1,4 +1,4 @@
-"""Reading each row of a sink once: nothing that is no duplicate is ever lost."""
+"""Reading each row of a sink once: no row is lost unless it is a duplicate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ = (
 
 
 def line(place: tuple[int, int], body: str, stamp: str | None, hour: int) -> str:
-    """Return a message as a line of JSON; the place is its queue and offset."""
+    """Return a message as a line of JSON; its position is its queue and offset."""
     message = {
         "topic": "orders",
         "broker": "a",

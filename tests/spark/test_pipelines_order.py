@@ -1,6 +1,6 @@
-"""In which order a replay sends rows, and when each is due: by the rows alone, however they come.
+"""In which order a replay sends rows, and when each is due: by the rows, not by their input order.
 
-Stamps count rows: were their order left to chance, a task that is tried again would swap them.
+Stamps count rows: if their order were left to chance, a retried task would swap them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """A message as it was archived; its time is after BEGIN."""
+    """An archived message; its time is after BEGIN."""
 
     body: str
     time_ms: int | None
@@ -59,7 +59,7 @@ def sent(frame: DataFrame) -> list[tuple[str, int]]:
 
 
 def replayed(spark: SparkSession, messages: Sequence[Old], *without: str) -> list[tuple[str, int]]:
-    """The same for rows that come in one order and in the other, which has to be the same."""
+    """The same for rows in one input order and in the reverse one; the results must be equal."""
     one, other = (
         sent(
             spark.createDataFrame([each.row() for each in some], SCHEMA).coalesce(1).drop(*without)
@@ -75,7 +75,7 @@ def as_it_was(messages: Sequence[Old]) -> list[tuple[str, int]]:
 
 
 def two_lives(apart_ms: int) -> list[Old]:
-    """A topic that was deleted and made anew: its offsets begin again, its broker's log goes on."""
+    """A topic that was deleted and re-created: offsets restart at 0, the broker's log continues."""
     first = [Old(f"first-{n}", 100 * n, n, 1000 + n) for n in range(5)]
     return first + [Old(f"second-{n}", apart_ms + 100 * n, n, 2000 + n) for n in range(4)]
 

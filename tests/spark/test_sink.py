@@ -35,7 +35,7 @@ def topic() -> str:
 
 @pytest.fixture
 def small_batches(spark: SparkSession) -> Iterator[int]:
-    """How many rows come to the sink at a time."""
+    """How many rows the sink gets at a time."""
     setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = str(spark.conf.get(setting))
     spark.conf.set(setting, "100")
@@ -56,7 +56,7 @@ def stamps(messages: list[MessageView]) -> Counter[str]:
     return Counter(message.properties[STAMP_PROPERTY] for message in messages)
 
 
-# --- what a message is made of --------------------------------------------------------------------
+# --- the parts of a message -----------------------------------------------------------------------
 
 
 def test_all_columns_arrive(spark: SparkSession, broker: Standalone, topic: str) -> None:
@@ -104,7 +104,7 @@ def test_option_outranks_column_and_texts_are_bodies(
 def test_delayed_compressed_and_plain_messages_of_many_topics(
     spark: SparkSession, broker: Standalone, topic: str
 ) -> None:
-    """None of them is stopped by the others; the delayed ones arrive when it is their time."""
+    """None of them is blocked by the others; the delayed ones arrive when they are due."""
     rows = spark.sql(
         f"""select concat('{topic}-', id % 3) topic,
         if(id % 10 = 0, repeat('x', 10000), cast(id as string)) body, id % 2 delayLevel
@@ -153,7 +153,7 @@ def test_rows_of_a_queue_keep_their_order(
         assert numbers == list(range(queue_id, 3000, 4))
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejected writes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,14 +241,14 @@ def test_topic_without_permission_fails_the_job(
     assert not stored(broker.nameserver, topic)
 
 
-# --- tasks and queries that are tried again -------------------------------------------------------
+# --- retried tasks and queries --------------------------------------------------------------------
 
 
 def test_duplicates_of_a_retried_task_are_recognised(
     spark: SparkSession, broker: Standalone, topic: str, small_batches: int
 ) -> None:
     def spoiled_on_first_try(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Let row 350 have no body when a task is tried for the first time."""
+        """Let row 350 have no body in the first attempt of a task."""
         context = TaskContext.get()
         assert context is not None
         for batch in batches:
@@ -259,7 +259,7 @@ def test_duplicates_of_a_retried_task_are_recognised(
 
     rows = spark.sql("select cast(id as string) body from range(1000)").coalesce(1)
     spoiled = rows.mapInArrow(spoiled_on_first_try, "body string")
-    # With one send at a time, two are stored for sure before the fourth batch is looked at.
+    # With one send at a time, two are certainly stored before the fourth batch is examined.
     options = {"batchSize": str(small_batches), "maxInFlight": "1"}
     writer(spoiled, broker.nameserver, topic).options(**options).save()
     found = stored(broker.nameserver, topic)
@@ -310,7 +310,7 @@ def test_a_stream_resumes_and_repeats_the_uncommitted_batch(
         lines_to_topic(spark, folder, checkpoint, broker.nameserver, topic).awaitTermination()
     expected = Counter(f"{run}-{n}".encode() for run in range(2) for n in range(200))
     assert bodies(stored(broker.nameserver, topic)) == expected
-    # As if the driver had died between the last send and Spark's own note of it.
+    # As if the driver had died between the last send and Spark's own record of it.
     for note in (checkpoint / "commits").glob("*1*"):
         note.unlink()
     lines_to_topic(spark, folder, checkpoint, broker.nameserver, topic).awaitTermination()
@@ -367,7 +367,7 @@ def test_workers_exclude_permanent_objects_from_garbage_collection(
         for batch in batches:
             yield pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()] * batch.num_rows})
 
-    # Three tasks for two workers: one of them has its second.
+    # Three tasks for two workers: one of them runs its second.
     for _ in range(3):
         writer(spark.sql("select 'x' body"), broker.nameserver, topic).save()
     counts = spark.range(0, 2, 1, 2).mapInArrow(set_aside, "objects long").toArrow()

@@ -23,7 +23,7 @@ COUNT = 1200
 
 @pytest.fixture(scope="module")
 def topic(broker: Standalone) -> str:
-    """A topic with two queues, sent in two halves with a moment between them."""
+    """A topic with two queues, sent in two halves with a pause between them."""
     name = made_topic(broker.nameserver, fresh_topic(), queues=2)
     fill(broker.nameserver, name, range(COUNT // 2))
     first = stored(broker.nameserver, name)
@@ -50,7 +50,7 @@ def read(spark: SparkSession, broker: Standalone, **options: str) -> DataFrame:
 
 
 def numbers(rows: DataFrame) -> list[int]:
-    """Return which messages came, in order of their numbers."""
+    """Return which messages were read, in order of their numbers."""
     found = rows.select(f.col("body").cast("string").cast("int").alias("n"))
     return sorted(row.n for row in found.collect())
 
@@ -201,7 +201,7 @@ def test_invalid_options_are_reported_before_anything_is_read(
 def test_one_dataframe_answers_every_query_of_it(
     spark: SparkSession, broker: Standalone, topic: str
 ) -> None:
-    """Spark keeps pushed filters for a DataFrame's later queries, so the source takes none."""
+    """Spark keeps pushed filters for a DataFrame's later queries, so the source accepts none."""
     rows = read(spark, broker, topic=topic, columns="queueId,queueOffset,tags")
     assert rows.where("queueId = 1 and queueOffset < 10").count() == 10
     assert rows.count() == COUNT

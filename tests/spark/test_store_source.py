@@ -1,4 +1,4 @@
-"""``format("rocketmq-store")`` on real Spark; the many cases are in the unit tests."""
+"""``format("rocketmq-store")`` on real Spark; the unit tests cover the many cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.spark.records.schema import spark_schema
 
 
 def loaded(spark: SparkSession, path: Path, **options: object) -> DataFrame:
-    # Not registered by anybody: Spark finds it by itself.
+    # Not registered explicitly: Spark finds it by itself.
     reader = spark.read.format("rocketmq-store")
     return reader.options(**{key: str(value) for key, value in options.items()}).load(str(path))
 

@@ -1,4 +1,4 @@
-"""Records that cannot be decoded: found, described, and dealt with as the option says."""
+"""Records that cannot be decoded: found, described, and handled as the option says."""
 
 from __future__ import annotations
 
@@ -181,9 +181,9 @@ MALFORMED = (2, 3, 7)
 
 @pytest.fixture
 def malformed(turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A topic of 10 messages that comes with three records without their magic numbers.
+    """A topic of 10 messages that also returns three records without their magic numbers.
 
-    Turbopump brokers leave such records out; others send what is on their disks.
+    Turbopump brokers omit such records; others send what is on their disks.
     """
     nameserver = turbopump_server.nameserver
     with Admin(nameserver) as admin:
@@ -233,7 +233,7 @@ def test_malformed_records_are_read_one_by_one(malformed: str) -> None:
     assert [row["body"] for row in rows(onBadRecord="skip")] == good
     letters = []
     for _ in range(2):
-        # The second time, as a task that is repeated, nothing is sent.
+        # The second time, as in a repeated task, nothing is sent.
         assert [row["body"] for row in rows(onBadRecord="deadLetter", group="g")] == good
         letters = stored_in(malformed, "%DLQ%g")
         places = [letter.properties["ORIGIN_QUEUE_OFFSET"] for letter in letters]

@@ -1,4 +1,4 @@
-"""Pulling over a plain socket: from peers that answer as brokers do, and as they do not."""
+"""Pulling over a plain socket: from peers that answer like brokers, and from others."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_everything_is_read_once_and_in_order(
     monkeypatch.setattr(blocking_pull, "ENOUGH_ROWS", 1 + chunk_rows // 2)
     with peer(replies) as connection:
         assert rows_of(pull_of(connection, 7, COUNT - 3, **options)) == expected(7, COUNT - 3)
-        assert connection.is_usable(), "and everything that was asked for has been read"
+        assert connection.is_usable(), "and everything requested has been read"
 
 
 @pytest.mark.parametrize("replies", [in_order, backwards])
@@ -273,7 +273,7 @@ def close(_: Command) -> None:
         a_request,
         garbage,
         close,
-        # These take as long as the time allowed for an answer.
+        # These take as long as the response timeout.
         pytest.param(half, marks=pytest.mark.slow),
         pytest.param(silence, marks=pytest.mark.slow),
     ],
@@ -297,7 +297,7 @@ def test_an_unusual_response_ends_the_read_after_the_last_good_one(
         timeout_ms = 500 if unusual in (half, silence) else 10_000
         pull = pull_of(connection, in_flight_max=2, timeout_ms=timeout_ms)
         assert rows_of(pull) == expected(0, 96)
-        assert pull.next_chunk() is None, "it stays where it is"
+        assert pull.next_chunk() is None, "it does not advance"
         assert not len(pull._pool)
 
 
@@ -322,7 +322,7 @@ def test_a_duplicate_response_is_unusual() -> None:
 
 
 class Signed:
-    """A hook that signs each request with what it asks for, and sees each response."""
+    """A hook that signs each request with its parameters, and sees each response."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
@@ -359,7 +359,7 @@ def test_hooks_change_each_request_and_see_each_response() -> None:
 
 @pytest.fixture
 def direct_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What has been read directly: where each chunk began and ended."""
+    """What has been read directly: where each chunk started and ended."""
     seen: list[tuple[int, int]] = []
     next_chunk = BlockingPull.next_chunk
 
@@ -402,7 +402,7 @@ def test_a_task_reads_directly_and_continues_when_the_connection_is_lost(
     wanted = [b"%d" % n for n in range(400)]
     assert bodies(reader, WHOLE) == wanted
     assert direct_chunks[-1][1] == 400
-    assert bodies(reader, WHOLE) == wanted, "over the connection that was kept"
+    assert bodies(reader, WHOLE) == wanted, "over the pooled connection"
 
     direct_chunks.clear()
     found: list[bytes] = []
@@ -411,7 +411,7 @@ def test_a_task_reads_directly_and_continues_when_the_connection_is_lost(
         if len(found) < 100:
             turbopump_server.cut()
     assert found == wanted
-    assert direct_chunks[-1][1] < 400, "the rest came in the other way"
+    assert direct_chunks[-1][1] < 400, "the rest was read by the retrying pull"
 
     beginning = reader.read(WHOLE)
     next(beginning)

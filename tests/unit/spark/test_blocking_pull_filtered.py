@@ -1,4 +1,4 @@
-"""Pulling what a filter lets through over a plain socket: gaps, overlaps, answers with nothing."""
+"""Pulling filtered messages over a plain socket: gaps, overlaps, empty responses."""
 
 from __future__ import annotations
 

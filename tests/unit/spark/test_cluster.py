@@ -1,4 +1,4 @@
-"""What a driver asks of a cluster in virtual time: queues, positions, times, keys, news."""
+"""What a driver requests from a cluster in virtual time: queues, positions, times, arrivals."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_positions_become_offsets(tmp_path: Path) -> None:
         assert await at("group") == [3, 0]
         with pytest.raises(InvalidArgument, match="ends at offset 10, got 11"):
             await at('{"T": {"0": 11}}')
-        # Further than the queue goes: it was made anew, and nothing of it has been read.
+        # Beyond the end of the queue: it was re-created, and nothing of it has been read.
         made.brokers["a"].state.offsets.commit("g", "T", 0, 25)
         with pytest.raises(
             DataLost, match=r"group 'g' cannot resume .* ends at offset 10 .* read to 25"
@@ -188,7 +188,7 @@ async def test_a_batch_that_ends_before_it_starts_is_rejected(tmp_path: Path) ->
         assert await planned("earliest", '{"T": {"0": 4}}') == 4
         with pytest.raises(InvalidArgument, match=r"T@a:0 would be read from 8 to 0"):
             await planned('{"T": {"0": 8}}', str(before_ms))
-        # Where a group is was not said by the user.
+        # The user did not give the group's position.
         await asking(session, group="g").commit({Q0: 8})
         assert await planned("group", str(before_ms)) == 0
 
@@ -211,7 +211,7 @@ def test_a_time_is_the_first_message_since(tmp_path: Path, pause_ms: int) -> Non
             assert empty == {MessageQueue("T", "a", 1): 0}
             of_20 = {Q0: stored.index(stored[20])}
             assert await found.resolve("startingOffsets", AtTime(stored[20]), [Q0]) == of_20
-            # Beside it, a queue with an offset of its own.
+            # Beside it, a queue with its own offset.
             other = MessageQueue("T", "a", 1)
             each = parse_position(
                 "startingOffsets", f'{{"T": {{"a": {{"0": "{stored[20]}", "1": -2}}}}}}'
@@ -343,7 +343,7 @@ async def test_what_brokers_do_not_record_is_logged_once(
         assert caplog.text.count("T@a:0: offset not committed: the broker is away") == 1
         refusal = RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none")
         assert await found.commit({Q0: 5}) == {}
-        assert await found.commit({Q0: 0}) == {Q0: 0}, "there the group begins at the beginning"
+        assert await found.commit({Q0: 0}) == {Q0: 0}, "there the group starts at the beginning"
         asked.refuse = None
         away = MessageQueue("T", "b", 0)
         for offset, looked_for in ((5, 0), (0, 1)):
@@ -400,7 +400,7 @@ async def test_few_requests_are_sent_for_idle_queues_and_unresponsive_brokers(
         for _ in range(3):
             assert await found.known_limits(queues) == {}
             assert await found.commit({Q0: 1}) == {}
-        assert len(asked.of(RequestCode.GET_QUEUE_ENDS)) == before + 1, "asked once"
+        assert len(asked.of(RequestCode.GET_QUEUE_ENDS)) == before + 1, "requested once"
         assert not any(asked.of(code) for code in COMMITS)
         assert caplog.text.count("T@a:0 and 3 more queues: not available") == 1
         asked.refuse = None

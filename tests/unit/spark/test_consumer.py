@@ -1,4 +1,4 @@
-"""What can be set about a consumer on Spark, and what it makes of it; no Spark is started."""
+"""The settings of a consumer on Spark, and their effects; no Spark is started."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_retry_topic_is_read_along_with_the_topics() -> None:
     options = made._options
     assert options["topics"] == "orders,refunds,%RETRY%billing"
     assert options["group"] == "billing"
-    # What comes again is wanted whatever its tags.
+    # Redeliveries are selected whatever their tags.
     assert json.loads(options["tags"]) == {"orders": "created || paid"}
     assert "tags" not in consumer()._options
 
@@ -188,22 +188,22 @@ def test_invalid_arguments_are_reported(changes: dict[str, Any], told: str) -> N
     assert told in str(raised.value)
 
 
-# --- into how many tasks a batch is divided -------------------------------------------------------
+# --- into how many tasks a batch is split ---------------------------------------------------------
 
 
 class AskedForTasksError(Exception):
-    """The options that a query was to be read with."""
+    """The options that a query would be read with."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.options = options
 
 
 class SparkOfCores:
-    """As much of Spark as is used until a query is read; None is a client that knows no cores."""
+    """The part of Spark used until a query is read; None is a client that knows no cores."""
 
     def __init__(self, cores: int | None) -> None:
         self._cores = cores
-        # Spark's names, all of them; nothing is needed of what they are.
+        # Spark's names, all of them; their content is not needed.
         self.streams = self.readStream = self
         self.addListener = self.removeListener = lambda _: None
 
@@ -274,7 +274,7 @@ def padded(counts: Sequence[object]) -> list[object]:
 
 
 class Event:
-    """As much of Spark's events as is read."""
+    """The part of Spark's events that is read."""
 
     def __init__(self, run: str, counts: Sequence[object] | None = None) -> None:
         self.runId = run
@@ -285,7 +285,7 @@ class Event:
 
 
 class Streams:
-    """As much of a session's streams as a watcher uses."""
+    """The part of a session's streams that a watcher uses."""
 
     def __init__(self) -> None:
         self.streams = self
@@ -320,7 +320,7 @@ def test_report_adds_up_the_batches_of_a_run() -> None:
     told(totals, "a", 3, 1, 0, "ValueError: bad")
     told(totals, "a", 2, 0, 1, None, 3)
     told(totals, "b", 9, 9, 9, None)
-    # Of empty batches there are no sums.
+    # Empty batches have no sums.
     told(totals, "a", None, None, None, None)
     told(totals, "a")
     totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
@@ -349,7 +349,7 @@ class Progress:
 
 
 class Query:
-    """A query that has one more batch whenever somebody waits, and forgets all but the last."""
+    """A query with one more batch on each wait, which forgets all but the last."""
 
     def __init__(self, batches: list[Sequence[object]], *, fails: bool = False) -> None:
         self._batches = batches

@@ -1,4 +1,4 @@
-"""What the source offers to a consumer: tags by topic, a task for each queue, a place to begin."""
+"""What the source offers to a consumer: tags by topic, a task per queue, a start position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Spark finds the source by itself: an import that is light and cannot fail."""
+"""How Spark finds the source by itself: a lightweight import that cannot fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives for Spark executors: what they have, and what their Python says."""
+"""Archives for Spark executors: their content, and what their Python reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(executor_package, "_required", small)
         written = executor_package.write_package(folder / "all.tar.gz")
     assert [each.split()[0] for each in written.distributions] == ["turbopump", "msgspec", "typer"]
-    assert [each.name for each in folder.iterdir()] == ["all.tar.gz"], "nothing unfinished is left"
+    assert [each.name for each in folder.iterdir()] == ["all.tar.gz"], "no incomplete file is left"
     extract(written.path, folder / "unpacked")
     return folder / "unpacked"
 

@@ -1,4 +1,4 @@
-"""A query in its group, in virtual time: who is refused, who is seen, who is told."""
+"""A query in its group, in virtual time: what is rejected, noticed and reported."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def test_a_broker_that_is_down_hides_no_push_consumers(tmp_path: Path) -> 
 
 
 class Linked:
-    """A link whose work the test awaits itself."""
+    """A link whose work is awaited by the test itself."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -233,7 +233,7 @@ async def test_a_permanently_removed_broker_does_not_prevent_commits(
         await query.run(commit)
         await asyncio.sleep(3)
         await query.run(commit)
-        assert await group.committed([A0]) == {A0: None}, "it may only be restarted"
+        assert await group.committed([A0]) == {A0: None}, "it may just be restarting"
         await asyncio.sleep(20)
         await query.run(commit)
         assert await group.committed([A0]) == {A0: 2}
@@ -378,7 +378,7 @@ async def test_operators_see_where_a_query_is(tmp_path: Path) -> None:
         assert member is not None
         (wanted,) = member.heartbeat_data().subscription_data_set
         assert (wanted.topic, wanted.sub_string) == ("T", "a || b")
-        # A query that is started later must replace what brokers keep of this one.
+        # A query that is started later must replace what brokers store for this one.
         assert wanted.sub_version == session.clock.now_ms() > 0
         member.reached({MessageQueue("T", "a", 0): 5, MessageQueue("U", "a", 0): 7})
         assert member.progress("T") == {MessageQueue("T", "a", 0): 5}

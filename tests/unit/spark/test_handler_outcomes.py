@@ -1,4 +1,4 @@
-"""What the answers of a function mean, and how a queue goes on after them."""
+"""What the results of a function mean, and how a queue continues after them."""
 
 from __future__ import annotations
 

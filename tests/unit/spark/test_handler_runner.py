@@ -1,4 +1,4 @@
-"""The executor's side of a consumer, on the rows that the source gives and with no broker."""
+"""The executor's side of a consumer, on rows of the source and without a broker."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def batch(bodies: Iterable[bytes], times: int = 0) -> pa.RecordBatch:
 
 
 class Desk:
-    """Runs a handling, and keeps what it sends back and how long it pauses."""
+    """Runs a handler, and records what it sends back and how long it pauses."""
 
     def __init__(self, handler: Callable[[Any], object], **plan: Any) -> None:
         self.returned: list[Returned] = []
@@ -113,7 +113,7 @@ def test_message_equals_what_other_consumers_get() -> None:
     for name in same.split():
         assert getattr(message, name) == getattr(view, name), name
     assert made.broker == "broker-a"
-    # What is sent anew is sent as it is here: inflated, and so it says.
+    # A resent message is sent as it is here: inflated, and marked so.
     assert message.stored_body == b"hello" * 50
     assert message.sys_flag == 0
 
@@ -123,7 +123,7 @@ def test_redelivered_messages_show_their_original_topic() -> None:
     read = rows(
         record(b"new", 0, topic="shop%orders"),
         record(b"again", 0, topic=retry_topic("shop%billing"), named=named),
-        # The source may have left out the namespace already.
+        # The source may already have removed the namespace.
         record(b"again", 1, topic=retry_topic("billing"), named=named),
         record(b"odd", 1, topic=retry_topic("shop%billing")),
     )
@@ -149,7 +149,7 @@ def test_rows_are_divided_where_the_queue_changes() -> None:
     assert [run.num_rows for run in split_by_queue(batch([b"a"]))] == [1]
 
 
-# --- in no order ----------------------------------------------------------------------------------
+# --- without order --------------------------------------------------------------------------------
 
 
 def test_row_by_row_each_answer_is_for_its_message() -> None:
@@ -186,7 +186,7 @@ def test_row_by_row_each_answer_is_for_its_message() -> None:
 def test_last_attempt_makes_a_dead_letter(times: int, dead: int) -> None:
     desk = Desk(lambda _: False, attempts_max=2)
     assert desk.run(batch([b"a"], times)) == Counts(0, 1 - dead, dead)
-    # Whether it is the last is for the broker to say, which is told the limit.
+    # Whether it is the last attempt is the broker's decision, which gets the limit.
     assert desk.went_back == [(b"a", 0)]
 
 

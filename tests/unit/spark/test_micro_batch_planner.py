@@ -1,4 +1,4 @@
-"""Where micro-batches of a stream end, decided over a cluster that is made up."""
+"""Where micro-batches of a stream end, decided over a simulated cluster."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class MadeUp:
         return await self.marks(offsets)
 
     def delete(self, queue: MessageQueue) -> None:
-        """Delete it as brokers do that keep the group's offset."""
+        """Delete it like brokers that keep the group's offset."""
         del self.ends[queue]
         self.unreadable_now[queue] = Unreadable.DELETED
 
@@ -162,12 +162,12 @@ async def test_queues_created_after_a_stream_started_without_any_are_read_comple
     cluster = MadeUp({})
     assert await latest(following(cluster), {}) == {}
     cluster.ends = {Q0: Limits(2, 10)}
-    # Another process goes on from the checkpoint.
+    # Another process resumes from the checkpoint.
     follow = following(cluster)
     start = await follow.latest({}, is_limited=True, has_begun=True)
     assert start == {Q0: 2}
     assert await latest(follow, start) == {Q0: 10}
-    assert await latest(following(cluster), {}) == {Q0: 10}, "without one it begins at the latest"
+    assert await latest(following(cluster), {}) == {Q0: 10}, "without one it starts at the latest"
 
 
 @virtual_time()
@@ -222,7 +222,7 @@ async def test_lost_messages_end_the_stream_or_are_skipped(
     with caplog.at_level(logging.WARNING):
         end = await latest(follow, start)
     assert "continuing without them" in caplog.text
-    # Q1 goes back to its beginning, and everything of it is read by the next batch.
+    # Q1 returns to its beginning, and is read completely by the next batch.
     assert end == {Q0: 9, Q1: 0}
     again = await latest(follow, end)
     assert again == {Q0: 9, Q1: 3}
@@ -333,11 +333,11 @@ async def test_available_now_reads_no_queue_that_is_closed_or_deleted(
         end = await latest(loose, {Q0: 0, Q1: 60, Q2: 9})
         assert await latest(loose, end) == end == {Q0: 50, Q1: 60}
     assert caplog.text.count("t@a:1 cannot be read") == 1
-    assert cluster.commits[-2:] == [{Q2: 0}, {Q0: 50}], "should it come again, it begins anew"
+    assert cluster.commits[-2:] == [{Q2: 0}, {Q0: 50}], "if re-created, it starts from 0"
 
 
 async def planned(follow: MicroBatchPlanner, start: Offsets) -> Offsets:
-    """Plan a batch as Spark does, which commits the last one after it has asked for the next."""
+    """Plan a batch as Spark does, which commits the last one after requesting the next."""
     end = await follow.latest(start, is_limited=True)
     if end != start:
         await follow.commit(start)
@@ -376,7 +376,7 @@ async def test_a_deleted_queue_is_dropped_once_the_broker_recorded_the_reset() -
     cluster.is_deaf = True
     assert await planned(follow, start) == start
     assert cluster.waits[-1][0] == {Q0: 50}
-    # It comes again meanwhile, and is known to be another one.
+    # It is re-created in between, and recognised as a different one.
     cluster.make(Q1, Limits(0, 12))
     at = await planned(follow, start)
     assert at == {Q0: 50, Q1: 0}
@@ -539,7 +539,7 @@ async def test_deselected_queues_keep_their_offsets() -> None:
     end = await latest(follow, start)
     assert end == {Q0: 5, other: 2}
     await latest(follow, end)
-    assert cluster.waits[-1][0] == {Q0: 5}, "nobody waits for news of the other"
+    assert cluster.waits[-1][0] == {Q0: 5}, "no wait includes the other"
 
 
 @virtual_time()

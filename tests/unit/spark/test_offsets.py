@@ -1,4 +1,4 @@
-"""Offsets of checkpoints: always the same text, nothing lost unnoticed, fair shares."""
+"""Offsets of checkpoints: always the same text, no unnoticed loss, fair shares."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_assigned_queues_stay_with_their_broker() -> None:
         assigned(chosen, [A0, A1, B0])
     assert assigned_among(chosen, [A0, A1, B0, b1], {A0, A1}) == (A0, A1)
     assert assigned_among(chosen, [A0, A1, B0, b1], {A0}) == (A0, A1), "the broker of the others"
-    assert assigned_among(chosen, [B0, b1], {A0, A1}) == (), "it is only away"
+    assert assigned_among(chosen, [B0, b1], {A0, A1}) == (), "it is only down"
     assert assigned_among(chosen, [A0, b1], {A0}) == (A0, b1), "there is no other"
     assert assigned_among(chosen, [A0, B0], None) == (A0, B0)
     assert assigned_among(Assigned((("t", "b", 0),)), [A0, B0], {A0}) == (B0,)

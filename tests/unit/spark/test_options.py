@@ -1,4 +1,4 @@
-"""The options of the source: what they mean, and what is told when they are wrong."""
+"""The options of the source: their meaning, and the errors for invalid values."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_what_lies_between_two_offsets() -> None:
     queues = [MessageQueue("t", "a", number) for number in range(4)]
     start = {queues[0]: 5, queues[1]: 5, queues[2]: 7}
     end = {queues[0]: 9, queues[1]: 5, queues[2]: 2, queues[3]: 100}
-    # Nothing of a queue that has no news, was made anew, or was not known before.
+    # Nothing of a queue that has no new messages, was re-created, or was unknown before.
     assert ranges_between(start, end) == [of(0, 5, 9)]
     assert ranges_between({}, end) == []
     assert plan([]) == []

@@ -36,7 +36,7 @@ def test_queries_with_their_own_checkpoints_do_not_share_names() -> None:
 
 
 def test_the_newest_batch_of_each_query_is_not_merged() -> None:
-    """It may be written once more, by a query that died before it noted that it was done."""
+    """It may be written again, by a query that died before it recorded its completion."""
     other = "00000000"
     folders = [folder(0), folder(1), folder(2), folder(0, query=other), folder(1, query=other)]
     (merge,) = merges(folders, 1000)

@@ -1,4 +1,4 @@
-"""What `turbopump pipeline` refuses before it starts Spark, and what it asks pipelines for."""
+"""What `turbopump pipeline` rejects before it starts Spark, and how it calls pipelines."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Called:
     for check in ("nameserver", "topics", "trace_topic", "group", "archive"):
         monkeypatch.setattr(pipeline, f"_require_{check}", lambda *_: None)
     for name in ("archive", "compact", "replay", "redrive", "lag", "trace"):
-        # Into the module's names, because asking it for the old ones would import all of PySpark.
+        # Into the module's names, because reading the old ones would import all of PySpark.
         monkeypatch.setitem(vars(pipelines), name, found.instead_of(name))
     run = spark_runs.Run(None, progress.unwatched, threading.Event())  # type: ignore[arg-type]
     monkeypatch.setattr(pipeline, "spark_run", lambda *_: nullcontext(run))
@@ -239,7 +239,7 @@ def test_a_failed_spark_start_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_java_error_is_one_line(tmp_path: Path) -> None:
-    # A process of its own: this one may have a session already, which is taken as it is.
+    # A separate process: this one may already have a session, which would be reused.
     wrong = ["--master", "local[1]", "--conf", "spark.scheduler.mode=x"]
     done = subprocess.run(
         [sys.executable, "-m", "turbopump", "pipeline", "compact", str(tmp_path), *wrong],
@@ -256,7 +256,7 @@ def test_a_java_error_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_missing_java_is_reported_with_advice(tmp_path: Path) -> None:
-    # A process of its own: this one may have a session already, which needs no other Java.
+    # A separate process: this one may already have a session, which needs no other Java.
     done = subprocess.run(
         [sys.executable, "-m", "turbopump", "pipeline", "compact", str(tmp_path)],
         env={**os.environ, "JAVA_HOME": str(tmp_path)},

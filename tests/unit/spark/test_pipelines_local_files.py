@@ -1,4 +1,4 @@
-"""Files of archives: what excludes what, and what is noted."""
+"""Files of archives: what excludes what, and what is recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbopump.spark.pipelines.local_files import (
 
 
 def is_free(directory: Path, how: int) -> bool:
-    """Whether somebody else may take the lock now."""
+    """Whether another process may take the lock now."""
     with (directory / COMPACTION / "moving").open("a") as lock:
         try:
             fcntl.flock(lock, how | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""When which rows are sent: pure."""
+"""When which rows are sent: pure functions."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_bad_rate_is_named() -> None:
 
 
 def test_least_speed_and_rate_wait_for_what_is_far_away() -> None:
-    """Times that machines do not know would come out as none at all."""
+    """Times beyond the range of the platform would come out as none at all."""
     pace = Pace(1e-300, SPEED_MIN)
     (near, far) = slices(times(0, 10_000 * 365 * 86_400_000), 0, pace)
     assert (near.offset_s, far.offset_s) == (0.0, 10_000 * 365 * 86_400 / SPEED_MIN)

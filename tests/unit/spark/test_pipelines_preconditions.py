@@ -1,4 +1,4 @@
-"""What pipelines refuse before they do anything."""
+"""What pipelines reject before they do anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.spark.pipelines.time_ranges import to_utc
 NOBODY = "127.0.0.1:1"
 SOURCE = {"nameserver": NOBODY, "topic": "orders"}
 
-# Spark's own needs packages that PySpark does not bring; `test_modes` has one.
+# Spark's own needs packages that PySpark does not include; `test_modes` has one.
 connect_session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
 no_session: Any = None
 
@@ -103,7 +103,7 @@ def test_bounds_that_are_no_times_are_named() -> None:
 def test_files_of_sparks_own_sink_are_not_touched(
     call: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    """Spark would read nothing of an archive there, and say nothing."""
+    """Spark would read nothing of an archive there, without an error."""
     (tmp_path / "_spark_metadata").mkdir()
     with pytest.raises(InvalidArgument, match=r"Spark's file sink.*choose another directory"):
         call(tmp_path)

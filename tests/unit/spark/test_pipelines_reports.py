@@ -1,4 +1,4 @@
-"""Progress and reports, as people and programs see them."""
+"""Progress and reports, as users and programs see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The display of progress while executors send goes on after errors, and ends with its context."""
+"""The progress display while executors send continues after errors, and ends with its context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for ahead: how many requests a range takes, and how much comes in vain."""
+"""Requests sent ahead: how many a range takes, and how many responses are useless."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL, LARGE = 200, 1_200_000
 
 @dataclass
 class Broker:
-    """Answers with as many messages as it may; a message larger than an answer comes alone."""
+    """Answers with as many messages as it may; a message larger than a response is sent alone."""
 
     sizes: Sequence[int]
     count_max: int
@@ -26,7 +26,7 @@ class Broker:
     sent_bytes: int = 0
 
     def reach(self, offset: int, count: int) -> int:
-        """Return where an answer ends."""
+        """Return where a response ends."""
         self.requests += 1
         size, at = self.sizes[offset], offset + 1
         while at < min(len(self.sizes), offset + min(count, self.count_max)):
@@ -38,7 +38,7 @@ class Broker:
         return at
 
     def read(self, in_flight_max: int = 128, count_max: int = 1000) -> None:
-        """Have everything asked for and taken in order."""
+        """Request everything, and read it in order."""
         first = self.reach(0, min(count_max, len(self.sizes)))
         ahead = Prefetch(
             first,
@@ -84,7 +84,7 @@ def test_small_messages_after_large_ones_fill_responses_again(large: int) -> Non
     broker = Broker([LARGE] * large + [SMALL] * 10_000, 1000)
     broker.read()
     assert broker.times_sent < 1.3
-    # Those that are on their way when answers grow are still small ones.
+    # Requests in flight when responses grow are still small ones.
     assert broker.requests < large + 10 + 2 * 128
 
 

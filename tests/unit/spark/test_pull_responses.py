@@ -37,7 +37,7 @@ def answer(
 
 
 def read_all(frames: list[bytes], *, usual: bool = False) -> list[PullResponse | int | str]:
-    """Return what is read of frames that lie one behind the other, in a buffer with old bytes."""
+    """Return what is read from adjacent frames, in a buffer with old bytes."""
     data = memoryview(bytearray(b"".join(frames) + frames[0]))
     end, at = len(data) - len(frames[0]), 0
     reader = PullResponseReader()
@@ -67,7 +67,7 @@ def test_responses_of_the_same_layout_are_read_in_a_row() -> None:
     longer = PullResponse(100, 320, len(data) - len(others[1]) - 1, len(data) - len(others[1]))
     assert reader.row(data, ends[0], len(data)) == [*expected[1:], longer]
     assert reader.row(data, ends[0], ends[4] - 1) == expected[1:4]
-    assert reader.row(data, longer.end, len(data)) == [], "it is not whole"
+    assert reader.row(data, longer.end, len(data)) == [], "it is incomplete"
 
 
 def usual_reads(monkeypatch: pytest.MonkeyPatch, frames: list[bytes]) -> int:

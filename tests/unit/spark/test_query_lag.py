@@ -244,7 +244,7 @@ def test_prometheus_has_the_topics_of_the_last_batch_only(registry: Any) -> None
         listener.onQueryProgress(heard(found))
     assert set.union(*exported(registry).values()) == {"new,orders"}
     listener.onQueryProgress(heard(progress(source({queue(0): 1}, None))))
-    assert exported(registry), "a batch without figures leaves those of the one before"
+    assert exported(registry), "a batch without figures keeps the previous ones"
     listener.onQueryTerminated(ended())
     assert exported(registry) == {}
 

@@ -100,7 +100,7 @@ def check_all_columns(parts: list[bytes]) -> None:
 
 
 def check_some_rows(parts: list[bytes], data: st.DataObject) -> None:
-    """Leave out rows, perhaps all of them."""
+    """Omit rows, perhaps all of them."""
     whole = b"".join(parts)
     rows = expected(whole)
     offsets = st.none() | st.sampled_from([0, *(one["queueOffset"] for one in rows)])
@@ -152,7 +152,7 @@ def alike(draw: st.DrawFn) -> list[bytes]:
 
 
 def check_spans(parts: list[bytes], data: st.DataObject) -> None:
-    """Lay records into stretches of a buffer with something else between them."""
+    """Place records in runs of a buffer with other bytes between them."""
     buffer, spans = b"", []
     while parts:
         buffer += data.draw(st.binary(max_size=5))
@@ -387,7 +387,7 @@ def test_bodies_that_inflate_to_much_make_several_batches(monkeypatch: pytest.Mo
     assert inner == [3, 2]
     tagged = decoded(RecordColumns(["body"], tags=frozenset({"a"})), data)
     assert [batch.num_rows for batch in tagged] == [2, 2]
-    # Nothing is inflated, or nothing is there: one batch.
+    # Nothing is inflated, or nothing exists: one batch.
     (few,) = decoded(RecordColumns(["queueOffset"]), data)
     assert few.num_rows == 8
     (none,) = decoded(made, data, start=99)

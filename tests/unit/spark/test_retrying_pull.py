@@ -1,4 +1,4 @@
-"""Pulling ranges from a broker in virtual time: everything once, however answers are cut."""
+"""Pulling ranges from a broker in virtual time: everything once, however responses are cut."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ COUNT = 300
 async def world_with_messages(
     directory: Path, count: int = COUNT, **limits: int
 ) -> AsyncIterator[tuple[Cluster, Session, Recorder]]:
-    """Run a cluster with messages of different sizes in one queue, every tenth of tag x.
+    """Run a cluster with messages of different sizes in one queue, every tenth with tag x.
 
-    With limits, the broker does not make an exception of them for who wants large answers.
+    With limits, the broker makes no exception for clients that request large responses.
     """
     store = replace(SMALL_STORE, limits=replace(ReadLimits(), **limits))
     most = LimitsConfig(bulk_count_max=1, bulk_bytes_max=1) if limits else LimitsConfig()
@@ -70,7 +70,7 @@ def pull_of(session: Session, start: int, end: int, **options: Any) -> RetryingP
 
 
 async def offsets_of(pull: RetryingPull, tags: frozenset[str] | None = None) -> list[int]:
-    """Return the offsets of everything that comes, decoded as a task does it."""
+    """Return the offsets of everything read, decoded as in a task."""
     columns = RecordColumns(["queueOffset"], tags=tags)
     found: list[int] = []
     try:
@@ -91,7 +91,7 @@ async def offsets_of(pull: RetryingPull, tags: frozenset[str] | None = None) -> 
         ({}, {"count_max": 1, "in_flight_max": 50}),
         ({"memory_count_max": 5}, {}),
         ({"memory_count_max": 100}, {"count_max": 1000}),
-        # Answers end where the bytes do, each elsewhere: gaps and overlaps.
+        # Responses end where the bytes do, each elsewhere: gaps and overlaps.
         ({"memory_bytes_max": 1500}, {"count_max": 32}),
         ({"memory_bytes_max": 150}, {"count_max": 8}),
     ],
@@ -205,7 +205,7 @@ async def test_messages_the_queue_no_longer_has_are_lost(
 
 
 class Expiring:
-    """Pulls of a queue that has lost its beginning; every answer has ten records."""
+    """Pulls of a queue that has lost its beginning; every response has ten records."""
 
     def __init__(self, low: int, *, is_deleted: bool) -> None:
         self._low = low
@@ -260,7 +260,7 @@ async def test_messages_deleted_with_their_topic_are_lost(
         await Admin(session=session).topics.delete("T")
         await asyncio.sleep(60)
         async with world.session("10.0.1.3") as stranger:
-            # One knows the broker still, the other has never heard of it.
+            # One still knows the broker, the other never did.
             for each in (session, stranger):
                 with pytest.raises(DataLost, match="messages 0 to 49 are lost: the topic was del"):
                     await offsets_of(pull_of(each, 0, 50, retries=1))
@@ -292,7 +292,7 @@ SLAVE = "10.0.0.99:10911"
 
 
 class WithSlave(Session):
-    """Knows a slave that has what the master has; the master suggests to read from it."""
+    """Knows a slave that has everything the master has; the master suggests reading from it."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -330,7 +330,7 @@ async def test_a_slave_is_read_from_when_the_master_suggests_it(tmp_path: Path) 
 
 
 class WithIgnorantSlave(WithSlave):
-    """Has a slave that has not heard of the topic yet, or of its newest queues."""
+    """Has a slave that does not know the topic yet, or its newest queues."""
 
     refusal = ResponseCode.TOPIC_NOT_EXIST, "topic[T] not exist"
 

@@ -1,4 +1,4 @@
-"""The settings of a session, without making one."""
+"""The settings of a session, without creating one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_missing_packages_of_connect_are_reported(
 
 
 def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a package seem not to be installed, as `find_spec` sees it."""
+    """Make a package appear not installed to `find_spec`."""
 
     def found(wanted: str) -> object:
         if wanted == name:
@@ -70,7 +70,7 @@ def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_program_without_connect_fails_with_an_error() -> None:
-    # PySpark takes a program without a file for its own doctests, and exits with 0.
+    # PySpark mistakes a program without a file for its own doctests, and exits with 0.
     program = (
         "import sys; sys.modules['grpc'] = None\n"
         "import turbopump.spark\n"

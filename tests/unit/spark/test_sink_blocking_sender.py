@@ -1,4 +1,4 @@
-"""Rows sent from a task's own thread: what brokers may answer, and what then becomes of rows."""
+"""Rows sent from a task's own thread: the responses of brokers, and what happens to rows then."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def batch(count: int, first: int = 0, **columns: list[Any]) -> pa.RecordBatch:
 
 
 class CoarseClock:
-    """Moves seldom, so that what happens shortly one after the other has the same time."""
+    """Moves rarely, so that events in quick succession have the same time."""
 
     TICK_MS = 50
 
@@ -82,7 +82,7 @@ def written(
         return send_rows(shared, iter(batches), columns, options, ORIGIN)
 
 
-# --- all is well ----------------------------------------------------------------------------------
+# --- without failures -----------------------------------------------------------------------------
 
 
 def test_every_row_is_stored_once_in_batches_that_take_turns() -> None:
@@ -184,7 +184,7 @@ def test_an_ordered_queue_has_one_batch_in_flight() -> None:
         return None
 
     with scripted_broker(decide) as broker:
-        # Both queues are always under way together: else the first one would wait for ever.
+        # Both queues are always in flight together: otherwise the first one would wait forever.
         rows = batch(80, queueId=[n % 2 for n in range(80)])
         assert written(broker, [rows]).rows == 80
 
@@ -218,7 +218,7 @@ def test_lanes_take_turns_and_keep_their_order() -> None:
     assert [each.rows[0] for each in in_turn(mixed)] == [0, 3, 1, 4, 2]
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_a_permanent_rejection_fails_the_task_with_the_brokers_message() -> None
     text = str(raised.value)
     assert "10 rows, 20 to 29, of partition 3 could not be sent to t@a:" in text
     assert "code 16: in the broker's words (group spark-sink, retries 10)" in text
-    # Nothing was tried a second time, and nothing new was begun.
+    # Nothing was retried, and nothing new was started.
     assert len(broker.batches) <= 2 + 8
 
 
@@ -294,7 +294,7 @@ def test_a_broker_that_is_down_costs_one_pause_if_there_is_another() -> None:
         done = written(broker, [batch(200), batch(200, 200)])
     assert done.rows == 400
     assert sorted(broker.stored, key=int) == bodies(400)
-    # The careful way may try it once more, by chance, before it is left alone.
+    # The retrying sender may try it once more, by chance, before it is avoided.
     assert 1 <= done.repeated <= 2
 
 
@@ -305,7 +305,7 @@ def test_a_timeout_is_retried() -> None:
 
     with scripted_broker(decide) as broker:
         done = written(broker, [batch(60)], send_timeout_ms=100)
-    # Others on the same connection were answered, so it is not the connection that is gone.
+    # Others on the same connection were answered, so the connection is not lost.
     assert (done.rows, done.repeated) == (60, 1)
     assert sorted(broker.stored, key=int) == bodies(60)
 

@@ -1,4 +1,4 @@
-"""What can be set about a sink, and what is said of settings that make no sense."""
+"""The options of a sink, and the errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending the rows of a task, in virtual time: order, failures, repeated tries."""
+"""Sending the rows of a task, in virtual time: order, failures, retries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def numbered(count: int, first_row: int = 0, **more: Any) -> ConvertedRows:
 
 
 class Refusal:
-    """Lets some sends fail with an answer's code."""
+    """Fails some sends with a response code."""
 
     def __init__(self, code: int, times: int = 1 << 30, after: int = 0) -> None:
         self.code = code
@@ -104,7 +104,7 @@ async def test_all_rows_are_stored_when_it_is_finished(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_messages_of_a_task_get_their_ids_from_one_generator(tmp_path: Path) -> None:
-    """Ids of several generators differ only by chance."""
+    """Ids of different generators differ only by chance."""
     async with sending(tmp_path, batch_size=1) as (task, world):
         await take(task, numbered(20))
         ids = [str(message.unique_key) for message in stored(world)]
@@ -143,7 +143,7 @@ async def test_the_retry_limit_fails_with_the_brokers_message(tmp_path: Path) ->
         text = str(raised.value)
         assert "10 rows, 100 to 109, of partition 3 could not be sent to T@a:" in text
         assert "code 2: in the broker's words" in text
-        assert refusal.seen == 4, "one within its time, and two retries of the next"
+        assert refusal.seen == 4, "one within its timeout, and two retries of the next"
         assert not stored(world)
 
 
@@ -239,7 +239,7 @@ async def test_window_is_small_for_a_busy_broker_and_grows_again() -> None:
 
 
 class Narrow(Session):
-    """Refuses sends that come while two others are on their way."""
+    """Rejects sends that arrive while two others are in flight."""
 
     active = 0
 
@@ -292,7 +292,7 @@ async def test_the_error_names_row_and_column(
 
 
 class Unflushed(Session):
-    """Hears of every send that it was stored, but not flushed in time."""
+    """Gets the status "stored, but not flushed in time" for every send."""
 
     async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         answer = await super().request(address, command, timeout_ms)

@@ -1,4 +1,4 @@
-"""Rows that are encoded from columns are sent as the messages that could be made of them are."""
+"""Rows encoded from columns are sent like the messages that could be created from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAP = pa.map_(pa.string(), pa.string())
 
 
 class StandingClock:
-    """Says the same at all times."""
+    """Always returns the same."""
 
     def now_ms(self) -> int:
         return 1_800_000_000_000
@@ -75,7 +75,7 @@ def as_encoded_one_by_one(encoded: EncodedRows, rows: ConvertedRows) -> list[byt
 
 
 def is_sendable(rows: ConvertedRows, options: SinkOptions) -> bool:
-    """Whether the producer finds nothing wrong."""
+    """Whether the producer accepts it."""
     try:
         for message in rows.messages:
             check_message(message, options.rules())

@@ -132,7 +132,7 @@ def test_parts_of_any_size_have_the_same_rows(store: Path, monkeypatch: pytest.M
         assert [row for part in parts for row in part] == whole
         if part_bytes == 1:
             assert max(map(len, parts)) == 1
-    # So small that records reach over the end of what is read at once.
+    # So small that records extend beyond the end of a single read.
     monkeypatch.setattr(store_walk, "READ_BYTES", 50)
     assert rows_of(store, bytesPerPartition=1000) == whole
 
@@ -166,7 +166,7 @@ def test_a_torn_end_is_omitted(
     last.write_bytes(content[:end] + fill * (len(content) - end))
     wanted = whole[:-1]
     assert rows_of(store, bytesPerPartition=part_bytes) == wanted
-    # The first byte of a record is zero: one that has only this is not there yet.
+    # The first byte of a record is zero: one that has only this does not exist yet.
     torn = cut > 1 or fill == b"\xee"
     assert ("the log ends there" in caplog.text) == torn
 
@@ -223,7 +223,7 @@ def test_damage_in_older_files_is_an_error_unless_skipped(store: Path) -> None:
         wanted = [row for row in whole if row not in (whole[3], whole[8])]
         rows = rows_of(store, onBadRecord="null", bytesPerPartition=part_bytes)
         assert len(rows) == len(whole)
-        # Of a damaged body the rest is known; of a record without its magic number, nothing is.
+        # For a damaged body the rest is known; for a record without its magic number, nothing is.
         assert {name for name, cell in rows[3].items() if cell is not None} == {
             "broker",
             "size",
@@ -252,7 +252,7 @@ def test_bytes_behind_a_filler_are_not_read(store: Path) -> None:
     first = log_files(store)[0]
     content = bytearray(first.read_bytes())
     in_first = [row for row in whole if position_of(row) < SEGMENT_BYTES]
-    # The last three messages of the file give way to a filler, which hides them.
+    # The last three messages of the file are overwritten by a filler, which hides them.
     start = position_of(in_first[-3])
     content[start : start + 8] = encode_blank(SEGMENT_BYTES - start)
     first.write_bytes(content)
@@ -467,7 +467,7 @@ def outcome(store: Path, **options: object) -> list[Row] | type[StoreDamaged]:
 
 
 def check_any_damage(place: float, value: int, length: int) -> None:
-    """Whatever is damaged: how the log is divided makes no difference, and nothing is invented."""
+    """Whatever is damaged: how the log is split makes no difference, and nothing is invented."""
     with TemporaryDirectory() as directory:
         store = written(Path(directory), map(message, range(25)), 2048)
         bodies = {row["body"] for row in rows_of(store, columns="body")}
@@ -486,9 +486,9 @@ def check_any_damage(place: float, value: int, length: int) -> None:
             assert results[0] == results[1] == results[2]
             if ignored:
                 assert isinstance(results[0], list)
-                # A few bytes hit two neighbours at most.
+                # A few bytes affect two neighbours at most.
                 assert len(results[0]) >= len(bodies) - 2
-                # Of a message, the checksum is its body's, and the place in the log is known.
+                # The checksum of a message covers its body, and its position in the log is known.
                 assert {row["body"] for row in results[0]} <= bodies
 
 

@@ -1,4 +1,4 @@
-"""Streams whose queues can be read no longer, in virtual time: deleted, closed, opened again."""
+"""Streams whose queues are no longer readable, in virtual time: deleted, closed, reopened."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def world(directory: Path, **settings: Any) -> AsyncIterator[World]:
 
 
 async def followed(follow: MicroBatchPlanner, start: Offsets, looks: int = 1) -> Offsets:
-    """Plan batches as Spark does, which commits the last one after it has asked for the next."""
+    """Plan batches as Spark does, which commits the last one after requesting the next."""
     at = start
     for _ in range(looks):
         end = await follow.latest(at, is_limited=False, has_begun=bool(start))
@@ -102,7 +102,7 @@ async def committed(found: World, queue: MessageQueue, group: str = "g") -> int 
 
 
 def read(at: Offsets) -> dict[str, int]:
-    """Return the queues that were read from, in short."""
+    """Return the queues that were read from, in short form."""
     return {f"{queue.topic}{queue.queue_id}": offset for queue, offset in at.items() if offset}
 
 
@@ -135,7 +135,7 @@ async def test_an_idle_stream_continues_without_a_deleted_topic(
         await found.send(1, U0)
         at = await followed(follow, at)
         assert at[U0] == 6
-        # It comes again, grows beyond what was read of the old one, and is read as a whole.
+        # Re-created, it grows beyond what was read of the old one, and is read completely.
         await found.made.make_topic("T")
         await found.send(12)
         await asyncio.sleep(60)
@@ -155,7 +155,7 @@ async def test_an_idle_stream_reports_the_deletion_of_an_unread_topic(
         assert read(at) == {"U0": 5}
         assert await followed(loose, at) == at
         await found.topics.topics.delete("T")
-        assert await followed(strict, at) == at, "the broker says so when it is to wait"
+        assert await followed(strict, at) == at, "the broker reports it when asked to wait"
         with pytest.raises(
             DataLost, match="T@a:0 cannot be read from offset 0: the topic was deleted"
         ):
@@ -180,7 +180,7 @@ async def test_a_topic_deleted_while_the_query_was_down_is_reported_missing(tmp_
         await found.topics.topics.delete("T")
         for only in ({}, {"assign": '{"T": [0]}'}):
             async with found.made.session("10.0.1.3") as later:
-                # The broker is known by another topic, or not at all.
+                # The broker is known from another topic, or not at all.
                 start = {queue: at[queue] for queue in at if not only or queue == T0}
                 with pytest.raises(
                     DataLost, match="T@a:0 cannot be read from offset 10: the topic"
@@ -229,7 +229,7 @@ def test_a_queue_closed_after_it_was_read_is_not_a_loss(
             await found.send(1)
             at = await followed(follow, at)
             assert read(at) == {"T0": 11, "T3": 4}
-            # Opened again, it goes on where it was, and so do new ones.
+            # Reopened, it resumes where it was, and so do new ones.
             await found.topics.topics.update("T", queues=5, read_queues=5)
             await found.send(2, T3)
             assert read(await followed(follow, at)) == {"T0": 11, "T3": 6}
@@ -304,7 +304,7 @@ async def test_a_deleted_topic_stays_deleted_when_its_broker_restarts(tmp_path: 
             assert {queue.topic for queue in at} == {"U"}
 
 
-# --- whom to believe ------------------------------------------------------------------------------
+# --- which server to believe ----------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -323,7 +323,7 @@ async def world_of_two(directory: Path, nameservers: int = 1) -> AsyncIterator[W
 
 
 def lose(found: World, nameserver: int, *, knows_slave: bool = False) -> None:
-    """Let a name server lose broker b until it registers again; a slave may be there before it."""
+    """Let a name server lose broker b until it registers again; a slave may be listed before it."""
     routes = found.made.nameservers[nameserver]._routes
     assert routes.remove(found.made.broker("b").address)
     if knows_slave:
@@ -368,7 +368,7 @@ def test_a_task_skips_nothing_of_a_broker_missing_at_name_servers(
         async with world_of_two(tmp_path, nameservers) as found:
             lose(found, 0, knows_slave=knows_slave)
             outcomes = [await outcome_in_task(found, f"10.0.1.{number}") for number in range(3, 9)]
-            # Some ask the other name server, which knows the broker.
+            # Some query the other name server, which knows the broker.
             assert set(outcomes) == ({"no route", "all"} if nameservers > 1 else {"no route"})
 
     run()
@@ -427,7 +427,7 @@ async def test_findings_are_checked_again_when_a_broker_rejects(
         doubts = QueueChecks(found.session, QueueReader(found.session, "g", PullTimes()))
         assert await doubts.find_unreadable([T0]) == {}
         await found.topics.topics.delete("T")
-        assert await doubts.find_unreadable([T0]) == {}, "it is believed for a while"
+        assert await doubts.find_unreadable([T0]) == {}, "the finding is trusted for a while"
         for _ in range(2):
             doubts.refuse({T0: (Unreadable.DELETED, str(refusal))})
             assert await doubts.find_unreadable([T0]) == {T0: Unreadable.DELETED}
@@ -435,7 +435,7 @@ async def test_findings_are_checked_again_when_a_broker_rejects(
         for _ in range(3):
             doubts.refuse({T0: (Unreadable.DELETED, str(refusal))})
             assert await doubts.find_unreadable([T0]) == {T0: Unreadable.DELETED}, (
-                "nobody says otherwise"
+                "no server contradicts"
             )
         assert caplog.text.count("refuses long polls") == 1
         assert doubts.refused == {T0}
@@ -450,7 +450,7 @@ async def test_a_reader_returns_to_the_master_that_knows_better(tmp_path: Path) 
         doubts.refuse({T0: (Unreadable.DELETED, "not here yet")})
         assert await doubts.find_unreadable([T0]) == {}
         assert doubts.refused == frozenset()
-        assert not reader.back_to_master(T0), "the master is asked next in any case"
+        assert not reader.back_to_master(T0), "the master is queried next in any case"
 
 
 @virtual_time()

@@ -1,4 +1,4 @@
-"""What outlives a worker's first call is not looked through again."""
+"""Objects that outlive a worker's first call are not scanned again."""
 
 from __future__ import annotations
 
