@@ -32,7 +32,7 @@ async def test_jobs_run_on_the_loop_in_the_order_of_submission() -> None:
         worker.submit(partial(lambda each: seen.append((each, threading.get_ident())), number))
         for number in range(3)
     ]
-    assert not seen, "not before the loop turns"
+    assert not seen, "not before the next loop iteration"
     await asyncio.wrap_future(jobs[-1])
     assert seen == [(0, here), (1, here), (2, here)]
 
@@ -109,7 +109,7 @@ async def test_a_caller_that_cannot_wait_on_the_loop_advances_the_clock() -> Non
     stuck = worker.submit(lambda: sync_path(disk, FILE))
     await asyncio.sleep(5)
     worker.close()
-    assert stuck.done(), "nobody else could heal it"
+    assert stuck.done(), "nothing else could heal it"
     with pytest.raises(RuntimeError, match="closed"):
         worker.submit(lambda: None)
 

@@ -1,4 +1,4 @@
-"""The cluster that users test with: its clients, what is known of it, time, and limits."""
+"""The cluster that users test with: its clients, its state, time, and limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from turbopump.testing import (
 
 TURNS_MAX = 9_500
 TIMERS_MAX = 6_500
-"""Of the loop in the 4 h 46 min of all retries: about 8,300 and 5,500."""
+"""Loop iterations and timers in the 4 h 46 min of all retries: about 8,300 and 5,500."""
 
 LADDER_S = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
 """How long a message waits before each of its sixteen retries."""
@@ -44,7 +44,7 @@ SHORT = {"messageDelayLevel": " ".join(["1s"] * 18)}
 
 
 class Handled:
-    """A listener that answers as told, and remembers when it was called with what."""
+    """A listener with configured results, which records when it was called with what."""
 
     def __init__(self, world: Cluster, answer: ConsumeResult = ConsumeResult.SUCCESS) -> None:
         self._world = world
@@ -61,7 +61,7 @@ class Handled:
 
 
 def consumer_of(world: Cluster, listener: object, group: str = "billing") -> PushConsumer:
-    """Make a consumer as applications do, which know nothing but the address."""
+    """Create a consumer as applications do, which know only the address."""
     return PushConsumer(
         group,
         listener,  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_all_retries_take_their_hours_and_cost_the_same_each_time(tmp_path: Path
 
 
 def cost_of_all_retries(directory: Path) -> tuple[int, int]:
-    """Let a message fail until it is a dead letter; return the loop's turns and timers."""
+    """Let a message fail until it is dead-lettered; return the loop's iterations and timers."""
 
     async def fail(world: Cluster) -> list[int]:
         handled = Handled(world, ConsumeResult.RETRY_LATER)

@@ -1,4 +1,4 @@
-"""The switches of the cluster that users test with: each of them does what it says."""
+"""The fault switches of the cluster that users test with: each does what it says."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def careful(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def impatient(world: Cluster) -> Producer:
-    """A producer that tries once."""
+    """A producer without retries."""
     config = ProducerConfig(retries_max=0, wait_for_brokers=False)
     return Producer("shop", nameserver=world.nameserver, config=config)
 
 
 class Billing:
-    """A consumer of orders that remembers them."""
+    """A consumer of orders that records them."""
 
     def __init__(self, world: Cluster) -> None:
         self.bodies: list[bytes] = []
@@ -338,7 +338,7 @@ def test_a_disk_that_is_slow_for_tables_delays_no_send(world: Cluster, trouble: 
                 before_s = loop.time()
                 await producer.send(Message(topic, b"1"))
                 assert loop.time() - before_s < 0.05
-            assert not making.done(), "an operator is told when it is on disk"
+            assert not making.done(), "an operator is notified when it is on disk"
             if trouble == "hung":
                 disk.heal()
             await making

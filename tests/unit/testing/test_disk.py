@@ -1,4 +1,4 @@
-"""The disk in memory: what it keeps, what it loses, and how it fails."""
+"""The disk in memory: what it retains, what it loses, and how it fails."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lose_power(disk: Disk) -> None:
 
 
 def tour(files: Files, home: Path) -> list[object]:
-    """Do everything once, and return what was seen of it."""
+    """Perform every operation once, and return the results."""
     seen: list[object] = []
     files.make_directory(home / "a" / "b")
     fd = files.open_new(home / "a" / "one")
@@ -123,7 +123,7 @@ def test_only_one_may_lock_a_file() -> None:
     disk.lock(second)
 
 
-# --- loss of power --------------------------------------------------------------------------------
+# --- power loss -----------------------------------------------------------------------------------
 
 
 def test_data_that_was_not_synced_is_lost() -> None:
@@ -195,7 +195,7 @@ def test_a_whole_file_system_is_synced_with_all_names() -> None:
 
 
 def test_what_a_failed_sync_dropped_is_not_on_disk_after_the_next_one() -> None:
-    """As on Linux: the pages count as clean, and the error was told."""
+    """As on Linux: the pages count as clean, and the error was reported."""
     disk = disk_with()
     overwrite(disk, b"new")
     disk.fail_syncs()
@@ -376,7 +376,7 @@ def test_operations_are_counted_and_reported_before_they_happen() -> None:
     disk.close_all()
     assert told == [("open", "file"), ("sync", "file"), ("remove", "file")]
     assert disk.operations["sync"] == before + 1
-    assert disk.exists(FILE), "it died of being told"
+    assert disk.exists(FILE), "it died when the operation was reported"
 
 
 # --- time -----------------------------------------------------------------------------------------

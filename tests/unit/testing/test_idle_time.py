@@ -1,4 +1,4 @@
-"""Hours in which nothing happens are left out, and nobody can tell but by the cost."""
+"""Idle hours are skipped, which changes nothing except the cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 HOUR_S = 3600.0
 TURNS_OF_AN_HOUR = 7000
-"""Of the loop, with an idle consumer of four queues when nothing is left out; about 7,300."""
+"""Loop iterations with an idle consumer of four queues when nothing is skipped; about 7,300."""
 
 
 def consumer_of(world: Cluster, listener: Any, group: str = "billing") -> PushConsumer:
@@ -47,7 +47,7 @@ def run(
     *,
     skips_idle_time: bool = True,
 ) -> tuple[T, int]:
-    """Run something in a cluster with one topic; return its result and the turns of the loop."""
+    """Run something in a cluster with one topic; return its result and the loop iterations."""
 
     async def main(world: Cluster) -> tuple[T, int]:
         await world.make_topic("orders")
@@ -168,7 +168,7 @@ def test_message_that_is_never_finished_is_sent_back_in_time(
             await world.advance(minutes=40)
         return times_ms[1] - times_ms[0]
 
-    # 15 minutes, the next look at what takes long, and the delay of a message sent back so.
+    # 15 minutes, the next check for slow messages, and the delay of a message sent back.
     waited_ms, _ = run(tmp_path, wait, skips_idle_time=skips_idle_time)
     assert 15 * 60_000 < waited_ms < 33 * 60_000
 
@@ -209,7 +209,7 @@ def test_a_poller_gets_its_answer_after_its_own_timeout(tmp_path: Path) -> None:
 def both_ways(
     directory: Path, work: Callable[[Cluster], Coroutine[Any, Any, T]], **settings: str
 ) -> tuple[T, T]:
-    """Return what comes of something with all that is repeated, and without."""
+    """Return the results with all repeated work, and without."""
     found = []
     for skips in (False, True):
         path = directory / str(skips)

@@ -21,7 +21,7 @@ from turbopump.testing.memory_transport import WINDOW_BYTES
 
 
 class End(asyncio.Protocol):
-    """One end of a connection that writes down what happens to it."""
+    """One end of a connection that records what happens to it."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -148,11 +148,11 @@ async def test_an_abort_forgets_what_is_not_sent_yet() -> None:
     near.transport.abort()
     assert near.transport.get_write_buffer_size() == 0
     await wait_until(lambda: "lost" in far.events)
-    assert len(far.received) == WINDOW_BYTES, "what has arrived is read, as from a socket's buffer"
+    assert len(far.received) == WINDOW_BYTES, "received data is read, as from a socket's buffer"
 
 
 class Broken(End):
-    """Fails on whatever comes."""
+    """Fails on any input."""
 
     def data_received(self, data: bytes) -> None:
         raise RuntimeError("cannot read")

@@ -128,7 +128,7 @@ async def test_time_stands_still_until_the_thread_of_a_cancelled_job_ends() -> N
         ended.set()
 
     job = virtual_loop().run_in_executor(None, work)
-    # A job that no thread has taken yet would be cancelled for good.
+    # A job that no thread has taken yet would be cancelled permanently.
     assert started.wait(10)
     job.cancel()
     threading.Timer(0.05, release.set).start()
@@ -188,7 +188,7 @@ def test_a_thread_that_never_returns_is_named_and_abandoned() -> None:
             runner.run(wait())
         assert begun.is_set()
         loop.limit_real_time(10)
-        # Time goes on without it.
+        # Time continues without it.
         runner.run(asyncio.sleep(3600))
         assert loop.time() >= 3600
     release.set()
@@ -320,7 +320,7 @@ async def test_watchers_are_called_when_all_tasks_wait_and_may_wake_one() -> Non
         loop.call_later(delay_s, done.append, f"after {delay_s} s")
     with loop.watched(look):
         await woken.wait()
-    assert loop.time() == 20, "not later than the fact"
+    assert loop.time() == 20, "not later than the condition"
     assert seen_at == [0, 10, 20]
 
 

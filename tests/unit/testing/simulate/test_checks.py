@@ -117,7 +117,7 @@ def s(seconds: float) -> int:
 
 
 def sent(key: str, at: float = 0, offset: int = 0, **more: int | bool) -> list[Event]:
-    """Return how a message is sent, stored and acknowledged."""
+    """Return the events of a message that is sent, stored and acknowledged."""
     began = SendBegan(s(at), "p", key, "plain", **more)  # type: ignore[arg-type]
     return [
         began,
@@ -371,7 +371,7 @@ def test_an_orderly_group_commits_no_failure_that_will_be_retried() -> None:
 def test_a_clock_that_is_set_back_hides_what_has_the_offset_of_a_lost_message(
     jumped_at: float, by: float, is_hidden: bool
 ) -> None:
-    """Consumers look for it by time, as the guide of replication says."""
+    """Consumers search for it by time, as the replication guide says."""
     jump = ClockJumped(s(jumped_at), s(by), "a")
     lost = [up(0), *sent("m0"), *consumed("m0"), down(1, Down.POWER_LOST), up(1.5)]
     again = [*sent("m1", 3), committed(1, at=5)]
@@ -384,7 +384,7 @@ def test_a_commit_that_goes_back() -> None:
     events = [up(0), *sent("m0"), *consumed("m0"), committed(1)]
     back = committed(0, at=200, before=1)
     assert violations([*events, back]) == {"commits do not go back"}
-    # The owner of before had committed after the new owner began.
+    # The previous owner had committed after the new owner started.
     assert violations([*events, Joined(s(190), "g", "g.2"), back]) == set()
 
 
@@ -551,7 +551,7 @@ def test_a_delayed_message_redelivered_because_power_loss_took_it() -> None:
     assert violations([*events, up(3), again], plan(is_sync=False)) == set()
     kept = [*events, up(3, "m0"), Readable(s(4), QUEUE, 1, Stored("m0"))]
     assert violations(kept, plan(is_sync=False)) == {"duplicates are bounded"}
-    # What is first seen after a start counts too.
+    # Messages first seen after a start count too.
     twice = [*events[:3], events[4], up(3, "m0"), Readable(s(4), QUEUE, 1, Stored("m0"))]
     assert violations(twice, plan(is_sync=False)) == {"duplicates are bounded"}
 
@@ -578,7 +578,7 @@ def test_a_retry_that_is_stored_more_often_than_its_message_failed() -> None:
 
 
 def test_copies_for_retries_explain_further_calls() -> None:
-    """Two owners of a queue both send back what fails: each copy comes, to each of them."""
+    """Two owners of a queue both send back failed messages: each copy reaches both."""
     fault = FaultBegan(s(100), "x", "a")
     events: list[Event] = [up(0), fault, *sent("late", 100)]
     for call in (1, 2):
@@ -600,7 +600,7 @@ def test_copies_for_retries_explain_further_calls() -> None:
 def test_a_failure_that_is_repeated_without_a_cause() -> None:
     failed = [*consumed("late", 101, result=Result.FAILURE)] * 9
     assert violations([up(0), *sent("late", 100), *failed]) == {"duplicates are bounded"}
-    # The broker does not take it back.
+    # The broker rejects the send-back.
     full = FaultBegan(s(100), FaultKind.FULL_DISK.value, "a")
     assert violations([up(0), full, *sent("late", 100), *failed]) == set()
 
@@ -723,7 +723,7 @@ AGAIN = Stored("m0", record=(0, 2))
 
 
 def test_a_slave_cuts_what_its_master_has_lost_and_stored_again() -> None:
-    """Its own loss of power tells nothing of when it has copied what it still has."""
+    """Its own power loss does not show when it copied what it still has."""
     events = [
         up(0),
         holds(0),

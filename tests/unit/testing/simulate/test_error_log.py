@@ -1,4 +1,4 @@
-"""Errors that count as bugs: all that nobody handles, and those logged that no fault causes."""
+"""Errors that count as bugs: unhandled ones, and logged ones that no fault causes."""
 
 from __future__ import annotations
 
