@@ -180,7 +180,7 @@ async def test_a_member_joining_after_a_restart_is_noticed_without_a_heartbeat(
             assert [member.beats for member in members] == beats, "without a heartbeat"
 
 
-# --- members that do not come back ----------------------------------------------------------------
+# --- members that do not return -------------------------------------------------------------------
 
 
 @RESTARTS

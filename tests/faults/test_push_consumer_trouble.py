@@ -106,7 +106,7 @@ async def test_a_failed_start_raises_and_can_be_retried(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_failures_while_the_broker_is_down_are_not_lost(tmp_path: Path) -> None:
-    """A failed send-back is kept locally, retried, and blocks the commit."""
+    """A failed send-back is queued locally, retried, and blocks the commit."""
 
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         tried = messages[0].reconsume_times

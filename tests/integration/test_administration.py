@@ -292,7 +292,7 @@ async def test_a_clients_internal_state_is_shown(tmp_path: Path) -> None:
         assert 10 <= virtual_loop().time() - started_s < 10.2
 
 
-# --- what is kept ---------------------------------------------------------------------------------
+# --- persistence ----------------------------------------------------------------------------------
 
 
 @virtual_time()
@@ -340,7 +340,7 @@ async def test_a_recreated_topic_starts_at_offset_zero(tmp_path: Path) -> None:
         assert headers.SendMessageAnswer.from_ext_fields(answer.ext_fields).queue_offset == 0
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- inspection -----------------------------------------------------------------------------------
 
 
 @virtual_time()

@@ -37,7 +37,7 @@ async def route_of(peer: Peer, server: NameServer, topic: str) -> TopicRoute:
     return TopicRoute.decode(whole_body(answer))
 
 
-# --- brokers come and go --------------------------------------------------------------------------
+# --- brokers register and leave -------------------------------------------------------------------
 
 
 @virtual_time()

@@ -109,7 +109,7 @@ async def test_the_first_files_of_the_master_are_deleted(
         cluster.master.store.retain(at_any_hour=True)
         first = cluster.master.store.min_offset
         assert first >= SEGMENT_BYTES
-        # One that was away for too long, and a new one.
+        # One that was down for too long, and a new one.
         await cluster.start_broker(SLAVE)
         await cluster.start_broker(f"{MASTER}-2")
         await cluster.until_copied()
@@ -163,7 +163,7 @@ async def test_a_log_without_anything_in_common_is_not_dropped(
         await cluster.stop_broker(MASTER)
         disk = cluster.disk(MASTER)
         await cluster.stop_broker(SLAVE)
-        # The master comes back with an empty disk.
+        # The master returns with an empty disk.
         disk._root.entries.clear()
         await cluster.start_broker(MASTER)
         slave = await cluster.start_broker(SLAVE)

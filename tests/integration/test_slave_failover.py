@@ -1,4 +1,4 @@
-"""Consumers of a master and its slave, while the master dies and comes back."""
+"""Consumers of a master and its slave, while the master dies and returns."""
 
 from __future__ import annotations
 

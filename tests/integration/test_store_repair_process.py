@@ -1,4 +1,4 @@
-"""A broker whose commit log is gone, as when a file system is not mounted."""
+"""A broker whose commit log is missing, as when a file system is not mounted."""
 
 from __future__ import annotations
 

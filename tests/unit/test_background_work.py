@@ -1,4 +1,4 @@
-"""All background work belongs to a supervisor, or is watched, or is awaited by its starter."""
+"""All background work belongs to a supervisor, is watched, or is awaited by its starter."""
 
 from __future__ import annotations
 

@@ -83,11 +83,11 @@ PATH_METHODS = {
     "write_bytes",
     "write_text",
 }
-"""Methods of paths that access the disk; the disk's own methods of these names are allowed."""
+"""Methods of paths that access the disk; the disk's own methods of these names are permitted."""
 
 DISKS = {"files", "REAL_FILES"}
 OPENED = {"Store", "offsets", "syncer"}
-"""What has a method ``open`` of its own; each gets the machine's files."""
+"""Modules with their own function ``open``; each gets the machine's files."""
 
 ALLOWED = {
     ("client/background.py", "turbopump.clock.SYSTEM_CLOCK"): (
@@ -104,11 +104,11 @@ ALLOWED = {
     ),
     ("store/__main__.py", "turbopump.machine.files.REAL_FILES"): "a command of its own",
 }
-"""What remains, and why."""
+"""The remaining exceptions, and why."""
 
 
 def ways_around(source: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield what a source file takes from the operating system itself, and the lines."""
+    """Yield what a source file takes directly from the operating system, and the lines."""
     names, types, defaults = _imported_names(source), _types(source), _defaults(source)
     for node in ast.walk(source):
         if isinstance(node, ast.Name | ast.Attribute) and node not in types:
@@ -124,7 +124,7 @@ def ways_around(source: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _imported_names(source: ast.Module) -> dict[str, str]:
-    """Return what the imported names of a file are called in full."""
+    """Return the full names of a file's imported names."""
     found: dict[str, str] = {}
     for node in ast.walk(source):
         if isinstance(node, ast.Import):
@@ -145,13 +145,13 @@ def _full_name(node: ast.expr, names: dict[str, str]) -> str:
 
 
 def _is_global_chance(name: str) -> bool:
-    """Whether it is a function of the generator that a whole process shares."""
+    """Whether it is a function of the process-wide random generator."""
     module, _, function = name.partition(".")
     return module == "random" and function[:1].islower()
 
 
 def _called_around(node: ast.Call, names: dict[str, str]) -> str:
-    """Return what a call asks of the operating system; empty if it asks nothing."""
+    """Return what a call requests from the operating system; empty if nothing."""
     called = written(node.func)
     owner, _, method = called.rpartition(".")
     owned_by = owner.rpartition(".")[2].lstrip("_")
@@ -184,7 +184,7 @@ def _types(source: ast.Module) -> set[ast.AST]:
 
 
 def _defaults(source: ast.Module) -> set[ast.AST]:
-    """Return the nodes of defaults, and of what replaces something that was not passed."""
+    """Return the nodes of defaults, and of fallbacks for arguments that were not passed."""
     found: list[ast.expr | None] = []
     for node in ast.walk(source):
         match node:

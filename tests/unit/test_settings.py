@@ -1,4 +1,4 @@
-"""Settings from texts and files, and configurations made of them."""
+"""Settings from texts and files, and configurations built from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background work: pauses, failures, back-off, stray cancellations, and what stopping leaves."""
+"""Background work: pauses, failures, backoff, stray cancellations, and what stopping leaves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_the_pause_begins_when_an_action_is_done() -> None:
 
 
 class Failing:
-    """Fails until it is told not to, and notes when it was tried."""
+    """Fails until disabled, and records when it was called."""
 
     def __init__(self, error: BaseException) -> None:
         self.error: BaseException | None = error

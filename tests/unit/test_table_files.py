@@ -55,15 +55,15 @@ NOW_MS = 1_794_728_151_040
 
 
 class Kept(ABC):
-    """A table that holds a number, in a file of a disk; made anew by each start of its owner."""
+    """A table that holds a number, in a file on a disk; re-created by each start of its owner."""
 
     name = "table.json"
     is_expendable = False
-    """Whether its owner starts without a file that is damaged, because clients bring it back."""
+    """Whether its owner starts without a damaged file, because clients restore the content."""
     is_loaded = True
     """Whether its owner reads the file itself; settings are read with the command line."""
     has_version = True
-    """Whether the file has a version; settings have none, nor has what other clients read too."""
+    """Whether the file has a version; settings and files that other clients also read have none."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -74,11 +74,11 @@ class Kept(ABC):
 
     @abstractmethod
     async def begin(self) -> None:
-        """Make the table, from its file if there is one."""
+        """Create the table, from its file if it exists."""
 
     @abstractmethod
     async def change(self, number: int) -> None:
-        """Return when the table holds another number, and the disk too; raises WriteFailed."""
+        """Return once the table and the disk hold another number; raises WriteFailed."""
 
     @abstractmethod
     def value(self) -> int:
@@ -305,7 +305,7 @@ Work = Callable[[Kept], Any]
 
 
 async def using(kind: type[Kept], disk: Disk, work: Work) -> Any:
-    """Start a table's owner, do something with the table, and end the owner."""
+    """Start a table's owner, use the table, and stop the owner."""
     kept = kind(disk)
     try:
         await kept.begin()
@@ -327,7 +327,7 @@ def changing(*numbers: int) -> Work:
 
 
 def restarted(kind: type[Kept], disk: Disk) -> int:
-    """Return what is there after the next start."""
+    """Return the content after the next start."""
     disk.close_all()
     return int(asyncio.run(using(kind, disk, read)))
 
@@ -423,7 +423,7 @@ def test_the_version_counts_changes_across_restarts(name: str) -> None:
         await kept.change(3)
 
     asyncio.run(using(kind, disk, read))
-    assert version_in(disk, path) == seen[-1], "a start is no change"
+    assert version_in(disk, path) == seen[-1], "a start is not a change"
     asyncio.run(using(kind, disk, later))
     seen.append(version_in(disk, path))
     counters = [counter for counter, _ in seen]

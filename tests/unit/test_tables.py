@@ -44,7 +44,7 @@ async def test_all_waiters_during_a_write_share_the_next_one() -> None:
         await asyncio.sleep(0)
     await asyncio.gather(*waiting)
     assert numbers(file)[-1] == 20
-    # A write takes a few turns of the loop.
+    # A write takes a few loop iterations.
     assert len(file.saved) <= 6
     await table.saving.save()
     assert not table.saving.is_dirty
@@ -107,7 +107,7 @@ async def test_a_bug_in_encoding_does_not_end_writing(caplog: pytest.LogCaptureF
 
 
 class HeldFiles(Files):
-    """Files that wait before each sync until they are let go."""
+    """Files that wait before each sync until they are released."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
@@ -131,7 +131,7 @@ def test_a_slow_disk_does_not_block_the_loop_and_no_write_is_lost(tmp_path: Path
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert table.saving.is_dirty, "on its way, though nobody waits for it"
+        assert table.saving.is_dirty, "being written, although no caller waits for it"
         table.add()
         files.go_on.set()
         await table.saving.save()

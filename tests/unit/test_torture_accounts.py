@@ -1,4 +1,4 @@
-"""The accounting of `scripts/torture`: each kind of broken promise is noticed."""
+"""The accounting of `scripts/torture`: each kind of violated guarantee is noticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS = 1_000_000
 
 
 class Journals:
-    """Writes journals by hand, with times in ms."""
+    """Writes journals directly, with times in ms."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -107,7 +107,7 @@ def test_how_late_a_delayed_message_was_delivered(journals: Journals) -> None:
 def test_two_calls_at_the_same_time_on_an_ordered_queue(
     journals: Journals, second_begin_ms: int, first_end_ms: int | None, expected: int
 ) -> None:
-    """A call whose process was killed has no end, and is no overlap."""
+    """A call whose process was killed has no end, and is not an overlap."""
     journals.call("ordered/s/0", 1, first_end_ms, member="member-1")
     journals.call("ordered/s/1", second_begin_ms, 20, member="member-2", offset=1)
     assert len(journals.read().overlaps()) == expected
@@ -128,7 +128,7 @@ def test_an_ordered_queue_with_two_owners_in_turn(
 
 @pytest.mark.parametrize(("offsets", "expected"), [((0, 1, 0, 1, 2), 0), ((0, 2, 1), 1)])
 def test_messages_out_of_order(journals: Journals, offsets: tuple[int, ...], expected: int) -> None:
-    """Earlier ones may come again; a later one may not come before them."""
+    """Earlier ones may be redelivered; a later one may not precede them."""
     for place, offset in enumerate(offsets):
         journals.call(f"ordered/s/{offset}", place * 10, place * 10 + 1, offset=offset)
     assert len(journals.read().out_of_order()) == expected

@@ -1,4 +1,4 @@
-"""The C++ client with servers that have default settings, stop and come back."""
+"""The C++ client with servers that have default settings, stop and return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slave cuts its log and dies at any disk operation: the next start continues."""
+"""A slave truncates its log and dies at any disk operation: the next start continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kept_of(disk: Disk) -> list[bytes]:
 
 
 class Slave:
-    """A store with messages, some of which are to be cut off."""
+    """A store with messages, some of which are to be truncated."""
 
     def __init__(self) -> None:
         self.disk = Disk()
@@ -49,7 +49,7 @@ class Slave:
             self.store.append([record(body, KEYS="k")]).durable.result()
 
     def cut(self, position: PhysicalOffset | None, dies_at: int | None) -> int:
-        """Cut, and let the process die at the nth disk operation; return how many there were."""
+        """Truncate, and let the process die at the nth disk operation; return how many ran."""
         count = 0
 
         def look(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""A log that ends in a partial record or with flipped bits: the intact part is kept."""
+"""A log that ends in a partial record or with flipped bits: the intact part is preserved."""
 
 from __future__ import annotations
 

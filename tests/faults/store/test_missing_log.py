@@ -1,4 +1,4 @@
-"""A log that lacks flushed data is refused, unchanged; repair accepts that loss, and no more."""
+"""A log that lacks flushed data is rejected, unchanged; repair accepts that loss, and no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending, finding and watching messages; dead letters and their way back."""
+"""Sending, finding and watching messages; dead letters and how they are redriven."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_sending_creates_no_topic_by_accident(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_times_of_a_key_are_exact_to_the_millisecond(tmp_path: Path) -> None:
-    """Indexes keep seconds only."""
+    """Indexes store only seconds."""
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("T", queues=1)
         moments = []
@@ -210,7 +210,7 @@ async def test_result_of_a_client_that_answers_with_a_number(
 
 
 async def make_letters(world: Cluster, count: int, group: str = "g") -> None:
-    """Let a group give up on messages of topic T."""
+    """Let a group dead-letter messages of topic T."""
     failing = Seen(always(ConsumeResult.RETRY_LATER))
     async with consuming(world, failing, group=group, retries=Retries(attempts_max=0)):
         await wait_until(lambda: failing.count >= count, 60)
@@ -344,7 +344,7 @@ async def test_letters_cannot_go_to_dead_letters(tmp_path: Path) -> None:
 async def test_letters_are_redriven_to_the_retry_topic_once_however_often_they_fail(
     tmp_path: Path,
 ) -> None:
-    """All tries have the same message id, and brokers find only the newest of many."""
+    """All attempts have the same message id, and brokers find only the newest of many."""
     limits = LimitsConfig(query_count_max=2)
     async with administered(tmp_path, "a", limits=limits) as (world, admin):
         await admin.topics.create("T", queues=1)
@@ -357,7 +357,7 @@ async def test_letters_are_redriven_to_the_retry_topic_once_however_often_they_f
                 outcomes = [outcome for _, outcome, _ in found]
                 assert outcomes == [Outcome.SENT_BEFORE] * (letters - 1) + [Outcome.SENT]
         last = [letter async for letter in admin.dead_letters.list("g")][-1].message
-        # Its own key, and that of the letter that it was a copy of; no others pile up.
+        # Its own key, and that of the letter that it was a copy of; no others accumulate.
         assert last.keys == ["mine", last.properties[REDRIVEN_FROM]]
 
 
@@ -422,7 +422,7 @@ async def test_a_letter_without_an_origin_is_skipped(tmp_path: Path) -> None:
 
 
 class FailingSends:
-    """A hook that fails sends: before they leave, or when they have arrived."""
+    """A hook that fails sends: before they are sent, or after they have arrived."""
 
     def __init__(self) -> None:
         self.refusals: list[Exception] = []

@@ -1,4 +1,4 @@
-"""Watching a topic: from where, and over what happens to brokers and queues."""
+"""Watching a topic: where it starts, and what happens when brokers and queues change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Administration: what changes, what is refused, and what bad input is told."""
+"""Administration: changes, rejections, and the errors for bad input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def create(parts: Parts, name: str, **changes: Any) -> Command:
     return parts.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, structs.replace(header, **changes))
 
 
-# --- whatever is asked wrongly --------------------------------------------------------------------
+# --- invalid requests -----------------------------------------------------------------------------
 
 WITH_FIELDS = [14, 15, 17, 35, 38, 202, 203, 204, 207, 208, 215, 222, 223, 300, 303, 307, 308, 309]
 WITH_FIELDS += [314, 315, 317, 321]
@@ -159,7 +159,7 @@ def test_deleting_a_topic_removes_its_queues_counters_and_offsets(parts: Parts) 
     assert parts.topics.find("T") is None
     assert parts.store.removed == ["T"]
     assert parts.stats.view("TOPIC_PUT_NUMS", "T") is None
-    # A new topic of this name begins at 0: what is kept of the old one would skip its messages.
+    # A new topic with this name starts at 0: remaining offsets of the old one would skip messages.
     assert parts.offsets.snapshot.offset_table == {"Other@g": {0: 4}}
     assert ConsumerOffsets.decode(parts.offsets_file.saved[-1]) == parts.offsets.snapshot
     assert parts.ask(RequestCode.DELETE_TOPIC_IN_BROKER, delete).code == OK

@@ -1,4 +1,4 @@
-"""Operators and running clients: resets, relays, settings, and looking inside."""
+"""Operators and running clients: resets, relays, settings, and internal state."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_an_empty_change_is_fine(parts: Parts) -> None:
     assert parts.ask(25).code == OK
 
 
-# --- looking inside -------------------------------------------------------------------------------
+# --- internal state -------------------------------------------------------------------------------
 
 
 def test_units_of_a_queue(parts: Parts) -> None:

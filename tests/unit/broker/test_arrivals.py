@@ -130,7 +130,7 @@ async def test_the_sweep_skips_pulls_that_did_not_match() -> None:
     assert held.answers == 0
     arrivals.sweep(lambda *_: 2)
     await asyncio.sleep(0)
-    assert held.answers == 1, "of the second message nobody was told"
+    assert held.answers == 1, "no pull was notified of the second message"
 
 
 @virtual_time()
@@ -222,7 +222,7 @@ async def test_full() -> None:
 
 
 class ArrivalsMachine(RuleBasedStateMachine):
-    """Whatever happens in whatever order, each pull is answered once or dropped with its owner."""
+    """In any order of events, each pull is answered once or dropped with its owner."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Life of a broker: name servers that do not answer, addresses, a start that fails."""
+"""Life cycle of a broker: name servers that do not answer, addresses, a failed start."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_commits_of_a_client_that_closes_before_its_responses(
             command = request(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
             peer.transport.write(encode(replace(command, serialize=Serialize.ROCKETMQ)))
         if is_reset:
-            # Only what has left the client can be carried out.
+            # Only what has left the client can be executed.
             assert not peer.transport.get_write_buffer_size()
             peer.transport.abort()
         else:
@@ -243,7 +243,7 @@ async def test_closing_over_a_slow_disk_leaves_no_timer(tmp_path: Path) -> None:
     broker = Broker(config_at(tmp_path), network.host(BROKER_HOST), virtual_machine(REAL_FILES))
     await broker.start()
     await broker.close()
-    # What a message does that is stored while the broker closes.
+    # What happens to a message that is stored while the broker closes.
     broker._arrived([])
     await asyncio.sleep(0)
     assert virtual_loop().timers_pending == 0

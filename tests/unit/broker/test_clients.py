@@ -39,7 +39,7 @@ def member(peer: FakePeer, client_id: str = "c", at_ms: int = 0) -> Member:
 
 
 class Changes:
-    """Remembers which groups were told of."""
+    """Records the groups whose changes were reported."""
 
     def __init__(self, consumers: Consumers) -> None:
         self.told: list[tuple[str, int]] = []
@@ -212,7 +212,7 @@ def test_silent_producers() -> None:
     assert producers.expired(EXPIRY_MS + 1, EXPIRY_MS) == [quiet]
 
 
-# --- everything at once ---------------------------------------------------------------------------
+# --- all operations together ----------------------------------------------------------------------
 
 PEERS = [FakePeer(f"10.0.0.{number}:1") for number in range(3)]
 peers = st.sampled_from(PEERS)

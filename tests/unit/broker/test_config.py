@@ -1,4 +1,4 @@
-"""Settings: their defaults, their texts, what is refused, and that all of them are documented."""
+"""Settings: defaults, text forms, rejected values, and that all of them are documented."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def load(path: Path) -> BrokerConfig:
 
 
 def documented() -> dict[str, tuple[str, bool]]:
-    """Return what the guide says of each key: its default, and whether it is live."""
+    """Return what the guide documents for each key: its default, and whether it is live."""
     section = GUIDE.read_text(encoding="utf-8").partition("\n## Broker\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .+? \| (live)? ?\|$", section, re.MULTILINE)
     return {key: (default, bool(live)) for key, default, live in rows}
@@ -167,7 +167,7 @@ def test_every_field_has_a_key() -> None:
     left_out = {
         # Follows from maxMessageSize.
         "store.record_bytes_max",
-        # Nobody needs to touch these; the original has no such settings.
+        # These need no tuning; Apache RocketMQ has no such settings.
         "store.open_files_max",
         "store.mapped_segments_max",
         "store.clean_check_segments",

@@ -1,4 +1,4 @@
-"""SQL92 subscriptions of groups: their versions, and the file that they are kept in."""
+"""SQL92 subscriptions of groups: their versions, and the file that stores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged files under a broker: consumers get everything else, in order, and go on."""
+"""Damaged files under a broker: consumers get everything else, in order, and continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turbopump.wire.record import MessageView
 
 COUNT = 100
 BODY_BYTES = 100_000
-"""So that the first messages are in a file of the log that is not written any more."""
+"""So that the first messages are in a file of the log that is no longer written."""
 
 
 def flip(path: Path, at: int, bit: int = 1) -> None:

@@ -175,11 +175,11 @@ async def test_of_messages_stored_before_the_start_the_stored_times_count(
     async with running_broker(tmp_path) as (broker, _):
         await asyncio.sleep(29.9)
         if set_by_s > 0:
-            assert delivered(broker) == 1, "it seems to have waited for an hour"
+            assert delivered(broker) == 1, "it appears to have waited for an hour"
         else:
             assert delivered(broker) == 0
             await asyncio.sleep(0.3)
-            assert delivered(broker) == 1, "late by at most the delay once more"
+            assert delivered(broker) == 1, "late by at most one more delay"
 
 
 @pytest.mark.parametrize("set_by_s", [-3600, 3600])
@@ -199,7 +199,7 @@ async def test_setting_the_clock_delivers_no_message_of_an_earlier_run_early(
 
 
 class SuspendedClock:
-    """A clock of a machine that was suspended: its timers did not run meanwhile."""
+    """The clock of a machine that was suspended: its timers did not run in the meantime."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -285,7 +285,7 @@ async def test_a_message_that_can_no_longer_be_stored_does_not_block_later_ones(
 
 
 def test_progress_does_not_count_before_all_its_copies_are_on_disk() -> None:
-    """What cannot be delivered leaves no copy, but those before it may wait for theirs."""
+    """A message that cannot be delivered leaves no copy, but earlier ones may wait for theirs."""
     level = Level(1, 1000)
     for n in range(1, 65):
         level.note_delivered(PhysicalOffset(100 * n), QueueOffset(n))

@@ -1,4 +1,4 @@
-"""A second front door: the domain serves whoever has no commands and no connections."""
+"""A second protocol: the domain serves clients without commands and connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from turbopump.wire.headers import ConsumerGroup
 from turbopump.wire.record import decode_record
 
 PROTOCOL_SIDE = ("broker/handlers/", "broker/admin/")
-"""Read requests and write answers."""
+"""Read requests and write responses."""
 
 WIRING = {
     "broker/broker.py",
@@ -52,7 +52,7 @@ WIRING = {
     "broker/replication/role_changes.py",
     "broker/replication/table_copy.py",
 }
-"""Join both sides, or are a client of name servers or of other brokers."""
+"""Connect both sides, or are clients of name servers or other brokers."""
 
 PROTOCOL = {
     "turbopump.wire.command",
@@ -75,7 +75,7 @@ STATE = {
     "turbopump.tables",
     *(f"turbopump.broker.{name}" for name in ("groups", "offsets", "queue_locks", "topics")),
 }
-"""What only the domain reads and changes."""
+"""State that only the domain reads and changes."""
 
 
 def domain_modules() -> list[str]:
@@ -105,7 +105,7 @@ def test_the_modules_that_issue_messages_and_progress_are_domain() -> None:
 
 
 class Visitor:
-    """A client that came through another door."""
+    """A client of another protocol."""
 
     def __init__(self, address: str = "10.9.9.9:1") -> None:
         self.peer_address = address
@@ -154,7 +154,7 @@ def a_pull(client: Visitor, offset: int = 0, **changes: Any) -> Pull:
 
 
 def sent(broker: Broker, send: Send) -> Outcome:
-    """Have a message stored; return what became of it."""
+    """Store a message; return the outcome."""
     outcomes: list[Outcome] = []
     broker.path.sends.accept(send, lambda outcome, _queue_id: outcomes.append(outcome))
     broker.path.settle()
@@ -349,7 +349,7 @@ async def test_members_of_both_protocols_share_a_group(tmp_path: Path) -> None:
             RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup(consumer_group="g")
         )
         assert b'"by command","visitor"' in bytes(answer.body)  # type: ignore[arg-type]
-        # A pull by what the group subscribed to.
+        # A pull with the group's subscription.
         await client.send()
         assert bodies(pulled(broker, a_pull(visitor, expression=None))) == [b"hello"]
         queue = MessageQueue("T", "broker-a", 0)

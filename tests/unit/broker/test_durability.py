@@ -1,4 +1,4 @@
-"""The gate of acknowledgements: who is told when, and what happens if the disk does not answer."""
+"""The gate of acknowledgements: which waiters are notified when, and an unresponsive disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = (Promise.WRITTEN, Promise.DURABLE, Promise.DURABLE_EVENTUALLY)
 
 
 class Gate:
-    """A gate in front of a store whose flushes a test finishes."""
+    """A gate in front of a store whose flushes a test completes."""
 
     def __init__(self, store: Store, limits: OverloadConfig) -> None:
         self.store = store
@@ -143,13 +143,13 @@ async def test_a_slow_flush_times_out_only_for_peers_and_stays_unflushed(tmp_pat
         assert isinstance(late, Late)
         assert (late.code, late.appended) == (ResponseCode.FLUSH_DISK_TIMEOUT, stored)
         busy = at.gate.busy()
-        assert busy is not None, "they are as unflushed as before"
+        assert busy is not None, "as unflushed as before"
         assert busy.code == ResponseCode.SYSTEM_BUSY
         at.store._log.sync()
         at.flush.set_result(None)
         await asyncio.sleep(1)
         assert at.told == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
-        assert at.readable == 2, "readable all the same, once it is on disk"
+        assert at.readable == 2, "still readable, once it is on disk"
         assert at.gate.busy() is None
 
 

@@ -1,4 +1,4 @@
-"""Filter servers at their broker: registered, forgotten, and told to name servers."""
+"""Filter servers at their broker: registered, forgotten, and reported to name servers."""
 
 from __future__ import annotations
 

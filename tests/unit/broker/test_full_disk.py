@@ -1,4 +1,4 @@
-"""A broker on a full disk starts, serves readers, and takes messages when there is space again."""
+"""A broker on a full disk starts, serves readers, and accepts messages once there is space."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SERVERS = ("broker", "nameserver", "admin", "client", "cli", "testing")
 
 
 def callers(*names: str) -> set[str]:
-    """Return the modules of servers and clients that call something by one of these names."""
+    """Return the modules of servers and clients that call a function with one of these names."""
     return {
         name_of(path)
         for path in mentioning(names, *SERVERS)
@@ -86,7 +86,7 @@ def test_a_shut_gate_lets_no_success_through(
             with shut_gate(), pytest.raises(RequestTimeout):
                 await ASK[what](client, failed)
             await asyncio.sleep(0)
-            assert broker.store.written_end > stored, "stored, but nobody was told"
+            assert broker.store.written_end > stored, "stored, but no sender was notified"
 
     monkeypatch.setattr(Replies, "_push", pushed)
     run()
@@ -102,4 +102,4 @@ async def test_a_shut_gate_lets_no_end_of_a_transaction_through(
         stored = broker.store.written_end
         with shut_gate(), pytest.raises(RequestTimeout):
             await producer.end(place, decision)
-        assert broker.store.written_end > stored, "stored, but nobody was told"
+        assert broker.store.written_end > stored, "stored, but no sender was notified"

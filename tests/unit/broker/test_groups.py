@@ -122,7 +122,7 @@ def test_one_host_leaves_room_for_others() -> None:
 
     assert [created(f"10.0.0.{number}") for number in range(5)] == [50, 25, 13, 6, 3]
     assert groups.find("made-by-the-broker-itself") is not None
-    # What is deleted makes room, first of all for who created it.
+    # Deletions free slots, first of all for the client that created the group.
     for number in range(10):
         finished(groups.delete(f"10-0-0-0-{number}"))
     assert groups.find("again", "10.0.0.9:1") is not None

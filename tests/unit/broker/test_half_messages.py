@@ -1,4 +1,4 @@
-"""What is decided about half messages, and the account of them."""
+"""Decisions about half messages, and their bookkeeping."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ async def test_groups_do_not_skip_messages_after_a_power_failure_has_cut_their_q
     async with running_broker(tmp_path) as (broker, client):
         end = broker.queue_end("T", 0)
         assert end < 9
-        # A second failure before the next save must not bring the old offset back.
+        # A second failure before the next save must not restore the old offset.
         assert json.loads(path.read_text())["offsetTable"]["T@g"]["0"] == end
         for _ in range(10):
             await client.send(queue_id=0)

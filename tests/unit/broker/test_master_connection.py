@@ -32,7 +32,7 @@ class EmptyLog:
 
 
 class LateNetwork:
-    """Gives up connecting; the connection may be made nevertheless."""
+    """Stops connecting; the connection may still be established."""
 
     def __init__(self) -> None:
         self.made: list[MasterConnection] = []
@@ -43,7 +43,7 @@ class LateNetwork:
 
 
 class LateTransport(asyncio.Transport):
-    """Must not be written to, as it is closed already."""
+    """Must not be written to, as it is already closed."""
 
     is_closed = False
 
@@ -55,7 +55,7 @@ class LateTransport(asyncio.Transport):
 
 
 def follower_of(log: EmptyLog, network: LateNetwork | None = None) -> Follower:
-    """Return a follower of a master that is not there."""
+    """Return a follower of a master that does not exist."""
     config = BrokerConfig(replication=ReplicationConfig(master_address="10.0.0.1:10912"))
     clock = virtual_loop().clock
     live = LiveConfig(config, clock)
@@ -74,7 +74,7 @@ async def test_a_connection_established_too_late_is_closed(loses: bool) -> None:
     assert transport.is_closed
     if loses:
         connection.connection_lost(None)
-    # Longer than heartbeats take: nothing is written to it.
+    # Longer than the heartbeat interval: nothing is written to it.
     await asyncio.sleep(30)
     assert len(network.made) > 1
     following.cancel()

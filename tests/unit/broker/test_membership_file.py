@@ -1,4 +1,4 @@
-"""Members and locks that are remembered over a restart, and the file that they are kept in."""
+"""Members and locks that are remembered across a restart, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def lock(parts: Parts, client_id: str, *queues: MessageQueue) -> list[MessageQue
 
 
 def restarted(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
-    """Return a broker that starts with what another wrote when it stopped."""
+    """Return a broker that starts with what another one wrote when it stopped."""
     before.members.saving.save_now()
     return after_crash(before, tmp_path, epoch)
 
 
 def after_crash(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
-    """Return a broker that starts with what another wrote before it was killed."""
+    """Return a broker that starts with what another one wrote before it was killed."""
     after = Parts(tmp_path)
     after.members_file.saved = before.members_file.saved
     finished(
@@ -127,18 +127,18 @@ def refusal(parts: Parts, client_id: str) -> tuple[int, str]:
 def test_a_promoted_broker_grants_no_lock_while_those_of_the_old_master_are_valid(
     before: Parts, tmp_path: Path
 ) -> None:
-    """Listeners run for up to 30 s under a lock that the last master has renewed."""
+    """Listeners run for up to 30 s under a lock that the old master has renewed."""
     lock(before, "c1", *QUEUES)
     promoted = restarted(before, tmp_path, epoch=1)
     for client_id in ("c1", "c2"):
         code, remark = refusal(promoted, client_id)
-        # An error: for a client that is granted nothing, another one holds the lock.
+        # An error: a client that is granted nothing assumes that another one holds the lock.
         assert code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "in 30000 ms" in remark
     promoted.clock.advance_ns(29_999 * MS_NS)
     assert refusal(promoted, "c2")[0] == ResponseCode.SERVICE_NOT_AVAILABLE
     promoted.clock.advance_ns(MS_NS)
-    assert lock(promoted, "c2", *QUEUES) == QUEUES, "locks of another epoch count no longer"
+    assert lock(promoted, "c2", *QUEUES) == QUEUES, "locks of another epoch are no longer valid"
 
 
 def test_a_promoted_broker_that_restarts_soon_waits_again(before: Parts, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_client_id_with_two_connections_returns_as_one(before: Parts, tmp_path
     assert ids(after) == ["same"]
     join(after, "same")
     assert ids(after) == ["same"]
-    # A second process with the same id is one more member, as always.
+    # A second process with the same id is one more member, as usual.
     join(after, "same")
     assert ids(after) == ["same", "same"]
 
@@ -327,7 +327,7 @@ def test_no_lock_is_granted_that_cannot_be_saved(before: Parts, tmp_path: Path) 
     before.members_file.full = True
     refused = (ResponseCode.SERVICE_NOT_AVAILABLE, "no space is left")
     assert refusal(before, "c1") == refused
-    # Nor when it is asked for again: the client does not have it yet.
+    # Nor when it is requested again: the client does not have it yet.
     assert refusal(before, "c1") == refused
     assert lock(after_crash(before, tmp_path), "c2", *QUEUES) == QUEUES
     before.members_file.full = False
@@ -351,7 +351,7 @@ def test_locks_of_members_that_do_not_return_are_released(before: Parts, tmp_pat
     lock(before, "c3", QUEUES[1])
     after = restarted(before, tmp_path)
     join(after, "c2")
-    # It lives, although it has not sent a heartbeat: it renews its lock.
+    # It is alive, although it has not sent a heartbeat: it renews its lock.
     assert lock(after, "c3", QUEUES[1]) == [QUEUES[1]]
     after.membership.forget_absent()
     assert lock(after, "c2", *QUEUES[:2]) == [QUEUES[0]]
@@ -534,7 +534,7 @@ async def test_changes_are_written_soon_and_together(tmp_path: Path) -> None:
     await asyncio.sleep(0.5)
     assert len(file.saved) == 1
     for peer in peers:
-        # The same again is no change.
+        # The same state again is not a change.
         parts.ask(RequestCode.HEART_BEAT, body=beat("c0"), peer=peer)
     await asyncio.sleep(0.5)
     written = len(file.saved)
@@ -578,7 +578,7 @@ def test_connections_that_pull_for_an_absent_member_are_notified_of_changes(
     after.clients.connection_closed(closed)
     join(after, "c2")
     assert [len(peer.sent) for peer in (puller, closed, stranger)] == [1, 0, 0]
-    # Once it is known whose it is, it is told as a member, and once.
+    # Once its member is known, it is notified as a member, and once.
     after.ask(RequestCode.HEART_BEAT, body=beat("c1"), peer=puller)
     assert not after.consumers.has_absent
     join(after, "c3")

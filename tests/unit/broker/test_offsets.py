@@ -1,4 +1,4 @@
-"""Committed offsets against a plain dictionary, over restarts and failing disks."""
+"""Committed offsets against a plain dictionary, across restarts and failing disks."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_failures_are_logged_once_and_lose_nothing(caplog: pytest.LogCaptureFixt
 
 
 def test_lowered_offsets_are_saved_before_anything_else() -> None:
-    """New messages get the offsets of lost ones: then no one sees that a saved one is too high."""
+    """New messages get the offsets of lost ones: nothing shows that a saved one is too high."""
     file = FakeFile()
     offsets = Offsets(file)
     offsets.commit("g", "T", 0, 7)

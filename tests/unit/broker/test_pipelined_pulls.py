@@ -1,4 +1,4 @@
-"""Pulls that come in one chunk are answered as those that come one by one."""
+"""Pulls that arrive in one chunk are answered like those that arrive one by one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pulls(*offsets: int, first: int = 100, **changes: object) -> list[Command]:
 
 
 async def answers(network: MemoryNetwork, chunks: Sequence[bytes]) -> bytes:
-    """Return all that is answered to some chunks."""
+    """Return all responses to some chunks."""
     peer = await network.host("10.0.0.8").connect(BROKER_HOST, 10911, RawPeer)
     for chunk in chunks:
         peer.transport.write(chunk)

@@ -167,7 +167,7 @@ async def test_a_pull_of_missing_messages_is_soon_answered_with_the_next_offset(
             assert (answer.code, answer.remark) == (19, "OFFSET_FOUND_NULL")
             assert pulled(answer).next_begin_offset == following
             assert 0.1 < virtual_loop().time() - started_s < 5.1
-        assert not waits.done(), "who waits for something new is left alone"
+        assert not waits.done(), "a pull that waits for new messages is not affected"
         monkeypatch.undo()
 
 
@@ -192,7 +192,7 @@ async def test_held_pulls_are_swept_after_an_arrival_until_a_sweep_succeeds(
         assert not sweeps
         await client.send(queue_id=1)
         await asyncio.sleep(60)
-        assert len(sweeps) == 3, "tried again after failures, and then not any more"
+        assert len(sweeps) == 3, "retried after failures, and then no more"
         held.cancel()
 
 
@@ -207,10 +207,10 @@ async def test_only_the_pull_that_matches_the_message_wakes(tmp_path: Path) -> N
         assert [view.body for view in views(await blue)] == [b"b"]
         assert not red.done()
         await asyncio.sleep(14)
-        assert not red.done(), "neither does a sweep wake it"
+        assert not red.done(), "a sweep does not wake it either"
         red_answer = await red
         assert red_answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY, (
-            "its time is over, though nothing matched"
+            "its deadline has passed, although nothing matched"
         )
         assert pulled(red_answer).next_begin_offset == 2
 
@@ -222,7 +222,7 @@ async def test_each_of_many_held_pulls_gets_its_matches_of_one_burst(tmp_path: P
         await client.send()
         held = [asyncio.create_task(client.pull(1, tags=tag, hold_ms=15_000)) for tag in tags]
         await asyncio.sleep(0.1)
-        # Sent at once, so they are stored and entered some at a time.
+        # Sent together, so they are stored and dispatched in parts.
         wanted = [*tags[::2], "nobody"]
         await asyncio.gather(*(client.send(tag.encode(), named={"TAGS": tag}) for tag in wanted))
         for tag, pull in zip(tags[::2], held[::2], strict=True):

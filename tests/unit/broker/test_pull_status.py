@@ -1,4 +1,4 @@
-"""Which broker a puller is sent to, and what a slave says about offsets that it does not have."""
+"""Which broker a poller is redirected to, and a slave's answers for offsets that it lacks."""
 
 from __future__ import annotations
 

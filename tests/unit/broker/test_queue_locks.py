@@ -1,4 +1,4 @@
-"""Locks of queues against the plainest model: a table of holders and times."""
+"""Queue locks against a minimal model: a table of holders and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under too much load a broker says so, drops who does not read, and stays within its memory."""
+"""An overloaded broker reports busy, drops clients that do not read, and bounds its memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_slow_and_a_failed_flush_are_distinguished(tmp_path: Path, disk: Stuck
             send = (RequestCode.SEND_MESSAGE_V2, send_header(), b"x", 20_000)
             slow = await client.ask(*send)
             assert slow.code == ResponseCode.FLUSH_DISK_TIMEOUT
-            assert "msgId" in (slow.ext_fields or {}), "stored all the same"
+            assert "msgId" in (slow.ext_fields or {}), "stored nevertheless"
             disk.flushes[-1].set_result(None)
             failing = asyncio.create_task(client.ask(*send))
             await wait_until(lambda: not disk.flushes[-1].done())
@@ -83,7 +83,7 @@ def test_a_delivery_whose_flush_failed_is_retried_without_waiting(
             for _ in range(1 + others):
                 await send_delayed(broker, client, disk)
                 await asyncio.sleep(600)
-            # The level knows then that nothing else is due, or when.
+            # By then the level knows that nothing else is due, or when.
             await asyncio.sleep(7200 - (1 + others) * 600 + 10)
             assert has_unflushed(broker)
             written = broker.store.written_end
@@ -114,7 +114,7 @@ def test_a_delivery_whose_flush_fails_immediately_is_retried_after_a_pause(
                 ) as tried,
             ):
                 await asyncio.sleep(11)
-                assert 5 < tried.call_count <= 11, "one try each 100 ms"
+                assert 5 < tried.call_count <= 11, "one attempt every 100 ms"
 
     run()
 
@@ -124,7 +124,7 @@ def has_unflushed(broker: Broker) -> bool:
 
 
 async def send_delayed(broker: Broker, client: Client, disk: StuckDisk) -> None:
-    """Send a message that is due in two hours, and let its flush be done."""
+    """Send a message that is due in two hours, and complete its flush."""
     sending = asyncio.create_task(client.send(named={"DELAY": "18"}))
     await wait_until(lambda: has_unflushed(broker))
     broker.store._log.sync()
@@ -250,7 +250,7 @@ def slow_down_appends(monkeypatch: pytest.MonkeyPatch, append_ms: int) -> None:
 
 
 async def send_at_once(network: MemoryNetwork, address: str, count: int) -> list[int]:
-    """Send a message from each of so many connections, all at the same time."""
+    """Send a message from each of n connections, all at the same time."""
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(client_of(network, address, f"10.0.1.{number}"))
@@ -297,7 +297,7 @@ async def test_sends_queued_for_too_long_are_rejected(
         codes = await send_at_once(network, broker.address, 200)
         taken = codes.count(ResponseCode.SUCCESS)
         assert taken + codes.count(ResponseCode.SYSTEM_BUSY) == 200
-        # 250 ms of work, of which one request counts for 20 at most, and not much more.
+        # 250 ms of work, of which one request counts for at most 20, and not much more.
         assert 250 / min(append_ms, 20) <= taken <= 300 / min(append_ms, 20)
         await asyncio.sleep(0.5)
         assert (await client.send()).code == ResponseCode.SUCCESS

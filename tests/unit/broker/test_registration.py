@@ -1,4 +1,4 @@
-"""Registration with name servers that come, go, hang, refuse and forget; in virtual time."""
+"""Registration with name servers that start, stop, hang, reject and forget; in virtual time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTS = ("10.0.0.1", "10.0.0.2")
 
 
 class FakeNameServer:
-    """Takes note of what it is told."""
+    """Records the registrations it receives."""
 
     def __init__(self, network: MemoryNetwork, host: str) -> None:
         self.told: list[Command] = []
@@ -185,7 +185,7 @@ async def test_a_returning_name_server_gets_a_full_registration() -> None:
         assert not second.is_whole(-1)
         await first.start()
         await asyncio.sleep(20)
-        assert first.is_whole(-1), "a part with the new version would hide the rest from it"
+        assert first.is_whole(-1), "a partial registration would hide the rest from it"
         assert first.topics_told()[-1] == {"T"}
 
 
@@ -210,7 +210,7 @@ async def test_a_name_server_that_hangs_does_not_delay_the_others() -> None:
         await w.topics.update(topic)
         started_s = virtual_loop().time()
         await w.registration.announce(topic)
-        assert 2.9 < virtual_loop().time() - started_s < 3.1, "tools give up after five"
+        assert 2.9 < virtual_loop().time() - started_s < 3.1, "tools time out after five"
         assert other.at_s[-1] - started_s < 0.1
         w.topics.create_by_send("U", "TBW102", 4)
         await asyncio.sleep(0.1)
@@ -319,7 +319,7 @@ async def test_a_change_of_permission_registers_all_topics() -> None:
         await asyncio.sleep(1)
         table = registered(w.servers[0].told[-1]).topic_config_serialize_wrapper
         assert {topic.perm for topic in table.topic_config_table.values()} == {4}
-        assert table.data_version.counter == 1, "or name servers would pass over it"
+        assert table.data_version.counter == 1, "otherwise name servers would ignore it"
 
 
 @virtual_time()

@@ -11,7 +11,7 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.record import MessageView
 
 RETRY_DELAYS_S = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
-"""What a message that always fails waits before each of its 16 retries."""
+"""How long a message that always fails waits before each of its 16 retries."""
 
 
 def retries_stored(broker: Broker) -> int:

@@ -34,11 +34,11 @@ async def test_a_message_is_stored_as_it_was_sent(tmp_path: Path) -> None:
         assert str(message.born_host).startswith("10.0.0.9:")
         assert 0 <= virtual_loop().clock.now_ms() - message.store_timestamp_ms < 10
         expected = {"TAGS": "a", "KEYS": "k", "colour": "red", "CLUSTER": "DefaultCluster"}
-        assert message.properties == expected, "WAIT is between sender and broker only"
+        assert message.properties == expected, "WAIT is only between sender and broker"
 
 
 class Observer:
-    """Writes down which answers it sees."""
+    """Records the responses it sees."""
 
     def __init__(self) -> None:
         self.seen: list[Command] = []

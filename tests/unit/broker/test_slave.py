@@ -1,4 +1,4 @@
-"""A slave: where its master is, and what it refuses; in virtual time."""
+"""A slave: how it finds its master, and what it rejects; in virtual time."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from turbopump.wire.bodies import StatsWindow
 
 
 class Counting:
-    """Statistics and the clock they go by."""
+    """Statistics and their clock."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()

@@ -42,7 +42,7 @@ async def beat(
     )
     body = Heartbeat(client_id="c", consumer_data_set=[data]).encode()
     answer = await client.ask(RequestCode.HEART_BEAT, body=body)
-    # Also for an expression that is wrong, as in RocketMQ: pulls are told.
+    # Even for an invalid expression, as in RocketMQ: pulls report it.
     assert answer.code == ResponseCode.SUCCESS
 
 
@@ -146,7 +146,7 @@ async def test_a_held_pull_follows_a_subscription_that_changes(tmp_path: Path) -
         held = hold()
         await wait_until(lambda: len(broker.path.arrivals) == 1)
         start = virtual_loop().time()
-        # The same in a newer version wakes nobody, something else does.
+        # The same expression in a newer version wakes no pull, another one does.
         await beat(client, "region = 'eu'", version=2)
         await asyncio.sleep(1)
         assert not held.done()
@@ -162,7 +162,7 @@ async def test_a_held_pull_follows_a_subscription_that_changes(tmp_path: Path) -
 
 @virtual_time()
 async def test_a_message_wakes_a_pull_after_a_change_of_its_subscription(tmp_path: Path) -> None:
-    """The change and the message come together: what is delivered matches the newer one."""
+    """The change and the message arrive together: what is delivered matches the newer one."""
     async with running_broker(tmp_path) as (broker, client):
         await client.send(b"old", named={"region": "us"})
         await beat(client, "region = 'eu'", version=1)
@@ -188,7 +188,7 @@ async def test_a_rare_match_is_found_in_bounded_steps(tmp_path: Path) -> None:
             answer = await client.pull(offsets[-1], expression_type=SQL92, tags="n = 1900")
             offsets.append(pulled(answer).next_begin_offset)
         assert bodies(answer) == [b"1900"]
-        # So many units are looked at for one answer (maxFilterMessageSize), in one file at most.
+        # The number of units examined per response is bounded (maxFilterMessageSize), in one file.
         steps = [after - before for before, after in pairwise(offsets)]
         assert steps[0] == 800
         assert max(steps) == 800

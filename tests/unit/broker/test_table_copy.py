@@ -149,7 +149,7 @@ async def test_a_change_between_a_request_and_its_wait_is_not_missed(tmp_path: P
         asked = request(code, headers.TableCopy(known_version=known, wait_millis=10_000))
         handle = master.administration.copied_tables.handlers()[code]
         held = handle(asked, cast("Any", None))
-        # By a send, say, that arrived in the same turn of the loop.
+        # For example by a send that arrived in the same loop iteration.
         master.state.topics.create_internal("made", 1)
         began_s = virtual_loop().time()
         answer = await cast("Awaitable[Command]", held)
@@ -188,7 +188,7 @@ async def test_an_apache_slave_is_answered_as_recorded(
         await wait_until(lambda: master.path.delays.progress.offset_table, 60)
         answer = await client.pool.request(f"{BROKER_HOST}:{port}", asked, 3000)
         assert (answer.code, answer.remark) == (expected.code, expected.remark)
-        assert not answer.ext_fields, "an Apache slave has not asked for a version"
+        assert not answer.ext_fields, "an Apache slave has not requested a version"
         got, recorded = (lenient_json.loads(whole_body(each)) for each in (answer, expected))
         assert fields_of(got) == fields_of(recorded)
 
@@ -206,7 +206,7 @@ async def test_filters_and_delay_progress_are_copied(tmp_path: Path) -> None:
         await wait_until(lambda: slave.state.offsets.find("g", "T", 0) == 1, 60)
 
 
-# --- with a master that is only answers -----------------------------------------------------------
+# --- with a scripted master -----------------------------------------------------------------------
 
 
 class Master:

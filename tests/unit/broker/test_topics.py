@@ -84,7 +84,7 @@ def test_forbidden_and_derived_names() -> None:
     assert (retry_topic("g"), dead_letter_topic("g")) == ("%RETRY%g", "%DLQ%g")
 
 
-# --- the broker's own -----------------------------------------------------------------------------
+# --- system topics --------------------------------------------------------------------------------
 
 
 def test_topics_at_boot() -> None:
@@ -125,11 +125,11 @@ def test_system_topics() -> None:
     assert "TRANS_CHECK_MAX_TIME_TOPIC" in topics.system_names
 
 
-# --- making and changing --------------------------------------------------------------------------
+# --- creating and changing ------------------------------------------------------------------------
 
 
 def test_changes_do_not_copy_the_table() -> None:
-    """Or the cost of a change would grow with the topics that there are."""
+    """Otherwise the cost of a change would grow with the number of topics."""
     topics = made()
     seen, saved = topics.table, topics.snapshot.topic_config_table
     topics.create_by_send("T", "TBW102", 4)
@@ -289,7 +289,7 @@ def test_shapes() -> None:
     assert not is_writable(TopicConfig(topic_name="T", perm=4))
 
 
-# --- keeping --------------------------------------------------------------------------------------
+# --- persistence ----------------------------------------------------------------------------------
 
 
 def test_files_of_apache_rocketmq_are_read() -> None:

@@ -1,4 +1,4 @@
-"""Check-backs: producers are asked about half messages that do not end."""
+"""Check-backs: producers are asked about half messages that stay open."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_after_fifteen_checks_the_transaction_is_left_to_operators(tmp_pat
         assert abandoned.body == b"x"
         assert abandoned.properties["TRANSACTION_CHECK_TIMES"] == "15"
         assert await bodies(client) == []
-        # Copies and what replaces them: nothing is left open.
+        # Copies and their replacements: nothing is left open.
         halves = [view.queue_offset for view in await client.messages(HALF_TOPIC)]
         assert [b"%d" % offset for offset in halves] == await bodies(client, HALF_OPERATIONS_TOPIC)
 
@@ -152,7 +152,7 @@ async def test_an_abandoned_and_rolled_back_transaction_has_ended(tmp_path: Path
         assert await bodies(client) == []
 
 
-# --- without an index, the broker knows what it has abandoned since it was started ----------------
+# --- without an index, the broker knows what it has abandoned since its start ---------------------
 
 NO_INDEX = replace(SMALL_STORE, index_enabled=False)
 
@@ -198,7 +198,7 @@ async def test_resuming_needs_no_index(tmp_path: Path, decision: int) -> None:
         producer.decide = lambda _: decision
         await asyncio.sleep(2 * INTERVAL_S)
         assert len(producer.asked) == 1
-        # That it was abandoned no longer counts.
+        # It no longer counts as abandoned.
         assert "replaced by a copy" in ((await producer.end(given_up)).remark or "")
         assert "already ended" in ((await resume(client, abandoned.offset_id)).remark or "")
         assert await bodies(client) == ([b"x"] if decision == COMMIT else [])
@@ -252,7 +252,7 @@ async def test_only_half_messages_can_be_resumed(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_ends_may_name_an_older_copy(tmp_path: Path) -> None:
-    """The producer answers the first check after the third was sent; its own end comes late too."""
+    """The producer answers the first check after the third was sent; its own end is late too."""
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x")
         await asyncio.sleep(3 * INTERVAL_S + 1)
@@ -313,7 +313,7 @@ async def test_half_messages_older_than_the_retention_are_abandoned(tmp_path: Pa
         await client.send(b"x", named={"TRAN_MSG": "true", "PGROUP": GROUP})
         await asyncio.sleep(71 * 3600)
         assert await bodies(client, CHECKED_TOO_OFTEN_TOPIC) == []
-        # Renewed once, so that it is not deleted with the log before.
+        # Renewed once, so that it is not deleted with the previous log file.
         assert len(await client.messages(HALF_TOPIC)) == 2
         await asyncio.sleep(2 * 3600)
         assert await bodies(client, CHECKED_TOO_OFTEN_TOPIC) == [b"x"]
@@ -392,7 +392,7 @@ async def test_thousands_of_open_transactions(tmp_path: Path) -> None:
 async def test_long_open_transactions_are_copied_behind_ended_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a restart would read everything since; the copy costs no check."""
+    """Otherwise a restart would read everything since; the copy costs no check."""
     monkeypatch.setattr(ledger, "CLOSED_MAX", 10)
     async with world(tmp_path) as (broker, client, producer):
         place = await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
@@ -435,7 +435,7 @@ async def test_a_transaction_copied_without_a_check_is_open_after_a_restart(
 
 @virtual_time()
 async def test_progress_is_the_brokers_own(tmp_path: Path) -> None:
-    """Clients that commit offsets for its group cannot make it pass over what is open."""
+    """Clients that commit offsets for its group cannot make it skip open transactions."""
     async with world(tmp_path) as (broker, client, producer):
         await producer.half(b"x")
         await asyncio.sleep(INTERVAL_S + 10)
@@ -544,7 +544,7 @@ async def test_a_producer_that_does_not_read_uses_up_few_checks(tmp_path: Path) 
 
 
 async def reads_of_rounds(directory: Path, ended: int) -> list[Counter[str]]:
-    """Return what three rounds read of the store, with five transactions open among others."""
+    """Return what three rounds read from the store, with five transactions open among others."""
     reads: Counter[str] = Counter()
     async with world(directory) as (broker, _, producer):
         for _ in range(5):
@@ -590,6 +590,6 @@ async def test_the_cost_of_a_round_depends_on_open_not_on_sent_transactions(tmp_
     few = await reads_of_rounds(tmp_path / "few", 3)
     many = await reads_of_rounds(tmp_path / "many", 60)
     assert many == few
-    # Each open one is read once from its queue, then once for each copy that is made of it.
+    # Each open one is read once from its queue, then once for each of its copies.
     assert few[0]["decode_record"] == 10
     assert few[1]["decode_record"] == few[2]["decode_record"] == 5

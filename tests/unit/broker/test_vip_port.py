@@ -1,4 +1,4 @@
-"""The VIP port, two below the broker's: older Java clients send to it, Apache slaves ask it."""
+"""The VIP port, two below the broker's: older Java clients send to it, Apache slaves use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands, as far as they end by themselves."""
+"""Commands that end by themselves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_console_script_exists() -> None:
 
 
 def test_importing_the_command_line_is_light() -> None:
-    """What it imports, it imports at every key that asks the shell for a completion."""
+    """Everything it imports is imported on every shell completion."""
     heavy = ("numpy", "uvloop", "asyncio", "turbopump.store", "turbopump.net")
     program = f"""
 import sys, turbopump.cli.app
@@ -270,7 +270,7 @@ def commands() -> dict[str, Command]:
 
 
 def section(words: str) -> str:
-    """Return what the guide says of a command."""
+    """Return the guide's section for a command."""
     title = f"\n{'###' if ' ' in words else '##'} `turbopump {words}`\n"
     assert GUIDE.count(title) == 1, f"{words} has no section in docs/guide/commands.md"
     return re.split(r"^##", GUIDE.partition(title)[2], maxsplit=1, flags=re.MULTILINE)[0]
@@ -289,7 +289,7 @@ def options_of(command: Command) -> set[str]:
 def test_every_command_and_option_is_documented(words: str) -> None:
     command, text = commands()[words], section(words)
     known = COMMON if " " in words else set()
-    # What all commands of a group have may be explained above them.
+    # Options that all commands of a group share may be explained above them.
     above = section(words.split()[0])
     for option in options_of(command) - known:
         assert f"`{option}`" in text + above, f"{words} {option} is not in docs/guide/commands.md"
@@ -299,7 +299,7 @@ def test_every_command_and_option_is_documented(words: str) -> None:
             assert shown[0] in text, f"{words} {shown} is not in docs/guide/commands.md"
     rows = (line.split("|")[1] for line in text.splitlines() if line.startswith("| `-"))
     documented = {option for row in rows for option in re.findall(r"`(-[^`]+)`", row)}
-    assert documented <= options_of(command), "documented, but not there"
+    assert documented <= options_of(command), "documented, but missing"
 
 
 def test_groups_and_common_options_are_documented() -> None:
@@ -323,7 +323,7 @@ def test_every_daily_command_has_the_common_options(words: str) -> None:
     options = options_of(commands()[words])
     assert options >= COMMON
     if "--yes" in options:
-        assert "--dry-run" in options, "what asks first can also be tried first"
+        assert "--dry-run" in options, "commands that ask for confirmation have a dry run"
     assert commands()[words].help
 
 
@@ -346,7 +346,7 @@ assert not found, found
 
 
 def test_groups_are_light_to_import() -> None:
-    """A completion imports one, at every key that asks the shell for it."""
+    """A completion imports one, on every key press that requests it."""
     heavy = ("numpy", "uvloop", "asyncio", "rich.console", "turbopump.client", "turbopump.admin")
     program = f"""
 import sys

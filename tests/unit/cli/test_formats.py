@@ -1,4 +1,4 @@
-"""How moments, queues and values are read and written."""
+"""How timestamps, queues and values are parsed and formatted."""
 
 from __future__ import annotations
 

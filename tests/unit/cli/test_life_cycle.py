@@ -1,4 +1,4 @@
-"""What a server process does for itself."""
+"""What a server process sets up for itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_fatal_broker_error_ends_the_process_with_an_error(
         monkeypatch.setattr(running.store, "tick", fail)
         return "ready"
 
-    # Both are for the whole process, which goes on here.
+    # Both apply to the whole process, which continues here.
     for own in ("_collect_garbage_rarely", "keep_freed_memory"):
         monkeypatch.setattr(life_cycle, own, lambda: None)
     monkeypatch.setattr("turbopump.supervisor.FATAL_FAILURES", 1)

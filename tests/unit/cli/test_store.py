@@ -1,4 +1,4 @@
-"""``turbopump store``: on the files of a broker that does not run."""
+"""``turbopump store``: on the files of a stopped broker."""
 
 from __future__ import annotations
 

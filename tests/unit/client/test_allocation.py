@@ -1,4 +1,4 @@
-"""Every queue has one owner, and it is the one that every other client computes."""
+"""Every queue has one owner, the same that every other client computes."""
 
 from __future__ import annotations
 

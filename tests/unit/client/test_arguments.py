@@ -293,7 +293,7 @@ def test_delays_beyond_the_levels_of_brokers_are_rejected(
         delay_of(Message("orders", b"x", **given))
 
 
-# --- what people see ------------------------------------------------------------------------------
+# --- what users see -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What runs in the background of a client goes on after an error that nobody expected."""
+"""Background work of a client continues after an unexpected error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class Bug:
-    """Lets a function fail from a moment on, for some calls."""
+    """Makes a function fail for some calls, once enabled."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self.calls_left = 0

@@ -1,4 +1,4 @@
-"""Sends of blocking producers: on the caller's thread, with the decisions of asynchronous ones."""
+"""Sends of blocking producers: on the caller's thread, decided like asynchronous ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Decide = Callable[[Batch], Command | None]
 
 
 class Threads:
-    """A hook that notes the threads that it is called in."""
+    """A hook that records the threads that it is called in."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -69,7 +69,7 @@ def in_thread(action: Callable[[], object]) -> Any:
     return DaemonThreads(1, "in-thread").submit(action)
 
 
-# --- whose thread ---------------------------------------------------------------------------------
+# --- which thread ---------------------------------------------------------------------------------
 
 
 def test_sends_hooks_and_selectors_run_on_the_callers_thread() -> None:
@@ -119,7 +119,7 @@ def test_threads_beyond_the_limit_send_through_the_loop() -> None:
 
 
 class OtherNetwork:
-    """A network that is not known to have sockets."""
+    """A network that does not declare sockets."""
 
     def __init__(self) -> None:
         sockets = SocketNetwork()
@@ -141,7 +141,7 @@ def test_a_network_without_sockets_is_sent_to_through_the_loop() -> None:
 def handing_over(
     decide: Decide = taken, hooks: Sequence[Any] = (), **settings: Any
 ) -> Iterator[tuple[ScriptedBroker, Producer]]:
-    """Give a producer whose threads never have connections of their own."""
+    """Yield a producer whose threads never have their own connections."""
     with scripted_broker(decide) as broker:
         session = Session(ClientConfig(broker.address), OtherNetwork(), hooks=hooks)
         with Producer("pg", session=session, **settings) as producer:

@@ -69,7 +69,7 @@ async def test_a_push_consumer(tmp_path: Path) -> None:
         async with consuming(world, seen, session=session, subscriptions={"T": EVEN}) as consumer:
             await send(world, NUMBERS)
             await wait_until(lambda: seen.count == 4)
-            # Another filter while it runs; pulls that wait with the first one are pulled anew.
+            # Change the filter while it runs; pulls that wait with the first one are sent again.
             await consumer.subscribe("T", SIX)
             await send(world, NUMBERS)
             await wait_until(lambda: seen.count == 5)

@@ -1,4 +1,4 @@
-"""Concurrent delivery: every answer of a listener, and what becomes of its messages."""
+"""Concurrent delivery: every result of a listener, and what happens to its messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bodies(count: int) -> list[bytes]:
 
 
 def fail_first(times: int) -> Any:
-    """Fail every message so many times."""
+    """Fail every message n times."""
 
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         tried = messages[0].reconsume_times
@@ -203,7 +203,7 @@ async def test_memory_stays_bounded_while_the_listener_is_stuck(tmp_path: Path) 
             info = await consumer.running_info(with_stacks=False)
             assert 100 < info.mq_table[QUEUE].cached_msg_count <= 132
             assert seen.running_max == 4
-            assert seen.count == 4, "a queue that is full on purpose is not begun anew"
+            assert seen.count == 4, "a queue that is intentionally full is not restarted"
             seen.hold.set()
             await wait_until(lambda: seen.count == 300)
 
@@ -246,7 +246,7 @@ async def test_a_message_stuck_for_fifteen_minutes_is_sent_back(tmp_path: Path) 
 
 
 class Failing(Recorder):
-    """Refuses some codes."""
+    """Rejects some codes."""
 
     def __init__(self, *codes: int) -> None:
         super().__init__()

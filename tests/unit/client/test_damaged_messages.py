@@ -35,7 +35,7 @@ def damage(world: Cluster, message: MessageView) -> None:
 
 
 async def fill(world: Cluster) -> MessageView:
-    """Store messages, and return the one that is damaged then."""
+    """Store messages, and return the one to be damaged."""
     await world.make_topic("T", queues=1)
     for number in range(COUNT):
         await world.send(Message("T", b"message %02d" % number))
@@ -137,7 +137,7 @@ async def test_tools_omit_it_or_refuse_to_show_it(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_a_message_sent_back_by_another_client_gets_no_valid_checksum(tmp_path: Path) -> None:
-    """A client that does not check: its retries would bring the damaged body as a good one."""
+    """A client that does not check: its retries would deliver the damaged body as a valid one."""
     async with cluster(tmp_path) as world:
         bad = await fill(world)
         queue = QUEUE

@@ -1,4 +1,4 @@
-"""Decorated functions: what they take, what they return, and how a worker runs them."""
+"""Decorated functions: their parameters, their results, and how a worker runs them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Order(Struct):
 
 
 class Receipt(Struct):
-    """What becomes of an order."""
+    """The result of an order."""
 
     number: int
 
 
 class Validated:
-    """A class that validates itself, as the models of Pydantic do."""
+    """A class that validates itself, like Pydantic models."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -215,7 +215,7 @@ def test_blocking_programs_run_functions_until_they_are_closed(tmp_path: Path) -
             server.until(lambda: len(server.messages("receipts")) == 1)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejected functions ---------------------------------------------------------------------------
 
 
 def handler(group: str = "g", topic: str = "t", **given: Any) -> Any:

@@ -233,7 +233,7 @@ async def test_tags_and_subscriptions_while_running(tmp_path: Path) -> None:
             assert numbers(await poll_all(consumer, 10)) == list(range(1, 20, 2))
             with pytest.raises(InvalidArgument, match="is ' ', which has no tag"):
                 await consumer.subscribe("other", " ")
-            assert consumer._expressions.keys() == {TOPIC}, "what was refused is not wanted later"
+            assert consumer._expressions.keys() == {TOPIC}, "a rejected subscription is not kept"
             with pytest.raises(InvalidArgument, match="not both"):
                 await consumer.assign([])
             await consumer.unsubscribe(TOPIC)

@@ -163,7 +163,7 @@ async def test_manual_commits(tmp_path: Path) -> None:
         seen = Seen(decide)
         async with consuming(world, seen, orderly=True):
             await wait_until(lambda: seen.count == 5)
-        assert await committed(world) == 3, "what came after the commit is not done"
+        assert await committed(world) == 3, "messages after the commit are not finished"
 
 
 @virtual_time()
@@ -218,7 +218,7 @@ async def test_locks_are_renewed_every_twenty_seconds(tmp_path: Path) -> None:
         given_back = {
             queue for each in unlocks for queue in LockQueues.decode(whole_body(each)).queues
         }
-        assert len(given_back) == 5, "closing gives all locks back"
+        assert len(given_back) == 5, "closing releases all locks"
 
 
 @virtual_time()
@@ -245,7 +245,7 @@ async def test_without_a_fresh_lock_nothing_is_consumed(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_a_lost_queue_waits_for_its_running_listener(tmp_path: Path) -> None:
-    """The other member begins only when the lock is given back: order holds across members."""
+    """The other member starts only when the lock is released: order holds across members."""
     async with cluster(tmp_path) as world:
         for number in range(4):
             await send(world, bodies(3), to=MessageQueue("T", "a", number))

@@ -1,4 +1,4 @@
-"""From messages to what is sent: batches, sizes, properties, names."""
+"""From messages to requests: batches, sizes, properties, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending: what arrives, where, how often it is tried, and what is refused."""
+"""Sending: what arrives, where, how often it is retried, and what is rejected."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_submitted_messages_run_concurrently_and_each_callback_runs_once(
 
 @virtual_time()
 async def test_submitted_messages_of_a_queue_are_stored_in_their_order(tmp_path: Path) -> None:
-    """Also those that come just when the route of their topic is found."""
+    """Including those submitted just when the route of their topic is found."""
     promises: list[asyncio.Future[SendReceipt]] = []
     later: list[asyncio.Task[None]] = []
 
@@ -168,7 +168,7 @@ async def test_submitted_messages_of_a_queue_are_stored_in_their_order(tmp_path:
         for _ in range(count):
             message = Message("T", b"%d" % len(promises))
             promises.append(await producer.submit(message, to=by_hash("customer")))
-            # One in each turn of the loop.
+            # One in each loop iteration.
             await asyncio.sleep(0)
 
     class AtRoutes(Recorder):
@@ -226,7 +226,7 @@ async def test_a_dead_broker_is_skipped(tmp_path: Path) -> None:
 
 
 def refusing(code: int, times: int = 1 << 30) -> Any:
-    """Return a hook's function that lets sends fail with an answer's code."""
+    """Return a hook function that fails sends with a response code."""
     left = [times]
 
     def refuse(address: str, command: Command) -> None:
@@ -366,7 +366,7 @@ async def test_sends_wait_for_their_only_broker_while_it_restarts(
     async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
         queue = (await producer.send(Message("T", b"0"))).queue
         await (world.crash() if is_killed else world.stop_broker())
-        # Long enough that the name server does not know the topic any more, nor the broker.
+        # Long enough that the name server no longer knows the topic or the broker.
         await asyncio.sleep(150)
         sends: list[asyncio.Future[Any]] = [
             asyncio.create_task(producer.send(Message("T", b"1"))),
@@ -465,7 +465,7 @@ async def test_an_unreachable_name_server_and_an_unknown_topic(tmp_path: Path) -
         start_ms = world.clock.monotonic_ms()
         with pytest.raises(NoRoute, match="'T' has no queue"):
             await producer.send(Message("T", b"x"))
-        assert world.clock.monotonic_ms() - start_ms < 100, "no matter of waiting"
+        assert world.clock.monotonic_ms() - start_ms < 100, "waiting does not help"
         world.network.refuse("ns0")
         world.network.cut("ns0")
         with pytest.raises(ConnectFailed):
@@ -526,7 +526,7 @@ async def test_messages_that_no_broker_would_accept_are_rejected(
 
 
 class Noting:
-    """A hook that writes down what it sees."""
+    """A hook that records what it sees."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, object]] = []

@@ -1,4 +1,4 @@
-"""Pulling by hand: what comes, what is waited for, positions, sending back."""
+"""Pulling manually: results, waits, positions, sending back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulling: what is asked of whom, and how long to wait when something is wrong."""
+"""Pulling: which requests go where, and how long to wait after errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class PullTimes(Recorder):
-    """Notes when the queue was pulled, and fails the first pulls."""
+    """Records when the queue was pulled, and fails the first pulls."""
 
     def __init__(self, world: Cluster, *errors: Exception) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ def bodies(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-# --- life -----------------------------------------------------------------------------------------
+# --- life cycle -----------------------------------------------------------------------------------
 
 
 @virtual_time()
@@ -149,7 +149,7 @@ async def test_a_listener_may_close_its_consumer(tmp_path: Path, orderly: bool) 
             start_ms = world.clock.monotonic_ms()
             await consumer.wait()
             assert world.clock.monotonic_ms() - start_ms < 1000
-        # It was waited for, as for any other: its message is done with.
+        # It was awaited like any other: its message is finished.
         assert seen.count == 1
         assert await committed(world) == 1
         assert len(recorder.of(RequestCode.UNREGISTER_CLIENT)) == 1
@@ -267,7 +267,7 @@ async def test_only_subscribed_tags_are_delivered_even_when_hashes_collide(tmp_p
         async with consuming(world, seen, subscriptions={"T": "Aa || C"}):
             await sleep_ms(25_000)
         assert seen.bodies == [b"Aa", b"C"]
-        assert await committed(world) == 4, "what was filtered out is done too"
+        assert await committed(world) == 4, "messages filtered out are finished too"
 
 
 @virtual_time()
@@ -401,7 +401,7 @@ async def test_pulls_ask_for_as_much_as_the_flow_limits_leave_room_for(tmp_path:
             for each in pulls
             if (each.topic, each.queue_id) == (QUEUE.topic, QUEUE.queue_id)
         ]
-        # The second one goes one message beyond the limit, as everywhere in the protocol.
+        # The second one exceeds the limit by one message, as everywhere in the protocol.
         assert asked[:2] == [(256, True), (25, None)]
 
 
@@ -409,7 +409,7 @@ async def test_pulls_ask_for_as_much_as_the_flow_limits_leave_room_for(tmp_path:
 
 
 async def begin_in_an_old_queue(world: Cluster) -> datetime:
-    """Return a moment between two messages of a queue whose first one is not young any more."""
+    """Return a timestamp between two messages of a queue whose first one is no longer young."""
     await send(world, [b"old"], to=QUEUE)
     await sleep_ms(60_000)
     moment_ms = world.clock.now_ms()

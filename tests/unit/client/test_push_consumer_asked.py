@@ -1,4 +1,4 @@
-"""What operators may ask of a push consumer."""
+"""What operators may query from a push consumer."""
 
 from __future__ import annotations
 

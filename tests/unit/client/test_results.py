@@ -1,4 +1,4 @@
-"""What follows from a listener's answer, and where a queue is begun: decisions without IO."""
+"""The consequences of a listener's result, and where a queue starts: decisions without IO."""
 
 from __future__ import annotations
 

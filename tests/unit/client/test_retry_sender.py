@@ -1,4 +1,4 @@
-"""Messages that no broker takes back are sent anew, and mean the same."""
+"""Messages that no broker takes back are resent, with the same effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class NotTakenBack(Recorder):
-    """Lets no request through that gives a message back."""
+    """Rejects every request that sends a message back."""
 
     def before_request(self, address: str, command: Command) -> Command:
         super().before_request(address, command)

@@ -1,4 +1,4 @@
-"""What is kept of routes, and which name server is asked."""
+"""What is cached of routes, and which name server is queried."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(address: str, broker: str = "a", queues: int = 2) -> TopicRoute:
 
 
 class Known:
-    """Name servers that all know the same, and a cache that asks them."""
+    """Name servers that all know the same, and a cache that queries them."""
 
     def __init__(self, *servers: str) -> None:
         self.topics: dict[str, TopicRoute] = {}
@@ -58,7 +58,7 @@ async def test_the_newest_route_decides_a_brokers_address() -> None:
     known.topics["kept"] = found("10.0.0.2:2")
     await known.cache.refresh_all([])
     assert known.cache.brokers == {"a": {0: "10.0.0.2:2"}}
-    assert known.cache.cached("old") is not None, "an unknown topic keeps what was known"
+    assert known.cache.cached("old") is not None, "an unknown topic retains the known route"
 
 
 @virtual_time()
@@ -109,7 +109,7 @@ async def test_one_server_is_queried_until_it_fails() -> None:
     known.asked.clear()
     await known.cache.refresh("T")
     assert len(known.asked) == 1
-    assert known.asked != [first], "the one that answered is stayed with"
+    assert known.asked != [first], "the client stays with the one that answered"
     known.down |= {"one", "two", "three"}
     with pytest.raises(ConnectFailed):
         await known.cache.refresh("T")

@@ -1,4 +1,4 @@
-"""Sessions: routes, heartbeats, members, sharing, what brokers ask of clients."""
+"""Sessions: routes, heartbeats, members, sharing, and requests of brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from turbopump.wire.headers import ConsumerStatusOf, RunningInfoOf
 
 
 class Reader(ConsumerMember):
-    """A consumer that only listens to what the session tells it."""
+    """A consumer that only records what the session reports."""
 
     def __init__(self, group: str = "g", topic: str = "T") -> None:
         self.group = group
@@ -105,7 +105,7 @@ async def test_the_next_name_server_is_queried_when_one_is_down(tmp_path: Path) 
         assert (await session.route("T")).readable
         world.network.refuse("ns2")
         world.network.cut("ns2")
-        assert (await session.route("T")).readable, "what is known is kept"
+        assert (await session.route("T")).readable, "the known route is retained"
 
 
 @virtual_time()
@@ -196,7 +196,7 @@ async def test_sessions_without_members_and_name_servers_get_no_heartbeat_first(
             await calls.min_offset(
                 session, session.address_to_write("a"), MessageQueue("T", "a", 0), 1000
             )
-            # The one that all sessions send to brokers that they hear of.
+            # The one that all sessions send to brokers that they learn of.
             assert len(heartbeats(recorder)) == 1
             await session.join(Reader())
             assert world.network.cut("10.0.1.1") == 2
@@ -364,7 +364,7 @@ def test_a_client_id_consists_of_address_and_process() -> None:
     assert instance.startswith(f"{os.getpid()}#")
 
 
-# --- what brokers ask -----------------------------------------------------------------------------
+# --- requests of brokers --------------------------------------------------------------------------
 
 
 @virtual_time()

@@ -42,7 +42,7 @@ async def test_a_push_consumer(tmp_path: Path) -> None:
         async with consuming(world, seen, session=session, subscriptions={"T": BIG}) as consumer:
             await send_orders(world)
             await wait_until(lambda: seen.count == 2)
-            # Another expression while it runs; the pull that waits has not passed the first 250.
+            # Change the expression while it runs; the waiting pull has not passed the first 250.
             await consumer.subscribe("T", Sql("region = 'asia'"))
             await send_orders(world)
             await wait_until(lambda: seen.count == 4)

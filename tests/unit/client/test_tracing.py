@@ -1,4 +1,4 @@
-"""Traces: what a consumer does belongs to the trace of the sender, however often it comes."""
+"""Traces: a consumer's work belongs to the sender's trace, even after redeliveries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class Collected:
-    """Spans that have ended, and the provider that makes them."""
+    """Finished spans, and the provider that creates them."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -358,7 +358,7 @@ async def test_decisions_of_transactions_are_spans(spans: Collected) -> None:
         "turbopump.transaction.state": "COMMIT",
         "turbopump.transaction.from_check": False,
     }
-    # Whichever producer is asked: the question belongs to the trace of the half message.
+    # Whichever producer is asked: the check belongs to the trace of the half message.
     checked = spans.one("rollback T")
     assert_child(checked, sent)
     assert attributes(checked)["turbopump.transaction.from_check"] is True

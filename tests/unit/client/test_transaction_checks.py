@@ -1,4 +1,4 @@
-"""Checks: brokers ask what became of transactions, and the application's function answers."""
+"""Checks: brokers ask for the outcome of transactions, and the application's function answers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_an_invalid_state_is_logged_and_means_unknown(
 
 @virtual_time()
 async def test_an_open_transaction_is_not_checked_and_its_end_names_the_newest_copy() -> None:
-    """The function would not find it, and roll back what is about to commit."""
+    """The function would not find it, and would roll back what is about to commit."""
 
     def check(message: MessageView) -> TransactionState:
         raise AssertionError("the transaction is open in this process")
@@ -173,7 +173,7 @@ async def test_a_transaction_that_has_ended_is_checked() -> None:
 
 @virtual_time()
 async def test_a_transaction_whose_block_was_never_entered_is_checked() -> None:
-    """Ctrl-C may come between the answer of the broker and the block."""
+    """Ctrl-C may occur between the broker's response and the block."""
     async with transaction_world() as world, left_open(world, plain(ROLLBACK)) as (producer, _):
         transaction = producer.transaction(MESSAGE)
         await transaction.begin()
@@ -324,7 +324,7 @@ async def test_an_answer_that_cannot_be_sent_is_logged(caplog: pytest.LogCapture
     assert last.error is not None
 
 
-# --- who is asked ---------------------------------------------------------------------------------
+# --- which producer is asked ----------------------------------------------------------------------
 
 
 @virtual_time()

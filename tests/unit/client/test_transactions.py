@@ -1,4 +1,4 @@
-"""Transactions of a producer: how they begin and end, and what brokers hear of them."""
+"""Transactions of a producer: how they start and end, and the requests to brokers."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ async def test_a_half_message_that_may_be_stored_is_not_sent_again(
                 pytest.fail("the block was run")
         assert len(world.broker.batches) == 1
         if kind is ConnectionLost:
-            # As a message without a transaction is: consumers are told to expect that.
+            # Like a message without a transaction: consumers must expect that.
             with pytest.raises(kind):
                 await producer.send(MESSAGE)
             assert len(world.broker.batches) == 4
@@ -427,7 +427,7 @@ def test_settings_are_checked(settings: dict[str, Any], text: str) -> None:
 
 
 class Ends:
-    """A hook that notes how transactions end."""
+    """A hook that records how transactions end."""
 
     def __init__(self) -> None:
         self.seen: list[TransactionEnd] = []
@@ -496,7 +496,7 @@ async def test_an_end_that_cannot_be_sent_is_logged_and_does_not_raise(
             await settled()
             began_s = loop.time()
             await transaction.end(state)
-            # An UNKNOWN would have no effect, so nothing is waited for.
+            # An UNKNOWN would have no effect, so there is no wait.
             assert (loop.time() - began_s > 2) is (state is COMMIT)
         assert transaction.state is state
         assert world.broker.ends == []

@@ -1,4 +1,4 @@
-"""Jobs side by side: how many at once, what comes back, and what closing leaves."""
+"""Concurrent jobs: how many, their results, and what closing leaves."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_closing_waits_for_tasks_that_run_and_starts_no_more(wait_ms: int)
 
 
 def threads_with(size: int, jobs: int, meet: int) -> tuple[list[int], int]:
-    """Run jobs of which groups of ``meet`` wait for each other; return them, and how many ran."""
+    """Run jobs in which groups of ``meet`` wait for each other; return them, and how many ran."""
     barrier, lock = threading.Barrier(meet, timeout=WAIT_S), threading.Lock()
     running = most = 0
     done: list[int] = []
@@ -181,7 +181,7 @@ def test_four_threads_stay_four_however_many_jobs_run() -> None:
         workers: ThreadWorkers[int] = ThreadWorkers(lambda _: None, done.extend, 4, Watch("calls"))
         for number in range(1000):
             workers.submit([number])
-            # No pause: the worker that has done a job is about to end when the next one comes.
+            # No pause: the worker that has finished a job is about to end at the next submission.
             while len(done) <= number:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         names = [each.name for each in threading.enumerate()]

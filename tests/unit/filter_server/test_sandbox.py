@@ -1,4 +1,4 @@
-"""The process of a code filter: what it decides, and what it is kept from."""
+"""The process of a code filter: what it decides, and what it is prevented from doing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_decides_by_everything_that_a_message_has() -> None:
         message(TAGS="paid", KEYS="a b", amount="5"),
         message(TAGS="paid", KEYS="a b", amount="6"),
     ]
-    # The same names as in the message that consumers get, so filters can be tried out with one.
+    # The same names as in the message that consumers get, so filters can be tested with one.
     assert all(getattr(messages[0], name) == value for name, value in expected.items())
     assert run(decided(source, *messages)) == Verdicts([True, False])
 
@@ -177,7 +177,7 @@ def test_invalid_filters_are_rejected(source: str, reason: str) -> None:
     assert reason in str(raised.value)
 
 
-# --- what filters are kept from -------------------------------------------------------------------
+# --- what filters are prevented from doing --------------------------------------------------------
 
 
 REFUSED = (
@@ -212,7 +212,7 @@ def test_the_kernel_refuses() -> None:
 
 
 def test_no_sockets_even_past_python() -> None:
-    # Straight into the C library, which the filter gets hold of.
+    # Directly into the C library, which the filter gets hold of.
     source = body(
         "import ctypes",
         "libc = ctypes.CDLL(None, use_errno=True)",

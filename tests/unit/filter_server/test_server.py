@@ -352,7 +352,7 @@ async def test_a_filter_stopped_while_loading_is_not_retried_immediately(
         )
         assert (await it.upload(hostile)).remark == first.remark
         assert PlainSandbox.started == started + 1
-        # Another source may be better, another filter has nothing to do with it.
+        # A different source may be better; a different filter is unrelated.
         assert (await it.upload(EVEN, name="other")).code == ResponseCode.SUCCESS
         await asyncio.sleep(uploads.STOPPED_MS / 1000)
         await it.upload(hostile)
@@ -396,7 +396,7 @@ async def test_a_slow_filter_gets_fewer_messages_at_a_time(
         await it.upload(slow)
         monkeypatch.setattr(PlainSandbox, "batch_count", 2)
         answer = await it.pull()
-        # Six batches are 1.08 s: the answer is due, long before the 32 messages are decided.
+        # Six batches take 1.08 s: the response is due, long before the 32 messages are decided.
         assert pulled(answer).next_begin_offset == 12
 
 

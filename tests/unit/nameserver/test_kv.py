@@ -1,4 +1,4 @@
-"""Key-values: what is asked, what is on disk, what survives."""
+"""Key-values: what is requested, what is on disk, what survives."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_total_size_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 class SlowDisk(Files):
-    """Tells when a write has begun, and goes on when it may."""
+    """Reports when a write has started, and continues when released."""
 
     def __init__(self) -> None:
         self.begun, self.may_go_on = threading.Event(), threading.Event()

@@ -14,7 +14,7 @@ from turbopump.testing import run_virtual, virtual_loop, virtual_time
 
 
 class Crowd:
-    """Many who want few places, some of whom lose patience or are called away."""
+    """Many waiters for few slots, some of which time out or are cancelled."""
 
     def __init__(self, places: int, random: Random) -> None:
         self.places = places
@@ -86,7 +86,7 @@ async def test_slots_are_granted_in_request_order() -> None:
     visits = [asyncio.create_task(visit(number)) for number in range(10)]
     await asyncio.sleep(0)
     admission.leave()
-    assert not admission.try_enter(), "nobody overtakes those who wait"
+    assert not admission.try_enter(), "no request overtakes the waiters"
     await asyncio.gather(*visits)
     assert entered == list(range(10))
 
@@ -130,7 +130,7 @@ async def test_no_waiter_overtakes_an_admitted_one() -> None:
     first = asyncio.create_task(enter("first"))
     await asyncio.sleep(0)
     second = asyncio.create_task(enter("second"))
-    # Admits the first one, which goes on after the second one has begun.
+    # Admits the first one, which continues after the second one has started.
     admission.resume()
     await asyncio.gather(first, second)
     assert order == ["first", "second"]

@@ -1,4 +1,4 @@
-"""A connection for threads: what it writes and reads, how it fails, and when it is used again."""
+"""A connection for threads: what it writes and reads, how it fails, and when it is reused."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_request_returns_its_response() -> None:
 
 
 class Counted(socket.socket):
-    """A socket that notes what is done with it."""
+    """A socket that records how it is used."""
 
     calls: ClassVar[list[str]] = []
 
@@ -134,7 +134,7 @@ class Counted(socket.socket):
 
 
 def test_a_request_takes_three_system_calls(listening: socket.socket) -> None:
-    """Two of them give up the interpreter's lock: sending and receiving."""
+    """Two of them release the interpreter's lock: sending and receiving."""
     with Counted() as counted:
         counted.connect(listening.getsockname())
         far, _ = listening.accept()
@@ -444,7 +444,7 @@ def test_a_connection_is_reused_while_it_is_young_and_idle(listening: socket.soc
     first = pool.take(address)
     far, _ = listening.accept()
     second = pool.take(address)
-    assert second is not first, "one thread has it alone"
+    assert second is not first, "one thread has exclusive use of it"
     second.close()
     pool.give_back(first)
     assert pool.take(address) is first
@@ -454,7 +454,7 @@ def test_a_connection_is_reused_while_it_is_young_and_idle(listening: socket.soc
         assert readable([first], IN_TIME_MS)
         clock.advance_ns(TRUSTED_MS * 1_000_000)
         third = pool.take(address)
-        assert third is not first, "it sent what nobody asked for"
+        assert third is not first, "it sent an unrequested frame"
     pool.give_back(third)
     clock.advance_ns((DEFAULT_LIMITS.idle_ms // 2 + 1) * 1_000_000)
     fourth = pool.take(address)

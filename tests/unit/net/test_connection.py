@@ -43,7 +43,7 @@ def test_responses_are_matched_to_requests_in_any_order(delays: list[int], seed:
 
 @virtual_time()
 async def test_both_sides_send_requests_with_the_same_numbers() -> None:
-    """The broker's pushes and the client's requests count from 0 alike and must not be mixed up."""
+    """The broker's pushes and the client's requests both count from 0 and must not be mixed up."""
     pushed: list[bytes] = []
 
     async def ask_back(request: Command, peer: Connection) -> Command:
@@ -215,7 +215,7 @@ async def test_no_slot_in_time_is_an_overload_and_nothing_is_sent() -> None:
 
 @virtual_time()
 async def test_a_slot_that_is_free_too_late_is_not_used() -> None:
-    """The deadline is coarse: a place may come free after the time and before it is noticed."""
+    """The deadline is coarse: a slot may become free after it and before the timeout is noticed."""
     async with world() as here:
         connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
         await asyncio.sleep(0.05 - virtual_loop().time() % 0.05)

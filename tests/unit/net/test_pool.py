@@ -67,11 +67,11 @@ async def test_no_request_overtakes_those_that_waited_for_the_connection() -> No
         for _ in range(count):
             command = Command(ECHO, body=b"%d" % len(calls))
             calls.append(asyncio.create_task(pool.request(here.server.address, command, 1000)))
-            # One in each turn of the loop.
+            # One in each loop iteration.
             await asyncio.sleep(0)
 
     def greet(_: str) -> None:
-        # The connection is open, and those who wait for it do not know that yet.
+        # The connection is open, and its waiters do not know that yet.
         later.append(asyncio.create_task(begin(20)))
 
     later: list[asyncio.Task[None]] = []
@@ -123,7 +123,7 @@ async def test_failures_back_off_and_report_the_next_try() -> None:
                 before = loop.time()
                 with pytest.raises(ConnectFailed, match="connection refused; next try in"):
                     await pool.connection(address)
-                assert loop.time() == before, "fails at once during the pause"
+                assert loop.time() == before, "fails immediately during the pause"
                 await asyncio.sleep(left_ms / 1000)
         assert 50 <= tries[0] <= 100
         assert tries[-1] >= 5000

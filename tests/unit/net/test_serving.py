@@ -110,7 +110,7 @@ async def test_a_handler_may_return_any_awaitable() -> None:
 
 
 class Signer:
-    """Signs requests, and writes down what it sees."""
+    """Signs requests, and records what it sees."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int]] = []
@@ -124,7 +124,7 @@ class Signer:
 
 
 class Checker(Signer):
-    """Refuses what is not signed."""
+    """Rejects unsigned requests."""
 
     def before_request(self, address: str, command: Command) -> Command:
         if (command.ext_fields or {}).get("Signature") != "secret":
@@ -187,7 +187,7 @@ async def test_an_encoded_answer_may_be_as_long_as_any_other() -> None:
 
 
 class Faulty(Signer):
-    """Fails on every answer."""
+    """Fails on every response."""
 
     def after_response(self, address: str, request: Command, response: Command) -> None:
         raise OSError("the audit log is full")

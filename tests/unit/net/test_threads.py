@@ -32,7 +32,7 @@ def test_idle_threads_are_reused_and_their_number_is_bounded() -> None:
 
 @pytest.mark.parametrize("chains", [1, 4])
 def test_a_job_submitted_by_the_callback_of_another_needs_no_further_thread(chains: int) -> None:
-    """The finishing thread is about to be free, and no idle one is lost to the count."""
+    """The finishing thread is about to become free, and no idle one is lost from the count."""
     threads, lengths, lock = DaemonThreads(50, "chain"), [0] * chains, threading.Lock()
     finished = threading.Semaphore(0)
     together = threading.Barrier(chains, timeout=WAIT_S)

@@ -244,7 +244,7 @@ def test_queues_removed_under_a_running_store_are_recreated(tmp_path: Path, remo
             with pytest.raises(WriteFailed, match="removed while the store is open: restart"):
                 store.append([record()])
             pass_time(store)
-        assert len(bodies(store)) == 26, "reading goes on while files are open"
+        assert len(bodies(store)) == 26, "reading continues while files are open"
         store._open_files.close_all()
         with pytest.raises(DiskFailed):
             store.read("Topic", 0, offset(12), 3)
@@ -262,7 +262,7 @@ def test_messages_whose_file_is_missing(tmp_path: Path) -> None:
         store._maintenance.flush()
         store._flusher.wait_idle()
         store._log.drop_first()
-        # The queue has not been told yet, as when a read comes in between.
+        # The queue has not been notified yet, as when a read happens in between.
         removed = store.read("Topic", 0, offset(0), 1)
         assert isinstance(removed, MessagesRemoved)
         assert removed.next_offset == 2
@@ -302,7 +302,7 @@ def test_limits_by_count_and_bytes(tmp_path: Path) -> None:
 
 
 def test_a_filter_stops_where_a_loop_over_units_would(tmp_path: Path) -> None:
-    """A unit that is not wanted, but too large to be added, ends the scan as in the original."""
+    """A unit that does not match, but is too large to add, ends the scan as in Apache RocketMQ."""
     config = small_config(segment_bytes=1 << 20, queue_segment_units=1000)
     with Store.open(tmp_path, config) as store:
         for number in range(60):
@@ -440,7 +440,7 @@ def test_the_listener_is_notified_only_of_awaited_tags(tmp_path: Path) -> None:
         groups = [[record(tag.encode(), TAGS=tag)] for tag in "ABAB"] + [[record(b"none")]]
         store.append_all(groups)
         assert [one.queue_offset for one in heard] == [0, 2]
-        assert watch.seen == 5, "others were looked at as well, or a sweep would wake for them"
+        assert watch.seen == 5, "others were examined as well, or a sweep would wake for them"
         tags_codes.add(ANY_TAG)
         store.append_all(groups)
         assert [one.queue_offset for one in heard] == [0, 2, 5, 6, 7, 8, 9]

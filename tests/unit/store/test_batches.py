@@ -1,4 +1,4 @@
-"""A batch stored at once leaves the same files as one whose messages are stored one by one."""
+"""A batch stored in one call leaves the same files as messages stored one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turbopump.wire.record_list import record_list
 from unit.store.support import HOST, FaultyFiles, ManualClock, bodies, record, small_config
 
 COUNTS = st.sampled_from([1, 2, 5, 140])
-"""Of few messages the records are made one by one, of many with arrays."""
+"""The records of few messages are encoded one by one, those of many with arrays."""
 CONFIG = {"segment_bytes": 32_768, "queue_segment_units": 30, "index_entries": 150}
 TEXTS = st.sampled_from(
     [
@@ -46,7 +46,7 @@ SHARED = st.sampled_from(["CLUSTER\x01c", "KEYS\x01all\x02TAGS\x01t", "UNIQ_KEY\
 def made(
     texts: list[str], shared: str = "CLUSTER\x01c", queue_id: int = 0, body_bytes: int = 1
 ) -> Batch:
-    """Return a batch; its messages are numbered, with at least so many digits."""
+    """Return a batch; its messages are numbered, with at least n digits."""
     like = Record(
         topic=b"Topic",
         queue_id=queue_id,
@@ -68,7 +68,7 @@ def config(mode: FlushMode = FlushMode.ASYNC) -> StoreConfig:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """Return what is in all files but those about the process and its progress."""
+    """Return the content of all files except those about the process and its progress."""
     kept = (path for path in directory.rglob("*") if path.is_file())
     return {
         str(path.relative_to(directory)): path.read_bytes()
@@ -87,7 +87,7 @@ STEPS = st.lists(
         COUNTS,
     ),
     min_size=1,
-    # More messages would be entered into the index earlier, whose files are named by the time.
+    # More messages would be indexed earlier, in files that are named by the time.
     max_size=3,
 )
 
@@ -175,7 +175,7 @@ def test_listeners_are_notified_of_awaited_messages(tmp_path: Path) -> None:
         assert [arrival.queue_offset for arrival in told] == list(range(1, 40, 2))
         tags_codes.clear()
         store.append(batch)
-        assert (len(told), watch.seen) == (20, 80), "looked at, for the sweep, and not told of"
+        assert (len(told), watch.seen) == (20, 80), "examined, for the sweep, and not reported"
         tags_codes.add(ANY_TAG)
         store.append(batch)
     assert [arrival.queue_offset for arrival in told[20:]] == list(range(80, 120))

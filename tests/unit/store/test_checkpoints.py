@@ -1,4 +1,4 @@
-"""When the checkpoint is written: until it says what is true, and then not any more."""
+"""When the checkpoint is written: until it is up to date, and then no more."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_that_could_not_be_written_is_written_later_once(
         assert reached == store._behind.checkpoint
         jobs = 0
         idle(30)
-        assert jobs == 0, "the flusher is left alone"
+        assert jobs == 0, "the flusher is not disturbed"
 
 
 @pytest.mark.parametrize("mode", FlushMode)

@@ -1,4 +1,4 @@
-"""Configuration files: replaced as a whole or not at all, and the one before stays as backup."""
+"""Configuration files: replaced completely or not at all, with the previous one as backup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One queue by itself: what was read ahead is forgotten when it does not hold any more."""
+"""One queue alone: data read ahead is dropped when it is no longer valid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def queue(tmp_path: Path) -> Iterator[ConsumeQueue]:
 
 
 def extend(queue: ConsumeQueue, count: int, position: int = 0) -> None:
-    """Enter messages that lie one behind the other, and write them."""
+    """Add units for adjacent messages, and write them."""
     for number in range(count):
         at = PhysicalOffset(position + number * MESSAGE_BYTES)
         assert queue.add(queue.max_offset, at, MESSAGE_BYTES, 0)

@@ -1,4 +1,4 @@
-"""Damaged files of the key index: each is judged by itself, and look-ups in the others go on."""
+"""Damaged files of the key index: each is judged separately, and lookups in the others continue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_garbage_in_one_file_leaves_the_others(
     if crashed:
         (tmp_path / "abort").touch()
     with Store.open(tmp_path, CONFIG) as store:
-        # The newest file is made again from the log.
+        # The newest file is rebuilt from the log.
         assert missing(store) == [*range(place * 19, place * 19 + 19)] * (place < 2)
         assert store.damage.index_files == 1
         store.append([record(b"new", KEYS="new")])

@@ -1,4 +1,4 @@
-"""Old files with wrong bits: what is damaged is reported and skipped, nothing else is lost."""
+"""Old files with wrong bits: damage is reported and skipped, nothing else is lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def root(whole: Path, tmp_path: Path) -> Path:
 def pulled(
     store: Store, topic: str, queue_id: int, wanted: Filter | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """Read as a consumer does: on from where each answer says."""
+    """Read like a consumer: continue at each response's next offset."""
     offset, end = store.queue_range(topic, queue_id)
     for _ in range(10_000):
         if offset >= end:
@@ -89,7 +89,7 @@ def unit_file(root: Path, topic: str = "Topic", queue_id: int = 0, number: int =
 
 
 def record_place(root: Path, messages: list[tuple[int, bytes]], offset: int) -> tuple[Path, int]:
-    """Return the file and the place in it of a message."""
+    """Return the file of a message, and its position there."""
     position = decode_record(dict(messages)[offset]).physical_offset
     size = CONFIG.segment_bytes
     return root / "commitlog" / f"{position // size * size:020d}", position % size
@@ -145,7 +145,7 @@ def test_a_damaged_body_keeps_its_offset_if_a_crash_came_before_its_unit(
     data, unit_at = units.read_bytes(), number * UNIT_BYTES % units.stat().st_size
     units.write_bytes(data[:unit_at] + bytes(len(data) - unit_at))
     (root / "abort").touch()
-    # An index that lacks messages has the log read again.
+    # If the index lacks messages, the log is read again.
     with Store.open(root, replace(CONFIG, index_enabled=False)) as store:
         assert store.queue_range("Other", 0)[1] == number + 1
         assert [offset for offset, _ in pulled(store, "Other", 0)] == list(range(number + 1))
@@ -399,7 +399,7 @@ def test_a_damaged_body_of_the_last_message_is_preserved(root: Path, crashed: bo
 
 
 def places(root: Path) -> list[Path]:
-    """Return the files that are not written any more, and all queues and index files."""
+    """Return the files that are no longer written, and all queues and index files."""
     logs = sorted((root / "commitlog").iterdir())[:-1]
     return logs + sorted(
         path
@@ -433,7 +433,7 @@ def check_all_but_one(
     hit: int,
     reported: int,
 ) -> None:
-    """All messages come in order; only the one with the flipped bit may be missing or differ."""
+    """All messages are read in order; only the one with the flipped bit may be missing or wrong."""
     missing = 0
     for queue, messages in expected.items():
         for offset, message in messages:

@@ -1,4 +1,4 @@
-"""An error of the operating system names the file and what was tried."""
+"""An error of the operating system names the file and the operation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = Files()
 
 
 def on_closed_for_writing(path: Path, call: Callable[[int], object]) -> None:
-    """Call with a descriptor that may only be read."""
+    """Call with a read-only descriptor."""
     path.touch()
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -65,7 +65,7 @@ def test_each_operation_and_its_file(operation: str, tmp_path: Path) -> None:
     assert str(tmp_path) in str(error)
     said = "open directory" if operation == "flush directory" else operation
     assert f"cannot {said}: " in str(error)
-    # It stays what callers know it by.
+    # Its type stays what callers expect.
     assert type(error) is type(OSError(error.errno, ""))
 
 

@@ -1,4 +1,4 @@
-"""What the store asks of the system, where that is old or refuses."""
+"""What the store requires of the system, where that is old or rejects it."""
 
 from __future__ import annotations
 

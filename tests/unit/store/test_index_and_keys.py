@@ -207,7 +207,7 @@ def test_the_index_is_repaired_after_a_crash_whatever_its_slots_say(tmp_path: Pa
 
 
 def test_partially_indexed_keys_of_a_message_are_completed(tmp_path: Path) -> None:
-    """Killed when only the first file of two had its share of the last message's keys."""
+    """Killed when only the first of two files had its share of the last message's keys."""
     config = small_config(index_slots=20, index_entries=11)
     with Store.open(tmp_path, config) as store:
         for number in range(3):
@@ -228,7 +228,7 @@ def test_partially_indexed_keys_of_a_message_are_completed(tmp_path: Path) -> No
 def test_files_of_another_size_are_rejected(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         store.append([record(KEYS="k")])
-        # Of one queue file alone a start cannot tell a wrong setting from damage.
+        # From one queue file alone, a start cannot distinguish a wrong setting from damage.
         store.append([record(topic="Other")])
     others = (
         small_config(index_slots=9),
@@ -291,7 +291,7 @@ def test_slots_are_written_rarely_and_rebuilt_after_a_crash(tmp_path: Path) -> N
 
 
 def test_slots_of_a_full_file_are_written_immediately(tmp_path: Path) -> None:
-    """After a crash nobody looks at such a file again."""
+    """After a crash such a file is not checked again."""
     clock = ManualClock()
     config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=51)
     with Store.open(tmp_path / "store", config, machine=Machine(clock=clock)) as store:

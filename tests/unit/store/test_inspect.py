@@ -1,4 +1,4 @@
-"""``python -m turbopump.store inspect``: says what is there, and changes nothing."""
+"""``python -m turbopump.store inspect``: prints what exists, and changes nothing."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_output_that_cannot_be_written(options: str, tmp_path: Path) -> None:
         f"{command} > /dev/full", shell=True, capture_output=True, text=True, check=False
     )
     assert (full.returncode, full.stderr) == (2, "error: [Errno 28] No space left on device\n")
-    # The reader is gone before anything is written.
+    # The reader closes the pipe before anything is written.
     piped = subprocess.run(
         f"(sleep 0.01; {command}; echo $? >&2) | true",
         shell=True, capture_output=True, text=True, check=False,

@@ -72,7 +72,7 @@ def test_the_lock_survives_a_copy_made_by_its_owner(tmp_path: Path) -> None:
 
 
 class FewFiles(Files):
-    """The process may have so many files open, and others have most of them."""
+    """The process may have n files open, and other code has most of them open."""
 
     def __init__(self) -> None:
         self.limit = 1000
@@ -113,7 +113,7 @@ def test_cached_files_are_closed_when_the_process_has_too_many(tmp_path: Path) -
             store.append([record(b"%d" % number, topic=f"T{number}")])
         store.dispatch()
         store._behind.write_all()
-        # A quarter of what the process may have.
+        # A quarter of the process's limit.
         assert len(store._open_files) == 100
         files.limit = len(files._opened)
         for number in range(200):
@@ -128,7 +128,7 @@ def test_cached_files_are_closed_when_the_process_has_too_many(tmp_path: Path) -
 
 
 class OtherDisks(Files):
-    """Every directory of the store is a disk of its own."""
+    """Every directory of the store is a separate disk."""
 
     def rename(self, old: Path, new: Path) -> None:
         if old.parent != new.parent:
@@ -141,7 +141,7 @@ def test_parts_may_be_on_separate_disks(tmp_path: Path) -> None:
         for number in range(10):
             store.append([record(b"%d" % number * 500, KEYS="k")])
     for part in ("commitlog", "consumequeue/Topic/0", "index"):
-        # As after a kill at the wrong moment.
+        # As after a kill between two steps.
         (tmp_path / part / "spare.tmp").touch()
     with Store.open(tmp_path, small_config(), machine=Machine(files=OtherDisks())) as store:
         assert bodies(store) == [b"%d" % number * 500 for number in range(10)]
@@ -174,7 +174,7 @@ def test_a_torn_message_and_a_file_that_ends_with_a_blank(tmp_path: Path) -> Non
         store.append([record(b"next file")])
     last = tmp_path / "commitlog" / f"{4096:020d}"
     last.write_bytes(bytes(4096))
-    # Nothing vouches for the last message.
+    # Nothing confirms the last message.
     write_checkpoint(Files(), tmp_path / "checkpoint", Checkpoint(log_end=PhysicalOffset(4 * 996)))
     for crashed in (False, True):
         if crashed:

@@ -1,4 +1,4 @@
-"""Retention: what may go when, what follows the log, and readers that are still at it."""
+"""Retention: what may be deleted when, what follows the log, and active readers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_ages_follow_elapsed_time_even_if_the_clock_is_set(tmp_path: Path, set_b
         before = len(store._log.starts)
         clock.advance(72 * HOUR_MS - 20_000)
         deleted = store.retain(at_any_hour=True).segments
-        assert 0 < deleted < before - 1, "those of before the clock was set, and no others"
+        assert 0 < deleted < before - 1, "only those stored before the clock was set"
         clock.advance(20_000)
         store.retain(at_any_hour=True)
         assert len(store._log.starts) == 1
@@ -129,7 +129,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
         assert store.messages_by_key("Topic", "k99", 9, 0, 1 << 60)
         assert store.message_at(PhysicalOffset(0)) is None
         assert store.offset_by_time("Topic", 0, 0) == low
-        # Who was still reading is not disturbed.
+        # Active readers are not disturbed.
         views = [decode_record(message, check_crc=True) for message in held.messages]
         assert [view.stored_body for view in views] == [b"0" * 100, b"1" * 100, b"2" * 100]
     with Store.open(tmp_path, small_config()) as store:
@@ -213,7 +213,7 @@ def test_young_segments_are_deleted_only_until_there_is_room(tmp_path: Path) -> 
         assert store.retain() == Verdict(2, False)
         assert store.retain() == Verdict(0, False)
         files.ratio = 0.915
-        # The last look counts.
+        # The last check counts.
         assert store.retain() == Verdict(7, False)
         assert store.refusal is None
 
@@ -257,7 +257,7 @@ def test_deleting_a_queue_file_is_retried_after_a_failure(tmp_path: Path) -> Non
             store.retain()
         assert store.queue_range("First", 0)[0] == 0
         assert store.queue_range("Second", 0)[0] > 0
-        # That the disk is full is noticed nevertheless.
+        # A full disk is noticed nevertheless.
         assert isinstance(store.refusal, DiskFull)
         files.ratio, files.fails = 0.1, False
         assert store.retain() == Verdict(0, False)

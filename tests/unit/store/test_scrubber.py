@@ -1,4 +1,4 @@
-"""The scrubber finds damage that nobody has read yet, a slice at a time."""
+"""The scrubber finds damage before it is read, a slice at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY_BYTES = 4000
 
 
 def fill(root: Path) -> list[int]:
-    """Return where the messages lie."""
+    """Return the positions of the messages."""
     with Store.open(root, CONFIG) as store:
         return [
             store.append([record(b"%04d" % number * (BODY_BYTES // 4), TAGS="a")]).physical_offset
@@ -41,7 +41,7 @@ def log_file(root: Path, position: int) -> tuple[Path, int]:
 
 
 def scrub(store: Store) -> int:
-    """Go through everything; return how many slices that took."""
+    """Scan everything; return how many slices that took."""
     passes, slices = store.damage.scrub_passes, 0
     while store.damage.scrub_passes == passes:
         store.scrub()

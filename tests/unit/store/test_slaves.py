@@ -49,7 +49,7 @@ def test_a_slave_copies_the_log_byte_for_byte(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_a_message_is_not_read_before_all_of_it_is_on_disk(tmp_path: Path) -> None:
-    """A flush may end between two pieces of a message: power lost then takes the rest of it."""
+    """A flush may end between two chunks of a message: a power loss then takes the rest of it."""
     config, disk = small_config(FlushMode.SYNC), Disk(virtual_loop())
     with Store.open(tmp_path, config) as master:
         stored(master, b"x" * 300)
@@ -82,7 +82,7 @@ def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:
         assert (slave.min_offset, high) == (position, 40)
         assert low > 30
         assert bodies(slave) == bodies(master)[low:]
-        # The master is gone; the slave goes on with its offsets.
+        # The master is gone; the slave continues with its offsets.
         assert slave.append([record(b"mine")]).queue_offset == 40
         assert bodies(slave)[-1] == b"mine"
 
@@ -103,7 +103,7 @@ def test_a_slave_whose_disk_fails_copies_the_bytes_again(tmp_path: Path) -> None
             try:
                 slave.append_raw(position, piece)
             except (WriteFailed, InvalidArgument):
-                # Refused, or mended meanwhile: then what could not be flushed is asked for again.
+                # Rejected, or repaired in the meantime: then unflushed bytes are requested again.
                 files.sync_error = None
                 clock.advance(1000)
             slave._flusher.wait_idle()
@@ -124,7 +124,7 @@ def test_a_new_slave_whose_first_write_fails_is_new_again(
         assert slave.written_end == 0
         files.bytes_left = files.erase_error = None
         clock.advance(1000)
-        # The master may have deleted the file meanwhile.
+        # The master may have deleted the file in the meantime.
         slave.append_raw(PhysicalOffset(8192), data)
         assert bodies(slave) == [b"first"]
     with Store.open(tmp_path, small_config()) as slave:
@@ -133,7 +133,7 @@ def test_a_new_slave_whose_first_write_fails_is_new_again(
 
 
 def copied(master: Store, slave: Store, end: int | None = None) -> None:
-    """Have a slave copy the log from its end on, up to a position."""
+    """Let a slave copy the log from its end up to a position."""
     while (piece := master.raw(slave.written_end, 700)) is not None:
         position = slave.written_end
         left = len(piece) if end is None else min(len(piece), end - position)
@@ -272,7 +272,7 @@ def test_bytes_that_are_not_a_record_are_rejected(tmp_path: Path) -> None:
         good = record(b"good").encode(QueueOffset(0), PhysicalOffset(0), 1_700_000_000_000)
         slave.append_raw(PhysicalOffset(0), good[:50])
         for bad in (b"\0" * 100, good[:4] + b"\1" * 100, b"\x7f" + good[1:]):
-            # The rest of the first record, and something else behind it.
+            # The rest of the first record, followed by other bytes.
             with pytest.raises(InvalidArgument, match=f"no record at {len(good)}"):
                 slave.append_raw(PhysicalOffset(50), good[50:] + bad)
             assert slave.written_end == 50
@@ -317,7 +317,7 @@ def test_a_topic_recreated_before_the_slave_learned_of_its_deletion(
             stored(master, b"new 0", b"new 1")
             copy_all(master, slave)
             if is_told_of_it:
-                # The table of topics from then comes late.
+                # The table of topics from that time arrives late.
                 slave.remove_topic("Topic", end)
             assert bodies(slave) == bodies(master) == [b"new 0", b"new 1"]
             stored(master, b"new 2", b"new 3")
@@ -336,7 +336,7 @@ def test_a_deletion_hides_no_message_that_comes_after_it(tmp_path: Path) -> None
         copy_all(master, slave)
         stored(master, b"old 1")
         master.remove_topic("Topic")
-        # The slave lags: what it has not copied yet is deleted too.
+        # The slave lags: messages it has not copied yet are deleted too.
         slave.remove_topic("Topic", master.written_end)
         stored(master, b"new 0")
         copy_all(master, slave)

@@ -1,4 +1,4 @@
-"""Properties laid out alike are looked at by the column, others are not."""
+"""Properties with the same layout are parsed by column, others are not."""
 
 from __future__ import annotations
 

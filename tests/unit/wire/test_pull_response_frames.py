@@ -1,4 +1,4 @@
-"""Prepared answers to pulls: the same bytes as those made the usual way."""
+"""Prepared responses to pulls: the same bytes as those encoded the usual way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of a batch made at once are those made one by one."""
+"""The records of a batch encoded in one call equal those encoded one by one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EQUAL = st.integers(0, 3).flatmap(
 
 
 def one_by_one(body: bytes) -> list[Record]:
-    """Make the records as they are made for small batches."""
+    """Encode the records as for small batches."""
     records = []
     for entry in decode_batch(body):
         separated = entry.properties and not entry.properties.endswith(b"\x02")

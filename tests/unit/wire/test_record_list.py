@@ -1,4 +1,4 @@
-"""The records of a batch of few messages are those made one by one."""
+"""The records of a batch of few messages equal those encoded one by one."""
 
 from __future__ import annotations
 

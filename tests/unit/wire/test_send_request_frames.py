@@ -1,4 +1,4 @@
-"""Prepared send requests: the same bytes as those that are encoded the usual way."""
+"""Prepared send requests: the same bytes as those encoded the usual way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties, hashes, ids, batches, compression, flags, hosts: against the original's results."""
+"""Properties, hashes, ids, batches, compression, flags, hosts: as Apache RocketMQ has them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_offset_ids(vector: Vector) -> None:
 
 @pytest.fixture
 def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ids count from the start of the local month: the vectors were made in UTC."""
+    """Ids count from the start of the local month: the vectors were created in UTC."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield

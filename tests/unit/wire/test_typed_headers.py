@@ -1,4 +1,4 @@
-"""Headers that are typed while they are read are those that are typed afterwards."""
+"""Headers typed while they are decoded equal those typed afterwards."""
 
 from __future__ import annotations
 
