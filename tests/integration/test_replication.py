@@ -27,7 +27,7 @@ def master_link(slave: Broker) -> MasterLink:
     return follower.status
 
 
-def kept_bytes(cluster: LogReplicas) -> bytes:
+def saved_bytes(cluster: LogReplicas) -> bytes:
     """Return what a slave has cut off its log, without trailing zeros."""
     disk = cluster.disk(SLAVE)
     [kept] = [
@@ -115,7 +115,7 @@ async def test_the_first_files_of_the_master_are_deleted(
         await cluster.until_copied()
         assert [slave.store.min_offset for slave in cluster.slaves] == [first, first]
         assert f"the master's log begins at {first}" in caplog.text
-        assert len(kept_bytes(cluster)) == SEGMENT_BYTES
+        assert len(saved_bytes(cluster)) == SEGMENT_BYTES
 
 
 @pytest.mark.parametrize("lost", [5, 200], ids=["a few", "files"])
@@ -145,8 +145,8 @@ async def test_messages_only_the_slave_has_are_truncated_and_saved_aside(
         cluster.network.heal()
         await cluster.until_copied()
         assert master_link(cluster.slave()).cut_bytes == len(tail)
-        assert kept_bytes(cluster).startswith(tail[:1000])
-        assert tail[-500:] in kept_bytes(cluster)
+        assert saved_bytes(cluster).startswith(tail[:1000])
+        assert tail[-500:] in saved_bytes(cluster)
         [record] = [r for r in caplog.records if "cut off and kept in" in r.getMessage()]
         assert record.levelno == logging.ERROR
         assert str(len(tail)) in record.getMessage()
@@ -178,7 +178,7 @@ async def test_a_log_without_anything_in_common_is_not_dropped(
         follower.may_drop_all = True
         await cluster.advance(minutes=2)
         await cluster.until_copied()
-        assert kept_bytes(cluster).startswith(before[:1000])
+        assert saved_bytes(cluster).startswith(before[:1000])
 
 
 @virtual_time()
@@ -201,7 +201,7 @@ async def test_a_slave_of_a_replaced_master_drops_messages_only_that_master_had(
         slave.replica._note_answer(answer)
         await cluster.advance(minutes=2)
         await cluster.until_copied()
-        assert kept_bytes(cluster).startswith(before[:1000])
+        assert saved_bytes(cluster).startswith(before[:1000])
         assert not follower.may_drop_all, "only what came from the old master"
 
 

@@ -173,7 +173,7 @@ def test_a_slow_reader_gets_back_pressure(run_on_loop: Run) -> None:
 
         config = ServerConfig(limits=SMALL)
         async with Server(SocketNetwork(), Router({1: large}), config) as server:
-            peer = await SocketNetwork().connect("127.0.0.1", server.port, Kept)
+            peer = await SocketNetwork().connect("127.0.0.1", server.port, IdleProtocol)
             peer.transport.pause_reading()
             wanted = 2000
             peer.transport.write(b"".join(encode(Command(1, opaque=i)) for i in range(wanted)))
@@ -242,9 +242,9 @@ def test_a_host_that_does_not_answer(run_on_loop: Run) -> None:
             port = full.getsockname()[1]
             network = SocketNetwork(connect_timeout_ms=50)
             # The backlog accepts one or two; further connections get no answer.
-            calls = [network.connect("127.0.0.1", port, Kept) for _ in range(5)]
+            calls = [network.connect("127.0.0.1", port, IdleProtocol) for _ in range(5)]
             results = await asyncio.gather(*calls, return_exceptions=True)
-            made = [result for result in results if isinstance(result, Kept)]
+            made = [result for result in results if isinstance(result, IdleProtocol)]
             failed = [str(result) for result in results if isinstance(result, ConnectFailed)]
             assert len(made) + len(failed) == 5
             assert f"127.0.0.1:{port}: no answer within 50 ms" in failed
@@ -254,7 +254,7 @@ def test_a_host_that_does_not_answer(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-class Kept(asyncio.Protocol):
+class IdleProtocol(asyncio.Protocol):
     """An idle connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

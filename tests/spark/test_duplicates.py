@@ -41,7 +41,7 @@ def streamed(spark: SparkSession, folder: Path, *micro_batches: str) -> DataFram
     return spark.readStream.schema(READ).option("maxFilesPerTrigger", "1").json(str(folder))
 
 
-def kept(spark: SparkSession, once: DataFrame, checkpoint: Path) -> list[str]:
+def deduplicated(spark: SparkSession, once: DataFrame, checkpoint: Path) -> list[str]:
     name = f"once_{uuid.uuid4().hex}"
     writer = once.writeStream.format("memory").queryName(name).trigger(availableNow=True)
     writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
@@ -65,7 +65,7 @@ def test_stream_retains_messages_hours_older_than_the_newest_seen(
     once = without_duplicates(messages, within="10 minutes")
     assert once.columns == messages.columns
     expected = ["first", "last", "old, stamped", "old, unstamped", "old, unstamped", "second"]
-    assert kept(spark, once, tmp_path / "checkpoint") == expected
+    assert deduplicated(spark, once, tmp_path / "checkpoint") == expected
 
 
 def test_two_rows_that_got_one_stamp_are_both_kept(spark: SparkSession, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_two_rows_that_got_one_stamp_are_both_kept(spark: SparkSession, tmp_path
         + line((0, 2), "a", "q/0/0/0", 1)
     )
     messages = streamed(spark, tmp_path / "in", text)
-    assert kept(spark, without_duplicates(messages), tmp_path / "checkpoint") == ["a", "b"]
+    assert deduplicated(spark, without_duplicates(messages), tmp_path / "checkpoint") == ["a", "b"]
     batch = without_duplicates(spark.read.schema(READ).json(str(tmp_path / "in")))
     assert sorted(row.body for row in batch.collect()) == ["a", "b"]
 

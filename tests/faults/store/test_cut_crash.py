@@ -22,7 +22,7 @@ ROOT = Path("/store")
 COMMON, MORE = 25, 30
 
 
-def kept_of(disk: Disk) -> list[bytes]:
+def saved_files(disk: Disk) -> list[bytes]:
     """Return the files that were set aside."""
     found = []
     for directory in disk.entries(ROOT):
@@ -92,7 +92,7 @@ def test_a_cut_that_is_interrupted_is_repeated(is_whole: bool, power_fails: bool
         assert left == slave.all[: len(left)]
         assert is_whole or len(left) >= COMMON
         # Nothing is lost: each message is in the log or was set aside.
-        aside = b"".join(kept_of(slave.disk))
+        aside = b"".join(saved_files(slave.disk))
         assert all(body in aside for body in slave.all[len(left) :])
         if slave.store.written_end != (0 if is_whole else slave.common):
             slave.clock.advance(1000)

@@ -87,15 +87,15 @@ def test_a_group_commit_waiting_during_log_repair_fails(tmp_path: Path) -> None:
         assert bodies(store) == [b"before", b"flushed", b"after"]
 
 
-class MoodyFiles(Files):
+class FlakyFiles(Files):
     """A slow disk that fails one flush of the log in ten."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
-        self.is_moody = False
+        self.is_flaky = False
 
     def sync(self, fd: int) -> None:
-        if self.is_moody and _is_flusher():
+        if self.is_flaky and _is_flusher():
             time.sleep(0.002)
             if "commitlog" in _path(fd) and self._random.random() < 0.1:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -131,17 +131,17 @@ def stress(root: Path, seconds: float, heal_interval_ms: int) -> None:
         index_entries=4000,
         flush=flush,
     )
-    files = MoodyFiles()
+    files = FlakyFiles()
     acknowledged = []
     with Store.open(root, config, machine=Machine(files=files)) as store:
-        files.is_moody = True
+        files.is_flaky = True
         for body, appended in _send_for(store, seconds):
             try:
                 appended.durable.result(PATIENCE_S)
             except WriteRefused:
                 continue
             acknowledged.append((body, appended))
-        files.is_moody = False
+        files.is_flaky = False
     assert acknowledged
     with Store.open(root, config) as store:
         for body, appended in acknowledged:

@@ -47,7 +47,7 @@ class Gate:
         self.outcomes.append((outcome, promise))
 
     @property
-    def told(self) -> list[Promise]:
+    def notified(self) -> list[Promise]:
         return [promise for _, promise in self.outcomes]
 
     @property
@@ -70,7 +70,7 @@ async def test_asynchronous_flush_makes_no_sender_wait(tmp_path: Path) -> None:
     with gate(tmp_path, FlushMode.ASYNC, sends_max=1, bytes_max=1) as at:
         for promise in ALL:
             at.store_one(promise)
-        assert at.told == list(ALL)
+        assert at.notified == list(ALL)
         assert all(isinstance(outcome, Appended) for outcome, _ in at.outcomes)
         assert len(at.gate) == 0
         assert at.gate.busy() is None, "the page cache is the kernel's to bound"
@@ -83,12 +83,12 @@ async def test_with_synchronous_flush_every_waiter_is_notified_once_when_readabl
     with gate(tmp_path) as at:
         for promise in ALL:
             at.store_one(promise)
-        assert at.told == [Promise.WRITTEN]
+        assert at.notified == [Promise.WRITTEN]
         assert (len(at.gate), at.readable) == (3, 0)
         at.store._log.sync()
         at.flush.set_result(None)
         await asyncio.sleep(10)
-        assert at.told == list(ALL)
+        assert at.notified == list(ALL)
         assert all(isinstance(outcome, Appended) for outcome, _ in at.outcomes)
         assert (len(at.gate), at.readable) == (0, 3)
 
@@ -106,7 +106,7 @@ async def test_a_failing_answer_does_not_block_the_others(
         at.store_one(Promise.DURABLE)
         at.flush.set_result(None)
         await at.gate.settle(10_000)
-        assert at.told == [Promise.WRITTEN, Promise.DURABLE]
+        assert at.notified == [Promise.WRITTEN, Promise.DURABLE]
     assert "RuntimeError: a bug" in caplog.text
 
 
@@ -123,7 +123,7 @@ async def test_a_failed_flush_is_an_error_for_every_waiter(
         if not fails_before:
             at.flush.set_exception(WriteFailed("the disk said no"))
         await asyncio.sleep(10)
-        assert at.told == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
+        assert at.notified == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
         for outcome, _ in at.outcomes:
             assert isinstance(outcome, RemoteError)
             assert outcome.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -137,7 +137,7 @@ async def test_a_slow_flush_times_out_only_for_peers_and_stays_unflushed(tmp_pat
         stored = at.store_one(Promise.DURABLE)
         at.store_one(Promise.DURABLE_EVENTUALLY)
         await asyncio.sleep(4.99)
-        assert not at.told
+        assert not at.notified
         await asyncio.sleep(0.2)
         [(late, _)] = at.outcomes
         assert isinstance(late, Late)
@@ -148,7 +148,7 @@ async def test_a_slow_flush_times_out_only_for_peers_and_stays_unflushed(tmp_pat
         at.store._log.sync()
         at.flush.set_result(None)
         await asyncio.sleep(1)
-        assert at.told == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
+        assert at.notified == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
         assert at.readable == 2, "still readable, once it is on disk"
         assert at.gate.busy() is None
 

@@ -63,7 +63,7 @@ def follower_of(log: EmptyLog, network: LateNetwork | None = None) -> Follower:
     return Follower(cast("Any", log), live, cast("Any", network), clock, watch, lambda: None)
 
 
-@pytest.mark.parametrize("loses", [False, True], ids=["is told of its end", "is not"])
+@pytest.mark.parametrize("loses", [False, True], ids=["is notified of its end", "is not"])
 @virtual_time()
 async def test_a_connection_established_too_late_is_closed(loses: bool) -> None:
     network = LateNetwork()

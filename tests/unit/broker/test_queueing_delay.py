@@ -249,7 +249,7 @@ def slow_down_appends(monkeypatch: pytest.MonkeyPatch, append_ms: int) -> None:
     monkeypatch.setattr(Store, "append", slowly)
 
 
-async def send_at_once(network: MemoryNetwork, address: str, count: int) -> list[int]:
+async def send_concurrently(network: MemoryNetwork, address: str, count: int) -> list[int]:
     """Send a message from each of n connections, all at the same time."""
     async with AsyncExitStack() as stack:
         clients = [
@@ -270,7 +270,7 @@ async def test_a_stall_of_the_process_rejects_no_send(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
             virtual_loop().clock.advance_ns(stall_ms * 1_000_000)
             assert (await client.send()).code == ResponseCode.SUCCESS, stall_ms
-            assert await send_at_once(network, broker.address, 10) == [0] * 10
+            assert await send_concurrently(network, broker.address, 10) == [0] * 10
             assert broker.path.load.send_wait_ms < 200
 
 
@@ -282,7 +282,7 @@ async def test_one_slow_request_rejects_no_send(
     async with running_broker(tmp_path, network) as (broker, client):
         await client.send()
         slow_down_appends(monkeypatch, 700)
-        assert await send_at_once(network, broker.address, 3) == [0] * 3
+        assert await send_concurrently(network, broker.address, 3) == [0] * 3
 
 
 @pytest.mark.parametrize("append_ms", [10, 100])
@@ -294,7 +294,7 @@ async def test_sends_queued_for_too_long_are_rejected(
     async with running_broker(tmp_path, network) as (broker, client):
         await client.send()
         slow_down_appends(monkeypatch, append_ms)
-        codes = await send_at_once(network, broker.address, 200)
+        codes = await send_concurrently(network, broker.address, 200)
         taken = codes.count(ResponseCode.SUCCESS)
         assert taken + codes.count(ResponseCode.SYSTEM_BUSY) == 200
         # 250 ms of work, of which one request counts for at most 20, and not much more.

@@ -70,7 +70,7 @@ class FakeNameServer:
             return request.answer(ResponseCode.SUCCESS, answer)
         return request.answer(self.code, headers.RegisterBrokerAnswer(), body=self.body)
 
-    def topics_told(self) -> list[set[str]]:
+    def registered_topics(self) -> list[set[str]]:
         """Return the topics of each registration, without the broker's own."""
         own = {"TBW102", "BenchmarkTest", "broker-a", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
         own |= {"DefaultCluster", "DefaultCluster_REPLY_TOPIC", "SCHEDULE_TOPIC_XXXX"}
@@ -154,7 +154,7 @@ async def test_a_changed_topic_is_registered_immediately_and_alone() -> None:
         await w.registration.announce(topic)
         assert virtual_loop().time() - started_s < 0.1
         for server in w.servers:
-            assert server.topics_told()[1:] == [{"T"}]
+            assert server.registered_topics()[1:] == [{"T"}]
             assert not server.is_whole(1)
             body = registered(server.told[1]).topic_config_serialize_wrapper
             assert body.data_version == w.topics.data_version
@@ -169,7 +169,7 @@ async def test_automatically_created_topics_are_registered_without_waiting() -> 
             w.topics.create_by_send(name, "TBW102", 4)
         await asyncio.sleep(1)
         for server in w.servers:
-            assert set().union(*server.topics_told()[1:]) == {"A", "B", "C"}
+            assert set().union(*server.registered_topics()[1:]) == {"A", "B", "C"}
             assert len(server.told) <= 4
 
 
@@ -181,12 +181,12 @@ async def test_a_returning_name_server_gets_a_full_registration() -> None:
         await asyncio.sleep(1)
         w.topics.create_by_send("T", "TBW102", 4)
         await asyncio.sleep(1)
-        assert second.topics_told()[-1] == {"T"}
+        assert second.registered_topics()[-1] == {"T"}
         assert not second.is_whole(-1)
         await first.start()
         await asyncio.sleep(20)
         assert first.is_whole(-1), "a partial registration would hide the rest from it"
-        assert first.topics_told()[-1] == {"T"}
+        assert first.registered_topics()[-1] == {"T"}
 
 
 @virtual_time()
@@ -198,7 +198,7 @@ async def test_other_changes_than_of_a_topic_cause_a_full_registration() -> None
         await w.topics.update(TopicConfig(topic_name="U"))
         await asyncio.sleep(1)
         assert all(server.is_whole(-1) for server in w.servers)
-        assert w.servers[0].topics_told()[-1] == {"U"}
+        assert w.servers[0].registered_topics()[-1] == {"U"}
 
 
 @virtual_time()
@@ -214,7 +214,7 @@ async def test_a_name_server_that_hangs_does_not_delay_the_others() -> None:
         assert other.at_s[-1] - started_s < 0.1
         w.topics.create_by_send("U", "TBW102", 4)
         await asyncio.sleep(0.1)
-        assert other.topics_told()[-1] == {"U"}
+        assert other.registered_topics()[-1] == {"U"}
 
 
 @virtual_time()

@@ -384,7 +384,7 @@ async def test_many_subscriptions_in_a_row(tmp_path: Path) -> None:
 async def test_a_strategy_that_fails_once_is_called_again(tmp_path: Path) -> None:
     calls = 0
 
-    def moody(
+    def flaky(
         queues: Sequence[MessageQueue], members: Sequence[str], me: str
     ) -> Sequence[MessageQueue]:
         nonlocal calls
@@ -395,6 +395,6 @@ async def test_a_strategy_that_fails_once_is_called_again(tmp_path: Path) -> Non
 
     async with cluster(tmp_path) as world:
         await produce(world, 4)
-        async with consumer_of(world, strategy=moody) as consumer:
+        async with consumer_of(world, strategy=flaky) as consumer:
             await consumer.subscribe(TOPIC)
             assert numbers(await poll_all(consumer, 4)) == [0, 1, 2, 3]

@@ -128,11 +128,11 @@ async def test_a_call_may_close_everything_and_start_again() -> None:
     deadlines = Deadlines(virtual_loop().clock)
     fired: list[str] = []
 
-    def begin_anew() -> None:
+    def restart() -> None:
         deadlines.close()
         deadlines.add(100, lambda: fired.append("new"))
 
-    deadlines.add(10, begin_anew)
+    deadlines.add(10, restart)
     deadlines.add(10, lambda: fired.append("old"))
     deadlines.add(20_000, lambda: fired.append("old"))
     await asyncio.sleep(30)

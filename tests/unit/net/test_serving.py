@@ -245,13 +245,13 @@ RAISED = [
 async def test_whatever_is_raised_is_answered(
     error: Exception, code: int, remark: str, later: bool
 ) -> None:
-    def at_once(request: Command, peer: Connection) -> Command:
+    def immediately(request: Command, peer: Connection) -> Command:
         raise error
 
     async def soon(request: Command, peer: Connection) -> Command:
         raise error
 
-    async with world(Router({1: soon if later else at_once, ECHO: echo})) as here:
+    async with world(Router({1: soon if later else immediately, ECHO: echo})) as here:
         connection = await here.connect()
         failed, served = await asyncio.gather(
             connection.request(Command(1, serialize=Serialize.ROCKETMQ), 1000),

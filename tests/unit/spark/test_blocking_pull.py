@@ -233,7 +233,7 @@ def without_fields(asked: Command) -> list[bytes]:
     return [encode(asked.answer(0, {}, body=b""))]
 
 
-def to_nobody(asked: Command) -> list[bytes]:
+def unmatched(asked: Command) -> list[bytes]:
     return [encode(found(replace_opaque(asked, 12345)))]
 
 
@@ -269,7 +269,7 @@ def close(_: Command) -> None:
         to_a_slave,
         nowhere,
         without_fields,
-        to_nobody,
+        unmatched,
         a_request,
         garbage,
         close,

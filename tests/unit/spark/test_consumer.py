@@ -301,14 +301,14 @@ def listening(streams: Streams) -> ListeningWatcher:
     return watcher
 
 
-def told(totals: ListeningWatcher, run: str, *counts: object) -> None:
+def report_progress(totals: ListeningWatcher, run: str, *counts: object) -> None:
     totals.onQueryProgress(cast("QueryProgressEvent", Event(run, counts or None)))
 
 
 def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
     totals = listening(Streams())
     assert not totals.wait(lambda report: report.handled == 3, 0)
-    told(totals, "a", 3, 0, 0, None)
+    report_progress(totals, "a", 3, 0, 0, None)
     assert totals.wait(lambda report: report.handled == 3, None)
     totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
     assert not totals.wait(lambda report: report.handled == 4, None)
@@ -317,12 +317,12 @@ def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
 def test_report_adds_up_the_batches_of_a_run() -> None:
     streams = Streams()
     totals = listening(streams)
-    told(totals, "a", 3, 1, 0, "ValueError: bad")
-    told(totals, "a", 2, 0, 1, None, 3)
-    told(totals, "b", 9, 9, 9, None)
+    report_progress(totals, "a", 3, 1, 0, "ValueError: bad")
+    report_progress(totals, "a", 2, 0, 1, None, 3)
+    report_progress(totals, "b", 9, 9, 9, None)
     # Empty batches have no sums.
-    told(totals, "a", None, None, None, None)
-    told(totals, "a")
+    report_progress(totals, "a", None, None, None, None)
+    report_progress(totals, "a")
     totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
     totals.finish()
     totals.finish()

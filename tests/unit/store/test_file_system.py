@@ -19,7 +19,7 @@ CACHED = file_system._syncfs
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> Iterator[None]:
+def clear_cache() -> Iterator[None]:
     CACHED.cache_clear()
     yield
     CACHED.cache_clear()
