@@ -208,7 +208,7 @@ def test_wrong_marks_are_named(pytester: pytest.Pytester, mark: str, error: str)
     assert error in result.stdout.str()
 
 
-def test_a_server_without_brokers_says_so(tmp_path: Path) -> None:
+def test_a_server_without_brokers_is_a_clear_error(tmp_path: Path) -> None:
     with testing.running_server(tmp_path, brokers=()) as server:
         assert server.nameserver
         with pytest.raises(NotRunning, match="this server has no broker"):
@@ -242,7 +242,7 @@ def test_a_wait_that_times_out_fails_with_the_current_state(pytester: pytest.Pyt
     )
 
 
-def test_a_cluster_awaited_in_another_loop_says_so(pytester: pytest.Pytester) -> None:
+def test_a_cluster_awaited_in_another_loop_is_a_clear_error(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """

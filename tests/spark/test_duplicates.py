@@ -68,7 +68,9 @@ def test_stream_retains_messages_hours_older_than_the_newest_seen(
     assert deduplicated(spark, once, tmp_path / "checkpoint") == expected
 
 
-def test_two_rows_that_got_one_stamp_are_both_kept(spark: SparkSession, tmp_path: Path) -> None:
+def test_two_rows_with_the_same_stamp_are_both_returned(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     text = (
         line((0, 0), "a", "q/0/0/0", 1)
         + line((0, 1), "b", "q/0/0/0", 1)

@@ -358,7 +358,7 @@ def test_redrive_reports_what_is_wrong(
 # --- lag ------------------------------------------------------------------------------------------
 
 
-def test_lag_is_sampled_kept_and_drawn(
+def test_lag_is_sampled_stored_and_plotted(
     spark: SparkSession,
     broker: Standalone,
     producer: Producer,

@@ -64,7 +64,7 @@ def test_the_broker_filters_by_sql(spark: SparkSession, broker: Standalone) -> N
     assert numbers(rows) == [10, 11, 12, 40]
 
 
-def test_every_column_is_what_the_client_sees(
+def test_every_column_equals_what_the_client_sees(
     spark: SparkSession, broker: Standalone, topic: str, broker_name: str
 ) -> None:
     rows = read(spark, broker, topic=topic)

@@ -46,7 +46,7 @@ def test_names_of_the_log_that_a_killed_broker_could_not_sync() -> None:
 
 
 @pytest.mark.parametrize("what", ["commitlog", "consumequeue"])
-def test_what_a_failed_sync_dropped_before_the_kill(what: str) -> None:
+def test_data_dropped_by_a_failed_sync_before_the_kill(what: str) -> None:
     disk = Disk()
     with crashing(disk, ASYNC) as store:
         store.append([record(b"kept")])

@@ -152,7 +152,7 @@ async def test_of_many_with_a_key_the_newest_of_all_brokers_are_found(tmp_path: 
 
 
 @virtual_time()
-async def test_messages_of_a_span_of_time_come_in_order(tmp_path: Path) -> None:
+async def test_messages_of_a_time_range_are_returned_in_order(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         await admin.topics.create("T", queues=2)
         moments = []

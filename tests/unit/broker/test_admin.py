@@ -134,7 +134,7 @@ def test_a_slave_changes_nothing(tmp_path: Path) -> None:
         assert "slave" in (answer.remark or "")
 
 
-def test_a_full_disk_is_an_error_that_says_so(parts: Parts) -> None:
+def test_a_full_disk_is_a_clear_error(parts: Parts) -> None:
     parts.topics_file.full = True
     answer = create(parts, "New")
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE

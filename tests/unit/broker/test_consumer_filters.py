@@ -212,7 +212,7 @@ async def test_filtered_pulls_work_before_the_first_heartbeat_after_a_restart(
 
 
 @virtual_time()
-async def test_an_older_member_gets_the_newer_subscription_of_a_group_that_was_away(
+async def test_an_older_member_gets_the_newer_subscription_of_a_returning_group(
     tmp_path: Path,
 ) -> None:
     network = MemoryNetwork()

@@ -49,7 +49,7 @@ def test_only_one_module_uses_the_gate() -> None:
 
 
 @pytest.mark.parametrize("method", ["append_now", "_append_burst", "when_settled"])
-def test_what_is_appended_goes_through_the_gate(method: str) -> None:
+def test_appends_pass_through_the_gate(method: str) -> None:
     tree = ast.parse((SOURCE / "broker" / "message_writer.py").read_text())
     [function] = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == method

@@ -58,7 +58,9 @@ def half(offset: int = 0, age_ms: int = 0, **changes: object) -> Half:
         (half(age_ms=-1), True, False, Verdict.CHECK),
     ],
 )
-def test_what_to_do(given: Half, has_producer: bool, is_crowded: bool, expected: Verdict) -> None:
+def test_the_decision_for_a_half_message(
+    given: Half, has_producer: bool, is_crowded: bool, expected: Verdict
+) -> None:
     decided = verdict(given, NOW_MS, RULES, has_producer=has_producer, is_crowded=is_crowded)
     assert decided is expected
 

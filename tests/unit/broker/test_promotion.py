@@ -85,7 +85,7 @@ def test_a_record_counts_until_the_configuration_changes() -> None:
     assert effective(slave, back).identity.broker_id == 3
 
 
-def test_a_recorded_slave_asks_name_servers_for_its_master() -> None:
+def test_a_recorded_slave_queries_name_servers_for_its_master() -> None:
     """The configured address may be that of the broker that was replaced."""
     config = replace(
         broker_config(*FIRST_SLAVE), replication=ReplicationConfig(master_address="h:1")

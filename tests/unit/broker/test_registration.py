@@ -336,7 +336,7 @@ async def test_unregistering_contacts_all_name_servers_and_waits_briefly() -> No
 
 
 @virtual_time()
-async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
+async def test_without_name_servers_nothing_waits() -> None:
     topics = Topics(BrokerConfig().topics, IDENTITY, FakeFile())
     async with ConnectionPool(MemoryNetwork().host("10.0.0.9")) as pool:
         registration = Registration(
@@ -354,7 +354,7 @@ async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
         await registration.unregister()
 
 
-def test_what_a_broker_forbids_it_forbids_in_all_topics() -> None:
+def test_a_brokers_permission_limits_all_topics() -> None:
     topics = {"T": TopicConfig(topic_name="T", read_queue_nums=3, perm=6, order=True)}
     assert permitted(topics, AccessConfig()) == topics
     assert permitted(topics, AccessConfig(permission=4)) == {

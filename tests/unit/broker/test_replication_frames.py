@@ -208,7 +208,7 @@ async def test_messages_are_sent_as_they_arrive() -> None:
 
 
 @virtual_time()
-async def test_no_frame_goes_across_the_end_of_a_file() -> None:
+async def test_no_frame_crosses_the_end_of_a_file() -> None:
     master = Master(end=100_000, segment_bytes=40_000)
     heads = master.report(10)
     ends = [int(head[:16], 16) + int(head[16:], 16) for head in heads]

@@ -348,7 +348,7 @@ def immune_copy(view: MessageView) -> Record:
 
 
 @virtual_time()
-async def test_a_copy_that_names_the_first_one_stays_open_over_restarts(tmp_path: Path) -> None:
+async def test_a_copy_that_names_the_first_one_stays_open_across_restarts(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, _, producer):
         await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
         view = broker.path.transactions.queues.half(QueueOffset(0))

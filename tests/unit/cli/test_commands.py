@@ -66,7 +66,7 @@ def test_defaults_are_printed() -> None:
     assert "configStorePath" not in config
 
 
-def test_options_win_over_the_file(tmp_path: Path) -> None:
+def test_options_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
     path.write_text('connectionsMax = 5\n[nameserver]\nbindAddress = "h"\nlistenPort = 1\n')
     config = printed_config("--config", str(path), "--port", "2", "--host", "i")
@@ -130,7 +130,7 @@ def test_unknown_arguments_are_rejected(arguments: list[str]) -> None:
 # --- broker and standalone ------------------------------------------------------------------------
 
 
-def test_broker_takes_options_over_the_file(tmp_path: Path) -> None:
+def test_options_override_the_file_of_a_broker(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text("listenPort=1\nbrokerName=mine\nnamesrvAddr=a:1\n")
     arguments = ["--port", "2", "--nameserver", "b:1;c:2", "--dir", str(tmp_path)]

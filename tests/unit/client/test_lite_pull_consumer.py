@@ -206,7 +206,7 @@ async def test_a_failed_start_leaves_the_group_to_others(tmp_path: Path) -> None
 
 
 @virtual_time()
-async def test_subscribed_queues_are_shared_as_members_come_and_go(tmp_path: Path) -> None:
+async def test_subscribed_queues_are_shared_as_members_join_and_leave(tmp_path: Path) -> None:
     async with cluster(tmp_path, BROKERS) as world:
         await produce(world, 16)
         first = consumer_of(world, "10.0.1.1", subscriptions={TOPIC: "*"})

@@ -40,7 +40,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_what_is_sent_can_be_read_back(message: Message) -> None:
+def test_sent_messages_can_be_read_back(message: Message) -> None:
     sent = outgoing(message, ID, RULES)
     named = properties.decode(sent.properties)
     assert named.pop("UNIQ_KEY") == ID

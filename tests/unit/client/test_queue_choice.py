@@ -94,7 +94,7 @@ def test_ordered_topics_have_fixed_queues() -> None:
     assert [str(queue) for queue in route.writable] == ["T@b:0", "T@b:1", "T@a:0"]
 
 
-def test_a_new_topic_borrows_no_more_queues_than_it_wants() -> None:
+def test_a_new_topic_borrows_no_more_queues_than_requested() -> None:
     template = TopicRoute(broker_datas=[broker("a", 0)], queue_datas=[data("a", read=8, write=8)])
     assert len(borrowed_route("T", template, 4).writable) == 4
     assert len(borrowed_route("T", template, 16).writable) == 8

@@ -39,7 +39,7 @@ def is_shared_evenly(consumers: Sequence[PushConsumer], count: int) -> bool:
 
 
 @virtual_time()
-async def test_queues_move_as_members_come_and_go(tmp_path: Path) -> None:
+async def test_queues_move_as_members_join_and_leave(tmp_path: Path) -> None:
     async with cluster(tmp_path, names=BROKERS) as world:
         await send(world, [b"x"] * 20)
         async with AsyncExitStack() as rest:

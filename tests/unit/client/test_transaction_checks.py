@@ -228,7 +228,7 @@ async def test_bad_and_forged_checks_do_not_disturb_the_next_one(
 
 
 @virtual_time()
-async def test_checks_without_end_are_dropped_until_there_is_room(
+async def test_excess_checks_are_dropped_until_there_is_room(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on = asyncio.Event()

@@ -138,7 +138,7 @@ async def test_a_slice_is_bounded_by_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_no_more_messages_than_asked_for(tmp_path: Path) -> None:
+async def test_no_more_messages_than_requested(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await send(it.client, 200)
         await it.upload("def matches(message): return int(message.body) >= 40")
@@ -179,7 +179,7 @@ async def test_many_waiting_pulls_of_one_client_do_not_block_other_requests(
 
 
 @virtual_time()
-async def test_a_held_pull_ends_in_time_behind_what_did_not_match(tmp_path: Path) -> None:
+async def test_a_held_pull_ends_at_its_deadline_after_unmatched_messages(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await send(it.client, 1)
         await it.upload(NOTHING)

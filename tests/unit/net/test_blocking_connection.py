@@ -268,7 +268,7 @@ def test_a_connection_is_not_reused_after_an_interrupted_request() -> None:
 # --- many in flight -------------------------------------------------------------------------------
 
 
-def test_requests_are_numbered_and_answers_come_in_any_order() -> None:
+def test_requests_are_numbered_and_responses_arrive_in_any_order() -> None:
     with pair() as (connection, peer):
         numbers = [connection.send(Command(310, body=b"x"), IN_TIME_MS) for _ in range(3)]
         assert numbers == [0, 1, 2]
@@ -276,7 +276,7 @@ def test_requests_are_numbered_and_answers_come_in_any_order() -> None:
         assert [each.opaque for each in received(connection, 3)] == [2, 0, 1]
 
 
-def test_answers_in_pieces_are_put_together() -> None:
+def test_fragmented_responses_are_reassembled() -> None:
     with pair() as (connection, peer):
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.send(Command(310), IN_TIME_MS)

@@ -39,7 +39,7 @@ def test_never_early_late_by_the_granularity_at_most_and_never_when_cancelled(
 
 
 @virtual_time()
-async def test_what_falls_due_together_is_called_in_the_order_it_was_added() -> None:
+async def test_simultaneous_deadlines_are_called_in_the_order_they_were_added() -> None:
     deadlines = Deadlines(virtual_loop().clock)
     fired: list[int] = []
     for number in range(20):

@@ -289,7 +289,7 @@ async def test_oneway_requests_connect_too_within_their_time() -> None:
 
 
 @virtual_time()
-async def test_a_greeting_goes_first_on_every_connection() -> None:
+async def test_a_greeting_is_sent_first_on_every_connection() -> None:
     served: list[int] = []
 
     def note(request: Command, _: Connection) -> Command:

@@ -76,7 +76,7 @@ async def test_a_bug_in_a_handler_is_logged_with_its_traceback(
 @pytest.mark.parametrize("serialize", list(Serialize))
 @pytest.mark.parametrize("code", [ECHO, FAIL, 999])
 @virtual_time()
-async def test_answers_come_in_the_encoding_of_the_request(serialize: Serialize, code: int) -> None:
+async def test_responses_use_the_encoding_of_the_request(serialize: Serialize, code: int) -> None:
     async with world() as here:
         answer = await (await here.connect()).request(Command(code, serialize=serialize), 1000)
         assert answer.serialize == serialize

@@ -14,7 +14,7 @@ from turbopump.machine.threads import DaemonThreads, busy_threads
 WAIT_S = 30.0
 
 
-def test_jobs_run_side_by_side_and_their_results_come_back() -> None:
+def test_jobs_run_concurrently_and_their_results_are_returned() -> None:
     both = threading.Barrier(2)
     threads = DaemonThreads(2, "side")
     jobs = [threads.submit(both.wait, WAIT_S) for _ in range(2)]
@@ -87,7 +87,7 @@ def test_existing_threads_do_the_work_when_the_system_allows_no_more(
     threads.shutdown()
 
 
-def test_errors_come_back_too() -> None:
+def test_errors_are_returned_too() -> None:
     threads = DaemonThreads(1, "failing")
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 / 0).result(WAIT_S)

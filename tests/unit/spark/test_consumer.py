@@ -305,7 +305,7 @@ def report_progress(totals: ListeningWatcher, run: str, *counts: object) -> None
     totals.onQueryProgress(cast("QueryProgressEvent", Event(run, counts or None)))
 
 
-def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
+def test_waiting_ends_with_the_condition_or_with_the_run() -> None:
     totals = listening(Streams())
     assert not totals.wait(lambda report: report.handled == 3, 0)
     report_progress(totals, "a", 3, 0, 0, None)
@@ -377,7 +377,7 @@ def looking(*batches: Sequence[object], fails: bool = False) -> tuple[Query, Pol
     return query, PollingWatcher(cast("StreamingQuery", query))
 
 
-def test_report_keeps_what_was_seen() -> None:
+def test_the_report_retains_earlier_batches() -> None:
     query, watching = looking([1, 0, 0, None], [None] * 4, [2, 1, 0, "ValueError"])
     assert watching.wait(lambda report: report.handled == 3, None)
     assert watching.report() == ConsumerReport(3, 1, 0, "ValueError", batches=2)
@@ -385,13 +385,13 @@ def test_report_keeps_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_looking_ends_with_the_query(fails: bool) -> None:
+def test_watching_ends_with_the_query(fails: bool) -> None:
     _, watching = looking([1, 0, 0, None], fails=fails)
     assert not watching.wait(lambda report: report.handled == 2, None)
     assert watching.report().handled == 1
 
 
-def test_looking_ends_with_the_time() -> None:
+def test_watching_ends_with_the_timeout() -> None:
     query, watching = looking(*([[1, 0, 0, None]] * 20))
     assert not watching.wait(lambda report: report.handled == 20, 1.1)
     assert sum(query.waits) == pytest.approx(1.1)

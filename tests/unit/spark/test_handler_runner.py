@@ -183,7 +183,7 @@ def test_row_by_row_each_answer_is_for_its_message() -> None:
 
 
 @pytest.mark.parametrize(("times", "dead"), [(1, 0), (2, 1), (3, 1)])
-def test_last_attempt_makes_a_dead_letter(times: int, dead: int) -> None:
+def test_the_last_attempt_dead_letters_the_message(times: int, dead: int) -> None:
     desk = Desk(lambda _: False, attempts_max=2)
     assert desk.run(batch([b"a"], times)) == Counts(0, 1 - dead, dead)
     # Whether it is the last attempt is the broker's decision, which gets the limit.

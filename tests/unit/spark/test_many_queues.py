@@ -441,7 +441,7 @@ async def test_a_topic_recreated_after_its_messages_expired_is_noticed(
 
 @pytest.mark.parametrize("refused", [TURBOPUMP, OWN])
 @virtual_time()
-async def test_nothing_is_read_whose_last_message_cannot_be_looked_up(
+async def test_no_queue_is_read_whose_last_message_cannot_be_looked_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -79,7 +79,7 @@ def test_report_is_one_json_object() -> None:
     assert msgspec.json.decode(text) == {"rows": 3, "topics": ["a", "b"]}
 
 
-def test_facts_are_named_in_words() -> None:
+def test_facts_have_readable_names() -> None:
     (table,) = Sample(3, ()).tables()
     assert table.rows == (("rows written", 3),)
 

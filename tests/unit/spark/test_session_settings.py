@@ -168,7 +168,7 @@ def test_a_server_of_connect_is_no_master() -> None:
         session_builder._new_session("x", "sc://h:15002", None, {})
 
 
-def test_missing_pyspark_says_how_to_install_it() -> None:
+def test_the_error_for_missing_pyspark_names_how_to_install_it() -> None:
     program = (
         "import sys; sys.modules['pyspark'] = None\n"
         "import turbopump.spark\n"

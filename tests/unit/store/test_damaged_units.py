@@ -134,7 +134,7 @@ def test_a_damaged_unit_is_served_from_memory_on_a_full_disk() -> None:
         assert store.damage.repaired_units == 1, "the file was not repaired before"
 
 
-def test_a_damaged_body_keeps_its_offset_if_a_crash_came_before_its_unit(
+def test_a_damaged_body_keeps_its_offset_if_a_crash_preceded_its_unit(
     whole: Path, root: Path
 ) -> None:
     with Store.open(whole, CONFIG) as store:

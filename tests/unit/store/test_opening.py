@@ -61,7 +61,7 @@ with open(sys.argv[1], "r+b") as file:
 """
 
 
-def test_the_lock_survives_a_copy_made_by_its_owner(tmp_path: Path) -> None:
+def test_the_lock_survives_a_copy_by_its_owner(tmp_path: Path) -> None:
     root = tmp_path / "store"
     command = [sys.executable, "-c", LOCK, str(root / "lock")]
     with Store.open(root, small_config()):

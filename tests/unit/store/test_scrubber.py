@@ -62,7 +62,7 @@ def test_an_intact_store_is_scrubbed_slice_by_slice(tmp_path: Path) -> None:
         assert (damage.messages, damage.log_ranges, damage.repaired_units) == (0, 0, 0)
 
 
-def test_each_kind_of_damage_is_found_and_what_can_be_rebuilt_is(
+def test_each_kind_of_damage_is_found_and_rebuilt_if_possible(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     positions = fill(tmp_path)

@@ -329,7 +329,7 @@ def test_a_topic_recreated_before_the_slave_learned_of_its_deletion(
             assert slave.append([record(b"mine")]).queue_offset == 4
 
 
-def test_a_deletion_hides_no_message_that_comes_after_it(tmp_path: Path) -> None:
+def test_a_deletion_hides_no_message_stored_after_it(tmp_path: Path) -> None:
     config = small_config()
     with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
         stored(master, b"old 0")

@@ -79,7 +79,7 @@ def test_the_first_message_after_a_step_counts_with_the_new_time(
         assert store.steady_clock.stored_ms(at(0), 5) == 5
 
 
-def test_positions_of_a_log_that_was_cut_count_for_what_is_stored_there_later(
+def test_positions_of_a_truncated_log_apply_to_messages_stored_there_later(
     tmp_path: Path,
 ) -> None:
     clock, files = ManualClock(), FaultyFiles()

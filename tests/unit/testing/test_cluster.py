@@ -124,7 +124,7 @@ def test_a_message_that_always_fails_becomes_a_dead_letter(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_all_retries_take_their_hours_and_cost_the_same_each_time(tmp_path: Path) -> None:
+def test_all_retries_take_hours_and_cost_the_same_each_time(tmp_path: Path) -> None:
     turns, timers_set = cost_of_all_retries(tmp_path / "first")
     assert turns < TURNS_MAX
     assert timers_set < TIMERS_MAX

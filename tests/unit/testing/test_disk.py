@@ -194,7 +194,7 @@ def test_a_whole_file_system_is_synced_with_all_names() -> None:
     assert read_file(disk, HOME / "made") == b"1"
 
 
-def test_what_a_failed_sync_dropped_is_not_on_disk_after_the_next_one() -> None:
+def test_data_dropped_by_a_failed_sync_is_not_on_disk_after_the_next_one() -> None:
     """As on Linux: the pages count as clean, and the error was reported."""
     disk = disk_with()
     overwrite(disk, b"new")
@@ -208,7 +208,7 @@ def test_what_a_failed_sync_dropped_is_not_on_disk_after_the_next_one() -> None:
     assert read_file(disk, FILE) == b"old" * 400
 
 
-def test_what_a_failed_sync_dropped_can_be_written_again() -> None:
+def test_data_dropped_by_a_failed_sync_can_be_written_again() -> None:
     disk = disk_with()
     overwrite(disk, b"new")
     disk.fail("sync", times=1)

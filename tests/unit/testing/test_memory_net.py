@@ -141,7 +141,7 @@ async def test_an_abort_travels_as_long_as_bytes_and_does_not_overtake_them() ->
 
 
 @virtual_time()
-async def test_an_abort_forgets_what_is_not_sent_yet() -> None:
+async def test_an_abort_discards_unsent_bytes() -> None:
     near, far = await pair(MemoryNetwork())
     far.transport.pause_reading()
     near.transport.write(bytes(WINDOW_BYTES + 1000))

@@ -48,7 +48,7 @@ def test_the_binary_form_reads_empty_texts_as_missing() -> None:
     assert read.remark is None
 
 
-def test_answers_come_in_the_encoding_of_the_request() -> None:
+def test_responses_use_the_encoding_of_the_request() -> None:
     for serialize in Serialize:
         asked = Command(code=33, opaque=-7, serialize=serialize, ext_fields={"offset": "1"})
         answer = asked.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=5), body=b"x")

@@ -34,7 +34,7 @@ def decoded(dissect: Any, *names: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_every_golden_frame_there_and_back(dissect: Any) -> None:
+def test_every_golden_frame_round_trips(dissect: Any) -> None:
     hex_lines = "".join(vector["hex"] + "\n" for vector in frames())
     code, out, _ = dissect("decode", hex_lines)
     assert code == 0
@@ -159,7 +159,7 @@ def test_lines_before_a_bad_one_are_printed(dissect: Any) -> None:
     assert err.startswith("line 2: ")
 
 
-def test_encode_fills_in_defaults_and_takes_json_bodies(dissect: Any) -> None:
+def test_encode_fills_in_defaults_and_accepts_json_bodies(dissect: Any) -> None:
     code, out, _ = dissect("encode", '{"code":34,"body":{"clientID":"c","producerDataSet":[]}}')
     assert code == 0
     code, out, _ = dissect("decode", out)

@@ -185,7 +185,7 @@ def epoch_ms(
 
 
 @pytest.mark.usefixtures("_utc")
-def test_unique_ids_over_the_turn_of_a_month() -> None:
+def test_unique_ids_across_the_turn_of_a_month() -> None:
     clock = HandClock(epoch_ms(2026, 10, 31, 23, 59, 59))
     made = ids.UniqueIds(clock, bytes([127, 0, 0, 1]), process=0x12345, maker=-1)
     first = parts_of(made.next())
