@@ -269,7 +269,7 @@ def dispatcher_skips_a_message_after_restart(
 def lock_given_to_two(
     right: Function, self: QueueLocks, group: str, queue: MessageQueue, now_ms: int
 ) -> str | None:
-    """A broker gives the lock of a queue to whoever asks."""
+    """A broker gives the lock of a queue to any client that requests it."""
     return None
 
 
@@ -389,7 +389,7 @@ def commit_stored_twice(
 
 @bug(Transactions, "load_open", "transactions end as decided")
 def open_transactions_forgotten(right: Function, self: Transactions, age_ms: int) -> bool:
-    """The check loop passes over all half messages that have not ended in time."""
+    """The check loop skips all half messages that have not ended in time."""
     self.ledger.seen = self.queues.half_range[1]
     return False
 
@@ -404,7 +404,7 @@ def key_values_not_synced(right: Function, files: Files, path: Path, data: bytes
 def commit_before_a_crash_not_looked_for(
     right: Function, self: Transactions, offset: QueueOffset, view: Any
 ) -> bool:
-    """A broker that starts takes every half message without an operation for an open one."""
+    """A broker that starts treats every half message without an operation as open."""
     return False
 
 
@@ -458,5 +458,5 @@ def body_not_verified(right: Function, data: bytes) -> Iterator[Any]:
 def unit_not_compared(
     right: Function, log: Any, queue: Any, offset: Any, data: bytes, *_: Any
 ) -> int:
-    """A broker serves what units point to without looking whether it is their message."""
+    """A broker serves what units point to without checking that it is their message."""
     return len(data) // UNIT_BYTES

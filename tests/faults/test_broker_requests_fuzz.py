@@ -86,7 +86,7 @@ def world() -> Parts:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(requests(), min_size=1, max_size=8))
-def test_nothing_but_answers_and_errors_of_ours(asked: list[Command]) -> None:
+def test_only_responses_and_our_own_errors(asked: list[Command]) -> None:
     parts, peer = world(), FakePeer()
     for command in asked:
         try:

@@ -149,7 +149,7 @@ async def test_own_and_foreign_members_keep_their_queues(tmp_path: Path, restart
 
 @RESTARTS
 @virtual_time()
-async def test_a_second_restart_before_anybody_returned_forgets_nobody(
+async def test_a_second_restart_before_any_member_returned_forgets_no_member(
     tmp_path: Path, restart: Restart
 ) -> None:
     async with cluster(tmp_path) as world, foreign_group(world, (0, 1)) as members:
@@ -161,7 +161,7 @@ async def test_a_second_restart_before_anybody_returned_forgets_nobody(
 
 
 @virtual_time()
-async def test_who_joins_after_a_restart_is_noticed_by_members_without_a_heartbeat(
+async def test_a_member_joining_after_a_restart_is_noticed_without_a_heartbeat(
     tmp_path: Path,
 ) -> None:
     """They soon pull again, and can be notified over these connections."""
@@ -180,12 +180,12 @@ async def test_who_joins_after_a_restart_is_noticed_by_members_without_a_heartbe
             assert [member.beats for member in members] == beats, "without a heartbeat"
 
 
-# --- members that do not come back ----------------------------------------------------------------
+# --- members that do not return -------------------------------------------------------------------
 
 
 @RESTARTS
 @virtual_time()
-async def test_a_member_that_died_meanwhile_is_replaced_after_the_grace(
+async def test_a_member_that_died_during_the_restart_is_replaced_after_the_grace_period(
     tmp_path: Path, restart: Restart
 ) -> None:
     async with cluster(tmp_path) as world, foreign_group(world, (0, 1)) as (dead, alive):
@@ -203,9 +203,7 @@ async def test_a_member_that_died_meanwhile_is_replaced_after_the_grace(
 
 @RESTARTS
 @virtual_time()
-async def test_a_group_that_left_before_starts_without_delay(
-    tmp_path: Path, restart: Restart
-) -> None:
+async def test_a_group_that_had_left_starts_without_delay(tmp_path: Path, restart: Restart) -> None:
     async with cluster(tmp_path) as world:
         async with foreign_group(world, (0, 1)) as members:
             for member in members:
@@ -219,7 +217,7 @@ async def test_a_group_that_left_before_starts_without_delay(
 
 @RESTARTS
 @virtual_time()
-async def test_a_member_whose_connection_closed_before_is_not_remembered(
+async def test_a_member_that_disconnected_before_the_restart_is_not_remembered(
     tmp_path: Path, restart: Restart
 ) -> None:
     async with cluster(tmp_path) as world, foreign_group(world, (0, 1)) as (dead, alive):
@@ -243,7 +241,7 @@ async def test_a_remembered_member_may_leave_before_its_first_heartbeat(tmp_path
 
 @RESTARTS
 @virtual_time()
-async def test_locks_outlive_a_restart(tmp_path: Path, restart: Restart) -> None:
+async def test_locks_survive_a_restart(tmp_path: Path, restart: Restart) -> None:
     """A member that joins during the grace period gets no queue that another has locked."""
     async with (
         cluster(tmp_path) as world,
@@ -262,7 +260,7 @@ async def test_locks_outlive_a_restart(tmp_path: Path, restart: Restart) -> None
 
 
 @virtual_time()
-async def test_locks_of_members_that_do_not_return_are_free_after_the_grace(
+async def test_locks_of_members_that_do_not_return_expire_after_the_grace_period(
     tmp_path: Path,
 ) -> None:
     async with (

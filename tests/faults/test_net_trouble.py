@@ -94,7 +94,7 @@ async def hours_of_trouble(calls_each: int) -> Trouble:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_call_ends_and_nothing_is_left(seed: int) -> None:
+def test_every_call_ends_and_no_resource_leaks(seed: int) -> None:
     done = run_virtual(hours_of_trouble(40), seed)
     assert done.answered + done.failed == len(CLIENTS) * CALLERS_EACH * 40
     assert done.answered > done.failed > 0

@@ -68,7 +68,7 @@ async def test_connections_break_again_and_again(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_name_servers_are_gone_while_consuming(tmp_path: Path) -> None:
+async def test_name_servers_are_unavailable_while_consuming(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(0, 4))
         seen = Seen()
@@ -87,7 +87,7 @@ async def test_name_servers_are_gone_while_consuming(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_start_that_fails_is_told_and_can_be_tried_again(tmp_path: Path) -> None:
+async def test_a_failed_start_raises_and_can_be_retried(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(0, 4))
         world.network.refuse("ns0")
@@ -105,8 +105,8 @@ async def test_a_start_that_fails_is_told_and_can_be_tried_again(tmp_path: Path)
 
 
 @virtual_time()
-async def test_failures_while_the_broker_is_away_are_not_forgotten(tmp_path: Path) -> None:
-    """A failed send-back is kept locally, retried, and blocks the commit."""
+async def test_failures_while_the_broker_is_down_are_not_lost(tmp_path: Path) -> None:
+    """A failed send-back is queued locally, retried, and blocks the commit."""
 
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         tried = messages[0].reconsume_times

@@ -30,7 +30,7 @@ def torture(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("kind", "minutes"), [("kill-async", "0.3"), ("damage", "0.2"), ("exit-without-close", "0.1")]
 )
-def test_promises_hold(tmp_path: Path, kind: str, minutes: str) -> None:
+def test_guarantees_hold(tmp_path: Path, kind: str, minutes: str) -> None:
     run = torture(tmp_path, "--minutes", minutes, "--seed", "46", "--only", kind)
     assert run.returncode == 0, run.stderr
     [row] = json.loads(run.stdout)["rows"]

@@ -164,7 +164,7 @@ def test_mutated_records() -> None:
     assert read > 1000
 
 
-def test_a_peer_that_announces_much_and_sends_nothing_costs_nothing() -> None:
+def test_a_peer_that_announces_a_large_frame_and_sends_nothing_costs_no_memory() -> None:
     tracemalloc.start()
     decoders = [FrameDecoder() for _ in range(1000)]
     announced = (16 * 1024 * 1024).to_bytes(4, "big")
@@ -175,7 +175,7 @@ def test_a_peer_that_announces_much_and_sends_nothing_costs_nothing() -> None:
     assert peak < 2 * 1024 * 1024
 
 
-def test_a_large_frame_in_small_chunks_is_not_copied_again_and_again() -> None:
+def test_a_large_frame_in_small_chunks_is_not_copied_repeatedly() -> None:
     body = bytes(8 * 1024 * 1024)
     frame = framing.encode(Command(code=10, body=body))
     decoder = FrameDecoder()

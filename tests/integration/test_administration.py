@@ -148,7 +148,7 @@ async def world(directory: Path) -> AsyncIterator[World]:
 
 
 @virtual_time()
-async def test_topics_are_in_the_routes_as_soon_as_they_are_made(tmp_path: Path) -> None:
+async def test_topics_are_routed_as_soon_as_they_are_created(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.name_server(), w.broker():
         assert await w.route("TBW102") is not None
         await w.create("Made")
@@ -162,7 +162,7 @@ async def test_topics_are_in_the_routes_as_soon_as_they_are_made(tmp_path: Path)
 
 
 @virtual_time()
-async def test_a_name_server_that_restarts_knows_everything_again(tmp_path: Path) -> None:
+async def test_a_restarted_name_server_learns_everything_again(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         async with w.name_server():
             broker = w.broker()
@@ -180,7 +180,7 @@ async def test_a_name_server_that_restarts_knows_everything_again(tmp_path: Path
 
 
 @virtual_time()
-async def test_a_permission_taken_from_the_broker_shows_in_all_routes(tmp_path: Path) -> None:
+async def test_a_permission_removed_from_the_broker_shows_in_all_routes(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.name_server(), w.broker():
         await w.create("T")
         answer = await w.operator.ask(
@@ -210,7 +210,7 @@ async def test_ordered_topics_come_from_the_name_server(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_members_hear_of_each_other(tmp_path: Path) -> None:
+async def test_members_are_notified_of_each_other(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.broker() as broker:
         first, second = w.member("10.0.0.11"), w.member("10.0.0.12")
         await first.beat()
@@ -231,7 +231,7 @@ async def test_members_hear_of_each_other(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_silent_member_is_taken_out_within_130_seconds(tmp_path: Path) -> None:
+async def test_a_silent_member_is_removed_within_130_seconds(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.broker() as broker:
         silent, loud = w.member("10.0.0.11"), w.member("10.0.0.12")
         await silent.beat()
@@ -253,7 +253,7 @@ async def test_a_silent_member_is_taken_out_within_130_seconds(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_a_group_is_reset_while_it_runs_and_while_it_does_not(tmp_path: Path) -> None:
+async def test_running_and_stopped_groups_can_be_reset(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.broker():
         await w.create("T")
         for _ in range(5):
@@ -276,7 +276,7 @@ async def test_a_group_is_reset_while_it_runs_and_while_it_does_not(tmp_path: Pa
 
 
 @virtual_time()
-async def test_a_clients_inside_is_shown(tmp_path: Path) -> None:
+async def test_a_clients_internal_state_is_shown(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.broker():
         member = w.member("10.0.0.11")
         await member.beat()
@@ -292,11 +292,11 @@ async def test_a_clients_inside_is_shown(tmp_path: Path) -> None:
         assert 10 <= virtual_loop().time() - started_s < 10.2
 
 
-# --- what is kept ---------------------------------------------------------------------------------
+# --- persistence ----------------------------------------------------------------------------------
 
 
 @virtual_time()
-async def test_topics_groups_and_offsets_outlive_the_broker(tmp_path: Path) -> None:
+async def test_topics_groups_and_offsets_survive_a_broker_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         async with w.broker():
             await w.create("T", 3)
@@ -327,7 +327,7 @@ async def test_offsets_are_on_disk_within_five_seconds(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_topic_made_anew_starts_from_zero(tmp_path: Path) -> None:
+async def test_a_recreated_topic_starts_at_offset_zero(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.broker() as broker:
         await w.create("T")
         await w.operator.send()
@@ -340,7 +340,7 @@ async def test_a_topic_made_anew_starts_from_zero(tmp_path: Path) -> None:
         assert headers.SendMessageAnswer.from_ext_fields(answer.ext_fields).queue_offset == 0
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- inspection -----------------------------------------------------------------------------------
 
 
 @virtual_time()

@@ -63,7 +63,7 @@ def test_targets_are_met_from_both_sides(report: Any) -> None:
     }
 
 
-def test_what_is_absent_is_printed(report: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_peers_are_printed(report: Any, capsys: pytest.CaptureFixture[str]) -> None:
     measured = [sends(report, "bare frames", 100)]
     report.print_report(measured, {"nats": "not installed: program nats-server"}, MACHINE)
     assert "absent: nats (not installed: program nats-server)\n" in capsys.readouterr().out
@@ -74,14 +74,14 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_unknown_work_is_refused() -> None:
+def test_an_unknown_workload_is_rejected() -> None:
     done = run("--only", "sending")
     assert done.returncode == 2
     known = "send,batch,batch32,drain,orderly,latency,recovery,source,sink"
     assert f"expected some of {known}, got 'sending'" in done.stderr
 
 
-def test_unknown_peer_is_refused() -> None:
+def test_an_unknown_peer_is_rejected() -> None:
     done = run("--peers", "nats,kafka")
     assert done.returncode == 2
     assert "expected some of nats,redis,rabbitmq, got 'kafka'" in done.stderr
@@ -116,7 +116,7 @@ def test_rows_of_spark_are_compared_with_what_its_interface_can_do(report: Any) 
     }
 
 
-def test_a_query_of_spark_is_a_round_like_others(
+def test_a_spark_query_is_a_round_like_any_other(
     report: Any, benchmark: Callable[[str], Any]
 ) -> None:
     spark, queries = benchmark("compare_spark"), benchmark("spark_queries")
@@ -149,7 +149,7 @@ def test_the_command_in_documents_names_no_files(
     assert command == "benchmarks/run --rounds 5 --only send,drain --peers ''"
 
 
-def test_growth_has_a_title_for_every_kind_of_thing(benchmark: Callable[[str], Any]) -> None:
+def test_growth_has_a_title_for_every_kind(benchmark: Callable[[str], Any]) -> None:
     growth = benchmark("growth")
     assert growth.TITLES.keys() == growth.ADDING.keys()
     sizes = [growth.Size(count, 20.0, 2.0 * count, 100) for count in (1, 10, 100)]

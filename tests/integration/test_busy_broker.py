@@ -55,7 +55,7 @@ def stopped(server: Standalone) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_process_that_was_not_scheduled_refuses_no_sends(tmp_path: Path) -> None:
+def test_a_process_that_was_not_scheduled_rejects_no_sends(tmp_path: Path) -> None:
     async def send(server: Standalone) -> Counter[int]:
         codes: Counter[int] = Counter()
         async with ConnectionPool(SocketNetwork()) as pool:
@@ -80,7 +80,7 @@ def test_a_process_that_was_not_scheduled_refuses_no_sends(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_process_with_too_much_to_do_refuses_some_sends_and_recovers(tmp_path: Path) -> None:
+def test_an_overloaded_process_rejects_some_sends_and_recovers(tmp_path: Path) -> None:
     frames = b"".join([encode(send_request())] * SENDS)
 
     async def answers(reader: asyncio.StreamReader) -> Counter[int]:

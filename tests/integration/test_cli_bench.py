@@ -35,7 +35,7 @@ def stored(shell: Shell) -> int:
 
 @pytest.mark.parametrize("mode", ["asyncio", "threads"])
 @pytest.mark.parametrize("batch", [1, 16])
-def test_all_that_is_counted_is_stored(shell: Shell, mode: str, batch: int) -> None:
+def test_every_counted_message_is_stored(shell: Shell, mode: str, batch: int) -> None:
     before = stored(shell)
     options = f"--mode {mode} --batch {batch} --concurrency 4 --count 50 --size 64 --warm-up 0"
     found = bench(shell, f"produce {TOPIC} {options} --cpu-of {os.getpid()}")
@@ -119,7 +119,9 @@ def test_an_error_of_one_of_several_processes_is_reported(shell: Shell) -> None:
         ("latency bench --rate 0", "rate must be more than 0 and at most 10000, got 0.0"),
     ],
 )
-def test_bad_input_is_refused_clearly(shell: Shell, line: str, error: str) -> None:
+def test_invalid_input_is_rejected_with_a_clear_message(
+    shell: Shell, line: str, error: str
+) -> None:
     if "empty" in line:
         shell.ok("topic create empty --queues 1")
     failed = shell.run(f"bench {line}")

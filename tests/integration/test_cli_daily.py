@@ -53,7 +53,7 @@ def give_up(nameserver: str, group: str, topic: str, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_transactions_that_do_not_end(tmp_path: Path) -> None:
+def test_transactions_that_stay_open(tmp_path: Path) -> None:
     settings = {
         "transactionCheckInterval": "100",
         "transactionTimeOut": "0",
@@ -330,7 +330,7 @@ def test_tail_filters_by_sql(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_tail_ends_well_when_interrupted(shell: Shell) -> None:
+def test_tail_exits_cleanly_when_interrupted(shell: Shell) -> None:
     shell.ok("topic create long --queues 1 --broker a")
     for _ in range(2):
         shell.ok("message send long news")

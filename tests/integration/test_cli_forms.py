@@ -31,7 +31,7 @@ def process(
 
 
 @pytest.mark.slow
-def test_who_reads_no_further_ends_a_command_quietly(shell: Shell) -> None:
+def test_a_closed_pipe_ends_a_command_quietly(shell: Shell) -> None:
     shell.ok("topic create unread --queues 1 --broker a")
     for line in ("message tail unread --from earliest --count 1", "config broker a"):
         shell.ok("message send unread x")
@@ -57,7 +57,7 @@ def test_everything_is_printed_whatever_the_encoding(shell: Shell) -> None:
         assert json.loads(out)["body"] == "ä € \U0001f600"
 
 
-def test_delayed_message_is_told_as_such(shell: Shell) -> None:
+def test_a_delayed_message_is_reported_as_delayed(shell: Shell) -> None:
     shell.ok("topic create later --queues 1 --broker a")
     said = shell.ok("message send later x --delay-level 3")
     assert re.search(r"^Stored \w+, to be delivered to later@a:0 after 10s\.$", said)
@@ -71,7 +71,7 @@ def test_delayed_message_is_told_as_such(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_that_are_no_text_are_a_body_and_nothing_else(shell: Shell) -> None:
+def test_bytes_that_are_not_text_are_accepted_only_as_a_body(shell: Shell) -> None:
     shell.ok("topic create bytes --queues 1 --broker a")
     with process(shell, "message", "send", "bytes", b"\xff\xfe") as command:
         _, err = command.communicate(timeout=20)
@@ -187,7 +187,7 @@ def test_bad_input_is_named_with_what_to_do(shell: Shell, line: str, code: int, 
     assert said in " ".join(result.stderr.split())
 
 
-def test_advice_fits_what_was_asked(shell: Shell) -> None:
+def test_advice_fits_the_command(shell: Shell) -> None:
     shell.ok("topic create closed --queues 1 --permission w")
     shell.ok("message send closed x")
     missing = shell.run("message show 123 --topic closed").stderr
@@ -197,7 +197,9 @@ def test_advice_fits_what_was_asked(shell: Shell) -> None:
     assert "`topic update --permission`" in refused.stderr
 
 
-def test_nobody_is_asked_where_nobody_sits(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_confirmation_is_requested_without_a_terminal(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shell.ok("topic create asked --queues 1 --broker a")
     refused = shell.run("topic delete asked")
     assert refused.exit_code == 2
@@ -262,7 +264,7 @@ def test_names_are_completed(shell: Shell) -> None:
     assert result.stdout.split() == []
 
 
-def test_queues_that_no_consumer_reads_are_warned_of(shell: Shell) -> None:
+def test_queues_that_no_consumer_reads_cause_a_warning(shell: Shell) -> None:
     made = shell.run("topic create unreadable --queues 3 --read-queues 1 --broker a")
     assert made.exit_code == 0, made.stderr
     assert "warning: no consumer reads queues 1, 2 of topic unreadable on broker a" in made.stderr
@@ -278,7 +280,7 @@ def test_a_message_is_found_by_the_id_that_send_prints(shell: Shell) -> None:
     assert "hello" in shell.ok(f"message show {message_id}")
 
 
-def test_changes_of_settings_say_whether_they_survive_a_restart(shell: Shell) -> None:
+def test_changed_settings_report_whether_they_survive_a_restart(shell: Shell) -> None:
     changed = shell.ok("config update-broker fileReservedTime=49 --broker a --yes")
     assert "Changed until the next restart of a: started without a --config file" in changed
     (row,) = shell.json_lines("config update-broker fileReservedTime=48 --broker a --yes")

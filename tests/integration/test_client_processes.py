@@ -142,7 +142,7 @@ def test_clients_share_one_thread_that_ends_with_them(server: Standalone) -> Non
     assert client_threads() == 0
 
 
-def test_who_waits_while_another_thread_closes_is_told_so(server: Standalone) -> None:
+def test_a_waiter_gets_an_error_when_another_thread_closes(server: Standalone) -> None:
     consumer = LitePullConsumer("waiting", nameserver=server.nameserver)
     consumer.start()
     consumer.assign([])
@@ -162,7 +162,7 @@ def test_a_failed_start_leaves_nothing_behind() -> None:
     assert client_threads() == 0
 
 
-def test_a_callback_that_calls_the_client_is_told_so(server: Standalone) -> None:
+def test_a_callback_that_calls_the_client_gets_an_error(server: Standalone) -> None:
     heard: list[Exception] = []
     with Producer("pg", nameserver=server.nameserver) as producer:
 
@@ -335,7 +335,7 @@ def stored_count(nameserver: str, topic: str) -> int:
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "del producer", "producer.send_oneway(late)"])
-def test_a_process_that_ends_without_close_sends_what_it_was_given(
+def test_a_process_that_exits_without_close_sends_its_pending_messages(
     server: Standalone, end: str
 ) -> None:
     topic = f"unclosed{len(end)}"
@@ -347,7 +347,7 @@ def test_a_process_that_ends_without_close_sends_what_it_was_given(
             break
 
 
-def test_what_a_process_cannot_send_before_its_end_is_counted(tmp_path: Path) -> None:
+def test_messages_a_process_cannot_send_before_it_exits_are_counted(tmp_path: Path) -> None:
     script = SUBMITTING.replace(
         'Producer("pg", nameserver=nameserver)',
         'Producer("pg", nameserver=nameserver, config=ProducerConfig(send_timeout_ms=60_000))',
@@ -431,7 +431,9 @@ def test_messages_of_a_loop_that_ends_are_counted(server: Standalone, mode: str,
     assert 1 + 100 - int(reports[0]) <= stored_count(server.nameserver, mode) <= 101
 
 
-def test_a_process_that_ends_amid_its_messages_does_not_commit_them(server: Standalone) -> None:
+def test_a_process_that_exits_while_handling_messages_does_not_commit_them(
+    server: Standalone,
+) -> None:
     with Producer("pg", nameserver=server.nameserver) as producer:
         queue = producer.send(Message("amid", b"1")).queue
     script = """

@@ -218,7 +218,7 @@ def test_a_hostile_filter(
         assert nothing == []
 
 
-def test_a_source_that_is_refused(server: RunningServer) -> None:
+def test_a_source_that_is_rejected(server: RunningServer) -> None:
     send(server.nameserver, 50)
     wrong = CodeFilter("import requests\ndef matches(message): return True")
     with (

@@ -77,7 +77,7 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
-def test_it_starts_and_heals(tmp_path: Path, disk: Path, stop: signal.Signals) -> None:
+def test_the_broker_starts_and_recovers(tmp_path: Path, disk: Path, stop: signal.Signals) -> None:
     config = settings(tmp_path, 64 * 1024 * 1024)
     arguments = ("broker", "--dir", str(disk), "--port", "0", "--config", str(config))
     with started(tmp_path, *arguments) as process:
@@ -108,7 +108,7 @@ def test_it_starts_and_heals(tmp_path: Path, disk: Path, stop: signal.Signals) -
             assert pull(broker, number, 1) == [body(number)]
 
 
-def test_it_makes_room_by_deleting_the_oldest(tmp_path: Path, disk: Path) -> None:
+def test_the_broker_frees_space_by_deleting_the_oldest_files(tmp_path: Path, disk: Path) -> None:
     config = settings(tmp_path, 512 * 1024)
     arguments = ("broker", "--dir", str(disk), "--port", "0", "--config", str(config))
     with started(tmp_path, *arguments) as process:

@@ -74,7 +74,7 @@ def test_every_address_of_a_host_is_listened_at_with_one_port(
 
 
 @needs_ipv6
-def test_a_port_that_one_address_has_taken_is_not_chosen(
+def test_a_port_in_use_on_one_address_is_not_chosen(
     run_on_loop: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "_places", two_loopbacks)
@@ -98,7 +98,7 @@ def test_a_port_that_one_address_has_taken_is_not_chosen(
     run_on_loop(main())
 
 
-def test_an_address_that_this_machine_lacks_does_not_take_the_others_away(
+def test_an_address_this_machine_lacks_does_not_disable_the_others(
     run_on_loop: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def places(host: str, port: int) -> list[sockets.Place]:

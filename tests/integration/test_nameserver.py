@@ -37,7 +37,7 @@ async def route_of(peer: Peer, server: NameServer, topic: str) -> TopicRoute:
     return TopicRoute.decode(whole_body(answer))
 
 
-# --- brokers come and go --------------------------------------------------------------------------
+# --- brokers register and leave -------------------------------------------------------------------
 
 
 @virtual_time()
@@ -73,7 +73,7 @@ async def test_broker_that_registers_every_30_s_stays(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_broker_that_only_asks_for_its_version_stays(tmp_path: Path) -> None:
+async def test_broker_that_only_queries_its_version_stays(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (
         name_server_on(network, config_at(tmp_path)) as server,
@@ -105,7 +105,7 @@ async def test_silent_broker_loses_its_connection(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_closed_connection_removes_the_broker_at_once(tmp_path: Path) -> None:
+async def test_closed_connection_removes_the_broker_immediately(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (
         name_server_on(network, config_at(tmp_path)) as server,
@@ -120,7 +120,7 @@ async def test_closed_connection_removes_the_broker_at_once(tmp_path: Path) -> N
 
 
 @virtual_time()
-async def test_old_connection_of_a_broker_that_came_back_may_close(tmp_path: Path) -> None:
+async def test_old_connection_of_a_reconnected_broker_may_close(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (
         name_server_on(network, config_at(tmp_path)) as server,
@@ -178,7 +178,7 @@ async def test_idle_connection_removes_the_broker(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_unregistering_removes_at_once(tmp_path: Path) -> None:
+async def test_unregistering_removes_immediately(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (
         name_server_on(network, config_at(tmp_path)) as server,
@@ -200,7 +200,7 @@ async def test_unregistering_removes_at_once(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_registration_that_wants_no_answer(tmp_path: Path) -> None:
+async def test_one_way_registration(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (
         name_server_on(network, config_at(tmp_path)) as server,
@@ -213,7 +213,7 @@ async def test_registration_that_wants_no_answer(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_name_servers_know_nothing_of_each_other(tmp_path: Path) -> None:
+async def test_name_servers_are_independent_of_each_other(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (
         name_server_on(network, config_at(tmp_path, "ns1")) as one,
@@ -320,7 +320,7 @@ async def test_order_configuration_reaches_brokers_and_clients(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_settings_are_read_and_changed_from_afar(tmp_path: Path) -> None:
+async def test_settings_are_read_and_changed_remotely(tmp_path: Path) -> None:
     network = MemoryNetwork()
     path = tmp_path / "namesrv.conf"
     path.write_text("# ours\norderMessageEnable=false\n")
@@ -375,7 +375,7 @@ async def test_settings_that_cannot_be_changed(
 
 
 @virtual_time()
-async def test_nobody_answers_after_the_end(tmp_path: Path) -> None:
+async def test_connecting_fails_after_the_server_has_stopped(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with peer_on(network) as peer:
         async with name_server_on(network, config_at(tmp_path)) as server:
@@ -388,7 +388,7 @@ async def test_nobody_answers_after_the_end(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_error_of_the_user_comes_out_as_it_is(tmp_path: Path) -> None:
+async def test_an_error_in_the_users_block_is_raised_unchanged(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="mine"):
         async with name_server_on(MemoryNetwork(), config_at(tmp_path)):
             raise LookupError("mine")
@@ -411,7 +411,7 @@ async def test_cancelling_ends_it(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_damaged_key_values_keep_it_from_starting(tmp_path: Path) -> None:
+async def test_damaged_key_values_prevent_the_start(tmp_path: Path) -> None:
     config = config_at(tmp_path)
     config.kv_config_path.parent.mkdir()
     config.kv_config_path.write_text("{")

@@ -98,7 +98,7 @@ def damaged_registrations() -> dict[str, tuple[dict[str, str], bytes, str]]:
 
 @pytest.mark.parametrize("case", damaged_registrations())
 @virtual_time()
-async def test_damaged_registration_is_refused_and_changes_nothing(
+async def test_damaged_registration_is_rejected_and_changes_nothing(
     tmp_path: Path, case: str
 ) -> None:
     changes, body, named = damaged_registrations()[case]
@@ -115,7 +115,7 @@ async def test_damaged_registration_is_refused_and_changes_nothing(
 
 
 @virtual_time()
-async def test_full_table_refuses_and_says_so(tmp_path: Path) -> None:
+async def test_a_full_table_rejects_with_a_clear_error(tmp_path: Path) -> None:
     network = MemoryNetwork()
     config = dataclasses.replace(config_at(tmp_path), brokers_max=2, topics_max=1)
     async with name_server_on(network, config) as server, peer_on(network) as peer:
@@ -152,7 +152,7 @@ async def test_missing_field_is_named(tmp_path: Path, code: int) -> None:
 
 
 @virtual_time()
-async def test_question_without_a_version(tmp_path: Path) -> None:
+async def test_version_query_without_a_version(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
         answer = await peer.ask(server, Code.QUERY_DATA_VERSION, peer.registration())
@@ -160,7 +160,7 @@ async def test_question_without_a_version(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_code_that_nobody_serves_is_answered(tmp_path: Path) -> None:
+async def test_an_unsupported_request_code_is_answered(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
         answer = await peer.ask(server, Code.SEND_MESSAGE)
@@ -184,7 +184,7 @@ async def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [Code.REGISTER_BROKER, Code.QUERY_DATA_VERSION, 60])
 @virtual_time()
-async def test_oversized_body_is_refused_and_the_connection_stays_open(
+async def test_oversized_body_is_rejected_and_the_connection_stays_open(
     tmp_path: Path, code: int
 ) -> None:
     network = MemoryNetwork()

@@ -88,7 +88,7 @@ def test_every_kind_of_request_was_recorded() -> None:
 
 
 @virtual_time()
-async def test_answers_are_those_of_the_original(tmp_path: Path) -> None:
+async def test_responses_equal_those_of_apache_rocketmq(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (
         name_server_on(network, config_at(tmp_path)) as server,
@@ -163,7 +163,7 @@ def in_order(value: object) -> object:
 
 
 @virtual_time()
-async def test_routes_are_the_original_to_the_byte(tmp_path: Path) -> None:
+async def test_routes_equal_those_of_apache_rocketmq_byte_for_byte(tmp_path: Path) -> None:
     """The Go client parses old routes by hand: neither a space nor a field may differ."""
     wanted = {"broker_register.request", "topic_create.REGISTER_BROKER.request"}
     routes = {"route_existing.request", "route_old_version.request", "route_template_topic.request"}

@@ -30,7 +30,7 @@ async def put_and_read_back(address: str) -> str:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_serves_until_it_is_told_to_stop(tmp_path: Path, stop: signal.Signals) -> None:
+def test_serves_until_it_receives_a_signal(tmp_path: Path, stop: signal.Signals) -> None:
     with started(tmp_path, "nameserver", "--port", "0") as process:
         address = ready_addresses(process)["nameserver"]
         assert run(put_and_read_back(address)) == "v"
@@ -70,7 +70,7 @@ def test_damaged_file(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
-def test_many_peers_at_once(tmp_path: Path) -> None:
+def test_many_concurrent_peers(tmp_path: Path) -> None:
     async def ask(address: str) -> int:
         async with ConnectionPool(SocketNetwork()) as pool:
             asked = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, headers.RouteOf(topic="T"))

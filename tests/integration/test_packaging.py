@@ -124,7 +124,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     assert "turbopump/py.typed" in names
 
 
-def test_the_metadata_tells_what_it_is(wheel: Path) -> None:
+def test_the_metadata_describes_the_project(wheel: Path) -> None:
     metadata = metadata_of(wheel)
     assert metadata["Name"] == "turbopump"
     assert metadata["Version"] == __version__
@@ -251,7 +251,9 @@ def test_an_environment_with_spark_has_the_pipeline(wheel: Path, tmp_path: Path)
     assert output == "[1, 2, 3]\n"
 
 
-def test_without_spark_the_pipeline_says_what_to_install(environment: Path, tmp_path: Path) -> None:
+def test_without_spark_the_pipeline_names_what_to_install(
+    environment: Path, tmp_path: Path
+) -> None:
     program = (
         "try:\n    from turbopump.spark import session\n"
         "except ImportError as error:\n    print(error)\n"
@@ -322,7 +324,7 @@ def test_the_image_runs_a_command_that_exists(tmp_path: Path) -> None:
     assert last("EXPOSE").split() == ports
 
 
-def test_the_image_knows_whether_it_is_well(tmp_path: Path) -> None:
+def test_the_image_has_a_health_check(tmp_path: Path) -> None:
     options, _, check = last("HEALTHCHECK").partition(" CMD ")
     assert options.split()[0].startswith("--interval=")
     command = command_of(check)

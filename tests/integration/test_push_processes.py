@@ -199,7 +199,7 @@ def stopped(nameserver: str, mode: str, listener: str) -> Iterator[subprocess.Po
 
 @pytest.mark.parametrize("mode", ["blocking", "aio", "uvloop"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_waiting_consumer_in_an_orderly_way(
+def test_a_signal_stops_a_waiting_consumer_gracefully(
     server: Standalone, mode: str, number: signal.Signals
 ) -> None:
     with stopped(server.nameserver, mode, "slow") as process:
@@ -224,7 +224,7 @@ def test_a_second_signal_ends_a_consumer_that_does_not_stop(
     assert process.returncode == -number
 
 
-def test_a_handler_of_the_program_itself_stays_and_may_close(server: Standalone) -> None:
+def test_the_programs_own_signal_handler_stays_and_may_close(server: Standalone) -> None:
     with stopped(server.nameserver, "own", "slow") as process:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=WAIT_S)

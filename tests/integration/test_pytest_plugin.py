@@ -105,7 +105,7 @@ def test_tests_that_are_plain_functions_run_coroutines(pytester: pytest.Pytester
     result.assert_outcomes(passed=1)
 
 
-def test_tests_that_pytest_asyncio_has_taken_run_in_the_clusters_time(
+def test_tests_handled_by_pytest_asyncio_run_in_the_clusters_time(
     pytester: pytest.Pytester,
 ) -> None:
     """It replaces a coroutine with a plain function, which is simulated here."""
@@ -146,7 +146,7 @@ def test_tests_that_pytest_asyncio_has_taken_run_in_the_clusters_time(
     result.assert_outcomes(passed=2)
 
 
-def test_marks_say_what_the_cluster_is_like(pytester: pytest.Pytester) -> None:
+def test_marks_configure_the_cluster(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -208,7 +208,7 @@ def test_wrong_marks_are_named(pytester: pytest.Pytester, mark: str, error: str)
     assert error in result.stdout.str()
 
 
-def test_a_server_without_brokers_says_so(tmp_path: Path) -> None:
+def test_a_server_without_brokers_is_a_clear_error(tmp_path: Path) -> None:
     with testing.running_server(tmp_path, brokers=()) as server:
         assert server.nameserver
         with pytest.raises(NotRunning, match="this server has no broker"):
@@ -216,7 +216,7 @@ def test_a_server_without_brokers_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_waiting_in_vain_fails_with_what_there_is(pytester: pytest.Pytester) -> None:
+def test_a_wait_that_times_out_fails_with_the_current_state(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -242,7 +242,7 @@ def test_waiting_in_vain_fails_with_what_there_is(pytester: pytest.Pytester) -> 
     )
 
 
-def test_a_cluster_awaited_in_another_loop_says_so(pytester: pytest.Pytester) -> None:
+def test_a_cluster_awaited_in_another_loop_is_a_clear_error(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -258,7 +258,7 @@ def test_a_cluster_awaited_in_another_loop_says_so(pytester: pytest.Pytester) ->
     assert "another event loop" in result.stdout.str()
 
 
-def test_the_server_serves_blocking_clients_and_comes_again(pytester: pytest.Pytester) -> None:
+def test_the_server_serves_blocking_clients_and_restarts(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """

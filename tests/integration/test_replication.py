@@ -27,7 +27,7 @@ def master_link(slave: Broker) -> MasterLink:
     return follower.status
 
 
-def kept_bytes(cluster: LogReplicas) -> bytes:
+def saved_bytes(cluster: LogReplicas) -> bytes:
     """Return what a slave has cut off its log, without trailing zeros."""
     disk = cluster.disk(SLAVE)
     [kept] = [
@@ -58,7 +58,7 @@ async def test_slaves_copy_byte_for_byte(tmp_path: Path, flush: str) -> None:
 
 
 @virtual_time()
-async def test_a_new_slave_copies_all_files_there_are(tmp_path: Path) -> None:
+async def test_a_new_slave_copies_all_existing_files(tmp_path: Path) -> None:
     async with log_replicas(tmp_path, slaves=0) as cluster:
         await cluster.fill(200)
         slave = await cluster.start_broker(SLAVE)
@@ -82,7 +82,7 @@ async def test_the_slave_of_an_empty_master_is_in_sync(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_slave_that_was_away_continues_where_it_was(tmp_path: Path) -> None:
+async def test_a_slave_that_was_down_resumes_where_it_stopped(tmp_path: Path) -> None:
     async with log_replicas(tmp_path) as cluster:
         for crash in (False, True):
             await cluster.fill(30)
@@ -109,19 +109,19 @@ async def test_the_first_files_of_the_master_are_deleted(
         cluster.master.store.retain(at_any_hour=True)
         first = cluster.master.store.min_offset
         assert first >= SEGMENT_BYTES
-        # One that was away for too long, and a new one.
+        # One that was down for too long, and a new one.
         await cluster.start_broker(SLAVE)
         await cluster.start_broker(f"{MASTER}-2")
         await cluster.until_copied()
         assert [slave.store.min_offset for slave in cluster.slaves] == [first, first]
         assert f"the master's log begins at {first}" in caplog.text
-        assert len(kept_bytes(cluster)) == SEGMENT_BYTES
+        assert len(saved_bytes(cluster)) == SEGMENT_BYTES
 
 
 @pytest.mark.parametrize("lost", [5, 200], ids=["a few", "files"])
 @pytest.mark.parametrize("new", [0, 3, pytest.param(300, marks=pytest.mark.slow)])
 @virtual_time()
-async def test_what_only_the_slave_has_is_cut_and_kept(
+async def test_messages_only_the_slave_has_are_truncated_and_saved_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: int, new: int
 ) -> None:
     async with log_replicas(tmp_path) as cluster:
@@ -145,8 +145,8 @@ async def test_what_only_the_slave_has_is_cut_and_kept(
         cluster.network.heal()
         await cluster.until_copied()
         assert master_link(cluster.slave()).cut_bytes == len(tail)
-        assert kept_bytes(cluster).startswith(tail[:1000])
-        assert tail[-500:] in kept_bytes(cluster)
+        assert saved_bytes(cluster).startswith(tail[:1000])
+        assert tail[-500:] in saved_bytes(cluster)
         [record] = [r for r in caplog.records if "cut off and kept in" in r.getMessage()]
         assert record.levelno == logging.ERROR
         assert str(len(tail)) in record.getMessage()
@@ -163,7 +163,7 @@ async def test_a_log_without_anything_in_common_is_not_dropped(
         await cluster.stop_broker(MASTER)
         disk = cluster.disk(MASTER)
         await cluster.stop_broker(SLAVE)
-        # The master comes back with an empty disk.
+        # The master returns with an empty disk.
         disk._root.entries.clear()
         await cluster.start_broker(MASTER)
         slave = await cluster.start_broker(SLAVE)
@@ -178,11 +178,11 @@ async def test_a_log_without_anything_in_common_is_not_dropped(
         follower.may_drop_all = True
         await cluster.advance(minutes=2)
         await cluster.until_copied()
-        assert kept_bytes(cluster).startswith(before[:1000])
+        assert saved_bytes(cluster).startswith(before[:1000])
 
 
 @virtual_time()
-async def test_a_slave_of_a_replaced_master_drops_all_that_only_that_one_had(
+async def test_a_slave_of_a_replaced_master_drops_messages_only_that_master_had(
     tmp_path: Path,
 ) -> None:
     async with log_replicas(tmp_path) as cluster:
@@ -201,7 +201,7 @@ async def test_a_slave_of_a_replaced_master_drops_all_that_only_that_one_had(
         slave.replica._note_answer(answer)
         await cluster.advance(minutes=2)
         await cluster.until_copied()
-        assert kept_bytes(cluster).startswith(before[:1000])
+        assert saved_bytes(cluster).startswith(before[:1000])
         assert not follower.may_drop_all, "only what came from the old master"
 
 
@@ -259,7 +259,7 @@ async def test_a_slave_loses_power_under_load(tmp_path: Path, flush: str) -> Non
 
 @pytest.mark.slow
 @virtual_time()
-async def test_a_slave_with_a_full_disk_tries_again(
+async def test_a_slave_with_a_full_disk_retries(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with log_replicas(tmp_path) as cluster:

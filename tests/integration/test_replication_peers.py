@@ -167,7 +167,7 @@ GOOD = log_of(1)
     ids=["text", "negative", "huge", "not a file", "no records", "elsewhere", "across files"],
 )
 @virtual_time()
-async def test_peers_that_are_no_masters(
+async def test_peers_that_are_not_masters(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, raw: bytes, reason: str
 ) -> None:
     peer = ApacheMaster(b"", raw=raw)

@@ -83,7 +83,7 @@ def replica(directory: Path, nameserver: str, broker_id: int, port: str = "0") -
     return ["broker", "--config", str(config)]
 
 
-def test_a_killed_master_comes_back_as_a_slave(tmp_path: Path) -> None:
+def test_a_killed_master_returns_as_a_slave(tmp_path: Path) -> None:
     with started(tmp_path, "nameserver", "--port", "0") as names:
         nameserver = ready_addresses(names)["nameserver"]
         old, new = tmp_path / "old", tmp_path / "new"

@@ -88,7 +88,7 @@ async def test_a_push_consumer_that_does_not_pull_commits_no_offset_of_lost_mess
 
 
 @virtual_time()
-async def test_a_push_consumer_that_stops_before_it_goes_back_skips_nothing(
+async def test_a_push_consumer_that_stops_before_it_rewinds_skips_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -106,7 +106,7 @@ async def test_a_push_consumer_that_stops_before_it_goes_back_skips_nothing(
 
 
 @virtual_time()
-async def test_a_push_consumer_goes_back_although_its_commits_are_lost(
+async def test_a_push_consumer_rewinds_although_its_commits_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits are one-way, and go to a slave if the master has just been replaced."""
@@ -167,7 +167,7 @@ def test_a_filtered_push_consumer(tmp_path: Path, new: int, wanted: Expression) 
     run()
 
 
-def test_a_filtered_push_consumer_that_has_passed_over_many(
+def test_a_filtered_push_consumer_that_has_skipped_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(continuity, "_PASSED_OVER_MAX", 3)
@@ -187,7 +187,7 @@ def test_a_filtered_push_consumer_that_has_passed_over_many(
 
 
 @virtual_time()
-async def test_another_filter_does_not_apply_to_what_was_passed_over(tmp_path: Path) -> None:
+async def test_a_new_filter_does_not_apply_to_messages_already_skipped(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         seen = Seen()
         async with consuming(world, seen, subscriptions={"T": "a"}) as consumer:
@@ -311,7 +311,7 @@ async def test_a_lite_pull_consumer_that_does_not_fetch_commits_no_offset_of_los
 
 
 @virtual_time()
-async def test_nothing_is_repeated_where_everything_was_kept(tmp_path: Path) -> None:
+async def test_nothing_is_redelivered_where_nothing_was_lost(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         seen = Seen()
         async with consuming(world, seen):

@@ -112,7 +112,7 @@ def installs(machine: Machine) -> list[str]:
     return [call for call in machine.calls() if " install " in call or "-m venv" in call]
 
 
-def test_what_is_set_up_is_this_clone(ready: Machine) -> None:
+def test_the_environment_is_set_up_for_this_clone(ready: Machine) -> None:
     done = ready.run(
         str(ready.clone / ".venv" / "bin" / "python"),
         "-c",
@@ -147,7 +147,7 @@ def test_spark_has_a_java_without_one_on_the_path(ready: Machine) -> None:
     assert "version" in version.stderr
 
 
-def test_a_change_of_what_is_needed_is_noticed(ready: Machine) -> None:
+def test_changed_requirements_are_noticed(ready: Machine) -> None:
     with (ready.clone / "requirements" / "dev.lock").open("a") as file:
         file.write("# changed\n")
     assert "first run only" in ready.set_up().stderr
@@ -155,7 +155,7 @@ def test_a_change_of_what_is_needed_is_noticed(ready: Machine) -> None:
     assert ready.set_up().stderr == ""
 
 
-def test_a_damaged_environment_is_made_again(ready: Machine) -> None:
+def test_a_damaged_environment_is_recreated(ready: Machine) -> None:
     (packages,) = (ready.clone / ".venv").glob("lib/python3.*/site-packages")
     (packages / "locked.pth").unlink()
     assert "first run only" in ready.set_up().stderr
@@ -191,7 +191,7 @@ def test_what_is_missing_is_named(machine: Machine) -> None:
     )
 
 
-def test_without_pip_it_says_what_to_do(machine: Machine) -> None:
+def test_without_pip_the_error_says_what_to_do(machine: Machine) -> None:
     shutil.rmtree(machine.clone / ".venv", ignore_errors=True)
     machine.install_python(has_pip=False)
     without = machine.tools / "no-ensurepip"

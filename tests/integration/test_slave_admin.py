@@ -15,7 +15,7 @@ from turbopump.testing import virtual_time
 
 
 @virtual_time()
-async def test_a_slave_answers_questions_and_refuses_changes(tmp_path: Path) -> None:
+async def test_a_slave_answers_queries_and_rejects_changes(tmp_path: Path) -> None:
     async with replicas(tmp_path) as cluster, Admin(session=cluster.session()) as admin:
         await cluster.make_topic("T", MASTER, 1)
         (receipt,) = await cluster.send(Message("T", b"x", keys=["order-1"]))

@@ -85,7 +85,7 @@ async def test_a_push_consumer_follows_the_suggestion_and_returns(tmp_path: Path
 
 
 @virtual_time()
-async def test_without_the_setting_nobody_reads_from_the_slave(tmp_path: Path) -> None:
+async def test_without_the_setting_no_consumer_reads_from_the_slave(tmp_path: Path) -> None:
     async with replicas(tmp_path, store=FAR_BEHIND) as cluster:
         await send(cluster, bodies(0, 30), to=QUEUE)
         await cluster.copy()
@@ -111,7 +111,7 @@ async def test_a_slave_that_lags_moves_no_offset(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_consumption_goes_on_from_the_slave_when_the_master_dies(tmp_path: Path) -> None:
+async def test_consumption_continues_from_the_slave_when_the_master_dies(tmp_path: Path) -> None:
     async with replicas(tmp_path) as cluster:
         await send(cluster, bodies(0, 5), to=QUEUE)
         requests, seen = Recorder(), Seen()
@@ -248,7 +248,7 @@ async def test_orderly_groups_stop_until_the_master_grants_locks_again(
 
 
 @virtual_time()
-async def test_sends_go_to_other_brokers_while_a_master_is_away(tmp_path: Path) -> None:
+async def test_sends_go_to_other_brokers_while_a_master_is_down(tmp_path: Path) -> None:
     async with replicas(tmp_path) as cluster:
         await cluster.start_broker("b")
         await cluster.make_topic("T", MASTER, 2)
@@ -315,7 +315,7 @@ async def test_a_lite_pull_consumer_ahead_of_the_slave_waits(tmp_path: Path) -> 
 
 
 @virtual_time()
-async def test_a_pull_consumer_is_not_told_that_its_offset_is_illegal(tmp_path: Path) -> None:
+async def test_a_pull_consumer_gets_no_illegal_offset_error(tmp_path: Path) -> None:
     async with replicas(tmp_path, store=FAR_BEHIND, slave_reads=ENABLED) as cluster:
         await send(cluster, bodies(0, 10), to=QUEUE)
         await cluster.copy()

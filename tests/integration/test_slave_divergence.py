@@ -39,7 +39,7 @@ async def lose_the_end(cluster: Replicas, flushed: str = "a", lost: str = "a") -
 
 
 @pytest.mark.parametrize("new", [3, 5, 20])
-def test_a_push_consumer_skips_nothing_that_took_the_place_of_lost_messages(
+def test_a_push_consumer_skips_no_message_that_replaced_a_lost_one(
     tmp_path: Path, new: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     @virtual_time()
@@ -68,7 +68,9 @@ def test_a_push_consumer_skips_nothing_that_took_the_place_of_lost_messages(
 
 
 @virtual_time()
-async def test_what_only_the_slave_has_is_not_read_in_turn_with_the_master(tmp_path: Path) -> None:
+async def test_messages_only_the_slave_has_are_not_read_in_turn_with_the_masters(
+    tmp_path: Path,
+) -> None:
     # The master suggests the slave for all but the newest message.
     store = replace(SMALL_STORE, limits=replace(SMALL_STORE.limits, recent_bytes=1))
     reads = SlaveReadsConfig(enabled=True)
@@ -105,7 +107,7 @@ async def test_positions_in_the_slave_are_not_committed_to_a_master_with_other_m
 
 
 @pytest.mark.parametrize("new", [3, 20])
-def test_a_lite_pull_consumer_skips_nothing_that_took_the_place_of_lost_messages(
+def test_a_lite_pull_consumer_skips_no_message_that_replaced_a_lost_one(
     tmp_path: Path, new: int
 ) -> None:
     @virtual_time()
@@ -131,7 +133,7 @@ def test_a_lite_pull_consumer_skips_nothing_that_took_the_place_of_lost_messages
 
 @FILTERS
 @pytest.mark.parametrize("flushed", ["a", "b"], ids=["some match", "none matches"])
-def test_a_filtered_push_consumer_skips_nothing_after_messages_that_it_passed_over(
+def test_a_filtered_push_consumer_skips_nothing_after_messages_it_filtered_out(
     tmp_path: Path, wanted: Expression, flushed: str
 ) -> None:
     @virtual_time()
@@ -153,7 +155,7 @@ def test_a_filtered_push_consumer_skips_nothing_after_messages_that_it_passed_ov
 
 
 @FILTERS
-def test_a_filtered_lite_pull_consumer_skips_nothing_after_messages_that_it_passed_over(
+def test_a_filtered_lite_pull_consumer_skips_nothing_after_messages_it_filtered_out(
     tmp_path: Path, wanted: Expression
 ) -> None:
     @virtual_time()
@@ -177,7 +179,7 @@ def test_a_filtered_lite_pull_consumer_skips_nothing_after_messages_that_it_pass
 
 
 @FILTERS
-def test_nothing_is_repeated_after_messages_that_were_passed_over(
+def test_nothing_is_redelivered_after_messages_that_were_filtered_out(
     tmp_path: Path, wanted: Expression, caplog: pytest.LogCaptureFixture
 ) -> None:
     @virtual_time()
@@ -202,7 +204,7 @@ def test_nothing_is_repeated_after_messages_that_were_passed_over(
 
 
 @virtual_time()
-async def test_nothing_is_repeated_where_the_master_has_kept_everything(tmp_path: Path) -> None:
+async def test_nothing_is_redelivered_where_the_master_lost_nothing(tmp_path: Path) -> None:
     async with replicas(tmp_path) as cluster:
         await send(cluster, bodies(0, 10), to=QUEUE)
         await cluster.copy()

@@ -1,4 +1,4 @@
-"""Consumers of a master and its slave, while the master dies and comes back."""
+"""Consumers of a master and its slave, while the master dies and returns."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_a_group_that_restarts_without_its_master_skips_nothing(tmp_path: 
 
 
 @virtual_time()
-async def test_a_slave_that_dies_is_left(tmp_path: Path) -> None:
+async def test_consumers_leave_a_slave_that_dies(tmp_path: Path) -> None:
     async with replicas(tmp_path, LinkedReplicas) as cluster:
         await send(cluster, bodies(0, 20), to=QUEUE)
         await asyncio.sleep(30)

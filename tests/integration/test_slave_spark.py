@@ -134,7 +134,9 @@ async def test_suggestions_are_followed_unless_the_slave_is_preferred(tmp_path: 
 
 
 @virtual_time()
-async def test_a_range_beyond_the_copy_is_no_loss_while_the_master_is_away(tmp_path: Path) -> None:
+async def test_a_range_beyond_the_copy_is_not_a_loss_while_the_master_is_down(
+    tmp_path: Path,
+) -> None:
     async with replicas(tmp_path) as cluster, cluster.session() as session:
         await send(cluster, bodies(0, 10), to=QUEUE)
         await cluster.copy()

@@ -61,7 +61,7 @@ def test_requests_both_ways(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_a_peer_that_never_pauses_leaves_turns_to_others(run_on_loop: Run) -> None:
+def test_a_peer_that_never_pauses_does_not_starve_others(run_on_loop: Run) -> None:
     requests, turn = 100, 0
     served: Counter[int] = Counter()
 
@@ -110,7 +110,7 @@ def test_large_bodies_in_pieces(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_sockets_send_small_frames_at_once(run_on_loop: Run) -> None:
+def test_sockets_send_small_frames_immediately(run_on_loop: Run) -> None:
     async def main() -> None:
         peers: list[Connection] = []
         async with (
@@ -127,7 +127,7 @@ def test_sockets_send_small_frames_at_once(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_a_server_that_goes_fails_requests_and_comes_back(run_on_loop: Run) -> None:
+def test_requests_fail_while_a_server_is_down_and_succeed_when_it_returns(run_on_loop: Run) -> None:
     async def main() -> None:
         async with ConnectionPool(SocketNetwork()) as pool:
             async with Server(SocketNetwork(), handlers()) as server:
@@ -163,7 +163,7 @@ def test_timeouts_in_real_time(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_a_slow_reader_is_held_back(run_on_loop: Run) -> None:
+def test_a_slow_reader_gets_back_pressure(run_on_loop: Run) -> None:
     async def main() -> None:
         served: list[int] = []
 
@@ -173,7 +173,7 @@ def test_a_slow_reader_is_held_back(run_on_loop: Run) -> None:
 
         config = ServerConfig(limits=SMALL)
         async with Server(SocketNetwork(), Router({1: large}), config) as server:
-            peer = await SocketNetwork().connect("127.0.0.1", server.port, Kept)
+            peer = await SocketNetwork().connect("127.0.0.1", server.port, IdleProtocol)
             peer.transport.pause_reading()
             wanted = 2000
             peer.transport.write(b"".join(encode(Command(1, opaque=i)) for i in range(wanted)))
@@ -222,7 +222,7 @@ def test_an_address_in_use_and_one_that_is_not_ours(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-def test_connecting_to_nobody(run_on_loop: Run) -> None:
+def test_connecting_to_a_port_without_a_listener(run_on_loop: Run) -> None:
     async def main() -> None:
         with socket.socket() as placeholder:
             # Bound but not listening: no other process can take the port meanwhile.
@@ -242,9 +242,9 @@ def test_a_host_that_does_not_answer(run_on_loop: Run) -> None:
             port = full.getsockname()[1]
             network = SocketNetwork(connect_timeout_ms=50)
             # The backlog accepts one or two; further connections get no answer.
-            calls = [network.connect("127.0.0.1", port, Kept) for _ in range(5)]
+            calls = [network.connect("127.0.0.1", port, IdleProtocol) for _ in range(5)]
             results = await asyncio.gather(*calls, return_exceptions=True)
-            made = [result for result in results if isinstance(result, Kept)]
+            made = [result for result in results if isinstance(result, IdleProtocol)]
             failed = [str(result) for result in results if isinstance(result, ConnectFailed)]
             assert len(made) + len(failed) == 5
             assert f"127.0.0.1:{port}: no answer within 50 ms" in failed
@@ -254,7 +254,7 @@ def test_a_host_that_does_not_answer(run_on_loop: Run) -> None:
     run_on_loop(main())
 
 
-class Kept(asyncio.Protocol):
+class IdleProtocol(asyncio.Protocol):
     """An idle connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -263,7 +263,7 @@ class Kept(asyncio.Protocol):
 
 @pytest.mark.parametrize("is_reset", [False, True])
 @pytest.mark.parametrize("flag", [0, FLAG_ONEWAY])
-def test_requests_before_the_close_are_carried_out(
+def test_requests_before_the_close_are_executed(
     run_on_loop: Run, flag: int, is_reset: bool
 ) -> None:
     count = 4000

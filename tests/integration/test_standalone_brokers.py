@@ -88,7 +88,7 @@ def bodies(nameserver: str) -> list[int]:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_clients_spread_over_brokers_that_keep_what_they_took(
+def test_clients_spread_over_brokers_that_retain_their_messages(
     tmp_path: Path, stop: signal.Signals
 ) -> None:
     host = socket.gethostname()

@@ -64,7 +64,7 @@ def stopped(process: subprocess.Popen[str], number: signal.Signals = signal.SIGT
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_standalone_keeps_what_it_took(tmp_path: Path, stop: signal.Signals) -> None:
+def test_standalone_retains_messages_across_restarts(tmp_path: Path, stop: signal.Signals) -> None:
     arguments = ("standalone", "--dir", str(tmp_path / "data"), *FREE_PORTS)
     with started(tmp_path, *arguments) as process:
         ready = ready_addresses(process)
@@ -83,7 +83,7 @@ def test_standalone_keeps_what_it_took(tmp_path: Path, stop: signal.Signals) -> 
         stopped(process)
 
 
-def test_broker_registers_with_a_name_server_and_says_good_bye(tmp_path: Path) -> None:
+def test_broker_registers_with_a_name_server_and_unregisters(tmp_path: Path) -> None:
     with ExitStack() as running:
         names = running.enter_context(started(tmp_path, "nameserver", "--port", "0"))
         nameserver = ready_addresses(names)["nameserver"]
@@ -96,7 +96,7 @@ def test_broker_registers_with_a_name_server_and_says_good_bye(tmp_path: Path) -
         stopped(names)
 
 
-def test_taken_port_of_the_broker_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_broker_port_in_use_leaves_nothing_behind(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

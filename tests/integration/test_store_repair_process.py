@@ -1,4 +1,4 @@
-"""A broker whose commit log is gone, as when a file system is not mounted."""
+"""A broker whose commit log is missing, as when a file system is not mounted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stop(process: subprocess.Popen[str]) -> None:
     assert process.wait(DEADLINE_S) == 0
 
 
-def test_it_refuses_to_start_until_the_log_is_back_or_given_up(tmp_path: Path) -> None:
+def test_the_broker_starts_only_once_the_log_is_back_or_abandoned(tmp_path: Path) -> None:
     store = tmp_path / "store"
     log, elsewhere = store / "commitlog", tmp_path / "elsewhere"
     broker_command = ("broker", "--dir", str(tmp_path), "--port", "0")

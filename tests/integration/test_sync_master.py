@@ -25,7 +25,7 @@ async def connected(cluster: LogReplicas) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @virtual_time()
-async def test_what_is_acknowledged_is_on_the_slave(tmp_path: Path, flush: str) -> None:
+async def test_acknowledged_messages_are_on_the_slave(tmp_path: Path, flush: str) -> None:
     async with log_replicas(tmp_path, settings={**SYNC, "flushDiskType": flush}) as cluster:
         await connected(cluster)
         if flush == "SYNC_FLUSH":

@@ -78,7 +78,7 @@ async def asked(server: ServerTls | None, client: ClientTls | None) -> int:
         (TlsMode.ENFORCING, True, True),
     ],
 )
-def test_modes_let_in_whom_they_should(
+def test_modes_admit_the_right_clients(
     run_on_loop: Run, files: Files, mode: TlsMode, with_tls: bool, works: bool
 ) -> None:
     async def main() -> None:
@@ -116,9 +116,7 @@ def test_clients_may_have_to_show_a_certificate(run_on_loop: Run, files: Files) 
     run_on_loop(main())
 
 
-def test_connections_that_say_nothing_or_nonsense_do_no_harm(
-    run_on_loop: Run, files: Files
-) -> None:
+def test_silent_or_malformed_connections_do_no_harm(run_on_loop: Run, files: Files) -> None:
     async def main() -> None:
         config = ServerConfig(tls=ServerTls(files.server))
         async with Server(SocketNetwork(), handlers(), config) as server:
@@ -163,7 +161,7 @@ def test_silent_peers_do_not_shut_others_out(
     run_on_loop(main())
 
 
-def test_a_peer_that_says_nothing_is_dropped_after_its_time(
+def test_a_silent_peer_is_dropped_after_the_handshake_timeout(
     run_on_loop: Run, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sniffing, "FIRST_BYTE_TIMEOUT_S", 0.05)
@@ -178,7 +176,7 @@ def test_a_peer_that_says_nothing_is_dropped_after_its_time(
     run_on_loop(main())
 
 
-def test_permissive_sockets_send_small_frames_at_once(run_on_loop: Run, files: Files) -> None:
+def test_permissive_sockets_send_small_frames_immediately(run_on_loop: Run, files: Files) -> None:
     async def main() -> None:
         config = ServerConfig(tls=ServerTls(files.server))
         async with (
@@ -215,9 +213,7 @@ def test_trust_that_cannot_be_used_is_named(tmp_path: Path, files: Files) -> Non
 
 
 @pytest.mark.parametrize("flag", [0, FLAG_ONEWAY])
-def test_requests_before_the_close_are_carried_out(
-    run_on_loop: Run, files: Files, flag: int
-) -> None:
+def test_requests_before_the_close_are_executed(run_on_loop: Run, files: Files, flag: int) -> None:
     count = 4000
     numbers: list[int] = []
     closed: list[Connection] = []
@@ -299,7 +295,7 @@ def test_threads_read_encrypted_responses_into_their_own_memory(files: Files) ->
         pool.close()
 
 
-def test_a_certificate_that_threads_do_not_trust_is_no_connection(files: Files) -> None:
+def test_threads_do_not_connect_with_an_untrusted_certificate(files: Files) -> None:
     with echoing(ServerTls(files.server)) as address:
         for tls in (ClientTls(), ClientTls(files.trust, server_name="other.test")):
             pool = BlockingPool(SocketNetwork(), PoolConfig(tls=tls))

@@ -108,7 +108,7 @@ def test_threads_share_a_producer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_table_and_topic_agree_whenever_the_process_is_killed(tmp_path: Path) -> None:
+def test_table_and_topic_agree_wherever_the_process_is_killed(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "shop.db")
     with standalone(tmp_path / "cluster", SETTINGS) as server:
         reached = killed_at_each_step(server.nameserver, shop.path)

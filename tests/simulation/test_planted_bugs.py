@@ -41,7 +41,7 @@ def test_is_found(bug: PlantedBug) -> None:
 
 @pytest.mark.long
 @each_bug
-def test_is_found_from_the_first_seed_on(bug: PlantedBug) -> None:
+def test_is_found_starting_at_the_first_seed(bug: PlantedBug) -> None:
     seed_that_finds(bug, range(SEEDS_MAX))
 
 

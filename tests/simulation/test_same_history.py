@@ -1,4 +1,4 @@
-"""A seed decides everything, also with slaves."""
+"""A seed decides everything, even with slaves."""
 
 from __future__ import annotations
 

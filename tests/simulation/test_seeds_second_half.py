@@ -1,4 +1,4 @@
-"""The second half of the seeds that every run of the tests simulates; the other is beside it."""
+"""The second half of the seeds that every test run simulates."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Archives a topic, and is killed in its second batch with rows: ``path nameserver topic [point]``.
 
-Without a point, after writing the batch as Parquet. With ``files`` or ``commit``, when it has
+Without a point, after writing the batch as Parquet. With ``files`` or ``commit``, after it has
 written the files of the batch for a Delta table, or has committed them too.
 """
 

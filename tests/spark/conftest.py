@@ -1,4 +1,4 @@
-"""What tests on real Spark share: one session for the whole process, and one broker."""
+"""Shared by tests on real Spark: one session for the whole process, and one broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turbopump.spark.session_builder import session
 HERE = f"{Path(__file__).parent}/"
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Short programs are over before Java's second compiler and parallel collector pay."""
+"""Short programs end before Java's second compiler and parallel collector pay off."""
 # Also for the processes that tests start.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 
@@ -31,9 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The one session; two cores, and a task is tried twice."""
+    """The one session; two cores, and a task is attempted twice."""
     scratch = tmp_path_factory.mktemp("spark")
-    # Java keeps the folder that it was started in: what tests write to relative paths goes there.
+    # Java keeps its working directory: files that tests write to relative paths are created there.
     with chdir(scratch):
         found = session(
             "tests",
@@ -49,14 +49,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A broker for all tests that leave it running; each takes topics of its own."""
+    """A broker for all tests that leave it running; each uses its own topics."""
     with standalone(tmp_path_factory.mktemp("broker")) as found:
         yield found
 
 
 @pytest.fixture
 def filters_allowed(spark: SparkSession) -> Iterator[None]:
-    """Let Spark hand the conditions of batch queries to sources that take them."""
+    """Let Spark pass the conditions of batch queries to sources that accept them."""
     setting = "spark.sql.python.filterPushdown.enabled"
     before = spark.conf.get(setting, "false")
     spark.conf.set(setting, "true")

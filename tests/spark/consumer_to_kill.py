@@ -1,7 +1,7 @@
-"""A driver of its own with a consumer, for tests that kill it or its executors.
+"""A separate driver with a consumer, for tests that kill it or its executors.
 
-Its function notes every message. For one body it kills the executor that it runs on, once; for
-another it never ends, and tells whoever reads the pipe ``half_done``.
+Its function records every message. For one body it kills the executor that it runs on, once; for
+another it never ends, and writes ``half_done`` to the pipe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A streaming query that is killed: ``source_to_kill.py nameserver topic folder [hang]``.
 
-It writes the numbers of each batch to a file of the batch's name. With ``hang`` it says so and
-stands still in the first batch with messages, whose end Spark has noted and whose success not.
+It writes the numbers of each batch to a file named after the batch. With ``hang`` it reports so and
+blocks in the first batch with messages, whose end Spark has recorded but whose success it has not.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def letters(broker: Standalone, topic: str) -> list[tuple[str, str, bytes]]:
 
 
 def require_letters(broker: Standalone, topic: str) -> None:
-    """Both records are there, once each, with their bytes as they are in the store."""
+    """Both records exist, once each, with their bytes as they are in the store."""
     found = letters(broker, topic)
     assert [int(offset) for offset, _, _ in found] == [NOT_INFLATING, DAMAGED]
     assert all(BAD[int(offset)] in reason for offset, reason, _ in found)
@@ -94,14 +94,14 @@ def test_a_batch(spark: SparkSession, broker: Standalone, options: dict[str, str
     assert by_offset[DAMAGED]["keys"] == f"k{DAMAGED}", "the rest of it can be read"
 
     assert numbers(read(spark, options, "skip").collect()) == GOOD
-    # Nobody inflates what nobody reads, but checksums are always compared.
+    # Bodies that are not read are not inflated, but checksums are always compared.
     assert read(spark, options, "skip", columns="queueOffset").count() == COUNT - 1
 
     dead = f"{topic}-bad"
     sent = read(spark, options, "deadLetter", deadLetterTopic=dead)
     assert numbers(sent.collect()) == GOOD
     require_letters(broker, dead)
-    # Repeated, as a task that failed is: what is there is not sent again.
+    # Repeated, as a failed task is: letters that already exist are not sent again.
     shown = read(
         spark, options, "deadLetter", deadLetterTopic=dead, columns="queueOffset,body,decodeError"
     )
@@ -139,7 +139,7 @@ def test_a_stream(
     with pytest.raises(PySparkException, match="set onBadRecord to null, skip or deadLetter"):
         run(plain("one", "fail"), "one")
     left_out, as_rows = (len(GOOD), len(GOOD), 0), (COUNT, len(GOOD), len(BAD))
-    # The checkpoint of a query that failed is read on with another mode.
+    # The checkpoint of a failed query is resumed with another mode.
     counted = counted_stream(spark, source("one", "skip"))
     assert counted.columns == list(COLUMNS)
     query = run(observed(counted, "skip"), "one")

@@ -1,4 +1,4 @@
-"""A function over messages on real executors: what succeeds, comes again, and is given up."""
+"""A function over messages on real executors: success, redelivery and dead letters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turbopump.wire.hosts import host
 from turbopump.wire.record import Record, decode_record
 
 TIMEOUT_S = 200.0
-"""Far longer than it takes, even beside others."""
+"""Far longer than it takes, even on a busy machine."""
 
 DELAYS = {"messageDelayLevel": " ".join(["1s"] * 18)}
 Handle = Callable[[Any], object]
@@ -35,14 +35,14 @@ Handle = Callable[[Any], object]
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A broker whose delays are short."""
+    """A broker with short delays."""
     with standalone(tmp_path_factory.mktemp("quick"), DELAYS) as found:
         yield found
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one test has for itself: a topic, a group, and a file that its function writes to."""
+    """The resources of one test: a topic, a group, and a file that its function writes to."""
 
     spark: SparkSession
     nameserver: str
@@ -94,7 +94,7 @@ def place(spark: SparkSession, quick: Standalone, tmp_path: Path) -> Place:
 # --- row by row -----------------------------------------------------------------------------------
 
 
-def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) -> None:
+def test_every_message_succeeds_is_redelivered_or_dead_lettered(place: Place) -> None:
     place.send(["good", "flaky", "hopeless", "never"], tags="wanted")
     place.send(["unwanted"], tags="other")
     log = place.log
@@ -114,7 +114,7 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
         assert _trigger(run) == "ProcessingTimeTrigger(170)"
         assert run.wait_until(lambda report: report.handled + report.dead == 4, TIMEOUT_S)
         report = run.report()
-        # What a batch has done is committed by the next look for news.
+        # A batch is committed when the next one is planned.
         with Admin(place.nameserver) as admin:
             while (progress := admin.groups.progress(place.group)).lag:
                 assert run.query.isActive
@@ -123,7 +123,7 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
     )
     calls = Counter(body for body, *_ in place.lines)
     assert calls == {"good": 1, "flaky": 3, "hopeless": 4, "never": 1}
-    # Functions see where a message was sent to, and how often it came before.
+    # Functions see the topic a message was sent to, and how often it was redelivered.
     assert {tuple(line[1:3]) for line in place.lines} == {(place.topic, "wanted")}
     times = [int(line[3]) for line in place.lines if line[0] == "hopeless"]
     assert times == [0, 1, 2, 3]
@@ -131,7 +131,7 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
     assert letters.keys() == {b"hopeless", b"never"}
     assert letters[b"hopeless"].properties[properties.RETRY_TOPIC] == place.topic
     assert letters[b"hopeless"].reconsume_times == 4
-    # The group's progress is where operators look for it, of the retry topic too.
+    # The group's progress is where operators look for it, including the retry topic.
     assert {each.queue.topic for each in progress.queues} == {
         place.topic,
         f"%RETRY%{place.group}",
@@ -140,7 +140,7 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
     assert progress.is_running
 
 
-def test_sql_chooses_messages_and_what_fails_comes_again(place: Place) -> None:
+def test_sql_selects_messages_and_failed_ones_are_redelivered(place: Place) -> None:
     with Producer("shop", nameserver=place.nameserver) as producer:
         for amount in ("50", "150", "many", "250"):
             producer.send(
@@ -163,7 +163,7 @@ def test_sql_chooses_messages_and_what_fails_comes_again(place: Place) -> None:
 
 
 def _trigger(run: ConsumerRun) -> str:
-    """Return when batches of a query begin; only Spark's own side knows."""
+    """Return when batches of a query start; only Spark itself knows."""
     return str(run.query._jsq.streamingQuery().trigger().toString())
 
 
@@ -203,7 +203,7 @@ def test_batches_are_answered_row_by_row(
             written.write(f"{len(given)} {set(topics_of(given)) == {topic}}\n")
         return answer(given)
 
-    # A namespace is in the names that brokers know, and functions do not see it.
+    # Brokers see names with the namespace, functions do not.
     settings = {"mode": mode, "namespace": "shop", "batch_max": 8}
     report = place.consume(seen, lambda report: report.handled == 21, **settings)
     assert report == ConsumerReport(21, 1, 0, batches=report.batches)
@@ -212,7 +212,7 @@ def test_batches_are_answered_row_by_row(
     assert {is_right for _, is_right in place.lines} == {"True"}
 
 
-def test_exception_in_a_batch_sends_all_of_it_back(place: Place) -> None:
+def test_an_exception_in_a_batch_sends_all_of_it_back(place: Place) -> None:
     place.send(["a", "b", "c"])
 
     def handle(messages: Any) -> object:
@@ -229,7 +229,7 @@ def test_exception_in_a_batch_sends_all_of_it_back(place: Place) -> None:
 # --- in order -------------------------------------------------------------------------------------
 
 
-def test_order_of_each_queue_is_kept_across_failures(place: Place) -> None:
+def test_the_order_of_each_queue_is_preserved_across_failures(place: Place) -> None:
     bodies = [str(n) for n in range(30)]
     with Producer("shop", nameserver=place.nameserver) as producer:
         queues = producer.queues(place.topic)
@@ -256,13 +256,13 @@ def test_order_of_each_queue_is_kept_across_failures(place: Place) -> None:
     assert letter.body == b"11"
 
 
-def test_order_can_be_worth_a_failed_query(place: Place) -> None:
+def test_the_query_can_fail_to_preserve_order(place: Place) -> None:
     place.send(["good", "bad", "later"])
     settings = {"ordered": True, "attempts_max": 0, "exhausted": "fail"}
     broken = place.consumer(lambda message: message.body != b"bad", **settings)
     with pytest.raises(StreamingQueryException, match=r"failed 1 times, and .* stops its queue"):
         broken.run(available_now=True)
-    # Once its cause is mended, the query goes on where it stopped.
+    # Once the cause is fixed, the query resumes where it stopped.
     mended = place.consumer(lambda _: True, **settings)
     report = mended.run(available_now=True)
     assert report.handled == 3
@@ -272,7 +272,7 @@ def test_order_can_be_worth_a_failed_query(place: Place) -> None:
 # --- sending back ---------------------------------------------------------------------------------
 
 
-def test_what_no_broker_takes_back_is_an_error() -> None:
+def test_a_message_that_no_broker_takes_back_is_an_error() -> None:
     nowhere = host("127.0.0.1", 1)
     record = Record(
         topic=b"t", queue_id=0, body=b"", born_timestamp_ms=0, born_host=nowhere, store_host=nowhere

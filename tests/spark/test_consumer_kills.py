@@ -1,4 +1,4 @@
-"""Every message is handled at least once, whoever is killed in the middle."""
+"""Every message is handled at least once, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from turbopump.admin.blocking import Admin
 from turbopump.spark import SparkConsumer
 
 TIMEOUT_S = 400.0
-"""Far longer than it takes, even beside others."""
+"""Far longer than it takes, even on a busy machine."""
 
 SPARK_HOME = Path(pyspark.__file__).parent
 PROGRAM = Path(__file__).with_name("consumer_to_kill.py")
 
 
 def send(nameserver: str, topic: str, bodies: list[str]) -> None:
-    """Send to one queue, so that it is known which messages make a batch."""
+    """Send to one queue, so that it is known which messages form a batch."""
     with Producer("shop", nameserver=nameserver) as producer:
         queue = producer.queues(topic)[0]
         for body in bodies:
@@ -39,9 +39,9 @@ def send(nameserver: str, topic: str, bodies: list[str]) -> None:
 
 @contextmanager
 def driver(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the program in a process group of its own, which is killed in the end."""
+    """Run the program in its own process group, which is killed at the end."""
     command = [sys.executable, str(PROGRAM), *arguments]
-    # What is killed does not tidy up. The names of sockets must be short, hence no `tmp_path`.
+    # A killed process does not clean up. The names of sockets must be short, hence no `tmp_path`.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         places = dict.fromkeys(("TMPDIR", "SPARK_LOCAL_DIRS"), scratch)
         places["JAVA_TOOL_OPTIONS"] = f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData"
@@ -50,16 +50,16 @@ def driver(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
             try:
                 yield it
             finally:
-                # Everything that belongs to it: the driver's Java, executors and their workers.
+                # All of its processes: the driver's Java, executors and their workers.
                 os.killpg(it.pid, signal.SIGKILL)
 
 
 def await_writer(pipe: Path) -> None:
-    """Wait until somebody writes into a pipe."""
+    """Wait until another process writes to a pipe."""
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         readable, _, _ = select.select([reading], [], [], TIMEOUT_S)
-        assert readable, f"nobody wrote to {pipe}"
+        assert readable, f"no process wrote to {pipe}"
     finally:
         os.close(reading)
 
@@ -76,7 +76,7 @@ def test_no_message_is_missed_when_executor_and_driver_are_killed(
     arguments = (broker.nameserver, topic, group, str(tmp_path), "local-cluster[2,1,1024]")
     with driver(*arguments):
         await_writer(half_done)
-    # Where executors work cannot be chosen for a cluster of one machine.
+    # The working directory of executors cannot be chosen for a cluster of one machine.
     shutil.rmtree(SPARK_HOME / "work" / (tmp_path / "application").read_text())
     assert (tmp_path / "killed").exists()
     before = notes.read_text().split()
@@ -97,7 +97,7 @@ def test_no_message_is_missed_when_executor_and_driver_are_killed(
     ).run(available_now=True)
     calls = Counter(notes.read_text().split())
     assert set(calls) == set(bodies)
-    # What was complete is not repeated, what was not complete is.
+    # Complete batches are not repeated, incomplete ones are.
     assert {calls[body] for body in bodies[:10] + bodies[30:]} == {1}
     assert calls["kills"] > 1
     assert calls["hangs"] > 1

@@ -1,7 +1,7 @@
 """The Spark programs of the documentation, in the shared session.
 
-The programs of a page run one after the other in one directory, each with names of its own: it can
-be copied alone, but may read topics and files that an earlier one has made.
+The programs of a page run one after the other in one directory, each with its own names: it can
+be copied alone, but may read topics and files that an earlier one has created.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGES = sorted({block.page for block in PROGRAMS})
 
 @pytest.fixture(scope="module", autouse=True)
 def orders(broker: Standalone) -> None:
-    """What people have before they come to Spark: orders, and a group with dead letters."""
+    """What exists before users start with Spark: orders, and a group with dead letters."""
     with (
         Producer("orders-producer", nameserver=broker.nameserver) as producer,
         PushConsumer(
@@ -54,7 +54,7 @@ def test_programs_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # A program may end its session; here it belongs to all of them.
+    # A program may stop its session; here all programs share it.
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     with listeners_removed(spark, monkeypatch):
         for block in PROGRAMS:
@@ -67,7 +67,7 @@ def test_programs_run(
 
 @contextmanager
 def listeners_removed(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Remove the listeners that programs add: they would print in tests that come later."""
+    """Remove the listeners that programs add: they would print in later tests."""
     add, added = StreamingQueryManager.addListener, []
 
     def note(self: StreamingQueryManager, listener: StreamingQueryListener) -> None:

@@ -1,4 +1,4 @@
-"""Reading each row of a sink once: nothing that is no duplicate is ever lost."""
+"""Reading each row of a sink once: no row is lost unless it is a duplicate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ = (
 
 
 def line(place: tuple[int, int], body: str, stamp: str | None, hour: int) -> str:
-    """Return a message as a line of JSON; the place is its queue and offset."""
+    """Return a message as a line of JSON; its position is its queue and offset."""
     message = {
         "topic": "orders",
         "broker": "a",
@@ -41,14 +41,14 @@ def streamed(spark: SparkSession, folder: Path, *micro_batches: str) -> DataFram
     return spark.readStream.schema(READ).option("maxFilesPerTrigger", "1").json(str(folder))
 
 
-def kept(spark: SparkSession, once: DataFrame, checkpoint: Path) -> list[str]:
+def deduplicated(spark: SparkSession, once: DataFrame, checkpoint: Path) -> list[str]:
     name = f"once_{uuid.uuid4().hex}"
     writer = once.writeStream.format("memory").queryName(name).trigger(availableNow=True)
     writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
     return sorted(row.body for row in spark.table(name).collect())
 
 
-def test_stream_keeps_what_is_hours_older_than_what_it_has_seen(
+def test_stream_retains_messages_hours_older_than_the_newest_seen(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     messages = streamed(
@@ -65,27 +65,29 @@ def test_stream_keeps_what_is_hours_older_than_what_it_has_seen(
     once = without_duplicates(messages, within="10 minutes")
     assert once.columns == messages.columns
     expected = ["first", "last", "old, stamped", "old, unstamped", "old, unstamped", "second"]
-    assert kept(spark, once, tmp_path / "checkpoint") == expected
+    assert deduplicated(spark, once, tmp_path / "checkpoint") == expected
 
 
-def test_two_rows_that_got_one_stamp_are_both_kept(spark: SparkSession, tmp_path: Path) -> None:
+def test_two_rows_with_the_same_stamp_are_both_returned(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     text = (
         line((0, 0), "a", "q/0/0/0", 1)
         + line((0, 1), "b", "q/0/0/0", 1)
         + line((0, 2), "a", "q/0/0/0", 1)
     )
     messages = streamed(spark, tmp_path / "in", text)
-    assert kept(spark, without_duplicates(messages), tmp_path / "checkpoint") == ["a", "b"]
+    assert deduplicated(spark, without_duplicates(messages), tmp_path / "checkpoint") == ["a", "b"]
     batch = without_duplicates(spark.read.schema(READ).json(str(tmp_path / "in")))
     assert sorted(row.body for row in batch.collect()) == ["a", "b"]
 
 
-def test_watermark_before_it_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_watermark_before_it_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     late = streamed(spark, tmp_path / "in").withWatermark("storeTimestamp", "1 minute")
     with pytest.raises(InvalidArgument, match="the watermark on storeTimestamp drops late"):
         without_duplicates(late)
 
 
-def test_it_says_which_columns_it_needs(spark: SparkSession) -> None:
+def test_the_error_names_the_columns_it_needs(spark: SparkSession) -> None:
     with pytest.raises(InvalidArgument, match=r"add .*broker, queueId, queueOffset, properties to"):
         without_duplicates(spark.sql("select 'orders' topic, 'x' body"))

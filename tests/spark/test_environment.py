@@ -1,4 +1,4 @@
-"""A session on a machine without Java, and what its user gets to see."""
+"""A session on a machine without Java, and what its user sees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ spark.stop()
 
 @pytest.fixture
 def without_java(tmp_path: Path) -> dict[str, str]:
-    """An environment with all programs of the machine but Java."""
+    """An environment with all programs of the machine except Java."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for folder in ("/usr/local/bin", "/usr/bin", "/bin"):

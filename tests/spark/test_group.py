@@ -49,7 +49,7 @@ def rows_of(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def test_what_a_query_has_read_is_the_groups_offset(
+def test_the_query_commits_what_it_has_read_as_the_groups_offset(
     spark: SparkSession, broker: Standalone, topic: str, group: str, tmp_path: Path
 ) -> None:
     fill(broker.nameserver, topic, range(300))
@@ -64,7 +64,7 @@ def test_what_a_query_has_read_is_the_groups_offset(
         assert sorted(each.committed for each in progress.queues) == [150, 150]
         fill(broker.nameserver, topic, range(300, 400))
         assert admin.groups.progress(group, topic).lag == 100
-        # Another checkpoint begins where the group is.
+        # A new checkpoint starts at the group's offsets.
         assert rows_of(start(spark, broker, tmp_path / "b", is_once=True, **options)) == 100
         assert admin.groups.progress(group, topic).lag == 0
     silent = options | {"commitOffsets": "false", "startingOffsets": "earliest"}

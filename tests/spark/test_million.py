@@ -1,4 +1,4 @@
-"""A million rows to a topic and back by a stream, every one of them accounted for."""
+"""A million rows to a topic and back by a stream, each of them accounted for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_million_rows_are_written_and_streamed_exactly_once(
     topic = f"million-{uuid.uuid4().hex}"
     rows = spark.range(0, COUNT, 1, 2).selectExpr("cast(id as string) body", "id % 4 queueId")
     cluster = {"nameserver": broker.nameserver, "topic": topic}
-    # None is sent twice because its answer is late: then the numbers would not be exact.
+    # None is sent twice because its response is late: then the numbers would not be exact.
     sink = {**cluster, "sendTimeoutMs": "120000"}
     rows.write.format("rocketmq").options(**sink).mode("append").save()
 

@@ -1,6 +1,6 @@
-"""Every way to run Spark that the guide names, each in a process of its own.
+"""Every way to run Spark that the guide names, each in its own process.
 
-What `local` does is the subject of all other tests here.
+All other tests here cover `local`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from turbopump.spark.java import find_java
 PROGRAM = Path(spark_mode.__file__)
 SPARK_HOME = Path(pyspark.__file__).parent
 TIMEOUT_S = 400
-"""Far longer than it takes, even beside others."""
+"""Far longer than it takes, even on a busy machine."""
 SMALL = {"spark.executor.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 
 
@@ -38,7 +38,7 @@ def run(
     folder: Path,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Run the program and compare what it counts; it must not print anything else."""
+    """Run the program and compare its counts; it must not print anything else."""
     done = subprocess.run(
         [sys.executable, "-W", "error", PROGRAM, json.dumps(mode), nameserver, str(folder)],
         capture_output=True,
@@ -66,7 +66,7 @@ def test_connect(broker: Standalone, tmp_path: Path) -> None:
 
 
 def test_standalone_master_and_workers_without_packages(broker: Standalone, tmp_path: Path) -> None:
-    """The Python of driver processes and workers has nothing but what the archive brings."""
+    """The Python of driver processes and workers has only what the archive contains."""
     archive = write_package(tmp_path / "turbopump-spark.tar.gz").path
     # Where the driver runs; Spark unpacks it for executors.
     (tmp_path / "turbopump").mkdir()
@@ -155,7 +155,7 @@ def bare_python(folder: Path) -> Path:
 def spark_class(
     name: str, arguments: Sequence[str], environment: Mapping[str, str], ready: str
 ) -> Iterator[str]:
-    """Run a part of a Spark cluster from the pip package; give what it says when it is ready."""
+    """Run a part of a Spark cluster from the pip package; yield its output once it is ready."""
     environment = {
         **environment,
         "SPARK_HOME": str(SPARK_HOME),
@@ -177,7 +177,7 @@ def spark_class(
                 line = process.stderr.readline()
                 assert line, seen
                 seen += line
-            # Somebody has to read what else it says, or it would wait for a reader one day.
+            # Its further output must be read, or it would eventually block.
             rest = threading.Thread(target=process.stderr.read)
             rest.start()
             yield found[1]

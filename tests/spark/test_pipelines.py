@@ -62,7 +62,7 @@ def run(broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
 def wait_for(fact: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
     while not fact():
-        assert time.monotonic() < end, "not so in time"
+        assert time.monotonic() < end, "not met in time"
         time.sleep(0.05)
 
 
@@ -70,7 +70,7 @@ def wait_for(fact: Callable[[], bool]) -> None:
 
 
 def old_messages(spark: SparkSession, offsets_ms: list[int]) -> DataFrame:
-    """Two queues of old messages, at these times after the beginning, alternately."""
+    """Two queues of old messages, alternating, at these times after the beginning."""
     rows = [
         (
             "old",
@@ -95,7 +95,7 @@ def old_messages(spark: SparkSession, offsets_ms: list[int]) -> DataFrame:
     return spark.createDataFrame(rows, schema).repartition(3)
 
 
-def test_replay_keeps_content_order_and_spacing(
+def test_replay_preserves_content_order_and_spacing(
     spark: SparkSession, broker: Standalone, name: str
 ) -> None:
     times_ms = [number * 400 for number in range(10)]
@@ -127,13 +127,13 @@ def test_replay_keeps_content_order_and_spacing(
     assert report.started_ms is not None
     assert report.started_ms >= began_ms
     for number, message in enumerate(found):
-        # Never early, whatever the machine does meanwhile: each 200 ms after the one before.
+        # Never early, whatever the load of the machine: each 200 ms after the previous one.
         due_ms = max(times_ms[number % 2 : number + 1 : 2]) // 2
         early_ms = report.started_ms + due_ms - message.store_timestamp_ms
         assert early_ms <= SLICE_MS
 
 
-def test_replay_begins_at_once_though_a_clock_was_set_back(
+def test_replay_starts_immediately_although_a_clock_was_set_back(
     spark: SparkSession, broker: Standalone, name: str
 ) -> None:
     """The earliest time is not that of the first message, which others of its queue wait for."""
@@ -164,8 +164,8 @@ def assert_replayed(message: MessageView, number: int) -> None:
     assert "DELAY" not in own
 
 
-def test_order_of_a_replay_is_left_to_nobody(spark: SparkSession) -> None:
-    """Stamps count rows: were their order left to chance, a repeated task would swap them."""
+def test_the_order_of_a_replay_is_fully_determined(spark: SparkSession) -> None:
+    """Stamps count rows: if their order were left to chance, a repeated task would swap them."""
     rows = [
         (topic, "a", 0, offset, b"", BEGIN + timedelta(milliseconds=stored_ms))
         for topic in ("zoo", "ark")
@@ -304,7 +304,7 @@ def test_redrive_sends_each_letter_once(
 
     first = redrive(spark, group, broker.nameserver, where=condition)
     assert (first.chosen, first.sent, first.sent_before, first.gone) == (6, 6, 0, 0)
-    # All of them now: those of before are recognised, also by a later run of another filter.
+    # All of them now: earlier ones are recognised, even by a later run with another filter.
     began_ms = int(time.time() * 1000)
     second = redrive(spark, group, broker.nameserver, rate_per_s=20.0)
     assert (second.chosen, second.sent, second.sent_before) == (12, 6, 6)
@@ -312,7 +312,7 @@ def test_redrive_sends_each_letter_once(
         each for each in stored(broker.nameserver, name) if "REDRIVEN_FROM" in each.properties
     ]
     times_ms = [each.store_timestamp_ms for each in copies if each.store_timestamp_ms >= began_ms]
-    # One is begun every 50 ms at most; only the first may be stored late.
+    # At most one starts every 50 ms; only the first may be stored late.
     assert max(times_ms) - min(times_ms) >= 4 * 50 - 10
     assert Counter(each.body for each in copies) == Counter(b"order %d" % n for n in range(12))
     assert {each.properties["own"] for each in copies} == {"kept"}
@@ -340,7 +340,7 @@ def test_redrive_sends_each_letter_once(
     assert {each.body for each in stored(broker.nameserver, elsewhere)} == expected
 
 
-def test_redrive_says_what_is_wrong(
+def test_redrive_reports_what_is_wrong(
     spark: SparkSession, broker: Standalone, producer: Producer, run: Callable[..., Result]
 ) -> None:
     unknown = run("redrive", "nobody-knows", "--yes")
@@ -358,7 +358,7 @@ def test_redrive_says_what_is_wrong(
 # --- lag ------------------------------------------------------------------------------------------
 
 
-def test_lag_is_sampled_kept_and_drawn(
+def test_lag_is_sampled_stored_and_plotted(
     spark: SparkSession,
     broker: Standalone,
     producer: Producer,
@@ -419,7 +419,7 @@ def record(*fields: object) -> str:
 
 
 def trace_bodies(topic: str) -> Iterator[bytes]:
-    """Trace of 100 messages, number n consumed after n + 1 ms; and a minute later some trouble."""
+    """Trace of 100 messages, number n consumed after n + 1 ms; and failures a minute later."""
     begin_ms, host = 1_800_000_000_000, "127.0.0.1:10911"
     for number in range(100):
         sent_ms, own, call = begin_ms + number * 100, f"ID{number}", f"R{number}"
@@ -466,7 +466,7 @@ def test_trace_is_analysed_by_topic_group_and_tag(
     found = {(each.topic, each.group, each.tag): each for each in report.consumptions}
     even, odd = found["orders", "billing", "even"], found["orders", "billing", None]
     assert (even.consumed, even.failed, even.retried, even.unfinished) == (51, 1, 1, 0)
-    # Of the first calls alone: that of the retry would tell of its delay.
+    # Only of the first calls: that of the retry would include its delay.
     assert (even.latency_p50_ms, even.latency_p99_ms) == (49, 99)
     assert (even.processing_p50_ms, even.processing_p99_ms) == (5, 7)
     assert (odd.consumed, odd.failed, odd.retried, odd.unfinished) == (50, 0, 0, 1)

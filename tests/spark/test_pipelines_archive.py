@@ -62,7 +62,7 @@ def test_each_message_is_archived_once_and_merging_loses_none(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One archive's life: two runs, a death between writing and noting it, and merges."""
+    """The life of one archive: two runs, a crash between writing and recording it, and merges."""
     path = tmp_path / "archive"
     source = {"nameserver": broker.nameserver, "topic": topic, "maxOffsetsPerTrigger": "20"}
     send(producer, topic, range(50))
@@ -87,7 +87,7 @@ def test_each_message_is_archived_once_and_merging_loses_none(
         patch.setattr(archive_writer._Writer, "write", dying)
         with pytest.raises(SparkError, match="died before it was noted"):
             archive(spark, path, source)
-    # The rows are there; the query does not know, and writes them once more, over themselves.
+    # The rows exist; the query does not know, and writes them again, over themselves.
     assert numbers(read_archive(spark, path)) == Counter(range(60))
     stop = threading.Event()
 
@@ -95,7 +95,7 @@ def test_each_message_is_archived_once_and_merging_loses_none(
         if step.done == 10:
             stop.set()
 
-    # This time it would go on for ever.
+    # This time it would run forever.
     second = archive(spark, path, source, every_s=0.5, watch=stop_when_done, stop=stop)
     assert second.rows == 10
     assert numbers(read_archive(spark, path)) == Counter(range(60))
@@ -134,8 +134,8 @@ def test_interrupted_merge_is_seen_once_and_finished_by_the_next_run(
         patch.setattr("shutil.rmtree", die)
         with pytest.raises(RuntimeError, match="died"):
             compact(spark, path)
-    assert numbers(read_archive(spark, path)) == Counter(range(40)), "moved, sources still there"
-    assert max(numbers(spark.read.parquet(str(path))).values()) == 2, "others see them twice"
+    assert numbers(read_archive(spark, path)) == Counter(range(40)), "moved, sources still exist"
+    assert max(numbers(spark.read.parquet(str(path))).values()) == 2, "other readers see them twice"
 
     done = compact(spark, path)
     assert (done.finished_for_others, done.merges) == (1, 0)
@@ -143,7 +143,7 @@ def test_interrupted_merge_is_seen_once_and_finished_by_the_next_run(
     assert len(batch_folders(path)) == 2
 
 
-def test_merge_that_is_not_alone_or_lost_rows_changes_nothing(
+def test_a_merge_that_runs_concurrently_or_loses_rows_changes_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "archive"
@@ -177,7 +177,7 @@ def test_folders_with_other_columns_are_not_merged_and_read_with_all(
     for batch, frame in enumerate([wide.drop("body"), wide, wide, wide.drop("body"), wide]):
         frame.coalesce(1).write.parquet(f"{path}/topic=a/batch=00000000-{batch:010}")
     assert compact(spark, path).merges == 1
-    assert len(batch_folders(path)) == 4, "only neighbours that are alike become one"
+    assert len(batch_folders(path)) == 4, "only neighbours with the same columns are merged"
     found = read_archive(spark, path).selectExpr("count(*) rows", "count(body) bodies").collect()
     assert tuple(found[0]) == (25, 15)
 
@@ -187,7 +187,7 @@ def test_dates_and_hours_are_those_of_utc(spark: SparkSession, zone: str) -> Non
     before = str(spark.conf.get("spark.sql.session.timeZone"))
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
-        # Half an hour before and after an hour that Berlin leaves out; the end of a day; 1969.
+        # Half an hour before and after an hour that Berlin skips; the end of a day; 1969.
         texts = ["2026-03-29T00:30:00", "2026-03-29T01:30:00", "2026-10-25T23:59:59"]
         texts.append("1969-12-31T23:59:59")
         rows = [(datetime.fromisoformat(f"{text}+00:00"),) for text in texts]
@@ -201,10 +201,10 @@ def test_dates_and_hours_are_those_of_utc(spark: SparkSession, zone: str) -> Non
     assert found == [text[:13] for text in texts]
 
 
-def test_archive_elsewhere_keeps_its_settings_and_is_read(
+def test_an_archive_on_another_file_system_keeps_its_settings_and_is_read(
     spark: SparkSession, broker: Standalone, producer: Producer, topic: str, tmp_path: Path
 ) -> None:
-    """Through Hadoop, as on any file system that is none of this machine."""
+    """Through Hadoop, as on any remote file system."""
     context: Any = spark.sparkContext
     hadoop = context._jsc.hadoopConfiguration()
     hadoop.set(f"fs.viewfs.mounttable.{topic}.link./lake", f"file://{tmp_path}")
@@ -261,7 +261,7 @@ def test_delta_table_has_each_message_once_whenever_it_is_killed(
     killed(path, broker.nameserver, topic, "commit")
     assert rows() == Counter(range(40))
     report = archive(spark, path, source, format="delta")
-    assert (report.rows, report.files) == (0, 0), "the table has the batch that was not noted"
+    assert (report.rows, report.files) == (0, 0), "the table has the batch that was not recorded"
     send(producer, topic, range(40, 43))
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     names: set[str] = set()
@@ -292,7 +292,7 @@ def test_delta_table_has_each_message_once_whenever_it_is_killed(
 def test_killed_between_writing_and_noting(
     spark: SparkSession, broker: Standalone, producer: Producer, topic: str, tmp_path: Path
 ) -> None:
-    """The process is gone at once, with its Java; another one goes on from what it left."""
+    """The process dies immediately, with its Java; another one resumes from what it left."""
     path = tmp_path / "archive"
     send(producer, topic, range(40))
     killed(path, broker.nameserver, topic)
@@ -305,7 +305,7 @@ def test_killed_between_writing_and_noting(
     assert not list(path.glob(".spark-staging-*"))
     assert numbers(spark.read.parquet(str(path))) == Counter(range(40))
     assert numbers(read_archive(spark, path)) == Counter(range(40))
-    assert report.rows == 25, "the second batch was not noted, and is written again"
+    assert report.rows == 25, "the second batch was not recorded, and is written again"
 
 
 def test_command_archives_and_reports(
@@ -344,7 +344,7 @@ def test_command_archives_and_reports(
     assert f"similar: {topic}" in missing.stderr
 
 
-def test_bad_wishes_are_named(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
+def test_invalid_options_are_named(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     source = {"nameserver": broker.nameserver, "topic": "TBW102", "columns": "topic,body"}
     with pytest.raises(
         InvalidArgument, match="partition_by must be columns of topic, got 'topic,date'"

@@ -1,4 +1,4 @@
-"""The declared archive of the examples, run as people run it; minutes, so only in long runs."""
+"""The declared archive of the examples, run as users run it; minutes, so only in long runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUN_S = 600
 
 
 def run(project: Path, data: Path) -> str:
-    # What the tests themselves set up for their session is not for this one.
+    # The session settings of the tests must not apply to this one.
     environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
     found = subprocess.run(
         [
@@ -58,7 +58,7 @@ def rows(table: Path) -> int:
 
 
 @pytest.mark.long
-def test_each_run_takes_what_arrived_since_the_last(broker: Standalone, tmp_path: Path) -> None:
+def test_each_run_reads_what_arrived_since_the_last(broker: Standalone, tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project)
     spec = project / "spark-pipeline.yml"

@@ -1,6 +1,6 @@
-"""In which order a replay sends rows, and when each is due: by the rows alone, however they come.
+"""In which order a replay sends rows, and when each is due: by the rows, not by their input order.
 
-Stamps count rows: were their order left to chance, a task that is tried again would swap them.
+Stamps count rows: if their order were left to chance, a retried task would swap them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """A message as it was archived; its time is after BEGIN."""
+    """An archived message; its time is after BEGIN."""
 
     body: str
     time_ms: int | None
@@ -59,7 +59,7 @@ def sent(frame: DataFrame) -> list[tuple[str, int]]:
 
 
 def replayed(spark: SparkSession, messages: Sequence[Old], *without: str) -> list[tuple[str, int]]:
-    """The same for rows that come in one order and in the other, which has to be the same."""
+    """The same for rows in one input order and in the reverse one; the results must be equal."""
     one, other = (
         sent(
             spark.createDataFrame([each.row() for each in some], SCHEMA).coalesce(1).drop(*without)
@@ -75,21 +75,21 @@ def as_it_was(messages: Sequence[Old]) -> list[tuple[str, int]]:
 
 
 def two_lives(apart_ms: int) -> list[Old]:
-    """A topic that was deleted and made anew: its offsets begin again, its broker's log goes on."""
+    """A topic that was deleted and re-created: offsets restart at 0, the broker's log continues."""
     first = [Old(f"first-{n}", 100 * n, n, 1000 + n) for n in range(5)]
     return first + [Old(f"second-{n}", apart_ms + 100 * n, n, 2000 + n) for n in range(4)]
 
 
 @pytest.mark.parametrize("apart_ms", [1000, 2 * CLOCK_MARGIN_MS], ids=["seconds", "hours"])
 @pytest.mark.parametrize("without", [(), ("offsetMsgId",)], ids=["ids", "no ids"])
-def test_a_topic_that_was_made_anew_is_sent_one_life_after_the_other(
+def test_generations_of_a_recreated_topic_are_sent_one_after_the_other(
     spark: SparkSession, apart_ms: int, without: tuple[str, ...]
 ) -> None:
     messages = two_lives(apart_ms)
     assert replayed(spark, messages, *without) == as_it_was(messages)
 
 
-def test_lives_are_told_apart_also_by_what_a_filter_leaves(spark: SparkSession) -> None:
+def test_generations_are_distinguished_even_in_filtered_rows(spark: SparkSession) -> None:
     messages = two_lives(1000)
     messages = messages[0:5:2] + messages[6::2]
     assert replayed(spark, messages) == as_it_was(messages)
@@ -107,7 +107,7 @@ def test_brokers_of_two_clusters_may_have_the_same_name(spark: SparkSession) -> 
 
 @pytest.mark.parametrize("back_ms", [500, CLOCK_MARGIN_MS - 2])
 @pytest.mark.parametrize("without", [(), ("offsetMsgId",)], ids=["ids", "no ids"])
-def test_a_queue_keeps_its_order_though_its_clock_was_set_back(
+def test_a_queue_keeps_its_order_although_its_clock_was_set_back(
     spark: SparkSession, back_ms: int, without: tuple[str, ...]
 ) -> None:
     """By steps, of which the largest sum is less than the margin."""
@@ -141,7 +141,7 @@ def test_offsets_may_be_texts(spark: SparkSession) -> None:
     assert [body for body, _ in sent(texts)] == list(map(str, range(12)))
 
 
-def test_ids_that_no_broker_gave_say_nothing(spark: SparkSession) -> None:
+def test_ids_not_assigned_by_a_broker_are_ignored(spark: SparkSession) -> None:
     messages = [Old(str(n), 0, n, f"id-{9 - n}") for n in range(8)]
     assert replayed(spark, messages) == as_it_was(messages)
 

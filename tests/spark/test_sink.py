@@ -35,7 +35,7 @@ def topic() -> str:
 
 @pytest.fixture
 def small_batches(spark: SparkSession) -> Iterator[int]:
-    """How many rows come to the sink at a time."""
+    """How many rows the sink gets at a time."""
     setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = str(spark.conf.get(setting))
     spark.conf.set(setting, "100")
@@ -56,7 +56,7 @@ def stamps(messages: list[MessageView]) -> Counter[str]:
     return Counter(message.properties[STAMP_PROPERTY] for message in messages)
 
 
-# --- what a message is made of --------------------------------------------------------------------
+# --- the parts of a message -----------------------------------------------------------------------
 
 
 def test_all_columns_arrive(spark: SparkSession, broker: Standalone, topic: str) -> None:
@@ -104,7 +104,7 @@ def test_option_outranks_column_and_texts_are_bodies(
 def test_delayed_compressed_and_plain_messages_of_many_topics(
     spark: SparkSession, broker: Standalone, topic: str
 ) -> None:
-    """None of them is stopped by the others; the delayed ones arrive when it is their time."""
+    """None of them is blocked by the others; the delayed ones arrive when they are due."""
     rows = spark.sql(
         f"""select concat('{topic}-', id % 3) topic,
         if(id % 10 = 0, repeat('x', 10000), cast(id as string)) body, id % 2 delayLevel
@@ -153,7 +153,7 @@ def test_rows_of_a_queue_keep_their_order(
         assert numbers == list(range(queue_id, 3000, 4))
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejected writes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_rows_of_a_queue_keep_their_order(
         ("'x' body", {"topic": "a topic"}, ["got 'a topic'"]),
     ],
 )
-def test_driver_refuses_what_cannot_work(
+def test_the_driver_rejects_invalid_writes(
     spark: SparkSession, select: str, options: dict[str, str], words: list[str]
 ) -> None:
     rows = spark.sql(f"select {select}")
@@ -218,7 +218,7 @@ def test_reserved_properties_can_be_dropped(
     assert message.properties[STAMP_PROPERTY] != "old"
 
 
-def test_failed_send_fails_the_job_with_the_brokers_words(
+def test_a_failed_send_fails_the_job_with_the_brokers_message(
     spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     rows = spark.sql("select repeat('x', 3000) body from range(10)").coalesce(1)
@@ -241,14 +241,14 @@ def test_topic_without_permission_fails_the_job(
     assert not stored(broker.nameserver, topic)
 
 
-# --- tasks and queries that are tried again -------------------------------------------------------
+# --- retried tasks and queries --------------------------------------------------------------------
 
 
 def test_duplicates_of_a_retried_task_are_recognised(
     spark: SparkSession, broker: Standalone, topic: str, small_batches: int
 ) -> None:
     def spoiled_on_first_try(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Let row 350 have no body when a task is tried for the first time."""
+        """Let row 350 have no body in the first attempt of a task."""
         context = TaskContext.get()
         assert context is not None
         for batch in batches:
@@ -259,7 +259,7 @@ def test_duplicates_of_a_retried_task_are_recognised(
 
     rows = spark.sql("select cast(id as string) body from range(1000)").coalesce(1)
     spoiled = rows.mapInArrow(spoiled_on_first_try, "body string")
-    # With one send at a time, two are stored for sure before the fourth batch is looked at.
+    # With one send at a time, two are certainly stored before the fourth batch is examined.
     options = {"batchSize": str(small_batches), "maxInFlight": "1"}
     writer(spoiled, broker.nameserver, topic).options(**options).save()
     found = stored(broker.nameserver, topic)
@@ -300,7 +300,7 @@ def lines_to_topic(
     )
 
 
-def test_stream_goes_on_where_it_was_and_repeats_what_was_not_committed(
+def test_a_stream_resumes_and_repeats_the_uncommitted_batch(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
 ) -> None:
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
@@ -310,7 +310,7 @@ def test_stream_goes_on_where_it_was_and_repeats_what_was_not_committed(
         lines_to_topic(spark, folder, checkpoint, broker.nameserver, topic).awaitTermination()
     expected = Counter(f"{run}-{n}".encode() for run in range(2) for n in range(200))
     assert bodies(stored(broker.nameserver, topic)) == expected
-    # As if the driver had died between the last send and Spark's own note of it.
+    # As if the driver had died between the last send and Spark's own record of it.
     for note in (checkpoint / "commits").glob("*1*"):
         note.unlink()
     lines_to_topic(spark, folder, checkpoint, broker.nameserver, topic).awaitTermination()
@@ -324,7 +324,7 @@ def test_stream_goes_on_where_it_was_and_repeats_what_was_not_committed(
     }
 
 
-def test_failing_send_ends_the_stream_with_the_brokers_words(
+def test_a_failed_send_ends_the_stream_with_the_brokers_message(
     spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "in"
@@ -360,14 +360,14 @@ def as_rows(spark: SparkSession, messages: list[MessageView]) -> DataFrame:
     return spark.createDataFrame(rows, READ)
 
 
-def test_workers_do_not_look_for_garbage_in_what_lasts(
+def test_workers_exclude_permanent_objects_from_garbage_collection(
     spark: SparkSession, broker: Standalone, topic: str
 ) -> None:
     def set_aside(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()] * batch.num_rows})
 
-    # Three tasks for two workers: one of them has its second.
+    # Three tasks for two workers: one of them runs its second.
     for _ in range(3):
         writer(spark.sql("select 'x' body"), broker.nameserver, topic).save()
     counts = spark.range(0, 2, 1, 2).mapInArrow(set_aside, "objects long").toArrow()

@@ -1,4 +1,4 @@
-"""Idempotent writes on real Spark: tasks and batches that are repeated send no row twice."""
+"""Idempotent writes on real Spark: repeated tasks and batches send no row twice."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from stored_messages import stored
 
 ROWS = 1000
 STOPPED_AT = 350
-"""The row at which the first attempt ends; most of those before it are stored then."""
+"""The row at which the first attempt ends; most earlier rows are stored by then."""
 PADDING = "x" * 1000
-"""So that a hundred rows are more than Spark's buffers hold back."""
+"""So that a hundred rows exceed what Spark's buffers hold."""
 EXPECTED = Counter(f"{n}{PADDING}".encode() for n in range(ROWS))
 PATIENCE_S = 240.0
 SMALL = {"batchSize": "100", "maxInFlight": "1", "idempotent": "true"}
@@ -113,7 +113,7 @@ def test_batch_of_a_killed_query_is_repeated_without_duplicates(
     gate.unlink()
     started().awaitTermination()
     assert bodies(options) == EXPECTED
-    # As if the driver had died between the sink's commit and Spark's note of it.
+    # As if the driver had died between the sink's commit and Spark's record of it.
     for note in (checkpoint / "commits").glob("*0*"):
         note.unlink()
     (lines / "1.txt").write_text("more\n")

@@ -23,7 +23,7 @@ COUNT = 1200
 
 @pytest.fixture(scope="module")
 def topic(broker: Standalone) -> str:
-    """A topic with two queues, sent in two halves with a moment between them."""
+    """A topic with two queues, sent in two halves with a pause between them."""
     name = made_topic(broker.nameserver, fresh_topic(), queues=2)
     fill(broker.nameserver, name, range(COUNT // 2))
     first = stored(broker.nameserver, name)
@@ -50,7 +50,7 @@ def read(spark: SparkSession, broker: Standalone, **options: str) -> DataFrame:
 
 
 def numbers(rows: DataFrame) -> list[int]:
-    """Return which messages came, in order of their numbers."""
+    """Return which messages were read, in order of their numbers."""
     found = rows.select(f.col("body").cast("string").cast("int").alias("n"))
     return sorted(row.n for row in found.collect())
 
@@ -64,7 +64,7 @@ def test_the_broker_filters_by_sql(spark: SparkSession, broker: Standalone) -> N
     assert numbers(rows) == [10, 11, 12, 40]
 
 
-def test_every_column_is_what_the_client_sees(
+def test_every_column_equals_what_the_client_sees(
     spark: SparkSession, broker: Standalone, topic: str, broker_name: str
 ) -> None:
     rows = read(spark, broker, topic=topic)
@@ -109,7 +109,7 @@ def test_columns_are_chosen_by_option_or_schema(
         wrong.load().collect()
 
 
-def test_a_read_begins_and_ends_where_it_is_told(
+def test_a_read_starts_and_ends_at_the_given_positions(
     spark: SparkSession, broker: Standalone, topic: str, broker_name: str
 ) -> None:
     half_ms = max(
@@ -130,7 +130,7 @@ def test_a_read_begins_and_ends_where_it_is_told(
     assert places == [(0, offset) for offset in range(10, 15)]
 
 
-def test_what_comes_after_planning_is_not_of_the_batch(
+def test_messages_that_arrive_after_planning_are_not_in_the_batch(
     spark: SparkSession, broker: Standalone
 ) -> None:
     name = made_topic(broker.nameserver, fresh_topic(), queues=1)
@@ -184,7 +184,7 @@ def test_names_lie_within_a_namespace(spark: SparkSession, broker: Standalone) -
     assert stored(broker.nameserver, f"staging%{name}")
 
 
-def test_mistakes_are_told_before_anything_is_read(
+def test_invalid_options_are_reported_before_anything_is_read(
     spark: SparkSession, broker: Standalone, topic: str
 ) -> None:
     with pytest.raises(PySparkException, match=r"did you mean startingOffsets\?"):
@@ -201,7 +201,7 @@ def test_mistakes_are_told_before_anything_is_read(
 def test_one_dataframe_answers_every_query_of_it(
     spark: SparkSession, broker: Standalone, topic: str
 ) -> None:
-    """Spark keeps pushed filters for a DataFrame's later queries, so the source takes none."""
+    """Spark keeps pushed filters for a DataFrame's later queries, so the source accepts none."""
     rows = read(spark, broker, topic=topic, columns="queueId,queueOffset,tags")
     assert rows.where("queueId = 1 and queueOffset < 10").count() == 10
     assert rows.count() == COUNT

@@ -1,4 +1,4 @@
-"""The driver of a stream is killed in the middle of a batch: nothing is lost, nothing twice."""
+"""The driver of a stream is killed in the middle of a batch: nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 120.0
 
 @contextmanager
 def driver(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the program in a process group of its own, which is gone in the end."""
+    """Run the program in its own process group, which is killed at the end."""
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), *arguments],
         stdout=subprocess.PIPE,
@@ -34,13 +34,13 @@ def driver(*arguments: str) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_killed_driver_repeats_its_batch_and_goes_on(broker: Standalone, tmp_path: Path) -> None:
+def test_a_killed_driver_repeats_its_batch_and_resumes(broker: Standalone, tmp_path: Path) -> None:
     topic = made_topic(broker.nameserver, fresh_topic(), queues=2)
     fill(broker.nameserver, topic, range(1000, 1100))
     given = (broker.nameserver, topic, str(tmp_path))
     with driver(*given, "hang") as first:
         assert first.stdout is not None
-        # The stream begins at the end of the topic, which only its first batch knows.
+        # The stream starts at the end of the topic, which only its first batch knows.
         assert first.stdout.readline() == "batch 0 0\n"
         fill(broker.nameserver, topic, range(100))
         assert first.stdout.readline().startswith("batch 1 ")

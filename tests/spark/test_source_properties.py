@@ -43,7 +43,7 @@ VALUES = [
 
 @pytest.fixture(scope="module")
 def topic(broker: Standalone) -> str:
-    """A topic with messages of which each has another value of a property, and some have none."""
+    """A topic in which each message has another value of a property, and some have none."""
     name = made_topic(broker.nameserver, fresh_topic(), queues=2)
     with Producer("shop", nameserver=broker.nameserver) as producer:
         for number, value in enumerate(VALUES):
@@ -129,7 +129,7 @@ def register_probe(spark: SparkSession, noted: str) -> None:
 
 @pytest.mark.usefixtures("filters_allowed")
 def test_spark_passes_no_lookups_in_maps_to_sources(spark: SparkSession, tmp_path: Path) -> None:
-    """The ground of ADR 10: if a later Spark passes more than this, the decision is open again."""
+    """The basis of ADR 10: if a later Spark passes more than this, the decision is open again."""
     noted = tmp_path / "conditions"
     register_probe(spark, str(noted))
     of_map = ["IsNotNull(attribute=('properties',))"]

@@ -1,4 +1,4 @@
-"""Spark reads from a slave: to spare the master, and when the master is gone."""
+"""Spark reads from a slave: to spare the master, and when the master is down."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def has_topic(address: str) -> bool:
 
 
 def delivered(replicas: ReplicaProcesses) -> dict[str, int]:
-    """Return how many messages each broker that runs has handed out."""
+    """Return how many messages each running broker has served."""
     found = {}
     for name, address in replicas.addresses.items():
         if info := asyncio.run(runtime_info(address)):

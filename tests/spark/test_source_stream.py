@@ -32,7 +32,7 @@ DATA = Path(__file__).parents[1] / "data" / "spark"
 
 
 class Collected:
-    """What a query has given, batch by batch; a batch that is repeated replaces its first try."""
+    """What a query has returned, batch by batch; a repeated batch replaces its first attempt."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[int]] = {}
@@ -62,7 +62,7 @@ def started(rows: DataFrame, into: Collected, checkpoint: Path) -> StreamingQuer
 
 
 def run_now(rows: DataFrame, into: Collected, checkpoint: Path) -> StreamingQuery:
-    """Read what there is, and return the query when it has ended."""
+    """Read what exists, and return the query when it has ended."""
     writer = rows.writeStream.foreachBatch(into).option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(int(PATIENCE_S))
@@ -74,7 +74,7 @@ def topic(broker: Standalone) -> str:
     return made_topic(broker.nameserver, fresh_topic(), queues=3)
 
 
-def test_a_stream_goes_on_where_it_was_and_keeps_its_limits(
+def test_a_stream_resumes_from_its_checkpoint_within_its_limits(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
 ) -> None:
     into = Collected()
@@ -89,7 +89,7 @@ def test_a_stream_goes_on_where_it_was_and_keeps_its_limits(
     assert into.numbers == list(range(200))
     assert [len(into.batches[batch]) for batch in sorted(into.batches)] == [0, 70, 70, 60]
     first = query.recentProgress[1]["sources"][0]
-    assert ends(first["latestOffset"]) == [100, 100, 0], "the lag is seen"
+    assert ends(first["latestOffset"]) == [100, 100, 0], "the lag is reported"
     assert ends(first["endOffset"]) == [35, 35, 0]
     behind = [source for progress in query.recentProgress for source in lag_of(progress)]
     assert [each.offsets and each.offsets.max for each in behind] == [100, 65, 30, 0]
@@ -102,7 +102,7 @@ def test_a_stream_goes_on_where_it_was_and_keeps_its_limits(
     shells.wait_for(lambda: reported == behind, PATIENCE_S)
     spark.streams.removeListener(listener)
     run_now(rows, into, tmp_path)
-    assert into.numbers == list(range(200)), "nothing comes twice"
+    assert into.numbers == list(range(200)), "nothing is read twice"
     fill(broker.nameserver, topic, range(200, 300))
     run_now(rows, into, tmp_path)
     assert into.numbers == list(range(300))
@@ -117,7 +117,7 @@ def ends(offsets: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "10"}], ids=["all", "limited"])
-def test_a_query_of_one_batch_is_refused(
+def test_a_query_with_a_once_trigger_is_rejected(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path, options: dict[str, str]
 ) -> None:
     rows = stream(spark, broker.nameserver, topic=topic, **options).load()
@@ -162,7 +162,7 @@ def test_a_running_stream_waits_until_there_is_enough(
     assert len(into.batches[1]) >= 50
 
 
-def test_a_stream_goes_on_when_topics_are_deleted_and_queues_closed(
+def test_a_stream_continues_when_topics_are_deleted_and_queues_closed(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
 ) -> None:
     into, gone = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
@@ -212,7 +212,7 @@ def test_new_messages_and_new_queues_are_followed(
 
 
 def fill_new_queues(nameserver: str, topic: str) -> None:
-    """Send to the fourth and fifth queue, which are there when the broker has made them."""
+    """Send to the fourth and fifth queue, which exist once the broker has created them."""
     from turbopump.client.blocking import Producer
     from turbopump.message import Message
 
@@ -237,7 +237,7 @@ def test_an_empty_topic_gives_an_empty_stream(
 # --- failures -------------------------------------------------------------------------------------
 
 
-def test_what_comes_after_a_stream_began_without_topics_is_read_as_a_whole(
+def test_topics_created_after_a_stream_started_without_any_are_read_completely(
     spark: SparkSession, broker: Standalone, tmp_path: Path
 ) -> None:
     into, prefix = Collected(), fresh_topic()
@@ -249,7 +249,7 @@ def test_what_comes_after_a_stream_began_without_topics_is_read_as_a_whole(
     assert into.numbers == list(range(30))
 
 
-def test_a_topic_that_was_made_anew_is_read_as_a_whole(
+def test_a_recreated_topic_is_read_completely(
     spark: SparkSession, broker: Standalone, tmp_path: Path
 ) -> None:
     into, name = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
@@ -265,10 +265,10 @@ def test_a_topic_that_was_made_anew_is_read_as_a_whole(
 
 
 @pytest.mark.parametrize(("count", "is_repeated"), [(20, True), (8, True), (8, False)])
-def test_messages_of_a_recreated_topic_are_never_taken_for_those_of_the_old_one(
+def test_messages_of_a_recreated_topic_are_never_mistaken_for_old_ones(
     spark: SparkSession, broker: Standalone, tmp_path: Path, count: int, *, is_repeated: bool
 ) -> None:
-    """A batch that failed is repeated without asking where it ends; others are planned."""
+    """A failed batch is repeated without planning its end again; others are planned."""
     into, name = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
     rows = stream(spark, broker.nameserver, topic=name).load()
     fill(broker.nameserver, name, range(4), queues=1)
@@ -312,7 +312,7 @@ def test_a_checkpoint_of_version_0_1_is_resumed(spark: SparkSession, tmp_path: P
     noted = (checkpoint / "offsets" / "3").read_text().splitlines()[-1]
     assert ends(noted) == [80, 10]
     marks = json.loads(noted)[""][name]["broker-a"]
-    assert marks.keys() == {"0", "1"}, "also of the queue that had no new messages"
+    assert marks.keys() == {"0", "1"}, "including the queue that had no new messages"
 
 
 def test_a_worker_that_dies_in_the_middle_is_replaced(
@@ -374,7 +374,9 @@ def test_a_stream_survives_the_restart_of_its_broker(spark: SparkSession, tmp_pa
 SMALL_FILES = {"mappedFileSizeCommitLog": str(300 * 1024), "maxMessageSize": str(64 * 1024)}
 
 
-def test_expired_messages_end_the_stream_or_are_passed(spark: SparkSession, tmp_path: Path) -> None:
+def test_expired_messages_end_the_stream_or_are_skipped(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     name, folder = fresh_topic(), tmp_path / "broker"
     with standalone(folder, SMALL_FILES) as first:
         fill(first.nameserver, made_topic(first.nameserver, name, queues=1), range(100))
@@ -384,7 +386,7 @@ def test_expired_messages_end_the_stream_or_are_passed(spark: SparkSession, tmp_
         loose = options | {"failOnDataLoss": "false"}
         run_now(stream(spark, first.nameserver, **loose).load(), lenient, tmp_path / "loose")
         fill(first.nameserver, name, range(100, 4000))
-    # As a broker does with a file that has become too old.
+    # As a broker does with an expired file.
     min(folder.rglob("commitlog/*")).unlink()
     with standalone(folder, SMALL_FILES, ports=first.ports) as second:
         with pytest.raises(StreamingQueryException, match=r"expired before|are lost"):

@@ -1,4 +1,4 @@
-"""``format("rocketmq-store")`` on real Spark; the many cases are in the unit tests."""
+"""``format("rocketmq-store")`` on real Spark; the unit tests cover the many cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.spark.records.schema import spark_schema
 
 
 def loaded(spark: SparkSession, path: Path, **options: object) -> DataFrame:
-    # Not registered by anybody: Spark finds it by itself.
+    # Not registered explicitly: Spark finds it by itself.
     reader = spark.read.format("rocketmq-store")
     return reader.options(**{key: str(value) for key, value in options.items()}).load(str(path))
 
@@ -73,7 +73,7 @@ def test_a_store_of_several_files_with_a_torn_end(spark: SparkSession, tmp_path:
     ("options", "wrong"),
     [({"tagz": "a"}, "did you mean tags"), ({"columns": "nothing"}, "unknown column 'nothing'")],
 )
-def test_bad_options_are_refused(
+def test_invalid_options_are_rejected(
     spark: SparkSession, tmp_path: Path, options: dict[str, Any], wrong: str
 ) -> None:
     store = written(tmp_path, map(message, range(5)), 4096)
@@ -81,6 +81,6 @@ def test_bad_options_are_refused(
         loaded(spark, store, **options).collect()
 
 
-def test_what_is_no_store_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_store_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises((AnalysisException, PySparkException), match="is not a store"):
         loaded(spark, tmp_path / "nowhere").collect()

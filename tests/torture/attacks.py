@@ -160,7 +160,7 @@ def forged_registration(target: Target) -> None:
 
 
 def commits_then_close(target: Target) -> None:
-    """4,000 commits and a close, without reading any answer: all must be carried out."""
+    """4,000 commits and a close, without reading any answer: all must be executed."""
     queue = {"topic": WORK, "queueId": 0, "consumerGroup": "closer"}
     end = _offset(target, MAX_OFFSET, queue)
     start = max(0, _offset(target, QUERY_OFFSET, queue))

@@ -1,4 +1,4 @@
-"""All background work belongs to a supervisor, or is watched, or is awaited by its starter."""
+"""All background work belongs to a supervisor, is watched, or is awaited by its starter."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def test_only_owners_start_tasks_threads_and_timers() -> None:
     assert not others, "use a Supervisor, or a TaskGroup"
 
 
-def test_no_owner_is_named_for_nothing() -> None:
+def test_no_owner_is_listed_without_need() -> None:
     unused = OWNERS.keys() - starts().keys() - {"testing/"}
     assert not unused

@@ -1,4 +1,4 @@
-"""What docs/compatibility.md says is backed by tests that exist."""
+"""The claims of docs/compatibility.md are backed by tests that exist."""
 
 from __future__ import annotations
 

@@ -83,11 +83,11 @@ PATH_METHODS = {
     "write_bytes",
     "write_text",
 }
-"""Methods of paths that access the disk; the disk's own methods of these names are allowed."""
+"""Methods of paths that access the disk; the disk's own methods of these names are permitted."""
 
 DISKS = {"files", "REAL_FILES"}
 OPENED = {"Store", "offsets", "syncer"}
-"""What has a method ``open`` of its own; each gets the machine's files."""
+"""Modules with their own function ``open``; each gets the machine's files."""
 
 ALLOWED = {
     ("client/background.py", "turbopump.clock.SYSTEM_CLOCK"): (
@@ -104,11 +104,11 @@ ALLOWED = {
     ),
     ("store/__main__.py", "turbopump.machine.files.REAL_FILES"): "a command of its own",
 }
-"""What remains, and why."""
+"""The remaining exceptions, and why."""
 
 
 def ways_around(source: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield what a source file takes from the operating system itself, and the lines."""
+    """Yield what a source file takes directly from the operating system, and the lines."""
     names, types, defaults = _imported_names(source), _types(source), _defaults(source)
     for node in ast.walk(source):
         if isinstance(node, ast.Name | ast.Attribute) and node not in types:
@@ -124,7 +124,7 @@ def ways_around(source: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _imported_names(source: ast.Module) -> dict[str, str]:
-    """Return what the imported names of a file are called in full."""
+    """Return the full names of a file's imported names."""
     found: dict[str, str] = {}
     for node in ast.walk(source):
         if isinstance(node, ast.Import):
@@ -145,13 +145,13 @@ def _full_name(node: ast.expr, names: dict[str, str]) -> str:
 
 
 def _is_global_chance(name: str) -> bool:
-    """Whether it is a function of the generator that a whole process shares."""
+    """Whether it is a function of the process-wide random generator."""
     module, _, function = name.partition(".")
     return module == "random" and function[:1].islower()
 
 
 def _called_around(node: ast.Call, names: dict[str, str]) -> str:
-    """Return what a call asks of the operating system; empty if it asks nothing."""
+    """Return what a call requests from the operating system; empty if nothing."""
     called = written(node.func)
     owner, _, method = called.rpartition(".")
     owned_by = owner.rpartition(".")[2].lstrip("_")
@@ -184,7 +184,7 @@ def _types(source: ast.Module) -> set[ast.AST]:
 
 
 def _defaults(source: ast.Module) -> set[ast.AST]:
-    """Return the nodes of defaults, and of what replaces something that was not passed."""
+    """Return the nodes of defaults, and of fallbacks for arguments that were not passed."""
     found: list[ast.expr | None] = []
     for node in ast.walk(source):
         match node:
@@ -202,7 +202,7 @@ def used_modules(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", modules(*PARTS), ids=name_of)
-def test_nothing_goes_around_the_machine(path: Path) -> None:
+def test_no_module_bypasses_the_machine(path: Path) -> None:
     used = used_modules(path)
     assert not used, f"{name_of(path)} imports {used}: use turbopump.machine"
     found = [
@@ -213,7 +213,7 @@ def test_nothing_goes_around_the_machine(path: Path) -> None:
     assert not found, f"{name_of(path)}: {found}: use turbopump.machine"
 
 
-def test_nothing_is_allowed_that_is_not_used() -> None:
+def test_every_allowed_exception_is_used() -> None:
     for name, what in ALLOWED:
         assert what in {found for found, _ in ways_around(tree(SOURCE / name))}, (name, what)
 
@@ -270,7 +270,7 @@ def test_nothing_is_allowed_that_is_not_used() -> None:
         "__import__('os').remove(path)",
     ],
 )
-def test_ways_around_are_seen(source: str) -> None:
+def test_bypasses_are_detected(source: str) -> None:
     assert list(ways_around(ast.parse(f"async def f():\n {source}")))
 
 
@@ -278,7 +278,7 @@ def test_ways_around_are_seen(source: str) -> None:
     "source",
     ["import _thread", "from os import path", "import importlib", "import os.path as p"],
 )
-def test_forbidden_imports_are_seen(source: str, tmp_path: Path) -> None:
+def test_forbidden_imports_are_detected(source: str, tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(source)
     assert used_modules(path)
@@ -308,5 +308,5 @@ def test_forbidden_imports_are_seen(source: str, tmp_path: Path) -> None:
         "from turbopump.machine.files import REAL_FILES\n class C:\n  files: Files = REAL_FILES",
     ],
 )
-def test_what_is_passed_in_is_no_way_around(source: str) -> None:
+def test_injected_objects_are_not_bypasses(source: str) -> None:
     assert not list(ways_around(ast.parse(f"async def f():\n {source}")))

@@ -1,4 +1,4 @@
-"""The guide to replication names a test for each guarantee, and each of them exists."""
+"""The replication guide names a test for each guarantee, and each of them exists."""
 
 from __future__ import annotations
 

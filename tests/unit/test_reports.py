@@ -1,4 +1,4 @@
-"""What a run of tests on several processors says of those that fail."""
+"""What a test run on several processors reports about failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import json
 def pytest_runtest_logreport(report):
     json.dumps(report._to_json(), default=str, ensure_ascii=False).encode()
 """
-"""Makes bytes of reports, as they are sent from one process to another."""
+"""Serializes reports, as they are sent from one process to another."""
 
 TESTS = r"""
 def test_that_fails():
@@ -27,7 +27,7 @@ def test_that_passes():
 
 
 @pytest.mark.slow
-def test_a_failure_that_is_no_proper_unicode_is_shown(tmp_path: Path) -> None:
+def test_a_failure_with_invalid_unicode_is_shown(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text() + SENT)
     (tmp_path / "test_it.py").write_text(TESTS)
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""Settings from texts and files, and configurations made of them."""
+"""Settings from texts and files, and configurations built from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Example:
     backup_path: Path | None = None
 
 
-def test_properties_pass_over_comments_and_blanks() -> None:
+def test_properties_skip_comments_and_blanks() -> None:
     text = "# a comment\n! another\n\n  key = some value \npath=a=b\nempty=\n"
     assert parse_properties(text) == {"key": "some value", "path": "a=b", "empty": ""}
 
@@ -111,7 +111,7 @@ def test_configuration_from_settings_and_back() -> None:
     assert configured(Example, described(config)) == config
 
 
-def test_settings_that_have_no_value_are_left_out() -> None:
+def test_settings_without_a_value_are_omitted() -> None:
     assert described(Example()).keys() == {"bindAddress", "queueCount", "isOpen", "dataPath"}
     assert keys_of(Example)["backupPath"] is None
     assert keys_of(Example)["isOpen"] == "true"
@@ -121,7 +121,7 @@ def test_home_is_found() -> None:
     assert configured(Example, {"dataPath": "~/x"}).data_path == Path.home() / "x"
 
 
-def test_every_problem_is_named_at_once() -> None:
+def test_all_problems_are_reported_in_one_error() -> None:
     settings = {"queueCount": "four", "isOpen": "maybe", "dataPath": "", "unheardOf": "1"}
     with pytest.raises(InvalidArgument) as caught:
         configured(Example, settings)

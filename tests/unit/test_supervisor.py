@@ -1,4 +1,4 @@
-"""Background work: pauses, failures, back-off, stray cancellations, and what stopping leaves."""
+"""Background work: pauses, failures, backoff, stray cancellations, and what stopping leaves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_the_pause_begins_when_an_action_is_done() -> None:
 
 
 class Failing:
-    """Fails until it is told not to, and notes when it was tried."""
+    """Fails until disabled, and records when it was called."""
 
     def __init__(self, error: BaseException) -> None:
         self.error: BaseException | None = error
@@ -55,7 +55,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-def test_what_is_repeated_goes_on_after_a_bug_with_growing_pauses(
+def test_repeated_work_continues_after_a_bug_with_backoff(
     caplog: pytest.LogCaptureFixture, is_later: bool
 ) -> None:
     @virtual_time()
@@ -93,7 +93,7 @@ async def test_expected_errors_change_no_pause_and_need_no_traceback(
 
 
 @pytest.mark.parametrize("error", [LookupError("a bug"), asyncio.CancelledError("another's")])
-def test_what_runs_for_long_is_run_again_after_any_error(
+def test_long_running_work_is_restarted_after_any_error(
     caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     @virtual_time()
@@ -127,7 +127,7 @@ async def test_after_a_long_time_without_errors_the_pause_is_short_again() -> No
 
 
 @virtual_time()
-async def test_work_that_ends_well_or_is_cancelled_leaves_no_trace() -> None:
+async def test_work_that_succeeds_or_is_cancelled_leaves_no_trace() -> None:
     supervisor = Supervisor()
     supervisor.keep("short", lambda: asyncio.sleep(1))
     cancelled = supervisor.keep("long", lambda: asyncio.sleep(99))
@@ -154,7 +154,7 @@ async def test_a_task_that_fails_by_a_bug_is_logged_and_counted(
 
 
 @virtual_time()
-async def test_stopping_ends_what_is_started_meanwhile_but_not_who_asks() -> None:
+async def test_stopping_ends_work_started_meanwhile_but_not_the_caller() -> None:
     supervisor, started = Supervisor(), list[asyncio.Task[None]]()
 
     async def start_another() -> None:
@@ -191,7 +191,7 @@ async def test_essential_work_that_keeps_failing_is_fatal() -> None:
 
 
 @virtual_time()
-async def test_an_interval_that_cannot_be_found_out_stays_and_stops_nobody(
+async def test_an_interval_that_cannot_be_computed_keeps_its_last_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     known_ms = [1000, 2000]
@@ -219,7 +219,7 @@ async def test_an_interval_that_cannot_be_found_out_stays_and_stops_nobody(
 
 
 @virtual_time()
-async def test_an_interval_may_change_meanwhile() -> None:
+async def test_an_interval_may_change_between_runs() -> None:
     pause_ms = 1000
     times: list[float] = []
     supervisor = Supervisor()
@@ -232,7 +232,7 @@ async def test_an_interval_may_change_meanwhile() -> None:
 
 
 @virtual_time()
-async def test_what_is_due_together_is_done_in_one_turn() -> None:
+async def test_actions_due_together_run_in_one_turn() -> None:
     loop, done = virtual_loop(), []
     supervisor = Supervisor()
     await asyncio.sleep(0.0123)
@@ -265,7 +265,7 @@ def test_essential_work_in_a_thread_is_fatal_on_the_loop() -> None:
     asyncio.run(main())
 
 
-def test_work_in_a_thread_is_kept_and_its_failures_are_shown(
+def test_work_in_a_thread_is_tracked_and_its_failures_are_shown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("turbopump.supervisor.BACKOFF_FIRST_MS", 1)
@@ -283,7 +283,7 @@ def test_work_in_a_thread_is_kept_and_its_failures_are_shown(
     assert caplog.text.count("looking failed and is started again") == 2
 
 
-def test_the_end_does_not_wait_for_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_does_not_wait_for_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turbopump.supervisor.BACKOFF_FIRST_MS", 3_600_000)
     is_over, failed = threading.Event(), threading.Event()
 

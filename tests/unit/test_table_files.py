@@ -54,16 +54,16 @@ DIRECTORY = Path("/store/config")
 NOW_MS = 1_794_728_151_040
 
 
-class Kept(ABC):
-    """A table that holds a number, in a file of a disk; made anew by each start of its owner."""
+class StoredTable(ABC):
+    """A table that holds a number, in a file on a disk; re-created by each start of its owner."""
 
     name = "table.json"
     is_expendable = False
-    """Whether its owner starts without a file that is damaged, because clients bring it back."""
+    """Whether its owner starts without a damaged file, because clients restore the content."""
     is_loaded = True
     """Whether its owner reads the file itself; settings are read with the command line."""
     has_version = True
-    """Whether the file has a version; settings have none, nor has what other clients read too."""
+    """Whether the file has a version; settings and files that other clients also read have none."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -74,11 +74,11 @@ class Kept(ABC):
 
     @abstractmethod
     async def begin(self) -> None:
-        """Make the table, from its file if there is one."""
+        """Create the table, from its file if it exists."""
 
     @abstractmethod
     async def change(self, number: int) -> None:
-        """Return when the table holds another number, and the disk too; raises WriteFailed."""
+        """Return once the table and the disk hold another number; raises WriteFailed."""
 
     @abstractmethod
     def value(self) -> int:
@@ -88,7 +88,7 @@ class Kept(ABC):
         self.writer.close()
 
 
-class KeptTopics(Kept):
+class StoredTopics(StoredTable):
     async def begin(self) -> None:
         self.table = Topics(TopicsConfig(), IdentityConfig(), self.file)
         self.table.load()
@@ -101,7 +101,7 @@ class KeptTopics(Kept):
         return 0 if found is None else found.write_queue_nums
 
 
-class KeptGroups(Kept):
+class StoredGroups(StoredTable):
     async def begin(self) -> None:
         self.table = Groups(GroupsConfig(), self.file)
         self.table.load()
@@ -114,7 +114,7 @@ class KeptGroups(Kept):
         return 0 if found is None else found.retry_max_times
 
 
-class KeptOffsets(Kept):
+class StoredOffsets(StoredTable):
     async def begin(self) -> None:
         self.table = Offsets(self.file)
         self.table.load()
@@ -138,7 +138,7 @@ class EmptyStore:
         return QueueEmpty(next_offset=nothing, min_offset=nothing, max_offset=nothing)
 
 
-class KeptDelays(Kept):
+class StoredDelays(StoredTable):
     async def begin(self) -> None:
         store, writer = cast(Store, EmptyStore()), cast(MessageWriter, None)
         self.table = Delays(store, writer, self.file, [1000], self.clock, Supervisor())
@@ -152,7 +152,7 @@ class KeptDelays(Kept):
         return self.table.progress.offset_table.get(1, 0)
 
 
-class KeptMembers(Kept):
+class StoredMembers(StoredTable):
     is_expendable = True
 
     async def begin(self) -> None:
@@ -171,7 +171,7 @@ class KeptMembers(Kept):
         return 0 if found is None else found.sub_version
 
 
-class KeptFilters(Kept):
+class StoredFilters(StoredTable):
     is_expendable = True
 
     async def begin(self) -> None:
@@ -190,7 +190,7 @@ class KeptFilters(Kept):
         return 0 if found is None else found.data.client_version
 
 
-class KeptKeyValues(Kept):
+class StoredKeyValues(StoredTable):
     async def begin(self) -> None:
         self.table = KvConfig(self.file)
         self.table.load()
@@ -202,7 +202,7 @@ class KeptKeyValues(Kept):
         return int(self.table.value("ns", "key") or 0)
 
 
-class KeptBroadcasting(Kept):
+class StoredBroadcasting(StoredTable):
     is_expendable = True
     has_version = False
     queue = MessageQueue("T", "a", 0)
@@ -226,10 +226,10 @@ class KeptBroadcasting(Kept):
         super().end()
 
 
-class KeptRole(Kept):
+class StoredRole(StoredTable):
     async def begin(self) -> None:
         clock = VirtualClock()
-        self.table = Mastership(BrokerConfig(), self.file, _nobody_answers, Random(1), clock)
+        self.table = Mastership(BrokerConfig(), self.file, _no_server_answers, Random(1), clock)
         self.table.load()
 
     async def change(self, number: int) -> None:
@@ -239,11 +239,11 @@ class KeptRole(Kept):
         return self.table.record.epoch
 
 
-async def _nobody_answers(address: str, command: Command, timeout_ms: int) -> Command:
+async def _no_server_answers(address: str, command: Command, timeout_ms: int) -> Command:
     raise ConnectFailed(address)
 
 
-class KeptSettings(Kept):
+class StoredSettings(StoredTable):
     """Settings, which are read where servers are started: here from the file."""
 
     name = "server.conf"
@@ -259,7 +259,7 @@ class KeptSettings(Kept):
         return int(found.get(self.key, 0))
 
 
-class KeptBrokerSettings(KeptSettings):
+class StoredBrokerSettings(StoredSettings):
     key = "flushConsumerOffsetInterval"
 
     async def begin(self) -> None:
@@ -268,7 +268,7 @@ class KeptBrokerSettings(KeptSettings):
         self.settings = LiveConfig(BrokerConfig(), self.clock, self.path, self.disk, self.writer)
 
 
-class KeptNameServerSettings(KeptSettings):
+class StoredNameServerSettings(StoredSettings):
     key = "orderMessageEnable"
 
     async def begin(self) -> None:
@@ -285,27 +285,27 @@ class KeptNameServerSettings(KeptSettings):
         return {None: 0, "false": 1, "true": 2}[found]
 
 
-TABLES: dict[str, type[Kept]] = {
-    "topics": KeptTopics,
-    "groups": KeptGroups,
-    "offsets": KeptOffsets,
-    "delays": KeptDelays,
-    "members of groups": KeptMembers,
-    "consumer filters": KeptFilters,
-    "roles": KeptRole,
-    "key-values": KeptKeyValues,
-    "offsets of broadcasting": KeptBroadcasting,
-    "settings of a broker": KeptBrokerSettings,
-    "settings of a name server": KeptNameServerSettings,
+TABLES: dict[str, type[StoredTable]] = {
+    "topics": StoredTopics,
+    "groups": StoredGroups,
+    "offsets": StoredOffsets,
+    "delays": StoredDelays,
+    "members of groups": StoredMembers,
+    "consumer filters": StoredFilters,
+    "roles": StoredRole,
+    "key-values": StoredKeyValues,
+    "offsets of broadcasting": StoredBroadcasting,
+    "settings of a broker": StoredBrokerSettings,
+    "settings of a name server": StoredNameServerSettings,
 }
 LOADED = {name: kind for name, kind in TABLES.items() if kind.is_loaded}
 VERSIONED = {name: kind for name, kind in TABLES.items() if kind.has_version}
 
-Work = Callable[[Kept], Any]
+Work = Callable[[StoredTable], Any]
 
 
-async def using(kind: type[Kept], disk: Disk, work: Work) -> Any:
-    """Start a table's owner, do something with the table, and end the owner."""
+async def using(kind: type[StoredTable], disk: Disk, work: Work) -> Any:
+    """Start a table's owner, use the table, and stop the owner."""
     kept = kind(disk)
     try:
         await kept.begin()
@@ -314,20 +314,20 @@ async def using(kind: type[Kept], disk: Disk, work: Work) -> Any:
         kept.end()
 
 
-async def read(kept: Kept) -> int:
+async def read(kept: StoredTable) -> int:
     return kept.value()
 
 
 def changing(*numbers: int) -> Work:
-    async def work(kept: Kept) -> None:
+    async def work(kept: StoredTable) -> None:
         for number in numbers:
             await kept.change(number)
 
     return work
 
 
-def restarted(kind: type[Kept], disk: Disk) -> int:
-    """Return what is there after the next start."""
+def restarted(kind: type[StoredTable], disk: Disk) -> int:
+    """Return the content after the next start."""
     disk.close_all()
     return int(asyncio.run(using(kind, disk, read)))
 
@@ -348,7 +348,7 @@ def version_in(disk: Disk, path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_counts_survives_a_power_failure(name: str) -> None:
+def test_applied_changes_survive_a_power_failure(name: str) -> None:
     disk, kind = Disk(), TABLES[name]
     asyncio.run(using(kind, disk, changing(1, 2)))
     disk.lose_unsynced()
@@ -366,7 +366,7 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_table(
     for last in range(100):
         disk, left = Disk(), last
 
-        async def killed(kept: Kept, disk: Disk = disk) -> int:
+        async def killed(kept: StoredTable, disk: Disk = disk) -> int:
             def count(_operation: str, _path: Path) -> None:
                 nonlocal left
                 if left == 0:
@@ -392,7 +392,7 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_table(
 
 @pytest.mark.parametrize("name", LOADED)
 @pytest.mark.parametrize("left", [None, b"", b'{"half'])
-def test_the_backup_takes_the_place_of_a_damaged_empty_or_missing_file(
+def test_the_backup_replaces_a_damaged_empty_or_missing_file(
     name: str, left: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, kind = Disk(), LOADED[name]
@@ -418,12 +418,12 @@ def test_the_version_counts_changes_across_restarts(name: str) -> None:
     asyncio.run(using(kind, disk, changing(1, 2)))
     seen = [version_in(disk, backup_of(path)), version_in(disk, path)]
 
-    async def later(kept: Kept) -> None:
+    async def later(kept: StoredTable) -> None:
         kept.clock.advance_ns(1_000_000)
         await kept.change(3)
 
     asyncio.run(using(kind, disk, read))
-    assert version_in(disk, path) == seen[-1], "a start is no change"
+    assert version_in(disk, path) == seen[-1], "a start is not a change"
     asyncio.run(using(kind, disk, later))
     seen.append(version_in(disk, path))
     counters = [counter for counter, _ in seen]
@@ -447,7 +447,7 @@ def test_a_file_without_a_version_is_read_and_one_with_a_wrong_version_is_damage
 
 
 @pytest.mark.parametrize("name", LOADED)
-def test_a_table_that_cannot_be_read_is_refused_unless_clients_bring_it_back(
+def test_an_unreadable_table_is_rejected_unless_clients_restore_it(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, kind = Disk(), LOADED[name]
@@ -468,7 +468,7 @@ def test_a_table_that_cannot_be_read_is_refused_unless_clients_bring_it_back(
 def test_a_disk_that_is_full_or_fails_keeps_the_old_table(name: str, fault: str) -> None:
     disk, kind = Disk(), TABLES[name]
 
-    async def fill(kept: Kept) -> None:
+    async def fill(kept: StoredTable) -> None:
         await kept.change(1)
         getattr(disk, fault)(matching=f"{kept.path}*")
         with pytest.raises(WriteFailed):
@@ -483,10 +483,10 @@ def test_a_disk_that_is_full_or_fails_keeps_the_old_table(name: str, fault: str)
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_disk_that_works_again_takes_the_next_change(name: str) -> None:
+def test_a_disk_that_recovered_accepts_the_next_change(name: str) -> None:
     disk, kind = Disk(), TABLES[name]
 
-    async def heal(kept: Kept) -> None:
+    async def heal(kept: StoredTable) -> None:
         await kept.change(1)
         disk.fail_writes(matching=f"{kept.path}*")
         with pytest.raises(WriteFailed):
@@ -504,7 +504,7 @@ def test_nothing_is_written_by_the_event_loop(name: str) -> None:
     disk, kind = Disk(), TABLES[name]
     threads: set[threading.Thread] = set()
 
-    async def watched(kept: Kept) -> None:
+    async def watched(kept: StoredTable) -> None:
         disk.on_operation = lambda _operation, _path: threads.add(threading.current_thread())
         await kept.change(2)
         disk.on_operation = None

@@ -34,7 +34,7 @@ def numbers(file: FakeFile) -> list[int]:
 
 
 @virtual_time()
-async def test_all_who_wait_during_a_write_share_the_next_one() -> None:
+async def test_all_waiters_during_a_write_share_the_next_one() -> None:
     file = FakeFile()
     table = Counted(file)
     waiting = []
@@ -44,7 +44,7 @@ async def test_all_who_wait_during_a_write_share_the_next_one() -> None:
         await asyncio.sleep(0)
     await asyncio.gather(*waiting)
     assert numbers(file)[-1] == 20
-    # A write takes a few turns of the loop.
+    # A write takes a few loop iterations.
     assert len(file.saved) <= 6
     await table.saving.save()
     assert not table.saving.is_dirty
@@ -70,7 +70,7 @@ async def test_changes_are_written_soon_and_together() -> None:
 
 
 @virtual_time()
-async def test_a_failed_write_is_logged_once_and_repeated_until_it_works(
+async def test_a_failed_write_is_logged_once_and_retried_until_it_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     file = FakeFile()
@@ -107,7 +107,7 @@ async def test_a_bug_in_encoding_does_not_end_writing(caplog: pytest.LogCaptureF
 
 
 class HeldFiles(Files):
-    """Files that wait before each sync until they are let go."""
+    """Files that wait before each sync until they are released."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
@@ -119,7 +119,7 @@ class HeldFiles(Files):
         super().sync(fd)
 
 
-def test_a_slow_disk_holds_up_neither_the_loop_nor_is_a_write_forgotten(tmp_path: Path) -> None:
+def test_a_slow_disk_does_not_block_the_loop_and_no_write_is_lost(tmp_path: Path) -> None:
     files, writer = HeldFiles(), TableWriter()
     file = TableFile(tmp_path / "config" / "numbers.json", files, writer)
 
@@ -131,7 +131,7 @@ def test_a_slow_disk_holds_up_neither_the_loop_nor_is_a_write_forgotten(tmp_path
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert table.saving.is_dirty, "on its way, though nobody waits for it"
+        assert table.saving.is_dirty, "being written, although no caller waits for it"
         table.add()
         files.go_on.set()
         await table.saving.save()
@@ -143,7 +143,7 @@ def test_a_slow_disk_holds_up_neither_the_loop_nor_is_a_write_forgotten(tmp_path
 
 
 @virtual_time()
-async def test_the_end_writes_what_is_left_and_nothing_comes_after_it() -> None:
+async def test_closing_writes_pending_changes_and_nothing_follows() -> None:
     file = FakeFile()
     table = Counted(file)
     table.add()

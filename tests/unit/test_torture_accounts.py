@@ -1,4 +1,4 @@
-"""The accounting of `scripts/torture`: each kind of broken promise is noticed."""
+"""The accounting of `scripts/torture`: each kind of violated guarantee is noticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS = 1_000_000
 
 
 class Journals:
-    """Writes journals by hand, with times in ms."""
+    """Writes journals directly, with times in ms."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -57,7 +57,7 @@ def journals(tmp_path: Path) -> Journals:
     return Journals(tmp_path)
 
 
-def test_acknowledged_messages_that_nobody_finished_are_missing(journals: Journals) -> None:
+def test_acknowledged_messages_that_no_consumer_finished_are_missing(journals: Journals) -> None:
     for number in (2, 3, 25, 50):
         journals.sent(f"work/s/{number}")
     journals.sent("work/s/4", acknowledged=False)
@@ -68,7 +68,7 @@ def test_acknowledged_messages_that_nobody_finished_are_missing(journals: Journa
     assert accounts.must_die() == {"work/s/25", "work/s/50"}
 
 
-def test_what_is_appended_later_is_read_once(journals: Journals) -> None:
+def test_lines_appended_later_are_read_once(journals: Journals) -> None:
     journals.sent("work/s/2")
     accounts = journals.read()
     journals.call("work/s/2", 5, 6)
@@ -95,7 +95,7 @@ def test_a_delayed_message_before_its_time(
     assert bool(journals.read().early()) == is_early
 
 
-def test_how_late_a_delayed_message_came(journals: Journals) -> None:
+def test_how_late_a_delayed_message_was_delivered(journals: Journals) -> None:
     journals.sent("delayed/s/0")
     journals.call("delayed/s/0", 1251, 1252)
     assert journals.read().latest_ms() == 250
@@ -107,7 +107,7 @@ def test_how_late_a_delayed_message_came(journals: Journals) -> None:
 def test_two_calls_at_the_same_time_on_an_ordered_queue(
     journals: Journals, second_begin_ms: int, first_end_ms: int | None, expected: int
 ) -> None:
-    """A call whose process was killed has no end, and is no overlap."""
+    """A call whose process was killed has no end, and is not an overlap."""
     journals.call("ordered/s/0", 1, first_end_ms, member="member-1")
     journals.call("ordered/s/1", second_begin_ms, 20, member="member-2", offset=1)
     assert len(journals.read().overlaps()) == expected
@@ -128,7 +128,7 @@ def test_an_ordered_queue_with_two_owners_in_turn(
 
 @pytest.mark.parametrize(("offsets", "expected"), [((0, 1, 0, 1, 2), 0), ((0, 2, 1), 1)])
 def test_messages_out_of_order(journals: Journals, offsets: tuple[int, ...], expected: int) -> None:
-    """Earlier ones may come again; a later one may not come before them."""
+    """Earlier ones may be redelivered; a later one may not precede them."""
     for place, offset in enumerate(offsets):
         journals.call(f"ordered/s/{offset}", place * 10, place * 10 + 1, offset=offset)
     assert len(journals.read().out_of_order()) == expected

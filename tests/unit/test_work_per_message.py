@@ -1,13 +1,13 @@
-"""How much is done for each message, counted and not timed: the same on any machine.
+"""How much work each message takes, counted and not timed: the same on any machine.
 
-Counted are calls of Python functions, calls of C functions from Python, turns of the event loop and
+Counted are calls of Python functions, calls of C functions from Python, loop iterations and
 writes to connections, on both sides together, in a cluster in memory. Of a blocking producer only
-the caller's thread is counted, with its system calls. What is done once is left out: each count is
+the caller's thread is counted, with its system calls. One-time work is excluded: each count is
 the difference between many messages and few, after a first round that imports and caches what is
-needed. `BOUNDS` leaves room for other versions of Python; who makes a path cheaper lowers its
-bound, and who raises one says why.
+needed. `BOUNDS` leaves room for other versions of Python; a change that makes a path cheaper lowers
+its bound, and one that raises a bound says why.
 
-Allocations are not counted: the interpreter tells only how many blocks are in use.
+Allocations are not counted: the interpreter reports only how many blocks are in use.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Counter:
 
 
 def in_cluster(scene: ClusterScene) -> Scene:
-    """Play a scene in a new cluster in memory that has a topic with one queue."""
+    """Run a scenario in a new in-memory cluster that has a topic with one queue."""
 
     def counted(directory: Path, count: int) -> Work:
         async def play(cluster: Cluster) -> Work:
@@ -253,7 +253,7 @@ def consumption(batch_max: int, *, threads: bool = False, orderly: bool = False)
 
 @contextmanager
 def without_threads() -> Iterator[None]:
-    """Run what is meant for threads in the caller's: how often threads wait for others differs."""
+    """Run thread jobs in the caller's thread: how often threads wait for each other differs."""
 
     def submit(_: DaemonThreads, job: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -279,9 +279,9 @@ def blocking_sends(_: Path, count: int) -> Work:
 
 
 def by_column(scene: Scene) -> Scene:
-    """Play a scene with many times as many messages, and count for one of them.
+    """Run a scenario with many times as many messages, and count for one of them.
 
-    Few are handled in other ways, some of which take more calls in all than thousands by the
+    Small counts take other paths, some of which take more calls in total than thousands by the
     column: the difference would hide what a row costs.
     """
 
@@ -304,7 +304,7 @@ def source_rows(_: Path, count: int) -> Work:
 
 @in_cluster
 async def looked_at_queues(cluster: Cluster, count: int) -> Work:
-    """A look of Spark's driver at queues that all have a new message."""
+    """One poll of Spark's driver over queues that all have a new message."""
     await cluster.make_topic("many", queues=count)
     options = {"nameserver": cluster.nameserver, "topic": "many", "group": "driver"}
     parsed = SourceOptions.for_stream({**options, "startingOffsets": "earliest"})
@@ -328,7 +328,7 @@ async def looked_at_queues(cluster: Cluster, count: int) -> Work:
 
 
 def small_ranges(_: Path, count: int) -> Work:
-    """Ranges of two messages that a task of Spark reads together."""
+    """Ranges of two messages that a Spark task reads together."""
     ranges = [QueueRange("T", "a", 0, at, at + 2) for at in range(100, 300)]
     counter = Counter()
     with peer(in_order) as connection:
@@ -412,7 +412,7 @@ BOUNDS: dict[str, tuple[Scene, Work]] = {
     # each body, over one slice.
     "Spark source, a row": (by_column(source_rows), Work(0.05, 2.2)),
     "Spark sink, a row": (by_column(sink_rows), Work(0.05, 0.05)),
-    # Each queue of a look is a lookup of its last message at the broker, and a few of columns.
+    # Each queue of a poll is a lookup of its last message at the broker, and a few of columns.
     "Spark driver, a queue with news": (looked_at_queues, Work(4, 14)),
     "Spark task, a small range": (small_ranges, Work(24.5, 30, system_calls=0.1)),
     "recovered record": (by_column(recovered_records), Work(0.05, 2.2)),

@@ -114,7 +114,7 @@ def test_delayed_message_is_neither_early_nor_late(cpp: Peers, level: int, delay
     assert delay_ms <= later.at_ms - later.born_ms <= delay_ms + LATE_MAX_MS
 
 
-def test_large_body_is_compressed_on_the_way_and_arrives_whole(
+def test_large_body_is_compressed_in_transit_and_arrives_intact(
     cpp: Peers, operator: Operator
 ) -> None:
     peer = cpp.start()
@@ -158,7 +158,7 @@ def test_pull_consumer_pulls_everything(cpp: Peers) -> None:
     assert even == {0: sent[0::QUEUES], 2: sent[2::QUEUES]}
 
 
-def test_consumer_goes_on_where_its_group_stopped(cpp: Peers) -> None:
+def test_consumer_resumes_from_the_committed_offset(cpp: Peers) -> None:
     first, group = cpp.start(), "cpp-restart"
     before = send_to_all_queues(first, "CppRestart", "before")
     first.call("push", group=group, topic="CppRestart")
@@ -258,9 +258,7 @@ def wait_for_broadcast(cpp: Peers, sender: Peer, topic: str, group: str) -> None
 # --- failing --------------------------------------------------------------------------------------
 
 
-def test_failed_message_comes_again_until_it_is_a_dead_letter(
-    cpp: Peers, operator: Operator
-) -> None:
+def test_failed_message_is_redelivered_until_dead_lettered(cpp: Peers, operator: Operator) -> None:
     # Only one fails: this client sends back every message of a batch that contains a failed one.
     peer, group, named = cpp.start(), "cpp-retry", {"colour": "red"}
     operator.create_group(group, retries_max=2)

@@ -67,7 +67,7 @@ def test_sql92_expression_selects_retries_included(node: Peers, operator: Operat
     ]
 
 
-def test_large_body_is_compressed_on_the_way_and_arrives_whole(
+def test_large_body_is_compressed_in_transit_and_arrives_intact(
     node: Peers, operator: Operator
 ) -> None:
     operator.create_topic("NodeLarge", queues=1)
@@ -93,7 +93,7 @@ def test_delayed_message_is_neither_early_nor_late(node: Peers, operator: Operat
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["known-group", "new-group"])
-def test_failed_message_comes_again_until_it_is_a_dead_letter(
+def test_failed_message_is_redelivered_until_dead_lettered(
     node: Peers, operator: Operator, is_new: bool
 ) -> None:
     topic, group = f"NodeRetry{is_new:d}", f"node-retry-{is_new:d}"
@@ -121,7 +121,7 @@ def test_failed_message_comes_again_until_it_is_a_dead_letter(
     assert letter.properties["RETRY_TOPIC"] == topic
 
 
-def test_consumer_goes_on_where_its_group_stopped(node: Peers, operator: Operator) -> None:
+def test_consumer_resumes_from_the_committed_offset(node: Peers, operator: Operator) -> None:
     topic, group = "NodeRestart", "node-restart"
     operator.create_topic(topic, queues=1)
     first, second = node.start(), node.start()

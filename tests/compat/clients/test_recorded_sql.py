@@ -101,7 +101,7 @@ def assert_as_recorded(found: Command, expected: Command) -> None:
     assert bodies[0] == bodies[1]
 
 
-def test_a_wrong_expression_is_refused_and_its_pulls_get_the_recorded_code(
+def test_an_invalid_expression_is_rejected_and_its_pulls_get_the_recorded_code(
     server: Standalone, peer: socket.socket
 ) -> None:
     assert asked(peer, "sql_bad_expression").code == ResponseCode.SUBSCRIPTION_PARSE_FAILED

@@ -1,4 +1,4 @@
-"""The C++ client with servers that have default settings, stop and come back."""
+"""The C++ client with servers that have default settings, stop and return."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_server_without_any_setting(tmp_path: Path, cpp_of: Callable[[str], Peer
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
-def test_clients_go_on_when_the_server_comes_back(
+def test_clients_resume_when_the_server_returns(
     tmp_path: Path, cpp_of: Callable[[str], Peers], is_killed: bool
 ) -> None:
     with standalone(tmp_path / "server") as first:

@@ -69,7 +69,7 @@ def test_messages_stored_after_the_clock_was_set_back(jumps: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("jumps", [0, 1])
-def test_the_same_without_the_positions_that_another_broker_does_not_note(
+def test_messages_stored_after_the_clock_was_set_back_without_recorded_positions(
     jumps: int, tmp_path: Path
 ) -> None:
     clock = ManualClock()
@@ -135,7 +135,7 @@ def test_positions_count_for_the_times_they_were_written_with(tmp_path: Path) ->
     assert read_checkpoint(REAL_FILES, path) == Checkpoint()
 
 
-def test_a_log_that_is_cut_takes_the_checkpoint_back(tmp_path: Path) -> None:
+def test_truncating_the_log_moves_the_checkpoint_back(tmp_path: Path) -> None:
     """Messages stored in place of the cut ones are found after the next kill."""
     clock = ManualClock()
     running, root = tmp_path / "running", tmp_path / "killed"

@@ -1,4 +1,4 @@
-"""A slave cuts its log and dies at any disk operation: the next start continues."""
+"""A slave truncates its log and dies at any disk operation: the next start continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path("/store")
 COMMON, MORE = 25, 30
 
 
-def kept_of(disk: Disk) -> list[bytes]:
+def saved_files(disk: Disk) -> list[bytes]:
     """Return the files that were set aside."""
     found = []
     for directory in disk.entries(ROOT):
@@ -35,7 +35,7 @@ def kept_of(disk: Disk) -> list[bytes]:
 
 
 class Slave:
-    """A store with messages, some of which are to be cut off."""
+    """A store with messages, some of which are to be truncated."""
 
     def __init__(self) -> None:
         self.disk = Disk()
@@ -49,7 +49,7 @@ class Slave:
             self.store.append([record(body, KEYS="k")]).durable.result()
 
     def cut(self, position: PhysicalOffset | None, dies_at: int | None) -> int:
-        """Cut, and let the process die at the nth disk operation; return how many there were."""
+        """Truncate, and let the process die at the nth disk operation; return how many ran."""
         count = 0
 
         def look(*_: object) -> None:
@@ -92,7 +92,7 @@ def test_a_cut_that_is_interrupted_is_repeated(is_whole: bool, power_fails: bool
         assert left == slave.all[: len(left)]
         assert is_whole or len(left) >= COMMON
         # Nothing is lost: each message is in the log or was set aside.
-        aside = b"".join(kept_of(slave.disk))
+        aside = b"".join(saved_files(slave.disk))
         assert all(body in aside for body in slave.all[len(left) :])
         if slave.store.written_end != (0 if is_whole else slave.common):
             slave.clock.advance(1000)

@@ -41,7 +41,7 @@ def content(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in paths)
 
 
-def check_kept(root: Path, before: bytes, end: int) -> None:
+def check_saved(root: Path, before: bytes, end: int) -> None:
     """Check that everything after the cut can be reconstructed."""
     assert end == 4096
     kept = root / f"damaged-{end}"
@@ -53,7 +53,7 @@ def check_kept(root: Path, before: bytes, end: int) -> None:
         assert data.ljust(4096, b"\0") == before[start : start + 4096]
 
 
-def test_what_is_cut_off_is_reported_and_kept(
+def test_truncated_data_is_reported_and_saved_aside(
     damaged: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = content(damaged)
@@ -63,13 +63,13 @@ def test_what_is_cut_off_is_reported_and_kept(
         assert store.recovered.cut_bytes == sum(len(file.rstrip(b"\0")) for file in files)
         assert len(bodies(store)) == 4
         assert store.append([record(b"new")]).queue_offset == 4
-    check_kept(damaged, before, end)
+    check_saved(damaged, before, end)
     (error,) = (one for one in caplog.records if one.levelname == "ERROR")
     for part in (end, store.recovered.cut_bytes, f"damaged-{end}"):
         assert str(part) in error.getMessage()
 
 
-def test_setting_aside_goes_on_after_a_kill(damaged: Path, tmp_path: Path) -> None:
+def test_saving_aside_resumes_after_a_kill(damaged: Path, tmp_path: Path) -> None:
     before = content(damaged)
     for changes in range(200):
         root = tmp_path / f"killed{changes}"
@@ -79,7 +79,7 @@ def test_setting_aside_goes_on_after_a_kill(damaged: Path, tmp_path: Path) -> No
         except Killed:
             with Store.open(root, CONFIG) as store:
                 assert len(bodies(store)) == 4
-            check_kept(root, before, 4096)
+            check_saved(root, before, 4096)
             continue
         break
     else:
@@ -87,7 +87,7 @@ def test_setting_aside_goes_on_after_a_kill(damaged: Path, tmp_path: Path) -> No
     assert changes > 10
 
 
-def test_a_log_on_a_disk_of_its_own_is_copied(damaged: Path) -> None:
+def test_a_log_on_its_own_disk_is_copied(damaged: Path) -> None:
     class TwoDisks(Files):
         def rename(self, old: Path, new: Path) -> None:
             if old.parent.name == "commitlog" and new.parent != old.parent:
@@ -97,10 +97,10 @@ def test_a_log_on_a_disk_of_its_own_is_copied(damaged: Path) -> None:
     before = content(damaged)
     with Store.open(damaged, CONFIG, machine=Machine(files=TwoDisks())) as store:
         end = store.recovered.end
-    check_kept(damaged, before, end)
+    check_saved(damaged, before, end)
 
 
-def test_a_torn_tail_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_tail_is_not_saved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         first = store.append([record(b"a")])
         store.append([record(b"b" * 100, TAGS="x")])

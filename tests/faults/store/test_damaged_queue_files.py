@@ -135,7 +135,9 @@ def expire(root: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [COUNT, 40])
-def test_the_end_of_a_queue_without_messages_in_the_log_is_kept(count: int, root: Path) -> None:
+def test_the_end_offset_of_a_queue_without_messages_in_the_log_is_preserved(
+    count: int, root: Path
+) -> None:
     """Even if its last file is full: 40 units fill four files."""
     with Store.open(root, CONFIG) as store:
         for number in range(COUNT, count):
@@ -175,7 +177,7 @@ def test_killed_anywhere_the_next_start_rebuilds_it(root: Path, tmp_path: Path) 
     assert 10 < step < 999
 
 
-def test_queues_on_a_disk_of_their_own(root: Path) -> None:
+def test_queues_on_their_own_disk(root: Path) -> None:
     class OtherDisk(Files):
         def rename(self, old: Path, new: Path) -> None:
             if "consumequeue" in old.parts:
@@ -190,7 +192,7 @@ def test_queues_on_a_disk_of_their_own(root: Path) -> None:
     assert contents(backup / "consumequeue" / "A" / "0") == before
 
 
-def test_another_configured_size_is_refused(root: Path) -> None:
+def test_a_different_configured_size_is_rejected(root: Path) -> None:
     before = contents(queue(root))
     with pytest.raises(
         StoreDamaged, match=r"200 bytes instead of 400: .* move .*consumequeue away"

@@ -1,4 +1,4 @@
-"""A log that ends in a partial record or with flipped bits: the intact part is kept."""
+"""A log that ends in a partial record or with flipped bits: the intact part is preserved."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_many_bit_flips_in_the_tail(crashed: Path, tmp_path: Path) -> None:
     sweep_bit_flips(crashed, tmp_path, rounds=2000, seed=2)
 
 
-def test_recovery_killed_half_way_comes_to_the_same_end(crashed: Path, tmp_path: Path) -> None:
+def test_recovery_killed_half_way_gives_the_same_result(crashed: Path, tmp_path: Path) -> None:
     log = crashed / "commitlog" / f"{0:020d}"
     data = bytearray(log.read_bytes())
     at, size = positions(crashed)[-2]
@@ -178,7 +178,7 @@ def test_recovery_killed_half_way_comes_to_the_same_end(crashed: Path, tmp_path:
     assert changes > 10
 
 
-def test_a_stale_record_never_comes_back(crashed: Path, tmp_path: Path) -> None:
+def test_a_stale_record_never_reappears(crashed: Path, tmp_path: Path) -> None:
     """A record after the cut starts where the next one of the same size ends: it must be erased."""
     log = crashed / "commitlog" / f"{0:020d}"
     data = bytearray(log.read_bytes())

@@ -56,7 +56,7 @@ class StagedFiles(Files):
         super().sync(fd)
 
 
-def test_a_group_that_waits_while_the_log_is_mended_fails(tmp_path: Path) -> None:
+def test_a_group_commit_waiting_during_log_repair_fails(tmp_path: Path) -> None:
     """The owner repairs the log, dropping the group's messages, before the flusher gets to it."""
     files, clock = StagedFiles(), ManualClock()
     clock.elapsed_ms = 100_000
@@ -87,15 +87,15 @@ def test_a_group_that_waits_while_the_log_is_mended_fails(tmp_path: Path) -> Non
         assert bodies(store) == [b"before", b"flushed", b"after"]
 
 
-class MoodyFiles(Files):
+class FlakyFiles(Files):
     """A slow disk that fails one flush of the log in ten."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
-        self.is_moody = False
+        self.is_flaky = False
 
     def sync(self, fd: int) -> None:
-        if self.is_moody and _is_flusher():
+        if self.is_flaky and _is_flusher():
             time.sleep(0.002)
             if "commitlog" in _path(fd) and self._random.random() < 0.1:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -131,17 +131,17 @@ def stress(root: Path, seconds: float, heal_interval_ms: int) -> None:
         index_entries=4000,
         flush=flush,
     )
-    files = MoodyFiles()
+    files = FlakyFiles()
     acknowledged = []
     with Store.open(root, config, machine=Machine(files=files)) as store:
-        files.is_moody = True
+        files.is_flaky = True
         for body, appended in _send_for(store, seconds):
             try:
                 appended.durable.result(PATIENCE_S)
             except WriteRefused:
                 continue
             acknowledged.append((body, appended))
-        files.is_moody = False
+        files.is_flaky = False
     assert acknowledged
     with Store.open(root, config) as store:
         for body, appended in acknowledged:
@@ -151,7 +151,7 @@ def stress(root: Path, seconds: float, heal_interval_ms: int) -> None:
 
 
 @pytest.mark.parametrize("heal_interval_ms", [1, 20])
-def test_what_a_moody_disk_acknowledged_is_there(
+def test_messages_acknowledged_on_a_flaky_disk_are_stored(
     heal_interval_ms: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -160,7 +160,7 @@ def test_what_a_moody_disk_acknowledged_is_there(
 
 @pytest.mark.long
 @pytest.mark.parametrize("heal_interval_ms", [1, 5, 20])
-def test_what_a_moody_disk_acknowledged_is_there_for_long(
+def test_messages_acknowledged_on_a_flaky_disk_are_stored_in_a_long_run(
     heal_interval_ms: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)

@@ -88,7 +88,7 @@ STATES = [stopped, killed, killed_with_a_torn_end, killed_and_queues_gone]
 
 @pytest.mark.parametrize("mode", FlushMode)
 @pytest.mark.parametrize("state", STATES)
-def test_it_is_read_and_recovers_by_itself(
+def test_the_store_is_readable_and_recovers_by_itself(
     state: Callable[[Path, StoreConfig], None],
     mode: FlushMode,
     tmp_path: Path,
@@ -131,7 +131,7 @@ def test_it_is_read_and_recovers_by_itself(
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_closing_it_leaves_what_the_next_start_needs(
+def test_closing_leaves_what_the_next_start_needs(
     state: Callable[[Path, StoreConfig], None], tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
@@ -178,7 +178,7 @@ def test_retention_frees_space(state: Callable[[Path, StoreConfig], None], tmp_p
         assert bodies(store) == [*left, b"after"]
 
 
-def test_another_error_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+def test_other_errors_are_not_treated_as_a_full_disk(tmp_path: Path) -> None:
     class BrokenFiles(FullFiles):
         def _check(self, path: Path) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
@@ -188,7 +188,7 @@ def test_another_error_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
         Store.open(tmp_path, CONFIG, machine=Machine(files=BrokenFiles()))
 
 
-def test_a_table_that_cannot_be_written_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_written_stays_unchanged(tmp_path: Path) -> None:
     class NearlyFull(FaultyFiles):
         def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
             super().write(fd, data[:5], at)

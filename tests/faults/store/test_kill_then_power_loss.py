@@ -46,7 +46,7 @@ def test_names_of_the_log_that_a_killed_broker_could_not_sync() -> None:
 
 
 @pytest.mark.parametrize("what", ["commitlog", "consumequeue"])
-def test_what_a_failed_sync_dropped_before_the_kill(what: str) -> None:
+def test_data_dropped_by_a_failed_sync_before_the_kill(what: str) -> None:
     disk = Disk()
     with crashing(disk, ASYNC) as store:
         store.append([record(b"kept")])
@@ -66,7 +66,7 @@ def test_what_a_failed_sync_dropped_before_the_kill(what: str) -> None:
         assert bodies(store) == expected
 
 
-def test_units_of_lost_messages_do_not_come_back_with_the_next_power_loss() -> None:
+def test_units_of_lost_messages_do_not_reappear_after_the_next_power_loss() -> None:
     disk = Disk()
     with crashing(disk, ASYNC) as store:
         store.append([record(b"kept", topic="Other")])
@@ -89,7 +89,7 @@ def test_units_of_lost_messages_do_not_come_back_with_the_next_power_loss() -> N
         assert bodies(store) == [b"next"]
 
 
-def test_queues_of_a_log_that_was_lost_as_a_whole_do_not_come_back() -> None:
+def test_queues_of_an_entirely_lost_log_do_not_reappear() -> None:
     disk = Disk()
     with crashing(disk, ASYNC, loses_power=True) as store:
         for _ in range(3):

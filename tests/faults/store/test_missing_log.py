@@ -1,4 +1,4 @@
-"""A log that lacks flushed data is refused, unchanged; repair accepts that loss, and no more."""
+"""A log that lacks flushed data is rejected, unchanged; repair accepts that loss, and no more."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ STATES = [
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_log_that_lacks_messages_is_refused_unchanged(
+def test_a_log_that_lacks_messages_is_rejected_unchanged(
     damage: Callable[[Path], None], state: Callable[[Path], None], root: Path, tmp_path: Path
 ) -> None:
     state(root)
@@ -225,7 +225,7 @@ def check_repaired(root: Path, lost: range) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_repair_keeps_what_is_left_and_the_offsets(
+def test_repair_preserves_remaining_messages_and_offsets(
     damage: Callable[[Path], None], state: Callable[[Path], None], root: Path
 ) -> None:
     state(root)
@@ -238,7 +238,7 @@ def test_repair_keeps_what_is_left_and_the_offsets(
     check_repaired(root, lost)
 
 
-def test_offsets_alone_tell_of_a_log_that_does_not_exist(root: Path) -> None:
+def test_offsets_alone_reveal_a_missing_log(root: Path) -> None:
     shutil.rmtree(root / "consumequeue")
     (root / "checkpoint").unlink()
     no_log(root)
@@ -252,7 +252,7 @@ def test_offsets_alone_tell_of_a_log_that_does_not_exist(root: Path) -> None:
         assert bodies(store, "T0") == [b"new"]
 
 
-def test_offsets_committed_before_the_first_message_are_no_loss(tmp_path: Path) -> None:
+def test_offsets_committed_before_the_first_message_do_not_count_as_loss(tmp_path: Path) -> None:
     Store.open(tmp_path, CONFIG).close()
     commit(tmp_path, {"T@group": {"0": 7}})
     Store.open(tmp_path, CONFIG).close()
@@ -275,7 +275,7 @@ def test_offsets_behind_the_end_of_their_queue_are_lowered(root: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [empty_log, no_end, no_middle, zeros_at_the_end])
-def test_a_repair_killed_half_way_is_refused_or_complete(
+def test_after_a_repair_killed_half_way_the_store_is_rejected_or_complete(
     damage: Callable[[Path], None], root: Path, tmp_path: Path
 ) -> None:
     damage(root)
@@ -311,9 +311,7 @@ def test_a_slave_with_half_a_message_at_its_end_is_complete(root: Path, tmp_path
 
 
 @pytest.mark.parametrize("damage", [no_middle, no_end])
-def test_a_search_by_time_passes_over_what_is_lost(
-    damage: Callable[[Path], None], root: Path
-) -> None:
+def test_a_search_by_time_skips_lost_messages(damage: Callable[[Path], None], root: Path) -> None:
     damage(root)
     repair(root)
     start_ms = ManualClock().now_ms()
@@ -325,7 +323,7 @@ def test_a_search_by_time_passes_over_what_is_lost(
             assert abs(found - number // 2) == abs(nearest - number) // 2
 
 
-def test_what_is_older_than_a_gap_expires_like_the_rest(root: Path) -> None:
+def test_messages_older_than_a_gap_expire_like_the_rest(root: Path) -> None:
     no_middle(root)
     repair(root)
     clock = ManualClock()

@@ -38,7 +38,7 @@ def check(root: Path, count: int = COUNT) -> None:
 
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("topic", TOPICS)
-def test_one_queue_is_gone(topic: str, crashed: bool, tmp_path: Path) -> None:
+def test_one_queue_is_missing(topic: str, crashed: bool, tmp_path: Path) -> None:
     fill(tmp_path)
     shutil.rmtree(tmp_path / "consumequeue" / topic)
     if crashed:
@@ -48,7 +48,7 @@ def test_one_queue_is_gone(topic: str, crashed: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("first_lost", [0, 1, 5])
-def test_the_end_of_a_queue_is_gone(first_lost: int, crashed: bool, tmp_path: Path) -> None:
+def test_the_end_of_a_queue_is_missing(first_lost: int, crashed: bool, tmp_path: Path) -> None:
     fill(tmp_path)
     directory = tmp_path / "consumequeue" / "A" / "0"
     *_, last = sorted(directory.iterdir())
@@ -59,7 +59,7 @@ def test_the_end_of_a_queue_is_gone(first_lost: int, crashed: bool, tmp_path: Pa
     check(tmp_path)
 
 
-def test_a_queue_is_gone_whose_first_messages_are_in_older_files(tmp_path: Path) -> None:
+def test_a_missing_queue_with_first_messages_in_older_files(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         for number in range(40):
             store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
@@ -70,7 +70,7 @@ def test_a_queue_is_gone_whose_first_messages_are_in_older_files(tmp_path: Path)
         assert len(bodies(store, "B")) == 20
 
 
-def test_a_queue_is_gone_whose_first_messages_are_deleted(tmp_path: Path) -> None:
+def test_a_missing_queue_with_deleted_first_messages(tmp_path: Path) -> None:
     files = FaultyFiles()
     with Store.open(tmp_path, CONFIG, machine=Machine(files=files)) as store:
         for number in range(40):

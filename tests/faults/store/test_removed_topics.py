@@ -70,7 +70,7 @@ def test_removed_at_the_end_of_the_log(crashed: bool, tmp_path: Path) -> None:
     assert not (tmp_path / "consumequeue" / "Gone").exists()
 
 
-def test_killed_at_any_moment_of_the_removal(tmp_path: Path) -> None:
+def test_killed_at_any_step_of_the_removal(tmp_path: Path) -> None:
     """The topic is either complete or gone, and messages stored later are found."""
     whole = [b"%d" % number for number in range(25)]
     with Store.open(tmp_path / "before", ASYNC) as store:
@@ -114,7 +114,7 @@ class SlowFiles(Files):
         super().sync(fd)
 
 
-def test_messages_in_flight_go_with_their_topic(tmp_path: Path) -> None:
+def test_messages_in_flight_are_removed_with_their_topic(tmp_path: Path) -> None:
     """Messages unflushed when the topic is removed take no offsets from those that follow."""
     files = SlowFiles()
     store = Store.open(tmp_path / "running", SYNC, machine=Machine(files=files))
@@ -131,7 +131,9 @@ def test_messages_in_flight_go_with_their_topic(tmp_path: Path) -> None:
         assert bodies(again) == [b"new"]
 
 
-def test_a_log_that_lost_its_tail_has_new_messages_where_removed_ones_were(tmp_path: Path) -> None:
+def test_new_messages_take_removed_ones_positions_in_a_log_that_lost_its_tail(
+    tmp_path: Path,
+) -> None:
     store = Store.open(tmp_path / "running", ASYNC)
     store_all(store, [b"kept"], "Keep")
     end = store.written_end
@@ -149,7 +151,7 @@ def test_a_log_that_lost_its_tail_has_new_messages_where_removed_ones_were(tmp_p
         assert bodies(again, "Keep") == [b"kept"]
 
 
-def test_a_mended_log_has_new_messages_where_removed_ones_were(tmp_path: Path) -> None:
+def test_new_messages_take_removed_ones_positions_in_a_repaired_log(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     store = Store.open(tmp_path / "running", SYNC, machine=Machine(files=files, clock=clock))
     store_all(store, [b"old"])
@@ -166,7 +168,7 @@ def test_a_mended_log_has_new_messages_where_removed_ones_were(tmp_path: Path) -
         assert bodies(again) == [b"new"]
 
 
-def test_markers_go_with_the_log(tmp_path: Path) -> None:
+def test_markers_are_removed_with_the_log(tmp_path: Path) -> None:
     files = FaultyFiles()
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files)) as store:
         store_all(store, [b"a"], "Early")

@@ -21,7 +21,7 @@ SYNC = small_config(FlushMode.SYNC)
 
 @pytest.mark.parametrize("config", [ASYNC, SYNC], ids=["async", "sync"])
 @pytest.mark.parametrize("room", [0, 1, 50, 200, 391])
-def test_a_full_disk_refuses_and_heals_by_itself(
+def test_a_full_disk_rejects_writes_and_recovers_by_itself(
     config: StoreConfig, room: int, tmp_path: Path
 ) -> None:
     files = FaultyFiles()
@@ -39,7 +39,7 @@ def test_a_full_disk_refuses_and_heals_by_itself(
         assert bodies(store) == [b"before", b"after"]
 
 
-def test_what_a_refused_write_left_behind_never_appears(tmp_path: Path) -> None:
+def test_leftovers_of_a_rejected_write_never_appear(tmp_path: Path) -> None:
     """Part of a batch reached the disk; the next message is as large as the batch's first."""
     files = FaultyFiles()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files))
@@ -54,7 +54,7 @@ def test_what_a_refused_write_left_behind_never_appears(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_write_that_cannot_be_taken_back_stops_the_store_until_it_can(tmp_path: Path) -> None:
+def test_a_write_that_cannot_be_undone_stops_the_store_until_it_can(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock)) as store:
         store.append([record(b"before")])
@@ -76,7 +76,7 @@ def test_a_write_that_cannot_be_taken_back_stops_the_store_until_it_can(tmp_path
         assert bodies(store) == [b"before", b"after"]
 
 
-def test_a_failed_flush_fails_everyone_who_waits(tmp_path: Path) -> None:
+def test_a_failed_flush_fails_every_waiter(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     with Store.open(tmp_path, SYNC, machine=Machine(files=files, clock=clock)) as store:
         store.append([record(b"before")]).durable.result()
@@ -104,7 +104,7 @@ def test_a_failed_flush_fails_everyone_who_waits(tmp_path: Path) -> None:
         assert bodies(store) == [b"before", b"again"]
 
 
-def test_a_failed_flush_of_acknowledged_messages_is_repeated(tmp_path: Path) -> None:
+def test_a_failed_flush_of_acknowledged_messages_is_retried(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock)) as store:
         store.append([record(b"%d" % number * 300) for number in range(3)])
@@ -129,7 +129,7 @@ def test_a_failed_flush_of_acknowledged_messages_is_repeated(tmp_path: Path) -> 
         assert len(bodies(store)) == 24
 
 
-def test_a_disk_that_never_heals_leaves_the_abort_file(tmp_path: Path) -> None:
+def test_a_disk_that_never_recovers_leaves_the_abort_file(tmp_path: Path) -> None:
     files = FaultyFiles()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files))
     store.append([record(b"a")])
@@ -216,7 +216,9 @@ def test_queues_and_index_are_written_again_after_a_failed_sync(
 
 
 @pytest.mark.parametrize("damaged", ["consumequeue", "index"])
-def test_what_memory_has_lost_too_is_left_to_the_next_start(damaged: str, tmp_path: Path) -> None:
+def test_data_lost_from_memory_too_is_recovered_by_the_next_start(
+    damaged: str, tmp_path: Path
+) -> None:
     files, clock = QueueSyncFails(at_once=True), ManualClock()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
     store.append([record(b"x")])
@@ -261,7 +263,7 @@ def test_closing_does_not_wait_long_for_queues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_many_queues_are_synced_at_once(at_once: bool, tmp_path: Path) -> None:
+def test_many_queues_are_synced_in_one_call(at_once: bool, tmp_path: Path) -> None:
     files = QueueSyncFails(at_once=at_once)
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files)) as store:
         store.append_all([[record(b"x", topic=f"T{number}")] for number in range(100)])
@@ -269,7 +271,7 @@ def test_many_queues_are_synced_at_once(at_once: bool, tmp_path: Path) -> None:
     assert (files.syncs - before < 10) == at_once
 
 
-def test_queue_files_that_cannot_be_synced_are_made_again(tmp_path: Path) -> None:
+def test_queue_files_that_cannot_be_synced_are_recreated(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
     store.append([record(b"a")])
@@ -289,7 +291,7 @@ def test_queue_files_that_cannot_be_synced_are_made_again(tmp_path: Path) -> Non
         assert bodies(store) == [b"a", b"b"]
 
 
-def test_one_flush_serves_many(tmp_path: Path) -> None:
+def test_one_flush_serves_many_waiters(tmp_path: Path) -> None:
     class SlowFiles(FaultyFiles):
         def __init__(self) -> None:
             super().__init__()
@@ -324,7 +326,7 @@ def test_one_flush_serves_many(tmp_path: Path) -> None:
         assert len(bodies(store)) == 52
 
 
-def test_a_flusher_that_dies_of_a_mistake_leaves_nobody_waiting(
+def test_a_flusher_that_dies_of_a_bug_leaves_no_waiter_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class WrongFiles(FaultyFiles):
@@ -393,7 +395,7 @@ def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> 
         assert store._behind.checkpoint.queues_ms == store._appender.store_timestamp_ms
 
 
-def test_a_store_above_its_disk_ratio_refuses_until_there_is_room(tmp_path: Path) -> None:
+def test_a_store_above_its_disk_ratio_rejects_writes_until_there_is_room(tmp_path: Path) -> None:
     files = FaultyFiles()
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files)) as store:
         store.append([record(b"a")])

@@ -38,7 +38,7 @@ def test_everything_can_be_called_without_a_loop(tmp_path: Path) -> None:
 
 
 def test_nothing_is_missing_in_the_blocking_form() -> None:
-    """Who adds a method to a subject adds it here, too."""
+    """A new method of a subject must be added here, too."""
     inner = administration.Admin("127.0.0.1:9876")
     outer = Admin("127.0.0.1:9876")
     for subject in vars(inner):

@@ -28,7 +28,7 @@ CLUSTER = "DefaultCluster"
 
 
 @virtual_time()
-async def test_clusters_tell_their_brokers_and_how_they_do(tmp_path: Path) -> None:
+async def test_clusters_list_their_brokers_and_their_status(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         (found,) = await admin.clusters.list()
         assert (found.name, found.brokers) == (CLUSTER, ("a", "b"))
@@ -44,7 +44,7 @@ async def test_clusters_tell_their_brokers_and_how_they_do(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_silent_broker_is_shown_with_why(tmp_path: Path) -> None:
+async def test_an_unresponsive_broker_is_shown_with_the_reason(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         world.network.stop_reading("10.0.0.2")
         (status,) = await admin.clusters.status()
@@ -55,7 +55,7 @@ async def test_silent_broker_is_shown_with_why(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_drained_broker_takes_no_more_messages(tmp_path: Path) -> None:
+async def test_a_drained_broker_accepts_no_messages(tmp_path: Path) -> None:
     async with administered(tmp_path) as (_, admin):
         await admin.topics.create("T", queues=2)
         assert await admin.clusters.wipe_write_permission("a") > 0
@@ -68,7 +68,7 @@ async def test_drained_broker_takes_no_more_messages(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_is_missing_is_named_with_what_is_like_it(tmp_path: Path) -> None:
+async def test_an_unknown_name_is_reported_with_similar_names(tmp_path: Path) -> None:
     async with administered(tmp_path) as (_, admin):
         await admin.topics.create("orders")
         with pytest.raises(NotThere, match="no topic 'order'; similar: orders") as caught:
@@ -98,7 +98,7 @@ async def test_missing_name_server_is_named(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_several_clusters_are_told_apart(tmp_path: Path) -> None:
+async def test_several_clusters_are_distinguished(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, admin):
         config = world.brokers["a"].config
         identity = replace(

@@ -1,4 +1,4 @@
-"""Settings of brokers and name servers, and the values that name servers keep."""
+"""Settings of brokers and name servers, and the values that name servers store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_settings_of_brokers_and_name_servers(tmp_path: Path) -> None:
             ):
                 with pytest.raises(InvalidArgument, match=said):
                     await admin.configuration.change_brokers(settings, dry_run=dry_run)
-        # Another way to write the same is no change.
+        # Another notation of the same value is not a change.
         assert not await admin.configuration.change_brokers({"fileReservedTime": "048"}, broker="a")
         with pytest.raises(InvalidArgument, match=r"name server .* has no setting 'nonsense'"):
             await admin.configuration.change_name_servers({"nonsense": "1"}, dry_run=True)
@@ -81,7 +81,7 @@ async def test_brokers_report_what_mqadmin_exports(tmp_path: Path) -> None:
     ("settings", "is_stored"),
     [({}, None), ({"brokerConfigPath": ""}, False), ({"brokerConfigPath": "/b.conf"}, True)],
 )
-def test_servers_say_whether_changes_are_stored(
+def test_servers_report_whether_changes_are_stored(
     settings: dict[str, str], is_stored: bool | None
 ) -> None:
     assert _is_stored(settings) is is_stored

@@ -30,7 +30,7 @@ CLUSTER = "DefaultCluster"
 
 
 @virtual_time()
-async def test_group_is_made_changed_and_deleted(tmp_path: Path) -> None:
+async def test_a_group_is_created_changed_and_deleted(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         settings = GroupSettings("g", retries_max=3)
         assert await admin.groups.create(settings) == ("a", "b")
@@ -63,7 +63,7 @@ async def test_group_is_made_changed_and_deleted(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_group_is_changed_on_each_broker_in_what_is_given_and_made_on_none(
+async def test_an_update_changes_only_given_settings_and_creates_no_group(
     tmp_path: Path,
 ) -> None:
     async with administered(tmp_path, "abc") as (world, admin):

@@ -1,4 +1,4 @@
-"""Sending, finding and watching messages; dead letters and their way back."""
+"""Sending, finding and watching messages; dead letters and how they are redriven."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def damage(world: Cluster, body: bytes) -> None:
 
 
 @virtual_time()
-async def test_messages_that_are_not_there(tmp_path: Path) -> None:
+async def test_messages_that_do_not_exist(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("T", queues=1)
         receipt = await admin.messages.send(Message("T", b"x", keys=["k"]))
@@ -104,7 +104,7 @@ async def test_messages_that_are_not_there(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_sending_makes_no_topic_by_accident(tmp_path: Path) -> None:
+async def test_sending_creates_no_topic_by_accident(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         with pytest.raises(NotThere, match="no topic 'U'"):
             await admin.messages.send(Message("U", b"x"))
@@ -121,7 +121,7 @@ async def test_sending_makes_no_topic_by_accident(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_times_of_a_key_are_exact_to_the_millisecond(tmp_path: Path) -> None:
-    """Indexes keep seconds only."""
+    """Indexes store only seconds."""
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("T", queues=1)
         moments = []
@@ -152,7 +152,7 @@ async def test_of_many_with_a_key_the_newest_of_all_brokers_are_found(tmp_path: 
 
 
 @virtual_time()
-async def test_messages_of_a_span_of_time_come_in_order(tmp_path: Path) -> None:
+async def test_messages_of_a_time_range_are_returned_in_order(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         await admin.topics.create("T", queues=2)
         moments = []
@@ -210,7 +210,7 @@ async def test_result_of_a_client_that_answers_with_a_number(
 
 
 async def make_letters(world: Cluster, count: int, group: str = "g") -> None:
-    """Let a group give up on messages of topic T."""
+    """Let a group dead-letter messages of topic T."""
     failing = Seen(always(ConsumeResult.RETRY_LATER))
     async with consuming(world, failing, group=group, retries=Retries(attempts_max=0)):
         await wait_until(lambda: failing.count >= count, 60)
@@ -341,8 +341,10 @@ async def test_letters_cannot_go_to_dead_letters(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_letters_go_to_retries_once_however_often_these_fail(tmp_path: Path) -> None:
-    """All tries have the same message id, and brokers find only the newest of many."""
+async def test_letters_are_redriven_to_the_retry_topic_once_however_often_they_fail(
+    tmp_path: Path,
+) -> None:
+    """All attempts have the same message id, and brokers find only the newest of many."""
     limits = LimitsConfig(query_count_max=2)
     async with administered(tmp_path, "a", limits=limits) as (world, admin):
         await admin.topics.create("T", queues=1)
@@ -355,7 +357,7 @@ async def test_letters_go_to_retries_once_however_often_these_fail(tmp_path: Pat
                 outcomes = [outcome for _, outcome, _ in found]
                 assert outcomes == [Outcome.SENT_BEFORE] * (letters - 1) + [Outcome.SENT]
         last = [letter async for letter in admin.dead_letters.list("g")][-1].message
-        # Its own key, and that of the letter that it was a copy of; no others pile up.
+        # Its own key, and that of the letter that it was a copy of; no others accumulate.
         assert last.keys == ["mine", last.properties[REDRIVEN_FROM]]
 
 
@@ -364,7 +366,7 @@ def has_letters(world: Cluster, count: int, group: str = "g") -> bool:
 
 
 @virtual_time()
-async def test_redrive_does_not_bring_a_deleted_topic_back(tmp_path: Path) -> None:
+async def test_redrive_does_not_recreate_a_deleted_topic(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         await admin.messages.send(Message("T", b"1"))
@@ -380,7 +382,7 @@ async def test_redrive_does_not_bring_a_deleted_topic_back(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_each_letter_looked_at_is_told_also_those_not_wanted(tmp_path: Path) -> None:
+async def test_every_examined_letter_is_reported_even_if_not_selected(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         for number in range(3):
@@ -395,7 +397,7 @@ async def test_each_letter_looked_at_is_told_also_those_not_wanted(tmp_path: Pat
 
 
 @virtual_time()
-async def test_few_large_letters_are_worked_on_at_once(
+async def test_only_a_few_large_letters_are_processed_concurrently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "_BYTES_AT_ONCE", 10_000)
@@ -411,7 +413,7 @@ async def test_few_large_letters_are_worked_on_at_once(
 
 
 @virtual_time()
-async def test_letter_without_an_origin_is_left(tmp_path: Path) -> None:
+async def test_a_letter_without_an_origin_is_skipped(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("%DLQ%g", queues=1)
         await admin.messages.send(Message("%DLQ%g", b"by hand"))
@@ -420,7 +422,7 @@ async def test_letter_without_an_origin_is_left(tmp_path: Path) -> None:
 
 
 class FailingSends:
-    """A hook that fails sends: before they leave, or when they have arrived."""
+    """A hook that fails sends: before they are sent, or after they have arrived."""
 
     def __init__(self) -> None:
         self.refusals: list[Exception] = []
@@ -438,7 +440,7 @@ class FailingSends:
 
 
 @virtual_time()
-async def test_interrupted_redrive_is_repeated_without_sending_twice(tmp_path: Path) -> None:
+async def test_an_interrupted_redrive_can_be_repeated_without_duplicates(tmp_path: Path) -> None:
     failing = FailingSends()
     async with administered(tmp_path, "a", [failing]) as (world, admin):
         await admin.topics.create("T", queues=1)

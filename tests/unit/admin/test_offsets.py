@@ -67,7 +67,7 @@ async def test_reset_by_time_finds_the_first_message_since_then(tmp_path: Path) 
 
         assert await target(times_ms[0] - 60_000) == 0
         assert await target(times_ms[0] + 1000) == 40
-        # Nearer to the message before than to the one after.
+        # Closer to the message before than to the one after.
         assert await target(times_ms[1] + 500) == 80
         assert await target(times_ms[1] + 9500) == 80
         assert await target(times_ms[3] + 5000) == 160
@@ -93,7 +93,7 @@ async def test_running_group_is_reset_by_offset_and_queue(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_queues_that_are_only_read_by_now_are_seen(tmp_path: Path) -> None:
+async def test_queues_that_are_now_read_only_are_included(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=2)
         began = datetime.fromtimestamp(virtual_loop().clock.now_ms() / 1000, UTC)
@@ -118,8 +118,8 @@ async def test_queues_that_are_only_read_by_now_are_seen(tmp_path: Path) -> None
 
 
 @virtual_time()
-async def test_later_reset_wins_over_one_that_is_under_way(tmp_path: Path) -> None:
-    """Members pause for ten seconds before they go on."""
+async def test_a_later_reset_supersedes_one_in_progress(tmp_path: Path) -> None:
+    """Members pause for ten seconds before they continue."""
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         await send(world, [b"%d" % number for number in range(10)])
@@ -131,7 +131,7 @@ async def test_later_reset_wins_over_one_that_is_under_way(tmp_path: Path) -> No
             await admin.offsets.reset("g", "T", AtOffset(8))
             await virtual_sleep(60)
             assert seen.bodies[10:] == [b"8", b"9"]
-            # Nor is one lost that comes while a queue is let go of and gained anew.
+            # Nor is one lost that arrives while a queue is released and gained again.
             for pause_ms in range(9_996, 10_012, 2):
                 at = len(seen.bodies)
                 await admin.offsets.reset("g", "T", AtOffset(7))
@@ -140,7 +140,7 @@ async def test_later_reset_wins_over_one_that_is_under_way(tmp_path: Path) -> No
                 await virtual_sleep(30)
                 assert seen.bodies[at:] in ([b"9"], [b"7", b"8", b"9", b"9"]), pause_ms
             at = len(seen.bodies)
-            # What comes when the first is done, and others wait, is not lost either.
+            # One that arrives when the first is done and others wait is not lost either.
             for target in (2, 5, 9):
                 await admin.offsets.reset("g", "T", AtOffset(target))
                 await virtual_sleep(6)
@@ -152,7 +152,7 @@ async def test_later_reset_wins_over_one_that_is_under_way(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_suspended_member_stays_so_over_resets_that_overlap(tmp_path: Path) -> None:
+async def test_a_suspended_member_stays_suspended_across_overlapping_resets(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         await send(world, [b"1"])
@@ -216,7 +216,7 @@ async def test_other_brokers_reset_queues_that_have_no_offset_yet(
 
 
 @virtual_time()
-async def test_broker_refuses_a_reset_to_what_is_not_there(tmp_path: Path) -> None:
+async def test_the_broker_rejects_a_reset_to_a_missing_offset(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         await send(world, [b"1"], to=queue(0))
@@ -247,7 +247,7 @@ async def test_offsets_are_cloned(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_reset_names_what_is_not_there(tmp_path: Path) -> None:
+async def test_the_reset_error_names_what_does_not_exist(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("T", queues=1)
         await admin.groups.create(GroupSettings("g"))

@@ -130,7 +130,7 @@ async def test_brokers_without_slaves_have_none_to_promote(tmp_path: Path) -> No
             await admin.clusters.promote(cluster.nodes[0])
 
 
-def test_lags_are_what_slaves_have_not() -> None:
+def test_lags_count_what_slaves_have_not_copied() -> None:
     def status(broker_id: int, end: str | None) -> BrokerStatus:
         node = BrokerNode("c", "b", broker_id, f"h:{broker_id}")
         return broker_status(node, {} if end is None else {"commitLogMaxOffset": end})

@@ -1,4 +1,4 @@
-"""Watching a topic: from where, and over what happens to brokers and queues."""
+"""Watching a topic: where it starts, and what happens when brokers and queues change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turbopump.testing import virtual_time
 
 
 @virtual_time()
-async def test_tail_begins_where_wanted_and_follows(tmp_path: Path) -> None:
+async def test_tail_starts_at_the_given_position_and_follows(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         await admin.topics.create("T", queues=2)
         for number in range(6):
@@ -62,7 +62,7 @@ async def test_queues_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_tail_goes_on_when_a_broker_comes_back(
+async def test_tail_resumes_when_a_broker_returns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with administered(tmp_path, "a") as (world, admin):
@@ -101,7 +101,7 @@ async def test_tail_sees_queues_that_are_added_later(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_tail_shows_what_a_broker_got_since_not_what_it_had(tmp_path: Path) -> None:
+async def test_tail_shows_a_new_brokers_new_messages_not_its_old_ones(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         await admin.topics.create("T", queues=1)
         await send(world, [b"before"], to=MessageQueue("T", "b", 0))

@@ -23,7 +23,7 @@ CLUSTER = "DefaultCluster"
 
 
 @virtual_time()
-async def test_topic_is_made_changed_and_deleted_on_all_brokers(tmp_path: Path) -> None:
+async def test_a_topic_is_created_changed_and_deleted_on_all_brokers(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         made = await admin.topics.create("T", queues=2)
         assert [(each.broker, each.write_queues) for each in made.on_brokers] == [
@@ -104,7 +104,7 @@ async def test_ordered_topic_has_fixed_queues_in_the_name_servers(tmp_path: Path
     ],
 )
 @virtual_time()
-async def test_bad_topic_is_refused(tmp_path: Path, settings: Any, named: str) -> None:
+async def test_an_invalid_topic_is_rejected(tmp_path: Path, settings: Any, named: str) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         with pytest.raises(InvalidArgument, match=named):
             await admin.topics.create("T", **settings)
@@ -113,7 +113,7 @@ async def test_bad_topic_is_refused(tmp_path: Path, settings: Any, named: str) -
 
 
 @virtual_time()
-async def test_status_tells_what_queues_hold(tmp_path: Path) -> None:
+async def test_status_shows_what_queues_hold(tmp_path: Path) -> None:
     async with administered(tmp_path) as (_, admin):
         await admin.topics.create("T", queues=1)
         await send(_, [b"1", b"2"], to=queue(0, "b"))

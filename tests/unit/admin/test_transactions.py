@@ -98,7 +98,7 @@ async def test_abandoned_transactions_can_be_resumed(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_was_resumed_and_rolled_back_is_not_listed(tmp_path: Path) -> None:
+async def test_resumed_and_rolled_back_transactions_are_not_listed(tmp_path: Path) -> None:
     async with (
         administered(tmp_path, "a") as (world, admin),
         producer_of(world.network, world.brokers["a"].address) as producer,

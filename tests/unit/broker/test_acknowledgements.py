@@ -1,4 +1,4 @@
-"""What is stored for a peer is acknowledged when it is as durable as the mode promises."""
+"""Messages are acknowledged when they are as durable as the mode guarantees."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def failing_message(broker: Broker, client: Client, disk: StuckDisk) -> Me
 
 @pytest.fixture
 def pushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let replies reach the client that asked."""
+    """Let replies reach the requesting client."""
 
     async def push(*_: object) -> None:
         return None
@@ -95,8 +95,8 @@ def test_not_before_the_flush_and_not_after_it_failed(tmp_path: Path, what: str)
 
 @pytest.mark.usefixtures("pushed")
 @pytest.mark.parametrize("what", ASK)
-def test_a_slow_flush_is_no_success(tmp_path: Path, what: str) -> None:
-    """Senders are told that it is stored; consumers must not commit what may still be lost."""
+def test_a_slow_flush_is_not_a_success(tmp_path: Path, what: str) -> None:
+    """Senders get a stored status; consumers must not commit what may still be lost."""
 
     @virtual_time()
     async def run(disk: StuckDisk) -> None:
@@ -146,7 +146,7 @@ async def sent_back_by_go(client: Client, position: int) -> Command:
 
 
 def test_the_go_client_gets_no_answer_rather_than_an_error(tmp_path: Path) -> None:
-    """It takes any answer to a send-back for success, and tries again after none."""
+    """It treats any response to a send-back as success, and retries if there is none."""
 
     @virtual_time()
     async def run(disk: StuckDisk) -> None:
@@ -187,7 +187,7 @@ def test_nor_if_nothing_was_stored(
 
 
 def test_the_progress_of_delays_waits_for_the_disk_in_asynchronous_mode_too(tmp_path: Path) -> None:
-    """Else a power failure would lose messages that were acknowledged long before it."""
+    """Otherwise a power failure would lose messages that were acknowledged long before."""
 
     def saved() -> str:
         return (tmp_path / "config" / "delayOffset.json").read_text().replace(" ", "")

@@ -1,4 +1,4 @@
-"""Administration: what changes, what is refused, and what bad input is told."""
+"""Administration: changes, rejections, and the errors for bad input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def create(parts: Parts, name: str, **changes: Any) -> Command:
     return parts.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, structs.replace(header, **changes))
 
 
-# --- whatever is asked wrongly --------------------------------------------------------------------
+# --- invalid requests -----------------------------------------------------------------------------
 
 WITH_FIELDS = [14, 15, 17, 35, 38, 202, 203, 204, 207, 208, 215, 222, 223, 300, 303, 307, 308, 309]
 WITH_FIELDS += [314, 315, 317, 321]
@@ -81,7 +81,7 @@ def test_garbage_bodies_are_errors(parts: Parts, code: int, body: bytes) -> None
         (222, {"topic": "T", "group": "g", "timestamp": "", "isForce": "true"}),
     ],
 )
-def test_numbers_that_are_none_are_errors(parts: Parts, code: int, fields: dict[str, str]) -> None:
+def test_invalid_numbers_are_errors(parts: Parts, code: int, fields: dict[str, str]) -> None:
     answer = parts.ask(code, ext_fields=fields)
     assert answer.code == ERROR
     assert answer.remark
@@ -90,7 +90,7 @@ def test_numbers_that_are_none_are_errors(parts: Parts, code: int, fields: dict[
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_a_topic_is_made_announced_and_changed(parts: Parts) -> None:
+def test_a_topic_is_created_registered_and_changed(parts: Parts) -> None:
     assert create(parts, "New", topic_sys_flag=1, order=True).code == OK
     made = parts.topics.find("New")
     assert made == TopicConfig(
@@ -114,7 +114,7 @@ def test_a_topic_is_made_announced_and_changed(parts: Parts) -> None:
         ("New", {"perm": 64}, "perm"),
     ],
 )
-def test_topics_that_cannot_be(parts: Parts, name: str, changes: dict[str, Any], told: str) -> None:
+def test_invalid_topics(parts: Parts, name: str, changes: dict[str, Any], told: str) -> None:
     answer = create(parts, name, **changes)
     assert answer.code == ERROR
     assert told in (answer.remark or "")
@@ -134,7 +134,7 @@ def test_a_slave_changes_nothing(tmp_path: Path) -> None:
         assert "slave" in (answer.remark or "")
 
 
-def test_a_full_disk_is_an_error_that_says_so(parts: Parts) -> None:
+def test_a_full_disk_is_a_clear_error(parts: Parts) -> None:
     parts.topics_file.full = True
     answer = create(parts, "New")
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -150,7 +150,7 @@ def test_a_full_disk_is_an_error_that_says_so(parts: Parts) -> None:
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_deleting_a_topic_takes_its_queues_counters_and_offsets(parts: Parts) -> None:
+def test_deleting_a_topic_removes_its_queues_counters_and_offsets(parts: Parts) -> None:
     parts.offsets.commit("g", "T", 0, 3)
     parts.offsets.commit("g", "Other", 0, 4)
     parts.stats.put("T", 0, 1, 1)
@@ -159,7 +159,7 @@ def test_deleting_a_topic_takes_its_queues_counters_and_offsets(parts: Parts) ->
     assert parts.topics.find("T") is None
     assert parts.store.removed == ["T"]
     assert parts.stats.view("TOPIC_PUT_NUMS", "T") is None
-    # A new topic of this name begins at 0: what is kept of the old one would skip its messages.
+    # A new topic with this name starts at 0: remaining offsets of the old one would skip messages.
     assert parts.offsets.snapshot.offset_table == {"Other@g": {0: 4}}
     assert ConsumerOffsets.decode(parts.offsets_file.saved[-1]) == parts.offsets.snapshot
     assert parts.ask(RequestCode.DELETE_TOPIC_IN_BROKER, delete).code == OK
@@ -167,7 +167,7 @@ def test_deleting_a_topic_takes_its_queues_counters_and_offsets(parts: Parts) ->
     assert parts.ask(RequestCode.DELETE_TOPIC_IN_BROKER, system).code == ERROR
 
 
-def test_cleaning_takes_queues_of_topics_that_are_not_there(parts: Parts) -> None:
+def test_cleaning_removes_queues_of_topics_that_do_not_exist(parts: Parts) -> None:
     for topic in ("Gone", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_OP_HALF_TOPIC"):
         parts.store.put(topic, 0, 1)
     assert parts.ask(RequestCode.CLEAN_UNUSED_TOPIC).code == OK
@@ -182,7 +182,7 @@ def test_limits_of_queues(parts: Parts) -> None:
     assert (second.min_offset, second.max_offset, second.last_update_timestamp) == (0, 0, 0)
 
 
-def test_who_consumes_a_topic(parts: Parts) -> None:
+def test_the_consumers_of_a_topic(parts: Parts) -> None:
     parts.join("online")
     parts.offsets.commit("past", "T", 0, 1)
     answer = parts.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicName(topic="T"))
@@ -195,7 +195,7 @@ def test_who_consumes_a_topic(parts: Parts) -> None:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def test_a_group_is_made_and_deleted_with_its_offsets(parts: Parts) -> None:
+def test_a_group_is_created_and_deleted_with_its_offsets(parts: Parts) -> None:
     group = GroupConfig(group_name="g", retry_max_times=2)
     assert parts.ask(200, body=group).code == OK
     assert parts.groups.find("g") == group
@@ -223,7 +223,7 @@ def test_progress_of_a_group(parts: Parts) -> None:
     assert len(stats.offset_table) == 2
 
 
-def test_topics_that_a_running_group_no_longer_wants_do_not_count(parts: Parts) -> None:
+def test_topics_that_a_running_group_has_unsubscribed_do_not_count(parts: Parts) -> None:
     parts.offsets.commit("g", "T", 0, 2)
     parts.join("g", "Other")
     asked = headers.ConsumeStatsOf(consumer_group="g", topic="T")
@@ -292,7 +292,7 @@ def test_young_queues_begin_at_zero_others_are_not_found(parts: Parts) -> None:
         ("g" * 121, "T", 0, 1),
     ],
 )
-def test_nonsense_is_not_kept(
+def test_invalid_offsets_are_not_stored(
     parts: Parts, group: str, topic: str, queue_id: int, offset: int
 ) -> None:
     known = set(parts.groups.table)
@@ -305,7 +305,7 @@ def test_nonsense_is_not_kept(
     assert parts.groups.table.keys() == known
 
 
-def test_offsets_are_kept_only_of_groups_that_there_is_room_for(parts: Parts) -> None:
+def test_offsets_are_stored_only_for_groups_within_the_limit(parts: Parts) -> None:
     most = len(parts.groups.table) + 1
     parts.groups.config = replace(parts.groups.config, groups_max=most)
     for group, code in (("g", OK), ("h", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)):
@@ -321,7 +321,7 @@ def test_offsets_are_kept_only_of_groups_that_there_is_room_for(parts: Parts) ->
 
 
 @pytest.mark.parametrize("offset", [4, 10**15, 2**63 - 1])
-def test_offsets_beyond_the_end_of_a_queue_are_refused(parts: Parts, offset: int) -> None:
+def test_offsets_beyond_the_end_of_a_queue_are_rejected(parts: Parts, offset: int) -> None:
     for commit_offset, code in ((3, OK), (offset, ERROR), (2, OK), (offset, ERROR)):
         commit = headers.UpdateConsumerOffset(
             consumer_group="g", topic="T", queue_id=0, commit_offset=commit_offset

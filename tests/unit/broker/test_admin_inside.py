@@ -1,4 +1,4 @@
-"""Operators and running clients: resets, relays, settings, and looking inside."""
+"""Operators and running clients: resets, relays, settings, and internal state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def targets(answer: Command) -> list[int]:
     return list(QueueOffsets.decode(whole_body(answer)).offset_table.values())
 
 
-def test_resets_go_to_a_moment_or_to_the_end(parts: Parts) -> None:
+def test_resets_go_to_a_timestamp_or_to_the_end(parts: Parts) -> None:
     peer = parts.join()
     parts.offsets.commit_all("g", "T", {0: 1, 1: 0})
     assert targets(reset(parts, 2500)) == [2, 0]
@@ -68,7 +68,7 @@ def test_c_plus_plus_gets_a_list(parts: Parts) -> None:
     assert whole_body(peer.sent[-1]).startswith(b'{"offsetTable":{{')
 
 
-def test_resets_that_cannot_be(parts: Parts) -> None:
+def test_invalid_resets(parts: Parts) -> None:
     assert reset(parts, 0).code == ERROR, "no offset is stored"
     parts.offsets.commit("g", "T", 0, 1)
     answer = reset(parts, 0)
@@ -88,7 +88,7 @@ def answered(code: int, body: bytes = b"", remark: str | None = None) -> Command
     return Command(code, flag=FLAG_RESPONSE, opaque=99, remark=remark, body=body, language=1)
 
 
-def test_a_clients_answer_is_handed_on_as_it_is(parts: Parts) -> None:
+def test_a_clients_answer_is_forwarded_unchanged(parts: Parts) -> None:
     peer = parts.join()
     peer.answers[307] = answered(1, b"body", "its own words")
     asked = headers.RunningInfoOf(consumer_group="g", client_id="c1", jstack_enable=True)
@@ -102,7 +102,7 @@ def test_a_clients_answer_is_handed_on_as_it_is(parts: Parts) -> None:
     }
 
 
-def test_clients_that_are_gone_silent_or_too_old(parts: Parts) -> None:
+def test_clients_that_are_disconnected_silent_or_too_old(parts: Parts) -> None:
     asked = headers.RunningInfoOf(consumer_group="g", client_id="c1")
     assert parts.ask(307, asked).code == ERROR
     parts.join()
@@ -165,7 +165,7 @@ def test_settings_are_changed_and_shown(parts: Parts) -> None:
         (b"regionId=x\nconfigBlackList=", ResponseCode.NO_PERMISSION, "black list"),
     ],
 )
-def test_settings_that_cannot_be(parts: Parts, body: bytes, code: int, told: str) -> None:
+def test_invalid_settings(parts: Parts, body: bytes, code: int, told: str) -> None:
     answer = parts.ask(25, body=body)
     assert answer.code == code
     assert told in (answer.remark or "")
@@ -176,7 +176,7 @@ def test_an_empty_change_is_fine(parts: Parts) -> None:
     assert parts.ask(25).code == OK
 
 
-# --- looking inside -------------------------------------------------------------------------------
+# --- internal state -------------------------------------------------------------------------------
 
 
 def test_units_of_a_queue(parts: Parts) -> None:
@@ -222,7 +222,7 @@ def test_runtime_info(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("code", [37, 323, 52])
-def test_what_is_not_there_yet_is_not_supported(parts: Parts, code: int) -> None:
+def test_unimplemented_requests_are_not_supported(parts: Parts, code: int) -> None:
     answer = parts.ask(code)
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert str(code) in (answer.remark or "")

@@ -40,7 +40,7 @@ class Held:
 
 
 @virtual_time()
-async def test_an_arrival_wakes_exactly_the_pulls_that_want_it() -> None:
+async def test_an_arrival_wakes_exactly_the_pulls_that_match() -> None:
     arrivals = Arrivals(virtual_loop().clock, held_max=10)
     everything = Held()
     red = Held(tag=1)
@@ -56,7 +56,7 @@ async def test_an_arrival_wakes_exactly_the_pulls_that_want_it() -> None:
 
 
 @virtual_time()
-async def test_any_arrival_in_a_topic_wakes_who_waits_for_the_whole_topic() -> None:
+async def test_any_arrival_in_a_topic_wakes_waiters_for_the_whole_topic() -> None:
     arrivals = Arrivals(virtual_loop().clock, held_max=10)
     whole, red, other = Held(WHOLE_TOPIC), Held(tag=1), Held(queue_id=7, owner="d")
     for held in (whole, red, other):
@@ -93,7 +93,7 @@ async def test_messages_that_arrive_together_are_answered_together() -> None:
 
 
 @virtual_time()
-async def test_a_pull_is_answered_when_its_time_is_over_and_never_before() -> None:
+async def test_a_pull_is_answered_at_its_deadline_and_never_before() -> None:
     clock = virtual_loop().clock
     arrivals = Arrivals(clock, held_max=10)
     held = Held()
@@ -118,7 +118,7 @@ async def test_the_sweep_wakes_what_an_arrival_missed() -> None:
 
 
 @virtual_time()
-async def test_the_sweep_leaves_alone_who_did_not_want_what_came() -> None:
+async def test_the_sweep_skips_pulls_that_did_not_match() -> None:
     arrivals = Arrivals(virtual_loop().clock, held_max=10)
     held = Held(tag=1)
     arrivals.hold(held.pull, 15_000)
@@ -130,7 +130,7 @@ async def test_the_sweep_leaves_alone_who_did_not_want_what_came() -> None:
     assert held.answers == 0
     arrivals.sweep(lambda *_: 2)
     await asyncio.sleep(0)
-    assert held.answers == 1, "of the second message nobody was told"
+    assert held.answers == 1, "no pull was notified of the second message"
 
 
 @virtual_time()
@@ -147,7 +147,7 @@ async def test_many_are_answered_over_several_turns() -> None:
 
 
 @virtual_time()
-async def test_pulls_of_a_peer_that_is_gone_are_dropped() -> None:
+async def test_pulls_of_a_disconnected_peer_are_dropped() -> None:
     arrivals = Arrivals(virtual_loop().clock, held_max=10)
     gone, here = Held(owner="gone"), Held(owner="here")
     arrivals.hold(gone.pull, 1000)
@@ -199,7 +199,7 @@ async def test_a_closer_look_and_several_tags() -> None:
 
 
 @virtual_time()
-async def test_pulls_of_a_topic_that_is_gone_are_answered() -> None:
+async def test_pulls_of_a_deleted_topic_are_answered() -> None:
     arrivals = Arrivals(virtual_loop().clock, held_max=10)
     held = Held()
     arrivals.hold(held.pull, 15_000)
@@ -222,7 +222,7 @@ async def test_full() -> None:
 
 
 class ArrivalsMachine(RuleBasedStateMachine):
-    """Whatever happens in whatever order, each pull is answered once or dropped with its owner."""
+    """In any order of events, each pull is answered once or dropped with its owner."""
 
     def __init__(self) -> None:
         super().__init__()

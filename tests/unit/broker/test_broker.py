@@ -1,4 +1,4 @@
-"""Life of a broker: name servers that do not answer, addresses, a start that fails."""
+"""Life cycle of a broker: name servers that do not answer, addresses, a failed start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_silent_name_server_holds_up_neither_start_nor_stop(tmp_path: Pa
 
 
 @virtual_time()
-async def test_a_taken_port_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_port_in_use_leaves_nothing_behind(tmp_path: Path) -> None:
     network = MemoryNetwork()
     config = config_at(tmp_path)
     taken = Server(
@@ -83,7 +83,7 @@ async def test_an_advertised_host_that_does_not_exist(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_clients_that_come_by_another_address_are_told_of(
+async def test_clients_connecting_through_another_address_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     identity = IdentityConfig(
@@ -126,7 +126,7 @@ async def test_no_false_alarm_for_names_of_the_same_address(
 
 
 @virtual_time()
-async def test_a_broker_ends_when_it_can_no_longer_keep_its_promises(
+async def test_a_broker_stops_when_it_can_no_longer_keep_its_guarantees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -147,7 +147,7 @@ async def test_a_broker_ends_when_it_can_no_longer_keep_its_promises(
 
 
 @virtual_time()
-async def test_background_work_and_its_failures_are_told(
+async def test_background_work_and_its_failures_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: Stats) -> None:
@@ -164,7 +164,7 @@ async def test_background_work_and_its_failures_are_told(
 
 @pytest.mark.parametrize("is_reset", [False, True])
 @virtual_time()
-async def test_commits_of_a_client_that_closes_without_its_answers(
+async def test_commits_of_a_client_that_closes_before_its_responses(
     tmp_path: Path, is_reset: bool
 ) -> None:
     count = 500 if is_reset else 4000
@@ -181,7 +181,7 @@ async def test_commits_of_a_client_that_closes_without_its_answers(
             command = request(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
             peer.transport.write(encode(replace(command, serialize=Serialize.ROCKETMQ)))
         if is_reset:
-            # Only what has left the client can be carried out.
+            # Only what has left the client can be executed.
             assert not peer.transport.get_write_buffer_size()
             peer.transport.abort()
         else:
@@ -201,7 +201,7 @@ STEPS: dict[str, Callable[[Broker], tuple[object, str]]] = {
 
 @pytest.mark.parametrize("is_begun", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_closing_that_is_cancelled_at_any_step_lets_go_of_the_store(
+def test_a_close_cancelled_at_any_step_releases_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, is_begun: bool
 ) -> None:
     @virtual_time()
@@ -243,7 +243,7 @@ async def test_closing_over_a_slow_disk_leaves_no_timer(tmp_path: Path) -> None:
     broker = Broker(config_at(tmp_path), network.host(BROKER_HOST), virtual_machine(REAL_FILES))
     await broker.start()
     await broker.close()
-    # What a message does that is stored while the broker closes.
+    # What happens to a message that is stored while the broker closes.
     broker._arrived([])
     await asyncio.sleep(0)
     assert virtual_loop().timers_pending == 0

@@ -1,4 +1,4 @@
-"""Requests that come in one chunk are stored with one write, and acknowledged as single ones."""
+"""Requests that arrive in one chunk are stored with one write, and acknowledged one by one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def burst_test(
     store: StoreConfig = SYNC_STORE,
     **changes: Any,
 ) -> None:
-    """Run a test with a broker, a pipeline, a message that failed and a disk that is stuck."""
+    """Run a test with a broker, a pipeline, a failed message and a stuck disk."""
 
     @virtual_time()
     async def run(disk: StuckDisk) -> None:
@@ -149,11 +149,11 @@ def test_all_fail_if_the_flush_fails(tmp_path: Path, what: str, bursts: list[int
     burst_test(tmp_path, test)
 
 
-def test_a_slow_flush_is_no_success(tmp_path: Path, bursts: list[int]) -> None:
+def test_a_slow_flush_is_not_a_success(tmp_path: Path, bursts: list[int]) -> None:
     async def test(broker: Any, pipeline: Pipeline, failed: MessageView, disk: StuckDisk) -> None:
         pipeline.write(MAKE["both"], failed)
         await asyncio.sleep(2)
-        # Senders learn that it is stored; consumers must not commit what may still be lost.
+        # Senders get a stored status; consumers must not commit what may still be lost.
         late = [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SYSTEM_ERROR]
         codes = {number: answer.code for number, answer in pipeline.answers.items()}
         assert codes == {number: late[number % 2] for number in range(COUNT)}
@@ -163,7 +163,7 @@ def test_a_slow_flush_is_no_success(tmp_path: Path, bursts: list[int]) -> None:
     burst_test(tmp_path, test, overload=OverloadConfig(sync_flush_timeout_ms=1000))
 
 
-def test_only_those_that_do_not_wait_for_the_disk_are_answered_at_once(
+def test_only_sends_that_do_not_wait_for_the_disk_are_answered_immediately(
     tmp_path: Path, bursts: list[int]
 ) -> None:
     def make(failed: MessageView, number: int) -> Command:
@@ -205,7 +205,7 @@ def test_a_shut_gate_lets_no_success_of_a_burst_through(
         with shut_gate():
             pipeline.write(MAKE[what], failed)
             await asyncio.sleep(1)
-        assert broker.store.written_end > stored, "stored, but nobody was told"
+        assert broker.store.written_end > stored, "stored, but no sender was notified"
         if store is SYNC_STORE:
             disk.flush(broker.store)
         await asyncio.sleep(10)

@@ -57,7 +57,7 @@ def heartbeat(parts: Parts, body: Heartbeat, peer: FakePeer) -> Command:
 # --- heartbeats -----------------------------------------------------------------------------------
 
 
-def test_a_heartbeat_makes_group_retry_topic_and_members(parts: Parts) -> None:
+def test_a_heartbeat_creates_group_retry_topic_and_members(parts: Parts) -> None:
     finished(parts.groups.update(GroupConfig(group_name="g", retry_queue_nums=3)))
     peer = FakePeer()
     answer = heartbeat(parts, beat("g", "h", producers=("p",), unit=True), peer)
@@ -76,7 +76,9 @@ def test_a_group_without_retries_gets_no_retry_topic(parts: Parts) -> None:
     assert parts.topics.find("%RETRY%g") is None
 
 
-def test_an_unknown_group_is_a_member_even_when_it_may_not_be_made(parts: Parts) -> None:
+def test_clients_of_an_unknown_group_are_members_even_if_it_may_not_be_created(
+    parts: Parts,
+) -> None:
     parts.groups.config = replace(parts.groups.config, auto_create=False)
     heartbeat(parts, beat("g"), FakePeer())
     assert parts.consumers.find("g") is not None
@@ -84,7 +86,7 @@ def test_an_unknown_group_is_a_member_even_when_it_may_not_be_made(parts: Parts)
 
 
 @pytest.mark.parametrize("group", ["", "../../x", "a/b", "g" * 121])
-def test_a_group_with_a_bad_name_is_refused_and_nothing_is_done(parts: Parts, group: str) -> None:
+def test_a_group_with_an_invalid_name_is_rejected_without_effect(parts: Parts, group: str) -> None:
     answer = heartbeat(parts, beat("fine", group, producers=("p",)), FakePeer())
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "group" in (answer.remark or "")
@@ -104,14 +106,14 @@ def test_only_small_heartbeats_are_remembered(parts: Parts) -> None:
     assert not parts.clients._beats
 
 
-def test_too_many_groups_are_refused(parts: Parts) -> None:
+def test_groups_beyond_the_limit_are_rejected(parts: Parts) -> None:
     answer = heartbeat(parts, beat(*(f"g{number}" for number in range(1001))), FakePeer())
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "1000" in (answer.remark or "")
     assert not parts.consumers.groups
 
 
-def test_too_many_producer_groups_are_refused(parts: Parts) -> None:
+def test_producer_groups_beyond_the_limit_are_rejected(parts: Parts) -> None:
     names = tuple(f"p{number}" for number in range(1001))
     answer = heartbeat(parts, beat(producers=names), FakePeer())
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -131,7 +133,7 @@ def test_several_heartbeats_of_one_client_are_counted_together(parts: Parts) -> 
 
 
 @pytest.mark.parametrize("group", ["", " ", "p" * 256])
-def test_a_producer_group_with_a_bad_name_is_refused(parts: Parts, group: str) -> None:
+def test_a_producer_group_with_an_invalid_name_is_rejected(parts: Parts, group: str) -> None:
     answer = heartbeat(parts, beat("fine", producers=("p", group)), FakePeer())
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "producer group" in (answer.remark or "")
@@ -145,7 +147,7 @@ def test_one_heartbeat_changes_the_topics_once(parts: Parts) -> None:
     assert parts.topics.find("%RETRY%g49") is not None
 
 
-def test_a_group_too_many_keeps_the_others_from_nothing(parts: Parts) -> None:
+def test_a_group_beyond_the_limit_does_not_affect_the_others(parts: Parts) -> None:
     most = len(parts.groups.table) + 1
     parts.groups.config = replace(parts.groups.config, groups_max=most)
     assert heartbeat(parts, beat("g", "h"), FakePeer()).code == ResponseCode.SUCCESS
@@ -177,7 +179,7 @@ def test_client_ids_are_bounded(parts: Parts, code: int) -> None:
     assert answer.remark == "client id must be at most 1000 characters, got 1001"
 
 
-def test_a_full_disk_keeps_nobody_from_consuming(parts: Parts) -> None:
+def test_a_full_disk_prevents_no_client_from_consuming(parts: Parts) -> None:
     parts.groups_file.full = parts.topics_file.full = True
     assert heartbeat(parts, beat("g"), FakePeer()).code == ResponseCode.SUCCESS
     assert parts.consumers.find("g") is not None
@@ -196,7 +198,7 @@ def test_garbage_is_an_error(parts: Parts, body: bytes) -> None:
     assert answer.remark
 
 
-def test_a_new_member_is_told_to_all(parts: Parts) -> None:
+def test_all_members_are_notified_of_a_new_member(parts: Parts) -> None:
     first, second = FakePeer("10.0.0.1:1"), FakePeer("10.0.0.2:1")
     heartbeat(parts, beat("g"), first)
     heartbeat(parts, beat("g"), second)
@@ -205,7 +207,7 @@ def test_a_new_member_is_told_to_all(parts: Parts) -> None:
     assert len(second.sent) == 1
 
 
-def test_a_member_that_cannot_be_told_keeps_nobody_else_from_it(parts: Parts) -> None:
+def test_a_member_that_cannot_be_notified_does_not_affect_the_others(parts: Parts) -> None:
     class Deaf(FakePeer):
         def oneway(self, command: Command) -> None:
             raise Overloaded("does not read")
@@ -216,7 +218,7 @@ def test_a_member_that_cannot_be_told_keeps_nobody_else_from_it(parts: Parts) ->
     assert len(peer.sent) == 1
 
 
-def test_nobody_is_told_when_the_group_or_the_broker_says_so(parts: Parts) -> None:
+def test_notifications_can_be_disabled_for_a_group_or_a_broker(parts: Parts) -> None:
     peer = FakePeer()
     finished(
         parts.groups.update(GroupConfig(group_name="g", notify_consumer_ids_changed_enable=False))
@@ -262,7 +264,7 @@ def test_the_silent_are_closed(parts: Parts) -> None:
     assert loud.closed is None
 
 
-def test_a_clock_set_forward_closes_nobody(parts: Parts) -> None:
+def test_a_clock_set_forward_closes_no_client(parts: Parts) -> None:
     peer = FakePeer()
     heartbeat(parts, beat("g"), peer)
     parts.clock.jump_wall(3_600_000)
@@ -273,7 +275,7 @@ def test_a_clock_set_forward_closes_nobody(parts: Parts) -> None:
 # --- lists and locks ------------------------------------------------------------------------------
 
 
-def test_the_list_has_one_entry_a_connection(parts: Parts) -> None:
+def test_the_list_has_one_entry_per_connection(parts: Parts) -> None:
     for peer in (FakePeer(), FakePeer()):
         heartbeat(parts, beat("g"), peer)
     asked = headers.ConsumerGroup(consumer_group="g")
@@ -335,7 +337,7 @@ def test_only_queues_of_this_broker_are_locked_and_only_for_groups(parts: Parts)
     assert "h" not in parts.groups.table
 
 
-def test_too_many_queues_to_lock_are_refused(parts: Parts) -> None:
+def test_too_many_queues_to_lock_are_rejected(parts: Parts) -> None:
     answer = lock(parts, "g", [MessageQueue("T", "broker-a", n) for n in range(10_001)])
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "at most 10000" in (answer.remark or "")

@@ -39,7 +39,7 @@ def member(peer: FakePeer, client_id: str = "c", at_ms: int = 0) -> Member:
 
 
 class Changes:
-    """Remembers which groups were told of."""
+    """Records the groups whose changes were reported."""
 
     def __init__(self, consumers: Consumers) -> None:
         self.told: list[tuple[str, int]] = []
@@ -56,7 +56,7 @@ class Changes:
 # --- consumers, one rule at a time ----------------------------------------------------------------
 
 
-def test_a_new_member_is_told_a_renewal_is_not() -> None:
+def test_members_are_notified_of_a_new_member_not_of_a_renewal() -> None:
     consumers = Consumers()
     changes = Changes(consumers)
     peer = FakePeer()
@@ -67,7 +67,7 @@ def test_a_new_member_is_told_a_renewal_is_not() -> None:
     assert consumers.members("g")[0].heartbeat_ms == 30_000
 
 
-def test_topics_that_come_and_go_are_told_replacements_are_not() -> None:
+def test_members_are_notified_of_added_and_removed_topics_not_of_replacements() -> None:
     consumers = Consumers()
     changes = Changes(consumers)
     peer = FakePeer()
@@ -126,7 +126,7 @@ def test_equal_client_ids_on_two_connections_are_two_members() -> None:
     assert consumers.member("g", "other") is None
 
 
-def test_leaving_tells_those_who_stay() -> None:
+def test_remaining_members_are_notified_when_one_leaves() -> None:
     consumers = Consumers()
     changes = Changes(consumers)
     first, second = FakePeer(), FakePeer()
@@ -212,7 +212,7 @@ def test_silent_producers() -> None:
     assert producers.expired(EXPIRY_MS + 1, EXPIRY_MS) == [quiet]
 
 
-# --- everything at once ---------------------------------------------------------------------------
+# --- all operations together ----------------------------------------------------------------------
 
 PEERS = [FakePeer(f"10.0.0.{number}:1") for number in range(3)]
 peers = st.sampled_from(PEERS)

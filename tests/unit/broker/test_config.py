@@ -1,4 +1,4 @@
-"""Settings: their defaults, their texts, what is refused, and that all of them are documented."""
+"""Settings: defaults, text forms, rejected values, and that all of them are documented."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def load(path: Path) -> BrokerConfig:
 
 
 def documented() -> dict[str, tuple[str, bool]]:
-    """Return what the guide says of each key: its default, and whether it is live."""
+    """Return what the guide documents for each key: its default, and whether it is live."""
     section = GUIDE.read_text(encoding="utf-8").partition("\n## Broker\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .+? \| (live)? ?\|$", section, re.MULTILINE)
     return {key: (default, bool(live)) for key, default, live in rows}
@@ -167,7 +167,7 @@ def test_every_field_has_a_key() -> None:
     left_out = {
         # Follows from maxMessageSize.
         "store.record_bytes_max",
-        # Nobody needs to touch these; the original has no such settings.
+        # These need no tuning; Apache RocketMQ has no such settings.
         "store.open_files_max",
         "store.mapped_segments_max",
         "store.clean_check_segments",
@@ -207,7 +207,7 @@ def test_each_key_changes_its_field_and_nothing_else(key: str) -> None:
     assert changed == {key: OTHER_VALUES[key]}
 
 
-def test_toml_and_lines_say_the_same(tmp_path: Path) -> None:
+def test_toml_and_properties_lines_give_the_same_result(tmp_path: Path) -> None:
     toml, lines = tmp_path / "broker.toml", tmp_path / "broker.conf"
     toml.write_text('brokerName = "b"\nlistenPort = 0\ntraceOn = false\nfileReservedTime = 48\n')
     lines.write_text(
@@ -268,7 +268,7 @@ def test_toml_and_lines_say_the_same(tmp_path: Path) -> None:
         ({"storePathCommitLog": "x"}, ["'storePathCommitLog'", "storePathRootDir"]),
     ],
 )
-def test_errors_name_key_value_and_what_is_allowed(
+def test_errors_name_key_value_and_expected_range(
     settings: dict[str, str], told: list[str]
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
@@ -286,12 +286,12 @@ def test_errors_of_a_file_name_it(tmp_path: Path) -> None:
         load(path)
 
 
-def test_keys_without_a_counterpart_are_let_through() -> None:
+def test_keys_without_a_counterpart_are_ignored() -> None:
     settings = dict.fromkeys(WITHOUT_EFFECT, "16") | UNSUPPORTED
     assert parse(settings) == BrokerConfig()
 
 
-def test_every_key_of_the_original_is_known_or_refused_with_a_hint() -> None:
+def test_every_key_of_apache_rocketmq_is_known_or_rejected_with_a_hint() -> None:
     text = frame("get_broker_config.response").partition(b"}shortPolling")[2].decode()
     keys = parse_properties("shortPolling" + text).keys()
     unknown = []
@@ -315,7 +315,7 @@ def test_addresses_for_clients() -> None:
     assert IdentityConfig(bind_host="0.0.0.0").reachable_host == local_address()
 
 
-def test_the_default_name_is_the_hosts_made_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_name_is_the_sanitized_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "höst/1.example")
     assert IdentityConfig().broker_name == "h-st-1.example"
 
@@ -348,13 +348,13 @@ def test_live_keys_change() -> None:
     assert config.store.retention.reserved_ms == 1
 
 
-def test_unknown_keys_are_passed_over() -> None:
+def test_unknown_keys_are_ignored() -> None:
     assert updated(BrokerConfig(), {"whatever": "1", "sendMessageThreadPoolNums": "3"}) == (
         BrokerConfig()
     )
 
 
-def test_keys_for_the_start_are_refused_unless_they_stay_as_they_are() -> None:
+def test_startup_only_keys_are_rejected_unless_unchanged() -> None:
     config = BrokerConfig()
     assert updated(config, {"flushDiskType": "ASYNC_FLUSH"}) == config
     assert config.store.flush.mode is FlushMode.ASYNC
@@ -363,7 +363,7 @@ def test_keys_for_the_start_are_refused_unless_they_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(UNSUPPORTED))
-def test_what_is_not_there_yet_cannot_be_switched_on(key: str) -> None:
+def test_unimplemented_features_cannot_be_enabled(key: str) -> None:
     config = BrokerConfig()
     assert updated(config, {key: UNSUPPORTED[key].upper()}) == config
     with pytest.raises(InvalidArgument, match=f"{key} must be false, got 'true': not supported"):
@@ -371,13 +371,13 @@ def test_what_is_not_there_yet_cannot_be_switched_on(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["brokerConfigPath", "rocketmqHome", "configBlackList", "regionId"])
-def test_the_blacklist_is_refused(key: str) -> None:
+def test_blacklisted_keys_are_rejected(key: str) -> None:
     config = parse({"configBlackList": "regionId"})
     with pytest.raises(InvalidArgument, match=key):
         updated(config, {key: "x"})
 
 
-def test_a_change_is_told_counted_and_written_down(tmp_path: Path) -> None:
+def test_a_change_is_reported_counted_and_saved(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text("# mine\nregionId=old\n")
     live = LiveConfig(load(path), VirtualClock(), path)
@@ -392,7 +392,7 @@ def test_a_change_is_told_counted_and_written_down(tmp_path: Path) -> None:
     assert live.version.counter == 1
 
 
-def test_only_what_a_broker_knows_is_written_down_and_where_it_belongs(tmp_path: Path) -> None:
+def test_only_known_keys_are_saved_and_in_their_own_section(tmp_path: Path) -> None:
     path = tmp_path / "all.conf"
     path.write_text("broker.regionId=old\nnameserver.listenPort=1\ntraceOn=true\n")
     live = LiveConfig(BrokerConfig(), VirtualClock(), path)
@@ -409,7 +409,7 @@ def test_only_what_a_broker_knows_is_written_down_and_where_it_belongs(tmp_path:
     }
 
 
-def test_a_change_without_a_file_lasts_until_the_end(tmp_path: Path) -> None:
+def test_a_change_without_a_file_lasts_until_the_broker_stops(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text('regionId = "old"\n')
     live = LiveConfig(load(path), VirtualClock(), path)
@@ -418,7 +418,7 @@ def test_a_change_without_a_file_lasts_until_the_end(tmp_path: Path) -> None:
     assert "old" in path.read_text()
 
 
-def test_a_change_that_cannot_be_written_does_not_count(tmp_path: Path) -> None:
+def test_a_change_that_cannot_be_saved_is_not_applied(tmp_path: Path) -> None:
     live = LiveConfig(BrokerConfig(), VirtualClock(), tmp_path / "gone.conf")
     with pytest.raises(Exception, match=r"gone\.conf"):
         finished(live.change({"regionId": "new"}))

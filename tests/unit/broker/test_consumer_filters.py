@@ -1,4 +1,4 @@
-"""SQL92 subscriptions of groups: their versions, and the file that they are kept in."""
+"""SQL92 subscriptions of groups: their versions, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wanted(expression: str, version: int, topic: str = "T", kind: str = "SQL92")
     )
 
 
-class Kept:
+class StoredFilters:
     """The subscriptions of a broker that may be restarted."""
 
     def __init__(self, *, text: bytes | None = None) -> None:
@@ -62,14 +62,14 @@ class Kept:
 
 def test_a_file_of_rocketmq_is_read_and_written_as_it_was() -> None:
     text = JAVA_FILE.read_bytes()
-    kept = Kept(text=text)
+    kept = StoredFilters(text=text)
     assert kept.expression("cg_sql", "Beta") == "i BETWEEN 3 AND 9 OR TAGS = '标签'"
     kept.stop()
     assert json.loads(kept.file.saved[-1]) == json.loads(text)
 
 
 def test_a_subscription_is_written_as_rocketmq_writes_it() -> None:
-    kept = Kept()
+    kept = StoredFilters()
     (java,) = json.loads(JAVA_FILE.read_bytes())["filterDataByTopic"].values()
     (row,) = java["groupFilterData"].values()
     kept.register(
@@ -82,7 +82,7 @@ def test_a_subscription_is_written_as_rocketmq_writes_it() -> None:
 
 
 def test_only_a_newer_version_replaces_a_subscription() -> None:
-    kept = Kept()
+    kept = StoredFilters()
     kept.register(wanted("a = 2", version=20))
     kept.register(wanted("a = 1", version=10))
     kept.register(wanted("a = 3", version=20))
@@ -91,8 +91,8 @@ def test_only_a_newer_version_replaces_a_subscription() -> None:
     assert kept.expression() == "a = 4"
 
 
-def test_versions_are_kept_over_a_restart_and_while_the_group_is_away() -> None:
-    kept = Kept()
+def test_versions_survive_a_restart_and_the_absence_of_the_group() -> None:
+    kept = StoredFilters()
     kept.register(wanted("a = 2", version=20))
     kept.stop()
     kept.restart()
@@ -108,7 +108,7 @@ def test_versions_are_kept_over_a_restart_and_while_the_group_is_away() -> None:
 
 
 def test_an_alive_subscription_counts_as_dead_since_30_seconds_before_a_start() -> None:
-    kept = Kept()
+    kept = StoredFilters()
     kept.register(wanted("a = 2", version=20))
     kept.pass_ms(60_000)
     kept.stop()
@@ -122,8 +122,8 @@ def test_an_alive_subscription_counts_as_dead_since_30_seconds_before_a_start() 
     assert kept.expression() is None
 
 
-def test_dead_ones_are_removed_after_a_day_and_living_ones_never() -> None:
-    kept = Kept()
+def test_dead_subscriptions_are_removed_after_a_day_and_live_ones_never() -> None:
+    kept = StoredFilters()
     kept.register(wanted("a = 2", version=20), wanted("b = 1", version=20, topic="U"))
     kept.register(wanted("b = 1", version=20, topic="U"))
     assert (kept.is_dead(), kept.is_dead(topic="U")) == (True, False)
@@ -134,8 +134,8 @@ def test_dead_ones_are_removed_after_a_day_and_living_ones_never() -> None:
     assert list(json.loads(kept.file.saved[-1])["filterDataByTopic"]) == ["U"]
 
 
-def test_tags_are_not_kept_and_end_an_expression() -> None:
-    kept = Kept()
+def test_tags_are_not_stored_and_replace_an_expression() -> None:
+    kept = StoredFilters()
     kept.register(wanted("a", version=1, kind="TAG"))
     assert kept.expression() is None
     kept.register(wanted("a = 2", version=2))
@@ -144,8 +144,8 @@ def test_tags_are_not_kept_and_end_an_expression() -> None:
 
 
 @pytest.mark.parametrize("expression", ["a >< 2", "a = '\ud800'"])
-def test_a_newer_version_that_cannot_be_kept_removes_the_older_one(expression: str) -> None:
-    kept = Kept()
+def test_a_newer_version_that_cannot_be_stored_removes_the_older_one(expression: str) -> None:
+    kept = StoredFilters()
     kept.register(wanted("a = 2", version=20))
     kept.register(wanted(expression, version=21))
     assert kept.expression() is None
@@ -153,8 +153,8 @@ def test_a_newer_version_that_cannot_be_kept_removes_the_older_one(expression: s
     assert json.loads(kept.file.saved[-1]) == {"filterDataByTopic": {}}
 
 
-def test_nothing_is_written_for_a_heartbeat_that_says_the_same() -> None:
-    kept = Kept()
+def test_an_unchanged_heartbeat_writes_nothing() -> None:
+    kept = StoredFilters()
     kept.register(wanted("a = 2", version=20))
     kept.stop()
     for version in (20, 20, 10):
@@ -166,7 +166,7 @@ def test_the_file_is_bounded_and_the_longest_dead_make_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(consumer_filters, "FILTERS_MAX", 3)
-    kept = Kept()
+    kept = StoredFilters()
     for number in range(3):
         kept.register(wanted("a = 1", version=1), group=f"g{number}")
     kept.register(wanted("a = 1", version=1), group="g3")
@@ -212,7 +212,7 @@ async def test_filtered_pulls_work_before_the_first_heartbeat_after_a_restart(
 
 
 @virtual_time()
-async def test_an_older_member_gets_the_newer_subscription_of_a_group_that_was_away(
+async def test_an_older_member_gets_the_newer_subscription_of_a_returning_group(
     tmp_path: Path,
 ) -> None:
     network = MemoryNetwork()
@@ -228,7 +228,7 @@ async def test_an_older_member_gets_the_newer_subscription_of_a_group_that_was_a
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"filterDataByTopic": 5}'])
-def test_a_damaged_file_is_logged_and_does_not_keep_a_broker_from_starting(
+def test_a_damaged_file_is_logged_and_does_not_prevent_the_start(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "config" / "consumerFilter.json"

@@ -1,4 +1,4 @@
-"""Damaged files under a broker: consumers get everything else, in order, and go on."""
+"""Damaged files under a broker: consumers get everything else, in order, and continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turbopump.wire.record import MessageView
 
 COUNT = 100
 BODY_BYTES = 100_000
-"""So that the first messages are in a file of the log that is not written any more."""
+"""So that the first messages are in a file of the log that is no longer written."""
 
 
 def flip(path: Path, at: int, bit: int = 1) -> None:
@@ -36,7 +36,7 @@ async def fill(directory: Path) -> list[MessageView]:
 
 @pytest.mark.parametrize("what", ["unit position", "unit size", "record", "both"])
 @virtual_time()
-async def test_consumers_go_on_exactly_behind_what_is_damaged(tmp_path: Path, what: str) -> None:
+async def test_consumers_continue_exactly_after_the_damage(tmp_path: Path, what: str) -> None:
     stored = await fill(tmp_path)
     unit = tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}"
     if what in {"unit position", "both"}:

@@ -66,7 +66,7 @@ async def test_a_crash_repeats_no_delivery(tmp_path: Path) -> None:
         await world.make_topic("T")
         bodies = [b"%d" % number for number in range(600)]
         for at in range(0, 600, 100):
-            # Saved every 10 s, delivered all the time.
+            # Saved every 10 s, delivered continuously.
             await world.send(
                 *(Message("T", body, delay_level=LEVEL) for body in bodies[at : at + 100])
             )
@@ -102,7 +102,7 @@ async def test_messages_that_are_not_delivered_yet_are_delivered(tmp_path: Path)
 
 @virtual_time()
 async def test_the_same_message_sent_twice_is_two_messages(tmp_path: Path) -> None:
-    """A copy of one is no proof that the other was delivered."""
+    """A copy of one does not prove that the other was delivered."""
     named = {"UNIQ_KEY": "0" * 32}
     async with cluster(tmp_path) as world:
         await world.make_topic("T")
@@ -126,7 +126,7 @@ async def test_messages_without_a_unique_key_are_repeated_rather_than_lost(tmp_p
 
 
 @virtual_time()
-async def test_a_file_without_the_ends_of_the_log_is_taken_as_it_is(tmp_path: Path) -> None:
+async def test_a_file_without_log_end_positions_is_accepted(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await world.make_topic("T")
         await world.send(Message("T", b"x", delay_level=LEVEL))
@@ -142,7 +142,7 @@ async def test_a_file_without_the_ends_of_the_log_is_taken_as_it_is(tmp_path: Pa
 
 
 @virtual_time()
-async def test_looking_for_copies_is_bounded(tmp_path: Path) -> None:
+async def test_the_search_for_copies_is_bounded(tmp_path: Path) -> None:
     find: Callable[..., int] = delay_recovery.delivered_end
     async with cluster(tmp_path) as world:
         await world.make_topic("T")

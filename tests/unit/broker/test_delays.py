@@ -37,7 +37,7 @@ async def send_delayed(client: Client, level: int, body: bytes = b"later") -> No
 
 
 @virtual_time()
-async def test_never_early_and_hardly_late(tmp_path: Path) -> None:
+async def test_never_early_and_barely_late(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         for level, seconds in ((1, 1), (2, 5), (3, 10), (18, 7200)):
             before = delivered(broker)
@@ -67,7 +67,7 @@ async def test_what_is_delivered(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_levels_beyond_the_last_are_the_last(tmp_path: Path) -> None:
+async def test_levels_beyond_the_last_count_as_the_last(tmp_path: Path) -> None:
     store = replace(SMALL_STORE, delay_levels=parse_delay_levels("1s 2s"))
     async with running_broker(tmp_path, store=store) as (broker, client):
         await send_delayed(client, 99)
@@ -78,7 +78,7 @@ async def test_levels_beyond_the_last_are_the_last(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_delay_that_makes_no_sense_is_none(tmp_path: Path) -> None:
+async def test_an_invalid_delay_is_ignored(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         for text in ("0", "-1", "soon", "1.5"):
             await client.send(named={"DELAY": text})
@@ -86,7 +86,7 @@ async def test_a_delay_that_makes_no_sense_is_none(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_order_within_a_level_is_kept(tmp_path: Path) -> None:
+async def test_order_within_a_level_is_preserved(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         for number in range(600):
             await send_delayed(client, 1, b"%d" % number)
@@ -96,7 +96,7 @@ async def test_order_within_a_level_is_kept(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_progress_survives_a_restart_and_what_fell_due_meanwhile_is_delivered(
+async def test_progress_survives_a_restart_and_overdue_messages_are_delivered(
     tmp_path: Path,
 ) -> None:
     async with running_broker(tmp_path) as (_, client):
@@ -115,7 +115,7 @@ async def test_progress_survives_a_restart_and_what_fell_due_meanwhile_is_delive
 
 
 @virtual_time()
-async def test_a_store_that_refuses_is_tried_again(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_rejected_append_is_retried(tmp_path: Path, monkeypatch: Any) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await send_delayed(client, 1)
         refusals = 0
@@ -136,7 +136,7 @@ async def test_a_store_that_refuses_is_tried_again(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("is_idle", [False, True])
 @pytest.mark.parametrize("set_by_s", [-3600, -1, 25, 3600])
 @virtual_time()
-async def test_delays_follow_the_time_that_passes_though_the_clock_is_set(
+async def test_delays_follow_elapsed_time_even_if_the_clock_is_set(
     tmp_path: Path, set_by_s: int, is_idle: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_broker(tmp_path) as (broker, client):
@@ -175,16 +175,16 @@ async def test_of_messages_stored_before_the_start_the_stored_times_count(
     async with running_broker(tmp_path) as (broker, _):
         await asyncio.sleep(29.9)
         if set_by_s > 0:
-            assert delivered(broker) == 1, "it seems to have waited for an hour"
+            assert delivered(broker) == 1, "it appears to have waited for an hour"
         else:
             assert delivered(broker) == 0
             await asyncio.sleep(0.3)
-            assert delivered(broker) == 1, "late by at most the delay once more"
+            assert delivered(broker) == 1, "late by at most one more delay"
 
 
 @pytest.mark.parametrize("set_by_s", [-3600, 3600])
 @virtual_time()
-async def test_messages_of_an_earlier_run_do_not_become_early_by_a_clock_that_is_set(
+async def test_setting_the_clock_delivers_no_message_of_an_earlier_run_early(
     tmp_path: Path, set_by_s: int
 ) -> None:
     async with running_broker(tmp_path) as (_, client):
@@ -199,7 +199,7 @@ async def test_messages_of_an_earlier_run_do_not_become_early_by_a_clock_that_is
 
 
 class SuspendedClock:
-    """A clock of a machine that was suspended: its timers did not run meanwhile."""
+    """The clock of a machine that was suspended: its timers did not run in the meantime."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -271,7 +271,7 @@ async def test_an_unexpected_error_stops_no_level(tmp_path: Path, monkeypatch: A
 
 
 @virtual_time()
-async def test_a_message_that_cannot_be_stored_any_more_keeps_nobody_waiting(
+async def test_a_message_that_can_no_longer_be_stored_does_not_block_later_ones(
     tmp_path: Path,
 ) -> None:
     async with running_broker(tmp_path) as (_, client):
@@ -285,7 +285,7 @@ async def test_a_message_that_cannot_be_stored_any_more_keeps_nobody_waiting(
 
 
 def test_progress_does_not_count_before_all_its_copies_are_on_disk() -> None:
-    """What cannot be delivered leaves no copy, but those before it may wait for theirs."""
+    """A message that cannot be delivered leaves no copy, but earlier ones may wait for theirs."""
     level = Level(1, 1000)
     for n in range(1, 65):
         level.note_delivered(PhysicalOffset(100 * n), QueueOffset(n))

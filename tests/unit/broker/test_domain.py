@@ -1,4 +1,4 @@
-"""A second front door: the domain serves whoever has no commands and no connections."""
+"""A second protocol: the domain serves clients without commands and connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from turbopump.wire.headers import ConsumerGroup
 from turbopump.wire.record import decode_record
 
 PROTOCOL_SIDE = ("broker/handlers/", "broker/admin/")
-"""Read requests and write answers."""
+"""Read requests and write responses."""
 
 WIRING = {
     "broker/broker.py",
@@ -52,7 +52,7 @@ WIRING = {
     "broker/replication/role_changes.py",
     "broker/replication/table_copy.py",
 }
-"""Join both sides, or are a client of name servers or of other brokers."""
+"""Connect both sides, or are clients of name servers or other brokers."""
 
 PROTOCOL = {
     "turbopump.wire.command",
@@ -75,7 +75,7 @@ STATE = {
     "turbopump.tables",
     *(f"turbopump.broker.{name}" for name in ("groups", "offsets", "queue_locks", "topics")),
 }
-"""What only the domain reads and changes."""
+"""State that only the domain reads and changes."""
 
 
 def domain_modules() -> list[str]:
@@ -105,7 +105,7 @@ def test_the_modules_that_issue_messages_and_progress_are_domain() -> None:
 
 
 class Visitor:
-    """A client that came through another door."""
+    """A client of another protocol."""
 
     def __init__(self, address: str = "10.9.9.9:1") -> None:
         self.peer_address = address
@@ -154,7 +154,7 @@ def a_pull(client: Visitor, offset: int = 0, **changes: Any) -> Pull:
 
 
 def sent(broker: Broker, send: Send) -> Outcome:
-    """Have a message stored; return what became of it."""
+    """Store a message; return the outcome."""
     outcomes: list[Outcome] = []
     broker.path.sends.accept(send, lambda outcome, _queue_id: outcomes.append(outcome))
     broker.path.settle()
@@ -172,7 +172,7 @@ def bodies(outcome: object) -> list[bytes]:
 
 
 @virtual_time()
-async def test_what_one_door_takes_in_the_other_hands_out(tmp_path: Path) -> None:
+async def test_messages_accepted_by_one_protocol_are_served_by_the_other(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         first = sent(broker, a_send(b"1"))
         assert isinstance(first, Appended)
@@ -189,7 +189,7 @@ async def test_what_one_door_takes_in_the_other_hands_out(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_a_delayed_message_comes_later(tmp_path: Path) -> None:
+async def test_a_delayed_message_is_delivered_later(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, _):
         assert isinstance(sent(broker, a_send(properties="DELAY\x011\x02")), Appended)
         assert not isinstance(pulled(broker, a_pull(Visitor())), Found)
@@ -198,7 +198,7 @@ async def test_a_delayed_message_comes_later(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_refusal_is_an_outcome(tmp_path: Path) -> None:
+async def test_a_rejection_is_an_outcome(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, _):
         for wrong, code in (
             (a_send(queue_id=99), ResponseCode.SYSTEM_ERROR),
@@ -245,7 +245,7 @@ async def test_a_held_pull_is_reported_once(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_goes_wrong_while_a_pull_is_held_is_its_outcome(tmp_path: Path) -> None:
+async def test_an_error_during_a_held_pull_is_its_outcome(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         woken: list[Any] = []
@@ -260,7 +260,7 @@ async def test_what_goes_wrong_while_a_pull_is_held_is_its_outcome(tmp_path: Pat
 
 
 @virtual_time()
-async def test_an_offset_that_is_not_there_is_noted_for_operators(tmp_path: Path) -> None:
+async def test_a_missing_offset_is_recorded_for_operators(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         outcome = pulled(broker, a_pull(Visitor(), 1000))
@@ -271,7 +271,7 @@ async def test_an_offset_that_is_not_there_is_noted_for_operators(tmp_path: Path
 
 
 @virtual_time()
-async def test_progress_is_committed_and_told(tmp_path: Path) -> None:
+async def test_progress_is_committed_and_reported(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         for _ in range(3):
             await client.send()
@@ -340,7 +340,7 @@ def beat(client_id: str) -> Heartbeat:
 
 
 @virtual_time()
-async def test_members_of_both_doors_share_a_group(tmp_path: Path) -> None:
+async def test_members_of_both_protocols_share_a_group(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.ask(RequestCode.HEART_BEAT, body=beat("by command").encode())
         membership, visitor = broker.administration.membership, Visitor()
@@ -349,7 +349,7 @@ async def test_members_of_both_doors_share_a_group(tmp_path: Path) -> None:
             RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup(consumer_group="g")
         )
         assert b'"by command","visitor"' in bytes(answer.body)  # type: ignore[arg-type]
-        # A pull by what the group subscribed to.
+        # A pull with the group's subscription.
         await client.send()
         assert bodies(pulled(broker, a_pull(visitor, expression=None))) == [b"hello"]
         queue = MessageQueue("T", "broker-a", 0)
@@ -368,7 +368,7 @@ async def test_members_of_both_doors_share_a_group(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_silent_visitors_are_closed(tmp_path: Path) -> None:
+async def test_silent_clients_are_closed(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, _):
         visitor = Visitor()
         broker.administration.membership.heartbeat(visitor, beat("visitor"), None, 0)
@@ -403,7 +403,7 @@ async def test_failed_messages_are_sent_back(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_replies_reach_members_of_the_other_door(
+async def test_replies_reach_members_of_the_other_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed: list[tuple[str, bytes]] = []
@@ -425,7 +425,7 @@ async def test_replies_reach_members_of_the_other_door(
 
 
 @virtual_time()
-async def test_a_closed_connection_takes_its_held_pulls_along(tmp_path: Path) -> None:
+async def test_a_closed_connection_drops_its_held_pulls(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         waiting = asyncio.ensure_future(client.pull(1, hold_ms=15_000))

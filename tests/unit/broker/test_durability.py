@@ -1,4 +1,4 @@
-"""The gate of acknowledgements: who is told when, and what happens if the disk does not answer."""
+"""The gate of acknowledgements: which waiters are notified when, and an unresponsive disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = (Promise.WRITTEN, Promise.DURABLE, Promise.DURABLE_EVENTUALLY)
 
 
 class Gate:
-    """A gate in front of a store whose flushes a test finishes."""
+    """A gate in front of a store whose flushes a test completes."""
 
     def __init__(self, store: Store, limits: OverloadConfig) -> None:
         self.store = store
@@ -47,7 +47,7 @@ class Gate:
         self.outcomes.append((outcome, promise))
 
     @property
-    def told(self) -> list[Promise]:
+    def notified(self) -> list[Promise]:
         return [promise for _, promise in self.outcomes]
 
     @property
@@ -66,35 +66,35 @@ def gate(
 
 
 @virtual_time()
-async def test_asynchronous_flush_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_asynchronous_flush_makes_no_sender_wait(tmp_path: Path) -> None:
     with gate(tmp_path, FlushMode.ASYNC, sends_max=1, bytes_max=1) as at:
         for promise in ALL:
             at.store_one(promise)
-        assert at.told == list(ALL)
+        assert at.notified == list(ALL)
         assert all(isinstance(outcome, Appended) for outcome, _ in at.outcomes)
         assert len(at.gate) == 0
         assert at.gate.busy() is None, "the page cache is the kernel's to bound"
 
 
 @virtual_time()
-async def test_with_synchronous_flush_everyone_is_told_once_when_it_is_readable(
+async def test_with_synchronous_flush_every_waiter_is_notified_once_when_readable(
     tmp_path: Path,
 ) -> None:
     with gate(tmp_path) as at:
         for promise in ALL:
             at.store_one(promise)
-        assert at.told == [Promise.WRITTEN]
+        assert at.notified == [Promise.WRITTEN]
         assert (len(at.gate), at.readable) == (3, 0)
         at.store._log.sync()
         at.flush.set_result(None)
         await asyncio.sleep(10)
-        assert at.told == list(ALL)
+        assert at.notified == list(ALL)
         assert all(isinstance(outcome, Appended) for outcome, _ in at.outcomes)
         assert (len(at.gate), at.readable) == (0, 3)
 
 
 @virtual_time()
-async def test_an_answer_that_fails_keeps_no_other_waiting(
+async def test_a_failing_answer_does_not_block_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Outcome) -> None:
@@ -106,13 +106,13 @@ async def test_an_answer_that_fails_keeps_no_other_waiting(
         at.store_one(Promise.DURABLE)
         at.flush.set_result(None)
         await at.gate.settle(10_000)
-        assert at.told == [Promise.WRITTEN, Promise.DURABLE]
+        assert at.notified == [Promise.WRITTEN, Promise.DURABLE]
     assert "RuntimeError: a bug" in caplog.text
 
 
 @pytest.mark.parametrize("fails_before", [False, True])
 @virtual_time()
-async def test_a_failed_flush_is_an_error_for_everyone_who_waits(
+async def test_a_failed_flush_is_an_error_for_every_waiter(
     tmp_path: Path, fails_before: bool
 ) -> None:
     with gate(tmp_path) as at:
@@ -123,7 +123,7 @@ async def test_a_failed_flush_is_an_error_for_everyone_who_waits(
         if not fails_before:
             at.flush.set_exception(WriteFailed("the disk said no"))
         await asyncio.sleep(10)
-        assert at.told == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
+        assert at.notified == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
         for outcome, _ in at.outcomes:
             assert isinstance(outcome, RemoteError)
             assert outcome.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -132,30 +132,30 @@ async def test_a_failed_flush_is_an_error_for_everyone_who_waits(
 
 
 @virtual_time()
-async def test_a_slow_flush_is_late_only_for_peers_and_stays_unflushed(tmp_path: Path) -> None:
+async def test_a_slow_flush_times_out_only_for_peers_and_stays_unflushed(tmp_path: Path) -> None:
     with gate(tmp_path, sends_max=2) as at:
         stored = at.store_one(Promise.DURABLE)
         at.store_one(Promise.DURABLE_EVENTUALLY)
         await asyncio.sleep(4.99)
-        assert not at.told
+        assert not at.notified
         await asyncio.sleep(0.2)
         [(late, _)] = at.outcomes
         assert isinstance(late, Late)
         assert (late.code, late.appended) == (ResponseCode.FLUSH_DISK_TIMEOUT, stored)
         busy = at.gate.busy()
-        assert busy is not None, "they are as unflushed as before"
+        assert busy is not None, "as unflushed as before"
         assert busy.code == ResponseCode.SYSTEM_BUSY
         at.store._log.sync()
         at.flush.set_result(None)
         await asyncio.sleep(1)
-        assert at.told == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
-        assert at.readable == 2, "readable all the same, once it is on disk"
+        assert at.notified == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
+        assert at.readable == 2, "still readable, once it is on disk"
         assert at.gate.busy() is None
 
 
 @pytest.mark.parametrize("promise", ALL)
 @virtual_time()
-async def test_unflushed_messages_are_bounded_whatever_they_were_promised(
+async def test_unflushed_messages_are_bounded_whatever_their_guarantee(
     tmp_path: Path, promise: Promise
 ) -> None:
     with gate(tmp_path / "count", sends_max=2) as at:

@@ -1,4 +1,4 @@
-"""Filter servers at their broker: registered, forgotten, and told to name servers."""
+"""Filter servers at their broker: registered, forgotten, and reported to name servers."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ async def test_a_registration_is_answered_with_the_broker(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_a_broker_without_filter_servers_takes_none(tmp_path: Path) -> None:
+async def test_a_broker_without_filter_servers_rejects_registrations(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         answer = await client.ask(RequestCode.REGISTER_FILTER_SERVER, registration("10.0.0.7:4000"))
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 @virtual_time()
-async def test_wrong_addresses_are_refused(tmp_path: Path) -> None:
+async def test_invalid_addresses_are_rejected(tmp_path: Path) -> None:
     async with running_broker(tmp_path, filters=ONE) as (_, client):
         wrong_hosts = ("h" * 300, "a\nb", " 10.0.0.7", "a,b", "\u00e4")
         others = ("", "10.0.0.7", "10.0.0.7:0", ":4000", "a:99999")
@@ -63,7 +63,7 @@ async def test_wrong_addresses_are_refused(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_there_is_a_bound(tmp_path: Path) -> None:
+async def test_the_number_of_filter_servers_is_bounded(tmp_path: Path) -> None:
     async with running_broker(tmp_path, filters=ONE) as (_, client):
         code = RequestCode.REGISTER_FILTER_SERVER
         for port in range(1, filter_servers._SERVERS_MAX + 1):
@@ -74,7 +74,7 @@ async def test_there_is_a_bound(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_routes_carry_them_until_they_are_gone(tmp_path: Path) -> None:
+async def test_routes_list_filter_servers_until_they_disconnect(tmp_path: Path) -> None:
     async with cluster(tmp_path, filters=ONE) as world, world.session() as session:
         await make_topic(world)
         broker = world.brokers["a"].address
@@ -85,7 +85,9 @@ async def test_routes_carry_them_until_they_are_gone(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_silent_one_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_filter_server_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with cluster(tmp_path, filters=ONE) as world, world.session() as session:
         await make_topic(world)
         broker = world.brokers["a"].address

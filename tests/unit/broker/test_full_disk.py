@@ -1,4 +1,4 @@
-"""A broker on a full disk starts, serves readers, and takes messages when there is space again."""
+"""A broker on a full disk starts, serves readers, and accepts messages once there is space."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ async def bodies(client: Client) -> list[bytes]:
 
 @pytest.mark.parametrize("crashed", [False, True])
 @virtual_time()
-async def test_it_serves_readers_and_takes_messages_again(tmp_path: Path, crashed: bool) -> None:
+async def test_the_broker_serves_readers_and_accepts_messages_again(
+    tmp_path: Path, crashed: bool
+) -> None:
     expected = [body(number) for number in range(COUNT)]
     disk = Disk(virtual_loop())
     await fill(tmp_path, disk)
@@ -92,7 +94,7 @@ async def test_it_serves_readers_and_takes_messages_again(tmp_path: Path, crashe
 
 
 @virtual_time()
-async def test_it_makes_room_by_itself(tmp_path: Path) -> None:
+async def test_the_broker_frees_space_by_itself(tmp_path: Path) -> None:
     """However young the messages: the disk is full of them."""
     log = tmp_path / "commitlog"
     segments = -1
@@ -118,7 +120,7 @@ async def test_it_makes_room_by_itself(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_setting_that_cannot_be_written_does_not_count(tmp_path: Path) -> None:
+async def test_a_setting_that_cannot_be_saved_is_not_applied(tmp_path: Path) -> None:
     disk, network, path = Disk(virtual_loop()), MemoryNetwork(), tmp_path / "broker.conf"
     disk.make_directory(tmp_path)
     write_file(disk, path, b"traceOn=true\n")

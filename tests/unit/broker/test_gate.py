@@ -21,7 +21,7 @@ SERVERS = ("broker", "nameserver", "admin", "client", "cli", "testing")
 
 
 def callers(*names: str) -> set[str]:
-    """Return the modules of servers and clients that call something by one of these names."""
+    """Return the modules of servers and clients that call a function with one of these names."""
     return {
         name_of(path)
         for path in mentioning(names, *SERVERS)
@@ -39,7 +39,7 @@ def test_only_one_module_appends_to_the_store() -> None:
     assert callers(*appends) == {"broker/message_writer.py"}
 
 
-def test_only_one_module_asks_the_gate() -> None:
+def test_only_one_module_uses_the_gate() -> None:
     asked = [
         f"{owner}{call}"
         for owner in ("", "durability.", "self._durability.")
@@ -49,7 +49,7 @@ def test_only_one_module_asks_the_gate() -> None:
 
 
 @pytest.mark.parametrize("method", ["append_now", "_append_burst", "when_settled"])
-def test_what_is_appended_goes_through_the_gate(method: str) -> None:
+def test_appends_pass_through_the_gate(method: str) -> None:
     tree = ast.parse((SOURCE / "broker" / "message_writer.py").read_text())
     [function] = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == method
@@ -58,7 +58,7 @@ def test_what_is_appended_goes_through_the_gate(method: str) -> None:
     assert names & {"acknowledge", "acknowledge_all"}
 
 
-def test_only_the_store_says_that_something_is_appended() -> None:
+def test_only_the_store_reports_an_append() -> None:
     makers = {
         name_of(path)
         for path in mentioning(["Appended"])
@@ -86,7 +86,7 @@ def test_a_shut_gate_lets_no_success_through(
             with shut_gate(), pytest.raises(RequestTimeout):
                 await ASK[what](client, failed)
             await asyncio.sleep(0)
-            assert broker.store.written_end > stored, "stored, but nobody was told"
+            assert broker.store.written_end > stored, "stored, but no sender was notified"
 
     monkeypatch.setattr(Replies, "_push", pushed)
     run()
@@ -102,4 +102,4 @@ async def test_a_shut_gate_lets_no_end_of_a_transaction_through(
         stored = broker.store.written_end
         with shut_gate(), pytest.raises(RequestTimeout):
             await producer.end(place, decision)
-        assert broker.store.written_end > stored, "stored, but nobody was told"
+        assert broker.store.written_end > stored, "stored, but no sender was notified"

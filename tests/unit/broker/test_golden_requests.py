@@ -34,7 +34,7 @@ SERVED = {
 }
 
 DIFFERENT = {
-    # Access control is not there yet.
+    # Access control is not implemented.
     "acl_cluster_info.request": ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     "acl_update_config.request": ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
     "acl_global_white.request": ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
@@ -68,7 +68,7 @@ def mine() -> list[Vector]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Parts:
-    """A broker as the recorded one was when operators asked it."""
+    """A broker in the recorded one's state at the time of the operators' requests."""
     parts = Parts(tmp_path)
     for name, queues in {"TopicTest": 4, "OrderTopic": 2, "FilterTopic": 2, "AutoTopic": 4}.items():
         finished(
@@ -148,13 +148,13 @@ def ext_fields(answer: Command) -> Any:
     if answer.serialize == Serialize.ROCKETMQ:
         return answer.ext_fields or None
     if answer.ext_fields and answer.ext_fields.keys() <= {"version", "offset"}:
-        # Their values were those of an earlier moment.
+        # Their values were from an earlier time.
         return answer.ext_fields.keys()
     return answer.ext_fields
 
 
 EXACT = {202, 222, 223, 300, 307, 308, 309, 41, 45}
-"""Codes whose answers, given the same state, are the same in everything."""
+"""Codes whose responses, given the same state, are equal in everything."""
 
 
 def compare(code: int, ours: Body, theirs: Body) -> None:

@@ -30,7 +30,7 @@ def test_groups_at_boot() -> None:
     assert groups.data_version.counter == 0
 
 
-def test_a_group_comes_when_it_is_used() -> None:
+def test_a_group_is_created_on_first_use() -> None:
     groups = made()
     group = groups.find("g")
     assert group == GroupConfig(group_name="g")
@@ -38,7 +38,7 @@ def test_a_group_comes_when_it_is_used() -> None:
     assert groups.data_version.counter == 1
 
 
-def test_no_group_comes_when_that_is_not_allowed() -> None:
+def test_no_group_is_created_when_automatic_creation_is_off() -> None:
     groups = made(config=GroupsConfig(auto_create=False))
     assert groups.find("g") is None
     assert groups.find("TOOLS_CONSUMER") is not None
@@ -67,12 +67,12 @@ def test_updates_and_deletions() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"retry_queue_nums": -1}, {"retry_max_times": -2}])
-def test_numbers_that_cannot_be(changes: dict[str, int]) -> None:
+def test_invalid_numbers(changes: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument, match="must be"):
         finished(made().update(replace(GroupConfig(group_name="g"), **changes)))
 
 
-def test_what_the_original_wrote_is_read() -> None:
+def test_files_of_apache_rocketmq_are_read() -> None:
     groups = made(TableFile(DATA / "config" / "subscriptionGroup.json"))
     assert groups.data_version.counter == 2
     group = groups.find("cg_store")
@@ -80,7 +80,7 @@ def test_what_the_original_wrote_is_read() -> None:
     assert group.retry_max_times == 1
 
 
-def test_changes_outlive_the_process(tmp_path: Path) -> None:
+def test_changes_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "subscriptionGroup.json"
     groups = made(TableFile(path))
     finished(groups.update(GroupConfig(group_name="h", retry_queue_nums=2)))
@@ -92,7 +92,7 @@ def test_changes_outlive_the_process(tmp_path: Path) -> None:
     assert not again.saving.is_dirty
 
 
-def test_no_more_groups_than_allowed() -> None:
+def test_the_number_of_groups_is_bounded() -> None:
     groups = made(config=GroupsConfig(groups_max=len(BOOT_GROUPS) + 2))
     groups.find("g")
     finished(groups.update(GroupConfig(group_name="h")))
@@ -122,7 +122,7 @@ def test_one_host_leaves_room_for_others() -> None:
 
     assert [created(f"10.0.0.{number}") for number in range(5)] == [50, 25, 13, 6, 3]
     assert groups.find("made-by-the-broker-itself") is not None
-    # What is deleted makes room, first of all for who created it.
+    # Deletions free slots, first of all for the client that created the group.
     for number in range(10):
         finished(groups.delete(f"10-0-0-0-{number}"))
     assert groups.find("again", "10.0.0.9:1") is not None
@@ -131,7 +131,7 @@ def test_one_host_leaves_room_for_others() -> None:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def test_an_operators_change_that_cannot_be_saved_does_not_happen() -> None:
+def test_an_operators_change_that_cannot_be_saved_is_not_applied() -> None:
     file = FakeFile()
     groups = made(file)
     finished(groups.update(GroupConfig(group_name="g")))
@@ -145,7 +145,7 @@ def test_an_operators_change_that_cannot_be_saved_does_not_happen() -> None:
 
 
 @virtual_time()
-async def test_groups_that_come_at_once_are_written_together_and_soon() -> None:
+async def test_groups_created_together_are_written_together_and_soon() -> None:
     file = FakeFile()
     groups = made(file)
     for number in range(100):
@@ -161,7 +161,7 @@ async def test_groups_that_come_at_once_are_written_together_and_soon() -> None:
 
 
 @virtual_time()
-async def test_a_full_disk_keeps_no_group_from_being_used_and_is_tried_again(
+async def test_groups_are_usable_on_a_full_disk_and_the_write_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     file = FakeFile()
@@ -182,7 +182,7 @@ async def test_a_full_disk_keeps_no_group_from_being_used_and_is_tried_again(
 
 
 @virtual_time()
-async def test_a_new_group_can_pull_while_the_disk_takes_nothing(tmp_path: Path) -> None:
+async def test_a_new_group_can_pull_while_the_disk_rejects_writes(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         obstacle = tmp_path / "config" / "subscriptionGroup.json.tmp"
@@ -196,7 +196,7 @@ async def test_a_new_group_can_pull_while_the_disk_takes_nothing(tmp_path: Path)
 
 
 @virtual_time()
-async def test_the_end_does_not_wait_for_the_next_write() -> None:
+async def test_closing_does_not_wait_for_the_next_write() -> None:
     file = FakeFile()
     groups = made(file)
     groups.find("g")

@@ -107,7 +107,7 @@ async def test_a_slave_continues_its_heartbeats(
 
 
 @virtual_time()
-async def test_a_heartbeat_that_always_fails_for_one_slave_leaves_the_others_theirs(
+async def test_a_heartbeat_failing_for_one_slave_does_not_affect_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with master_and_slave(tmp_path) as (master, slave):

@@ -1,4 +1,4 @@
-"""What is decided about half messages, and the account of them."""
+"""Decisions about half messages, and their bookkeeping."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def half(offset: int = 0, age_ms: int = 0, **changes: object) -> Half:
         (half(age_ms=-1), True, False, Verdict.CHECK),
     ],
 )
-def test_what_to_do(given: Half, has_producer: bool, is_crowded: bool, expected: Verdict) -> None:
+def test_the_decision_for_a_half_message(
+    given: Half, has_producer: bool, is_crowded: bool, expected: Verdict
+) -> None:
     decided = verdict(given, NOW_MS, RULES, has_producer=has_producer, is_crowded=is_crowded)
     assert decided is expected
 
@@ -92,7 +94,7 @@ def test_progress_stops_at_the_oldest_open_one() -> None:
     ]
 
 
-def test_what_was_not_seen_may_be_open() -> None:
+def test_unseen_half_messages_may_be_open() -> None:
     ledger = Ledger(QueueOffset(0), QueueOffset(0))
     ledger.add(half(7))
     assert ledger.advance().half == 0
@@ -139,7 +141,7 @@ def test_crowded_means_that_most_have_ended() -> None:
     assert not ledger.is_crowded
 
 
-def test_only_so_many_ended_ones_are_remembered() -> None:
+def test_the_number_of_remembered_ended_transactions_is_bounded() -> None:
     ledger = Ledger(QueueOffset(0), QueueOffset(0))
     for offset in range(CLOSED_MAX + 10):
         close(ledger, offset, offset)

@@ -87,7 +87,7 @@ def test_topics_are_recovered_from_their_queues(
     ],
 )
 @pytest.mark.parametrize("how", DAMAGES)
-def test_what_a_lost_table_means_is_said(
+def test_the_consequences_of_a_lost_table_are_logged(
     tmp_path: Path, name: str, meaning: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @virtual_time()
@@ -106,7 +106,7 @@ def test_what_a_lost_table_means_is_said(
 
 
 @pytest.mark.parametrize("how", [*DAMAGES, "garbage"])
-def test_the_backup_comes_first_and_what_is_damaged_is_kept(
+def test_the_backup_is_used_first_and_the_damaged_file_is_preserved(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @virtual_time()
@@ -139,7 +139,7 @@ async def test_garbage_without_a_backup_is_a_clear_error(tmp_path: Path) -> None
 
 
 @virtual_time()
-async def test_a_new_broker_says_nothing_and_writes_its_tables(
+async def test_a_new_broker_logs_nothing_and_writes_its_tables(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_broker(tmp_path):
@@ -153,7 +153,7 @@ async def test_a_new_broker_says_nothing_and_writes_its_tables(
 
 
 @virtual_time()
-async def test_a_topic_that_a_crash_has_kept_out_of_the_table_comes_back(
+async def test_a_topic_missing_from_the_table_after_a_crash_is_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await live(tmp_path)
@@ -169,7 +169,7 @@ async def test_a_topic_that_a_crash_has_kept_out_of_the_table_comes_back(
 
 
 @virtual_time()
-async def test_topics_of_transactions_that_a_crash_kept_out_of_the_table_come_back(
+async def test_transaction_topics_missing_from_the_table_after_a_crash_are_restored(
     tmp_path: Path,
 ) -> None:
     topics_file = tmp_path / "config" / "topics.json"
@@ -189,7 +189,7 @@ async def test_topics_of_transactions_that_a_crash_kept_out_of_the_table_come_ba
 
 
 @virtual_time()
-async def test_a_deleted_topic_does_not_come_back(tmp_path: Path) -> None:
+async def test_a_deleted_topic_does_not_reappear(tmp_path: Path) -> None:
     await live(tmp_path)
     async with running_broker(tmp_path) as (broker, _):
         await broker.state.topics.delete("T")
@@ -211,7 +211,7 @@ async def test_groups_do_not_skip_messages_after_a_power_failure_has_cut_their_q
     async with running_broker(tmp_path) as (broker, client):
         end = broker.queue_end("T", 0)
         assert end < 9
-        # A second failure before the next save must not bring the old offset back.
+        # A second failure before the next save must not restore the old offset.
         assert json.loads(path.read_text())["offsetTable"]["T@g"]["0"] == end
         for _ in range(10):
             await client.send(queue_id=0)

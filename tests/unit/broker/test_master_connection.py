@@ -32,7 +32,7 @@ class EmptyLog:
 
 
 class LateNetwork:
-    """Gives up connecting; the connection may be made nevertheless."""
+    """Stops connecting; the connection may still be established."""
 
     def __init__(self) -> None:
         self.made: list[MasterConnection] = []
@@ -43,7 +43,7 @@ class LateNetwork:
 
 
 class LateTransport(asyncio.Transport):
-    """Must not be written to, as it is closed already."""
+    """Must not be written to, as it is already closed."""
 
     is_closed = False
 
@@ -55,7 +55,7 @@ class LateTransport(asyncio.Transport):
 
 
 def follower_of(log: EmptyLog, network: LateNetwork | None = None) -> Follower:
-    """Return a follower of a master that is not there."""
+    """Return a follower of a master that does not exist."""
     config = BrokerConfig(replication=ReplicationConfig(master_address="10.0.0.1:10912"))
     clock = virtual_loop().clock
     live = LiveConfig(config, clock)
@@ -63,9 +63,9 @@ def follower_of(log: EmptyLog, network: LateNetwork | None = None) -> Follower:
     return Follower(cast("Any", log), live, cast("Any", network), clock, watch, lambda: None)
 
 
-@pytest.mark.parametrize("loses", [False, True], ids=["is told of its end", "is not"])
+@pytest.mark.parametrize("loses", [False, True], ids=["is notified of its end", "is not"])
 @virtual_time()
-async def test_a_connection_that_is_made_too_late_is_closed(loses: bool) -> None:
+async def test_a_connection_established_too_late_is_closed(loses: bool) -> None:
     network = LateNetwork()
     following = asyncio.create_task(follower_of(EmptyLog(), network).run())
     await asyncio.sleep(1)
@@ -74,7 +74,7 @@ async def test_a_connection_that_is_made_too_late_is_closed(loses: bool) -> None
     assert transport.is_closed
     if loses:
         connection.connection_lost(None)
-    # Longer than heartbeats take: nothing is written to it.
+    # Longer than the heartbeat interval: nothing is written to it.
     await asyncio.sleep(30)
     assert len(network.made) > 1
     following.cancel()
@@ -83,7 +83,7 @@ async def test_a_connection_that_is_made_too_late_is_closed(loses: bool) -> None
 
 
 @virtual_time()
-async def test_a_flush_that_fails_after_the_connection_is_no_unhandled_error() -> None:
+async def test_a_flush_that_fails_after_the_connection_closed_is_not_an_unhandled_error() -> None:
     unhandled: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     connection = MasterConnection(follower_of(EmptyLog()), cast("Any", None))

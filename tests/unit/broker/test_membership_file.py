@@ -1,4 +1,4 @@
-"""Members and locks that are remembered over a restart, and the file that they are kept in."""
+"""Members and locks that are remembered across a restart, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def lock(parts: Parts, client_id: str, *queues: MessageQueue) -> list[MessageQue
 
 
 def restarted(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
-    """Return a broker that starts with what another wrote when it stopped."""
+    """Return a broker that starts with what another one wrote when it stopped."""
     before.members.saving.save_now()
     return after_crash(before, tmp_path, epoch)
 
 
 def after_crash(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
-    """Return a broker that starts with what another wrote before it was killed."""
+    """Return a broker that starts with what another one wrote before it was killed."""
     after = Parts(tmp_path)
     after.members_file.saved = before.members_file.saved
     finished(
@@ -124,21 +124,21 @@ def refusal(parts: Parts, client_id: str) -> tuple[int, str]:
     return answer.code, answer.remark or ""
 
 
-def test_a_promoted_broker_grants_no_lock_while_the_last_master_s_may_be_used(
+def test_a_promoted_broker_grants_no_lock_while_those_of_the_old_master_are_valid(
     before: Parts, tmp_path: Path
 ) -> None:
-    """Listeners run for up to 30 s under a lock that the last master has renewed."""
+    """Listeners run for up to 30 s under a lock that the old master has renewed."""
     lock(before, "c1", *QUEUES)
     promoted = restarted(before, tmp_path, epoch=1)
     for client_id in ("c1", "c2"):
         code, remark = refusal(promoted, client_id)
-        # An error: for a client that is granted nothing, another one holds the lock.
+        # An error: a client that is granted nothing assumes that another one holds the lock.
         assert code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "in 30000 ms" in remark
     promoted.clock.advance_ns(29_999 * MS_NS)
     assert refusal(promoted, "c2")[0] == ResponseCode.SERVICE_NOT_AVAILABLE
     promoted.clock.advance_ns(MS_NS)
-    assert lock(promoted, "c2", *QUEUES) == QUEUES, "locks of another epoch count no longer"
+    assert lock(promoted, "c2", *QUEUES) == QUEUES, "locks of another epoch are no longer valid"
 
 
 def test_a_promoted_broker_that_restarts_soon_waits_again(before: Parts, tmp_path: Path) -> None:
@@ -175,7 +175,9 @@ def test_everything_of_a_group_is_remembered(before: Parts, tmp_path: Path) -> N
     ]
 
 
-def test_a_client_takes_its_own_place_and_nobody_is_told(before: Parts, tmp_path: Path) -> None:
+def test_a_returning_client_resumes_its_membership_without_notifications(
+    before: Parts, tmp_path: Path
+) -> None:
     join(before, "c1")
     join(before, "c2")
     after = restarted(before, tmp_path)
@@ -187,7 +189,9 @@ def test_a_client_takes_its_own_place_and_nobody_is_told(before: Parts, tmp_path
     assert [len(peer.sent) for peer in (first, second, third)] == [1, 1, 1]
 
 
-def test_who_is_not_back_is_not_told_of_changes(before: Parts, tmp_path: Path) -> None:
+def test_members_that_have_not_returned_are_not_notified_of_changes(
+    before: Parts, tmp_path: Path
+) -> None:
     join(before, "c1")
     after = restarted(before, tmp_path)
     new = join(after, "c2")
@@ -195,7 +199,7 @@ def test_who_is_not_back_is_not_told_of_changes(before: Parts, tmp_path: Path) -
     assert sorted(ids(after)) == ["c1", "c2"]
 
 
-def test_who_does_not_return_is_dropped_and_the_others_are_told_once(
+def test_members_that_do_not_return_are_dropped_and_others_notified_once(
     before: Parts, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("c1", "c2", "c3"):
@@ -209,7 +213,7 @@ def test_who_does_not_return_is_dropped_and_the_others_are_told_once(
     assert "c1 of g, c3 of g" in caplog.text
 
 
-def test_a_group_of_which_nobody_returns_is_gone(before: Parts, tmp_path: Path) -> None:
+def test_a_group_to_which_no_member_returns_is_dropped(before: Parts, tmp_path: Path) -> None:
     join(before, "c1")
     after = restarted(before, tmp_path)
     after.membership.forget_absent()
@@ -260,12 +264,12 @@ def test_a_client_id_with_two_connections_returns_as_one(before: Parts, tmp_path
     assert ids(after) == ["same"]
     join(after, "same")
     assert ids(after) == ["same"]
-    # A second process with the same id is one more member, as always.
+    # A second process with the same id is one more member, as usual.
     join(after, "same")
     assert ids(after) == ["same", "same"]
 
 
-def test_who_is_not_back_yet_is_remembered_over_the_next_restart_too(
+def test_members_that_have_not_returned_are_remembered_across_another_restart(
     before: Parts, tmp_path: Path
 ) -> None:
     for name in ("c1", "c2"):
@@ -291,7 +295,9 @@ def test_a_group_without_subscriptions_is_remembered(before: Parts, tmp_path: Pa
     assert after.consumers.subscription("g", "T") is None
 
 
-def test_silence_is_not_counted_for_who_is_not_back(before: Parts, tmp_path: Path) -> None:
+def test_members_that_have_not_returned_do_not_count_as_silent(
+    before: Parts, tmp_path: Path
+) -> None:
     join(before, "c1")
     after = restarted(before, tmp_path)
     after.clock.advance_ns(1_000_000 * MS_NS)
@@ -321,7 +327,7 @@ def test_no_lock_is_granted_that_cannot_be_saved(before: Parts, tmp_path: Path) 
     before.members_file.full = True
     refused = (ResponseCode.SERVICE_NOT_AVAILABLE, "no space is left")
     assert refusal(before, "c1") == refused
-    # Nor when it is asked for again: the client does not have it yet.
+    # Nor when it is requested again: the client does not have it yet.
     assert refusal(before, "c1") == refused
     assert lock(after_crash(before, tmp_path), "c2", *QUEUES) == QUEUES
     before.members_file.full = False
@@ -338,20 +344,20 @@ def test_saved_locks_are_renewed_whatever_the_disk_does(before: Parts) -> None:
     assert refusal(before, "c2")[0] == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_locks_of_who_does_not_return_are_free(before: Parts, tmp_path: Path) -> None:
+def test_locks_of_members_that_do_not_return_are_released(before: Parts, tmp_path: Path) -> None:
     for name in ("c1", "c2", "c3"):
         join(before, name)
     lock(before, "c1", QUEUES[0])
     lock(before, "c3", QUEUES[1])
     after = restarted(before, tmp_path)
     join(after, "c2")
-    # It lives, although it has not sent a heartbeat: it renews its lock.
+    # It is alive, although it has not sent a heartbeat: it renews its lock.
     assert lock(after, "c3", QUEUES[1]) == [QUEUES[1]]
     after.membership.forget_absent()
     assert lock(after, "c2", *QUEUES[:2]) == [QUEUES[0]]
 
 
-def test_locks_of_who_returns_expire_as_always(before: Parts, tmp_path: Path) -> None:
+def test_locks_of_members_that_return_expire_as_usual(before: Parts, tmp_path: Path) -> None:
     join(before, "c1")
     lock(before, "c1", QUEUES[0])
     after = restarted(before, tmp_path)
@@ -391,7 +397,7 @@ def test_locks_of_clients_that_were_disconnected_are_remembered_until_they_expir
 # --- what operators see ---------------------------------------------------------------------------
 
 
-def test_operators_see_who_has_not_reconnected(before: Parts, tmp_path: Path) -> None:
+def test_operators_see_members_that_have_not_reconnected(before: Parts, tmp_path: Path) -> None:
     join(before, "c1")
     after = restarted(before, tmp_path)
     group = headers.ConsumerGroup(consumer_group="g")
@@ -400,7 +406,7 @@ def test_operators_see_who_has_not_reconnected(before: Parts, tmp_path: Path) ->
     assert (seen.client_id, seen.client_addr) == ("c1", "not reconnected")
 
 
-def test_a_client_that_has_not_reconnected_cannot_be_asked(before: Parts, tmp_path: Path) -> None:
+def test_a_client_that_has_not_reconnected_cannot_be_queried(before: Parts, tmp_path: Path) -> None:
     peer = join(before, "c1")
     before.consumers.heartbeat(
         msgspec.structs.replace(before.consumers.members("g")[0], version=400, connection=peer),
@@ -451,7 +457,7 @@ def table(path: Path, consumers: Consumers, locks: QueueLocks) -> MembershipFile
         '{"groups": {"g": {"members": [], "subscriptions": [], "messageModel": "ODD"}}}',
     ],
 )
-def test_a_damaged_file_is_taken_for_an_empty_one(
+def test_a_damaged_file_counts_as_empty(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "groupMembers.json"
@@ -463,7 +469,7 @@ def test_a_damaged_file_is_taken_for_an_empty_one(
     assert expected in caplog.text
 
 
-def test_a_file_that_cannot_be_read_is_no_reason_not_to_start(
+def test_an_unreadable_file_does_not_prevent_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "groupMembers.json"
@@ -474,7 +480,7 @@ def test_a_file_that_cannot_be_read_is_no_reason_not_to_start(
     assert "not remembered over this restart" in caplog.text
 
 
-def test_groups_that_cannot_be_or_are_too_many_are_passed_over(
+def test_invalid_groups_and_those_beyond_the_limit_are_skipped(
     before: Parts, tmp_path: Path
 ) -> None:
     for number in range(5):
@@ -489,7 +495,7 @@ def test_groups_that_cannot_be_or_are_too_many_are_passed_over(
     assert list(consumers.groups) == ["g0", "g1"]
 
 
-def test_groups_that_need_too_much_room_are_left_out() -> None:
+def test_groups_that_need_too_much_room_are_omitted() -> None:
     def group(size: int) -> RememberedGroup:
         subscription = Subscription(topic="T", sub_string="x" * size)
         return RememberedGroup(
@@ -509,7 +515,7 @@ def test_groups_that_need_too_much_room_are_left_out() -> None:
     assert json.loads(body)["groups"].keys() == {"small", "other"}
 
 
-def test_what_is_left_out_is_said_once(
+def test_omitted_groups_are_logged_once(
     before: Parts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership_file, "TABLE_BYTES_MAX", 100)
@@ -528,7 +534,7 @@ async def test_changes_are_written_soon_and_together(tmp_path: Path) -> None:
     await asyncio.sleep(0.5)
     assert len(file.saved) == 1
     for peer in peers:
-        # The same again is no change.
+        # The same state again is not a change.
         parts.ask(RequestCode.HEART_BEAT, body=beat("c0"), peer=peer)
     await asyncio.sleep(0.5)
     written = len(file.saved)
@@ -542,7 +548,7 @@ async def test_changes_are_written_soon_and_together(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_failed_write_is_repeated_and_said_once(
+async def test_a_failed_write_is_retried_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -560,7 +566,7 @@ async def test_a_failed_write_is_repeated_and_said_once(
 # --- connections without a heartbeat --------------------------------------------------------------
 
 
-def test_connections_that_pull_for_an_absent_member_are_told_of_changes(
+def test_connections_that_pull_for_an_absent_member_are_notified_of_changes(
     before: Parts, tmp_path: Path
 ) -> None:
     join(before, "c1")
@@ -572,7 +578,7 @@ def test_connections_that_pull_for_an_absent_member_are_told_of_changes(
     after.clients.connection_closed(closed)
     join(after, "c2")
     assert [len(peer.sent) for peer in (puller, closed, stranger)] == [1, 0, 0]
-    # Once it is known whose it is, it is told as a member, and once.
+    # Once its member is known, it is notified as a member, and once.
     after.ask(RequestCode.HEART_BEAT, body=beat("c1"), peer=puller)
     assert not after.consumers.has_absent
     join(after, "c3")

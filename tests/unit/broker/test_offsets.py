@@ -1,4 +1,4 @@
-"""Committed offsets against a plain dictionary, over restarts and failing disks."""
+"""Committed offsets against a plain dictionary, across restarts and failing disks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ Committing.TestCase.settings = settings(
 TestCommitting = Committing.TestCase
 
 
-def test_offsets_go_back_and_forth() -> None:
+def test_offsets_may_increase_and_decrease() -> None:
     offsets = Offsets(FakeFile())
     assert offsets.find("g", "T", 0) is None
     offsets.commit("g", "T", 0, 7)
@@ -127,7 +127,7 @@ def test_failures_are_logged_once_and_lose_nothing(caplog: pytest.LogCaptureFixt
 
 
 def test_lowered_offsets_are_saved_before_anything_else() -> None:
-    """New messages get the offsets of lost ones: then no one sees that a saved one is too high."""
+    """New messages get the offsets of lost ones: nothing shows that a saved one is too high."""
     file = FakeFile()
     offsets = Offsets(file)
     offsets.commit("g", "T", 0, 7)
@@ -159,7 +159,7 @@ def test_commits_during_a_write_are_written_the_next_time() -> None:
     assert offsets.saving.is_dirty
 
 
-def test_what_the_original_wrote_is_read_and_kept(tmp_path: Path) -> None:
+def test_files_of_apache_rocketmq_are_read_and_preserved(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
     path.write_bytes((DATA / "config" / "consumerOffset.json").read_bytes())
     offsets = Offsets(TableFile(path))
@@ -174,7 +174,7 @@ def test_what_the_original_wrote_is_read_and_kept(tmp_path: Path) -> None:
     assert again.snapshot == offsets.snapshot
 
 
-def test_a_damaged_file_is_not_written_over(tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
     path.write_text('{"offsetTable": {"T@g": 7}}')
     with pytest.raises(StoreDamaged, match="consumerOffset"):

@@ -1,4 +1,4 @@
-"""Pulls that come in one chunk are answered as those that come one by one."""
+"""Pulls that arrive in one chunk are answered like those that arrive one by one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pulls(*offsets: int, first: int = 100, **changes: object) -> list[Command]:
 
 
 async def answers(network: MemoryNetwork, chunks: Sequence[bytes]) -> bytes:
-    """Return all that is answered to some chunks."""
+    """Return all responses to some chunks."""
     peer = await network.host("10.0.0.8").connect(BROKER_HOST, 10911, RawPeer)
     for chunk in chunks:
         peer.transport.write(chunk)
@@ -163,7 +163,7 @@ def totals(broker: Broker) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("change", ["group", "topic"])
-def test_what_changes_counts_for_the_next_chunk(tmp_path: Path, change: str) -> None:
+def test_changes_apply_to_the_next_chunk(tmp_path: Path, change: str) -> None:
     @virtual_time()
     async def main() -> None:
         network = MemoryNetwork(LinkQuality(cut_chance=0))

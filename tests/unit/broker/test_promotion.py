@@ -1,4 +1,4 @@
-"""Promotion: which broker is master, and that a replaced one never takes a write again."""
+"""Promotion: which broker is master, and that a replaced one never accepts a write again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def claim(epoch: int, token: str = "a", former_id: int = 1) -> MasterClaim:
     return MasterClaim(epoch=epoch, token=token, master_address="h:1", former_id=former_id)
 
 
-# --- what follows from what is known --------------------------------------------------------------
+# --- decisions from known facts -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_a_record_counts_until_the_configuration_changes() -> None:
     assert effective(slave, back).identity.broker_id == 3
 
 
-def test_a_recorded_slave_asks_name_servers_for_its_master() -> None:
-    """What is configured may be the address of the broker that was replaced."""
+def test_a_recorded_slave_queries_name_servers_for_its_master() -> None:
+    """The configured address may be that of the broker that was replaced."""
     config = replace(
         broker_config(*FIRST_SLAVE), replication=ReplicationConfig(master_address="h:1")
     )
@@ -96,7 +96,7 @@ def test_a_recorded_slave_asks_name_servers_for_its_master() -> None:
     assert effective(registered, record).replication.master_address == ""
 
 
-def test_claims_of_others_are_passed_over() -> None:
+def test_claims_of_other_brokers_are_ignored() -> None:
     assert parse_claim("not a claim") is None
     assert parse_claim(None) is None
     assert parse_claim(claim(3).encode().decode()) == claim(3)
@@ -118,7 +118,7 @@ async def until_roles(replicas: PromotableBrokers, **roles: tuple[Role, int]) ->
 
 
 async def until_known(replicas: PromotableBrokers) -> None:
-    """Wait until the slave has asked its master, so that this one knows that it has a slave."""
+    """Wait until the slave has contacted its master, so that the master knows of its slave."""
     await wait_until(lambda: replicas.broker(0)._mastership.record.has_slaves)
     await wait_until(lambda: not replicas.broker(0)._mastership.saving.is_dirty)
 
@@ -128,7 +128,7 @@ async def can_send(replicas: PromotableBrokers, number: int) -> int:
 
 
 @virtual_time()
-async def test_a_running_master_and_its_slave_change_places(tmp_path: Path) -> None:
+async def test_a_running_master_and_its_slave_swap_roles(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         assert await can_send(replicas, 0) == SUCCESS
@@ -154,7 +154,7 @@ async def wait_for_addresses(replicas: PromotableBrokers, expected: dict[int, st
 
 
 @virtual_time()
-async def test_a_master_that_comes_back_is_a_slave_before_it_is_asked(tmp_path: Path) -> None:
+async def test_a_returning_master_is_a_slave_before_it_serves_requests(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         await replicas.crash(0)
@@ -168,7 +168,7 @@ async def test_a_master_that_comes_back_is_a_slave_before_it_is_asked(tmp_path: 
 
 
 @virtual_time()
-async def test_name_servers_remember_promotions_over_their_own_restart(tmp_path: Path) -> None:
+async def test_name_servers_remember_promotions_across_their_own_restart(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         await replicas.crash(0)
@@ -183,7 +183,7 @@ async def test_name_servers_remember_promotions_over_their_own_restart(tmp_path:
 
 
 @virtual_time()
-async def test_a_replicated_master_without_name_servers_takes_no_writes(tmp_path: Path) -> None:
+async def test_a_replicated_master_without_name_servers_accepts_no_writes(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         await replicas.stop(0)
@@ -224,7 +224,7 @@ async def test_a_master_that_was_cut_off_learns_that_it_was_replaced(tmp_path: P
 
 
 @virtual_time()
-async def test_a_promotion_lasts(tmp_path: Path) -> None:
+async def test_a_promotion_survives_a_restart(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         details(await replicas.promote(1, "SYNC_MASTER"))
@@ -258,7 +258,7 @@ async def test_a_promoted_slave_has_the_tables(tmp_path: Path) -> None:
         kept = promoted_one.state.consumer_filters.find("g", "T")
         assert kept is not None
         assert (kept.data.expression, kept.data.client_version) == ("n > 1", 5)
-        # What the old master has delivered is not delivered again.
+        # Messages that the old master has delivered are not delivered again.
         assert await can_send(replicas, 1) == SUCCESS
         await asyncio.sleep(30)
         assert promoted_one.path.delays.progress.offset_table == {1: 1}
@@ -266,10 +266,10 @@ async def test_a_promoted_slave_has_the_tables(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_promoted_slave_grants_locks_when_those_of_the_last_master_are_over(
+async def test_a_promoted_slave_grants_locks_once_those_of_the_old_master_expired(
     tmp_path: Path,
 ) -> None:
-    """A listener of the owner may run for 30 s under a lock that the last master has renewed."""
+    """A listener of the owner may run for 30 s under a lock that the old master has renewed."""
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         assert await can_send(replicas, 0) == SUCCESS
@@ -291,7 +291,7 @@ async def test_a_promoted_slave_grants_locks_when_those_of_the_last_master_are_o
 
 
 async def locked(replicas: PromotableBrokers, number: int, client_id: str) -> int:
-    """Ask for the lock of a queue; return the code of the answer."""
+    """Request the lock of a queue; return the response code."""
     queue = MessageQueue("T", NAME, 0)
     body = LockQueues(client_id=client_id, consumer_group="g", queues=[queue])
     answer = await replicas.client(number).ask(RequestCode.LOCK_BATCH_MQ, body=body.encode())
@@ -299,7 +299,7 @@ async def locked(replicas: PromotableBrokers, number: int, client_id: str) -> in
 
 
 @virtual_time()
-async def test_three_name_servers_need_not_all_be_there(tmp_path: Path) -> None:
+async def test_a_majority_of_three_name_servers_is_enough(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path, nameservers=3) as replicas:
         await until_known(replicas)
         await replicas.stop_nameserver(0)
@@ -330,7 +330,7 @@ async def test_a_minority_of_name_servers_is_not_enough(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_name_servers_refuse_masters_that_were_replaced(tmp_path: Path) -> None:
+async def test_name_servers_reject_masters_that_were_replaced(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         entry = headers.KvEntry(
             namespace=CLAIMS_NAMESPACE, key=NAME, value=claim(7).encode().decode()
@@ -353,7 +353,7 @@ async def test_name_servers_refuse_masters_that_were_replaced(tmp_path: Path) ->
                 assert "was replaced by h:1 with epoch 7" in (answer.remark or "")
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejections -----------------------------------------------------------------------------------
 
 
 @virtual_time()
@@ -369,7 +369,7 @@ async def test_masters_and_bad_roles_cannot_be_promoted(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_older_claims_fence_nobody(tmp_path: Path) -> None:
+async def test_older_claims_fence_no_broker(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         details(await replicas.promote(1))
@@ -386,7 +386,7 @@ async def test_an_answer_from_before_the_fencing_allows_no_writes(tmp_path: Path
     """Name servers confirm a master that is fenced before their answers arrive."""
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
-        # The fenced master runs on until its slave has its last message.
+        # The fenced master runs until its slave has its last message.
         replicas.network.stop_reading(replicas.host_of(1))
         assert await can_send(replicas, 0) == SUCCESS
         replicas.network.partition(replicas.host_of(0), "10.0.1.1")
@@ -412,7 +412,7 @@ async def test_the_last_promoted_master_is_fenced_by_slaves_that_follow_another(
         details(await replicas.promote(1))
         await until_roles(replicas, b1=MASTER)
         await wait_until(lambda: replicas.broker(1).path.writer.suspension is None)
-        # Name servers have not told it yet.
+        # Name servers have not notified it yet.
         old = f"{replicas.host_of(0)}:10911"
         replicas.broker(2).replica.copies.master = old
         done = details(await replicas.promote(2))
@@ -430,7 +430,7 @@ async def test_a_master_registers_with_the_epoch_that_it_started_with(tmp_path: 
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         broker = replicas.broker(0)
-        # As while it writes down that it was replaced, on a slow disk.
+        # As while it records on a slow disk that it was replaced.
         broker._mastership.record = broker._mastership.demoted(claim(2))
         header = headers.RegisterBroker.from_ext_fields(
             broker._registration.command(None).ext_fields
@@ -439,7 +439,7 @@ async def test_a_master_registers_with_the_epoch_that_it_started_with(tmp_path: 
 
 
 @virtual_time()
-async def test_a_slave_with_a_fixed_master_says_that_the_master_has_moved(
+async def test_a_slave_with_a_fixed_master_reports_that_the_master_has_moved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with promotable_brokers(tmp_path) as replicas:
@@ -513,7 +513,7 @@ async def test_a_promoted_slave_has_what_was_replicated(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_a_switch_over_loses_nothing(tmp_path: Path) -> None:
-    """What a fenced master still has is copied before the slave becomes master."""
+    """Messages that only a fenced master has are copied before the slave becomes master."""
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         sent = [b"%d" % number for number in range(50)]
@@ -529,7 +529,7 @@ async def test_a_switch_over_loses_nothing(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_was_not_replicated_is_kept_aside_and_reported(
+async def test_unreplicated_messages_are_saved_aside_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with promotable_brokers(tmp_path) as replicas:
@@ -578,7 +578,7 @@ async def test_operators_see_roles_and_the_link(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_a_sync_master_acknowledged_survives_it(tmp_path: Path) -> None:
+async def test_messages_acknowledged_by_a_sync_master_survive_its_loss(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
         await replicas.stop(0)

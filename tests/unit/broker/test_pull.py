@@ -65,7 +65,7 @@ async def test_at_most_32_messages(tmp_path: Path) -> None:
         (LimitsConfig(bulk_count_max=5), {"memory_count_max": 20, "disk_count_max": 20}, 20),
     ],
 )
-def test_who_wants_large_answers_gets_more(
+def test_clients_that_request_large_answers_get_more(
     tmp_path: Path, most: LimitsConfig, usual: dict[str, int], count: int, recent_bytes: int
 ) -> None:
     reading = dataclasses.replace(SMALL_STORE.limits, recent_bytes=recent_bytes, **usual)
@@ -111,7 +111,7 @@ async def test_limits_of_large_answers_change_while_the_broker_runs(tmp_path: Pa
         ({"topic": "WriteOnly"}, ResponseCode.NO_PERMISSION),
     ],
 )
-def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], code: ResponseCode) -> None:
+def test_rejected_pulls(tmp_path: Path, fields: dict[str, Any], code: ResponseCode) -> None:
     @virtual_time()
     async def run() -> None:
         async with running_broker(tmp_path) as (broker, client):
@@ -132,7 +132,7 @@ async def test_a_broker_that_must_not_be_read(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> None:
+async def test_a_held_pull_is_answered_when_a_message_arrives(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send(b"first")
         loop = virtual_loop()
@@ -149,7 +149,7 @@ async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> N
 
 
 @virtual_time()
-async def test_a_pull_of_what_cannot_be_found_is_told_soon_where_to_go_on(
+async def test_a_pull_of_missing_messages_is_soon_answered_with_the_next_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = dataclasses.replace(SMALL_STORE, queue_segment_units=10)
@@ -167,12 +167,12 @@ async def test_a_pull_of_what_cannot_be_found_is_told_soon_where_to_go_on(
             assert (answer.code, answer.remark) == (19, "OFFSET_FOUND_NULL")
             assert pulled(answer).next_begin_offset == following
             assert 0.1 < virtual_loop().time() - started_s < 5.1
-        assert not waits.done(), "who waits for something new is left alone"
+        assert not waits.done(), "a pull that waits for new messages is not affected"
         monkeypatch.undo()
 
 
 @virtual_time()
-async def test_pulls_are_looked_through_when_there_is_news_and_until_it_worked(
+async def test_held_pulls_are_swept_after_an_arrival_until_a_sweep_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweeps: list[float] = []
@@ -192,12 +192,12 @@ async def test_pulls_are_looked_through_when_there_is_news_and_until_it_worked(
         assert not sweeps
         await client.send(queue_id=1)
         await asyncio.sleep(60)
-        assert len(sweeps) == 3, "tried again after failures, and then not any more"
+        assert len(sweeps) == 3, "retried after failures, and then no more"
         held.cancel()
 
 
 @virtual_time()
-async def test_only_the_pull_that_wants_the_message_wakes(tmp_path: Path) -> None:
+async def test_only_the_pull_that_matches_the_message_wakes(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await client.send()
         red = asyncio.create_task(client.pull(1, tags="red", hold_ms=15_000))
@@ -207,22 +207,22 @@ async def test_only_the_pull_that_wants_the_message_wakes(tmp_path: Path) -> Non
         assert [view.body for view in views(await blue)] == [b"b"]
         assert not red.done()
         await asyncio.sleep(14)
-        assert not red.done(), "neither does a sweep wake it"
+        assert not red.done(), "a sweep does not wake it either"
         red_answer = await red
         assert red_answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY, (
-            "its time is over, though nothing matched"
+            "its deadline has passed, although nothing matched"
         )
         assert pulled(red_answer).next_begin_offset == 2
 
 
 @virtual_time()
-async def test_each_of_many_held_pulls_gets_what_it_wants_of_one_burst(tmp_path: Path) -> None:
+async def test_each_of_many_held_pulls_gets_its_matches_of_one_burst(tmp_path: Path) -> None:
     tags = [f"t{number}" for number in range(40)]
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         held = [asyncio.create_task(client.pull(1, tags=tag, hold_ms=15_000)) for tag in tags]
         await asyncio.sleep(0.1)
-        # Sent at once, so they are stored and entered some at a time.
+        # Sent together, so they are stored and dispatched in parts.
         wanted = [*tags[::2], "nobody"]
         await asyncio.gather(*(client.send(tag.encode(), named={"TAGS": tag}) for tag in wanted))
         for tag, pull in zip(tags[::2], held[::2], strict=True):
@@ -233,7 +233,7 @@ async def test_each_of_many_held_pulls_gets_what_it_wants_of_one_burst(tmp_path:
 
 
 @virtual_time()
-async def test_nothing_comes(tmp_path: Path) -> None:
+async def test_no_message_arrives(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await client.send()
         started_s = virtual_loop().time()
@@ -254,7 +254,7 @@ async def test_short_polling(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_too_many_held_pulls_are_answered_at_once(tmp_path: Path) -> None:
+async def test_held_pulls_beyond_the_limit_are_answered_immediately(tmp_path: Path) -> None:
     polling = LongPollingConfig(held_max=1)
     async with running_broker(tmp_path, long_polling=polling) as (_, client):
         await client.send()
@@ -268,7 +268,7 @@ async def test_too_many_held_pulls_are_answered_at_once(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_pulls_of_a_client_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+async def test_pulls_of_a_disconnected_client_are_forgotten(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with running_broker(tmp_path, network) as (broker, client):
         await client.send()
@@ -305,7 +305,7 @@ async def test_the_committed_offset_travels_with_the_pull(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_an_impossible_offset_is_noted_for_operators(tmp_path: Path) -> None:
+async def test_an_impossible_offset_is_recorded_for_operators(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await client.send()
         await client.pull(99)
@@ -340,7 +340,7 @@ async def test_limits_of_queues_and_search_by_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_held_pull_reads_only_what_it_still_may(tmp_path: Path) -> None:
+async def test_a_held_pull_reads_only_what_is_still_permitted(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         topic = broker.state.topics.find("T")
@@ -361,7 +361,7 @@ async def test_a_held_pull_reads_only_what_it_still_may(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_held_pull_that_cannot_be_served_gets_the_same_error_as_another(
+async def test_a_held_pull_that_cannot_be_served_gets_the_same_error_as_any_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_broker(tmp_path) as (broker, client):

@@ -1,4 +1,4 @@
-"""Which broker a puller is sent to, and what a slave says about offsets that it does not have."""
+"""Which broker a poller is redirected to, and a slave's answers for offsets that it lacks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_slave_keeps_the_offset_where_it_cannot_read_a_queue_file() -> None:
 
 
 @pytest.mark.parametrize("kind", [outcomes.MessagesRemoved, outcomes.MessageDamaged])
-def test_a_slave_leads_past_no_message_that_the_master_may_have(kind: type[ReadOutcome]) -> None:
+def test_a_slave_skips_no_message_that_the_master_may_have(kind: type[ReadOutcome]) -> None:
     read = outcome(kind, 18, is_slow=True)
     group = GroupConfig(group_name="g", broker_id=0, which_broker_when_consume_slowly=1)
     both = ReadRules(suggests_slaves=True, corrects_offsets=False)
@@ -92,7 +92,7 @@ def test_a_slave_leads_past_no_message_that_the_master_may_have(kind: type[ReadO
 
 
 @pytest.mark.parametrize("kind", [outcomes.Found, outcomes.NoMatch])
-def test_a_slave_leads_past_what_it_has_read(kind: type[ReadOutcome]) -> None:
+def test_a_slave_advances_past_what_it_has_read(kind: type[ReadOutcome]) -> None:
     read = outcome(kind, 18)
     assert SLAVE.reported(read, 12) is read
     assert SLAVE.status_of(read, 12) is MASTER.status_of(read, 12)

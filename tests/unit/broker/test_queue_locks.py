@@ -1,4 +1,4 @@
-"""Locks of queues against the plainest model: a table of holders and times."""
+"""Queue locks against a minimal model: a table of holders and times."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_equal_queues_of_other_brokers_are_other_queues() -> None:
     assert locks.lock("g", "c2", [MessageQueue("T", "b", 0)], 0) == [MessageQueue("T", "b", 0)]
 
 
-def test_nothing_stays_of_groups_that_are_gone() -> None:
+def test_no_lock_remains_for_removed_groups() -> None:
     locks = QueueLocks()
     for number in range(100):
         locks.lock(f"g{number}", "c", QUEUES, 0)

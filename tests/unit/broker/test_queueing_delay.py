@@ -1,4 +1,4 @@
-"""Under too much load a broker says so, drops who does not read, and stays within its memory."""
+"""An overloaded broker reports busy, drops clients that do not read, and bounds its memory."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_send_is_not_answered_before_the_flush(tmp_path: Path, disk: StuckDisk
     run()
 
 
-def test_a_slow_and_a_failed_flush_are_told_apart(tmp_path: Path, disk: StuckDisk) -> None:
+def test_a_slow_and_a_failed_flush_are_distinguished(tmp_path: Path, disk: StuckDisk) -> None:
     @virtual_time()
     async def run() -> None:
         async with running_broker(tmp_path, store=SYNC_STORE) as (_, client):
             send = (RequestCode.SEND_MESSAGE_V2, send_header(), b"x", 20_000)
             slow = await client.ask(*send)
             assert slow.code == ResponseCode.FLUSH_DISK_TIMEOUT
-            assert "msgId" in (slow.ext_fields or {}), "stored all the same"
+            assert "msgId" in (slow.ext_fields or {}), "stored nevertheless"
             disk.flushes[-1].set_result(None)
             failing = asyncio.create_task(client.ask(*send))
             await wait_until(lambda: not disk.flushes[-1].done())
@@ -74,7 +74,7 @@ def test_a_slow_and_a_failed_flush_are_told_apart(tmp_path: Path, disk: StuckDis
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_delivery_whose_flush_failed_waits_for_nobody(
+def test_a_delivery_whose_flush_failed_is_retried_without_waiting(
     tmp_path: Path, disk: StuckDisk, others: int
 ) -> None:
     @virtual_time()
@@ -83,7 +83,7 @@ def test_a_delivery_whose_flush_failed_waits_for_nobody(
             for _ in range(1 + others):
                 await send_delayed(broker, client, disk)
                 await asyncio.sleep(600)
-            # The level knows then that nothing else is due, or when.
+            # By then the level knows that nothing else is due, or when.
             await asyncio.sleep(7200 - (1 + others) * 600 + 10)
             assert has_unflushed(broker)
             written = broker.store.written_end
@@ -94,7 +94,7 @@ def test_a_delivery_whose_flush_failed_waits_for_nobody(
     run()
 
 
-def test_a_delivery_whose_flush_fails_at_once_is_tried_again_after_a_pause(
+def test_a_delivery_whose_flush_fails_immediately_is_retried_after_a_pause(
     tmp_path: Path, disk: StuckDisk
 ) -> None:
     @virtual_time()
@@ -114,7 +114,7 @@ def test_a_delivery_whose_flush_fails_at_once_is_tried_again_after_a_pause(
                 ) as tried,
             ):
                 await asyncio.sleep(11)
-                assert 5 < tried.call_count <= 11, "one try each 100 ms"
+                assert 5 < tried.call_count <= 11, "one attempt every 100 ms"
 
     run()
 
@@ -124,7 +124,7 @@ def has_unflushed(broker: Broker) -> bool:
 
 
 async def send_delayed(broker: Broker, client: Client, disk: StuckDisk) -> None:
-    """Send a message that is due in two hours, and let its flush be done."""
+    """Send a message that is due in two hours, and complete its flush."""
     sending = asyncio.create_task(client.send(named={"DELAY": "18"}))
     await wait_until(lambda: has_unflushed(broker))
     broker.store._log.sync()
@@ -132,7 +132,7 @@ async def send_delayed(broker: Broker, client: Client, disk: StuckDisk) -> None:
     assert (await sending).code == ResponseCode.SUCCESS
 
 
-def test_a_closing_broker_answers_what_it_has_stored(tmp_path: Path, disk: StuckDisk) -> None:
+def test_a_closing_broker_acknowledges_what_it_has_stored(tmp_path: Path, disk: StuckDisk) -> None:
     @virtual_time()
     async def run() -> None:
         async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
@@ -172,7 +172,7 @@ def test_too_many_sends_that_wait_for_the_disk(tmp_path: Path, disk: StuckDisk) 
 @pytest.mark.parametrize(
     "bound", [OverloadConfig(sends_waiting_max=3), OverloadConfig(unflushed_bytes_max=350)]
 )
-def test_unflushed_messages_are_bounded_although_nobody_waits(
+def test_unflushed_messages_are_bounded_without_waiters(
     tmp_path: Path, disk: StuckDisk, bound: OverloadConfig
 ) -> None:
     @virtual_time()
@@ -249,8 +249,8 @@ def slow_down_appends(monkeypatch: pytest.MonkeyPatch, append_ms: int) -> None:
     monkeypatch.setattr(Store, "append", slowly)
 
 
-async def send_at_once(network: MemoryNetwork, address: str, count: int) -> list[int]:
-    """Send a message from each of so many connections, all at the same time."""
+async def send_concurrently(network: MemoryNetwork, address: str, count: int) -> list[int]:
+    """Send a message from each of n connections, all at the same time."""
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(client_of(network, address, f"10.0.1.{number}"))
@@ -262,7 +262,7 @@ async def send_at_once(network: MemoryNetwork, address: str, count: int) -> list
 
 
 @virtual_time()
-async def test_a_stall_of_the_process_refuses_nobody(tmp_path: Path) -> None:
+async def test_a_stall_of_the_process_rejects_no_send(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with running_broker(tmp_path, network) as (broker, client):
         for stall_ms in (201, 700, 60_000):
@@ -270,41 +270,41 @@ async def test_a_stall_of_the_process_refuses_nobody(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
             virtual_loop().clock.advance_ns(stall_ms * 1_000_000)
             assert (await client.send()).code == ResponseCode.SUCCESS, stall_ms
-            assert await send_at_once(network, broker.address, 10) == [0] * 10
+            assert await send_concurrently(network, broker.address, 10) == [0] * 10
             assert broker.path.load.send_wait_ms < 200
 
 
 @virtual_time()
-async def test_one_request_that_takes_long_refuses_nobody(
+async def test_one_slow_request_rejects_no_send(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = MemoryNetwork()
     async with running_broker(tmp_path, network) as (broker, client):
         await client.send()
         slow_down_appends(monkeypatch, 700)
-        assert await send_at_once(network, broker.address, 3) == [0] * 3
+        assert await send_concurrently(network, broker.address, 3) == [0] * 3
 
 
 @pytest.mark.parametrize("append_ms", [10, 100])
 @virtual_time()
-async def test_sends_that_waited_too_long_behind_others_are_refused(
+async def test_sends_queued_for_too_long_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, append_ms: int
 ) -> None:
     network = MemoryNetwork()
     async with running_broker(tmp_path, network) as (broker, client):
         await client.send()
         slow_down_appends(monkeypatch, append_ms)
-        codes = await send_at_once(network, broker.address, 200)
+        codes = await send_concurrently(network, broker.address, 200)
         taken = codes.count(ResponseCode.SUCCESS)
         assert taken + codes.count(ResponseCode.SYSTEM_BUSY) == 200
-        # 250 ms of work, of which one request counts for 20 at most, and not much more.
+        # 250 ms of work, of which one request counts for at most 20, and not much more.
         assert 250 / min(append_ms, 20) <= taken <= 300 / min(append_ms, 20)
         await asyncio.sleep(0.5)
         assert (await client.send()).code == ResponseCode.SUCCESS
 
 
 @virtual_time()
-async def test_busy_is_not_measured_while_no_requests_come(tmp_path: Path) -> None:
+async def test_load_is_not_measured_while_no_requests_arrive(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         await asyncio.sleep(1)
@@ -312,7 +312,7 @@ async def test_busy_is_not_measured_while_no_requests_come(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_a_consumer_that_does_not_read_costs_bounded_memory_and_slows_nobody(
+async def test_a_consumer_that_does_not_read_costs_bounded_memory_and_slows_no_other(
     tmp_path: Path,
 ) -> None:
     network = MemoryNetwork()
@@ -336,7 +336,7 @@ async def test_a_consumer_that_does_not_read_costs_bounded_memory_and_slows_nobo
 
 
 @virtual_time()
-async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
+async def test_the_number_of_connections_is_bounded(tmp_path: Path) -> None:
     network = MemoryNetwork()
     overload = OverloadConfig(connections_max=2)
     async with running_broker(tmp_path, network, overload=overload) as (broker, client):

@@ -1,4 +1,4 @@
-"""Registration with name servers that come, go, hang, refuse and forget; in virtual time."""
+"""Registration with name servers that start, stop, hang, reject and forget; in virtual time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTS = ("10.0.0.1", "10.0.0.2")
 
 
 class FakeNameServer:
-    """Takes note of what it is told."""
+    """Records the registrations it receives."""
 
     def __init__(self, network: MemoryNetwork, host: str) -> None:
         self.told: list[Command] = []
@@ -70,7 +70,7 @@ class FakeNameServer:
             return request.answer(ResponseCode.SUCCESS, answer)
         return request.answer(self.code, headers.RegisterBrokerAnswer(), body=self.body)
 
-    def topics_told(self) -> list[set[str]]:
+    def registered_topics(self) -> list[set[str]]:
         """Return the topics of each registration, without the broker's own."""
         own = {"TBW102", "BenchmarkTest", "broker-a", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
         own |= {"DefaultCluster", "DefaultCluster_REPLY_TOPIC", "SCHEDULE_TOPIC_XXXX"}
@@ -131,7 +131,7 @@ async def world(*, started: bool = True, **settings: Any) -> AsyncIterator[World
 
 
 @virtual_time()
-async def test_every_name_server_is_told_at_the_start_and_every_thirty_seconds() -> None:
+async def test_the_broker_registers_everywhere_at_the_start_and_every_30_seconds() -> None:
     async with world() as w:
         await asyncio.sleep(91)
         for server in w.servers:
@@ -146,7 +146,7 @@ async def test_every_name_server_is_told_at_the_start_and_every_thirty_seconds()
 
 
 @virtual_time()
-async def test_a_changed_topic_is_told_at_once_and_alone() -> None:
+async def test_a_changed_topic_is_registered_immediately_and_alone() -> None:
     async with world() as w:
         topic = TopicConfig(topic_name="T")
         await w.topics.update(topic)
@@ -154,7 +154,7 @@ async def test_a_changed_topic_is_told_at_once_and_alone() -> None:
         await w.registration.announce(topic)
         assert virtual_loop().time() - started_s < 0.1
         for server in w.servers:
-            assert server.topics_told()[1:] == [{"T"}]
+            assert server.registered_topics()[1:] == [{"T"}]
             assert not server.is_whole(1)
             body = registered(server.told[1]).topic_config_serialize_wrapper
             assert body.data_version == w.topics.data_version
@@ -163,34 +163,34 @@ async def test_a_changed_topic_is_told_at_once_and_alone() -> None:
 
 
 @virtual_time()
-async def test_topics_that_come_by_themselves_are_told_without_waiting() -> None:
+async def test_automatically_created_topics_are_registered_without_waiting() -> None:
     async with world() as w:
         for name in "ABC":
             w.topics.create_by_send(name, "TBW102", 4)
         await asyncio.sleep(1)
         for server in w.servers:
-            assert set().union(*server.topics_told()[1:]) == {"A", "B", "C"}
+            assert set().union(*server.registered_topics()[1:]) == {"A", "B", "C"}
             assert len(server.told) <= 4
 
 
 @virtual_time()
-async def test_a_name_server_that_was_away_is_told_everything() -> None:
+async def test_a_returning_name_server_gets_a_full_registration() -> None:
     async with world() as w:
         first, second = w.servers
         await first.stop()
         await asyncio.sleep(1)
         w.topics.create_by_send("T", "TBW102", 4)
         await asyncio.sleep(1)
-        assert second.topics_told()[-1] == {"T"}
+        assert second.registered_topics()[-1] == {"T"}
         assert not second.is_whole(-1)
         await first.start()
         await asyncio.sleep(20)
-        assert first.is_whole(-1), "a part with the new version would hide the rest from it"
-        assert first.topics_told()[-1] == {"T"}
+        assert first.is_whole(-1), "a partial registration would hide the rest from it"
+        assert first.registered_topics()[-1] == {"T"}
 
 
 @virtual_time()
-async def test_changes_that_are_not_a_topics_lead_to_a_whole_registration() -> None:
+async def test_other_changes_than_of_a_topic_cause_a_full_registration() -> None:
     async with world() as w:
         await w.topics.update(TopicConfig(topic_name="T"))
         await asyncio.sleep(1)
@@ -198,11 +198,11 @@ async def test_changes_that_are_not_a_topics_lead_to_a_whole_registration() -> N
         await w.topics.update(TopicConfig(topic_name="U"))
         await asyncio.sleep(1)
         assert all(server.is_whole(-1) for server in w.servers)
-        assert w.servers[0].topics_told()[-1] == {"U"}
+        assert w.servers[0].registered_topics()[-1] == {"U"}
 
 
 @virtual_time()
-async def test_a_name_server_that_hangs_holds_up_nobody() -> None:
+async def test_a_name_server_that_hangs_does_not_delay_the_others() -> None:
     async with world(timeout_ms=6000) as w:
         hanging, other = w.servers
         hanging.hangs = True
@@ -210,15 +210,15 @@ async def test_a_name_server_that_hangs_holds_up_nobody() -> None:
         await w.topics.update(topic)
         started_s = virtual_loop().time()
         await w.registration.announce(topic)
-        assert 2.9 < virtual_loop().time() - started_s < 3.1, "tools give up after five"
+        assert 2.9 < virtual_loop().time() - started_s < 3.1, "tools time out after five"
         assert other.at_s[-1] - started_s < 0.1
         w.topics.create_by_send("U", "TBW102", 4)
         await asyncio.sleep(0.1)
-        assert other.topics_told()[-1] == {"U"}
+        assert other.registered_topics()[-1] == {"U"}
 
 
 @virtual_time()
-async def test_name_servers_out_of_reach_are_logged_once_and_tried_again(
+async def test_unreachable_name_servers_are_logged_once_and_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "turbopump.broker")
@@ -235,7 +235,7 @@ async def test_name_servers_out_of_reach_are_logged_once_and_tried_again(
 
 
 @virtual_time()
-async def test_a_name_server_that_refuses_is_no_reason_to_fail(
+async def test_a_name_server_that_rejects_does_not_fail_the_broker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with world(started=False) as w:
@@ -288,7 +288,7 @@ async def test_ordered_topics_come_from_the_name_servers() -> None:
 
 
 @virtual_time()
-async def test_without_force_a_name_server_is_asked_first() -> None:
+async def test_without_force_the_name_servers_version_is_queried_first() -> None:
     async with world(forced=False) as w:
         server = w.servers[0]
         await asyncio.sleep(31)
@@ -311,7 +311,7 @@ async def test_the_compressed_form() -> None:
 
 
 @virtual_time()
-async def test_a_change_of_permission_is_told_of_all_topics() -> None:
+async def test_a_change_of_permission_registers_all_topics() -> None:
     async with world() as w:
         access = AccessConfig(permission=4)
         w.registration.config = replace(w.config, access=access)
@@ -319,11 +319,11 @@ async def test_a_change_of_permission_is_told_of_all_topics() -> None:
         await asyncio.sleep(1)
         table = registered(w.servers[0].told[-1]).topic_config_serialize_wrapper
         assert {topic.perm for topic in table.topic_config_table.values()} == {4}
-        assert table.data_version.counter == 1, "or name servers would pass over it"
+        assert table.data_version.counter == 1, "otherwise name servers would ignore it"
 
 
 @virtual_time()
-async def test_unregistering_tells_all_and_waits_for_no_one_long() -> None:
+async def test_unregistering_contacts_all_name_servers_and_waits_briefly() -> None:
     async with world() as w:
         w.servers[0].hangs = True
         started_s = virtual_loop().time()
@@ -336,7 +336,7 @@ async def test_unregistering_tells_all_and_waits_for_no_one_long() -> None:
 
 
 @virtual_time()
-async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
+async def test_without_name_servers_nothing_waits() -> None:
     topics = Topics(BrokerConfig().topics, IDENTITY, FakeFile())
     async with ConnectionPool(MemoryNetwork().host("10.0.0.9")) as pool:
         registration = Registration(
@@ -354,7 +354,7 @@ async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
         await registration.unregister()
 
 
-def test_what_a_broker_forbids_it_forbids_in_all_topics() -> None:
+def test_a_brokers_permission_limits_all_topics() -> None:
     topics = {"T": TopicConfig(topic_name="T", read_queue_nums=3, perm=6, order=True)}
     assert permitted(topics, AccessConfig()) == topics
     assert permitted(topics, AccessConfig(permission=4)) == {

@@ -1,4 +1,4 @@
-"""The HA port's bytes, as recorded from Apache RocketMQ, and what cannot be."""
+"""The HA port's bytes, as recorded from Apache RocketMQ, and invalid ones."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_frames_as_recorded(frames: list[dict[str, Any]]) -> None:
                     found[-1] = (last[0], last[1] + part)
                 else:
                     found.append((transfer.position, part))
-        # Neighbouring frames are one stretch of the log.
+        # Adjacent frames form one range of the log.
         assert b"".join(part for _, part in found) == b"".join(part for _, part in expected)
         heartbeats = [position for position, part in expected if not part]
         assert [position for position, part in found if not part] == heartbeats
 
 
 @pytest.mark.parametrize(("position", "size"), [(-1, 5), (0, -1), (7, FRAME_BYTES_MAX + 1)])
-def test_frames_that_cannot_be(position: int, size: int) -> None:
+def test_invalid_frames(position: int, size: int) -> None:
     with pytest.raises(FrameError, match=f"frame of {size} bytes at position {position}"):
         list(TransferDecoder().feed(encode_header(PhysicalOffset(position), size)))
 
@@ -115,7 +115,7 @@ def test_a_throttle_lets_bytes_through_at_a_rate() -> None:
     assert 950_000 <= sent <= 1_050_000
 
 
-# --- a master, and what slaves of Apache RocketMQ say ---------------------------------------------
+# --- a master, and reports of Apache RocketMQ slaves ----------------------------------------------
 
 
 class FakeLog:
@@ -133,7 +133,7 @@ class FakeLog:
 
 
 class FakeTransport(asyncio.Transport):
-    """Takes all bytes at once."""
+    """Accepts all bytes immediately."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("10.20.30.40", 5000)})
@@ -198,7 +198,7 @@ async def test_a_new_slave_of_apache_rocketmq_gets_the_last_file_as_recorded() -
 
 
 @virtual_time()
-async def test_messages_are_sent_as_they_come() -> None:
+async def test_messages_are_sent_as_they_arrive() -> None:
     master = Master(end=384_632, segment_bytes=65_536)
     assert master.report(0) == [frame["head"] for frame in MASTER_SIDE[1][1:3]]
     for frame in MASTER_SIDE[1][3:6]:
@@ -208,7 +208,7 @@ async def test_messages_are_sent_as_they_come() -> None:
 
 
 @virtual_time()
-async def test_no_frame_goes_across_the_end_of_a_file() -> None:
+async def test_no_frame_crosses_the_end_of_a_file() -> None:
     master = Master(end=100_000, segment_bytes=40_000)
     heads = master.report(10)
     ends = [int(head[:16], 16) + int(head[16:], 16) for head in heads]
@@ -220,11 +220,11 @@ async def test_no_frame_goes_across_the_end_of_a_file() -> None:
     [(-1, "must not be negative"), (2**62, "its log ends at"), (100_001, "its log ends at")],
 )
 @virtual_time()
-async def test_a_first_report_that_cannot_be(
+async def test_an_invalid_first_report(
     report: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     master = Master(end=100_000, segment_bytes=40_000)
-    # Only where the log ends is told, without any of its bytes.
+    # Only the end of the log is reported, without any of its bytes.
     assert master.report(report) in ([], [encode_header(PhysicalOffset(100_000), 0).hex()])
     assert master.transport.is_closed
     assert reason in caplog.text
@@ -251,7 +251,7 @@ async def test_a_first_report_acknowledges_nothing_that_is_waited_for() -> None:
     told: list[bool] = []
     master.slaves.when_stored(PhysicalOffset(50_000), told.append)
     other, _ = master.connect()
-    # Where it begins to compare, and the same as a heartbeat: all of it may turn out to differ.
+    # Where it starts to compare, and the same as a heartbeat: all of it may turn out to differ.
     for _ in range(2):
         other.data_received(encode_report(PhysicalOffset(60_000)))
         assert not told
@@ -285,7 +285,7 @@ async def test_connections_are_bounded_and_silent_ones_closed() -> None:
     master = Master(end=100_000, segment_bytes=40_000)
     others = [master.connect() for _ in range(SLAVES_MAX)]
     assert [transport.is_closed for _, transport in others] == [False] * (SLAVES_MAX - 1) + [True]
-    # Connections that report nothing are no slaves.
+    # Connections that report nothing are not slaves.
     assert not master.slaves.is_available(PhysicalOffset(100))
     master.clock.advance(20_001)
     master.slaves.tick()

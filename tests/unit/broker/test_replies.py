@@ -25,7 +25,7 @@ async def reply(client: Client, named: Mapping[str, str] = NAMED) -> Command:
 
 
 @virtual_time()
-async def test_a_reply_reaches_the_client_that_asked_and_is_kept(tmp_path: Path) -> None:
+async def test_a_reply_reaches_the_requesting_client_and_is_stored(tmp_path: Path) -> None:
     network = MemoryNetwork()
     pushed: list[Command] = []
 
@@ -56,7 +56,7 @@ async def test_a_reply_reaches_the_client_that_asked_and_is_kept(tmp_path: Path)
 
 
 @virtual_time()
-async def test_replies_that_reach_nobody_are_kept_and_reported(tmp_path: Path) -> None:
+async def test_undeliverable_replies_are_stored_and_reported(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         unknown = await reply(client)
         assert unknown.code == ResponseCode.SYSTEM_ERROR
@@ -67,7 +67,7 @@ async def test_replies_that_reach_nobody_are_kept_and_reported(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_an_asker_that_does_not_answer(tmp_path: Path) -> None:
+async def test_a_requesting_client_that_does_not_answer(tmp_path: Path) -> None:
     network = MemoryNetwork()
 
     async def hang(_request: Command, _peer: Connection) -> Command:

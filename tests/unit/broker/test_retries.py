@@ -11,7 +11,7 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.record import MessageView
 
 RETRY_DELAYS_S = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
-"""What a message that always fails waits before each of its 16 retries."""
+"""How long a message that always fails waits before each of its 16 retries."""
 
 
 def retries_stored(broker: Broker) -> int:
@@ -25,7 +25,7 @@ async def failing_message(client: Client) -> MessageView:
 
 
 @virtual_time()
-async def test_a_failed_message_comes_again_after_its_delay(tmp_path: Path) -> None:
+async def test_a_failed_message_is_redelivered_after_its_delay(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         failed = await failing_message(client)
         assert (await client.send_back(failed)).code == ResponseCode.SUCCESS
@@ -68,7 +68,7 @@ async def test_sixteen_retries_take_4_hours_46_minutes_and_end_in_the_dead_lette
 
 
 @virtual_time()
-async def test_giving_up_at_once(tmp_path: Path) -> None:
+async def test_dead_lettering_immediately(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         failed = await failing_message(client)
         assert (await client.send_back(failed, delay_level=-1)).code == ResponseCode.SUCCESS
@@ -88,7 +88,7 @@ async def test_the_consumer_may_choose_level_and_limit(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_groups_may_limit_retries_or_want_none(tmp_path: Path) -> None:
+async def test_groups_may_limit_or_disable_retries(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         failed = await failing_message(client)
         await broker.state.groups.update(GroupConfig(group_name="none", retry_queue_nums=0))
@@ -100,7 +100,7 @@ async def test_groups_may_limit_retries_or_want_none(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_another_message_in_the_place_of_the_failed_one_is_not_retried(
+async def test_a_different_message_at_the_failed_ones_offset_is_not_retried(
     tmp_path: Path,
 ) -> None:
     async with running_broker(tmp_path) as (_, client):
@@ -117,7 +117,7 @@ async def test_another_message_in_the_place_of_the_failed_one_is_not_retried(
 
 
 @virtual_time()
-async def test_what_cannot_be_sent_back(tmp_path: Path) -> None:
+async def test_messages_that_cannot_be_sent_back(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         failed = await failing_message(client)
         nowhere = await client.send_back(failed, offset=10**9)

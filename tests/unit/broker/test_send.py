@@ -34,11 +34,11 @@ async def test_a_message_is_stored_as_it_was_sent(tmp_path: Path) -> None:
         assert str(message.born_host).startswith("10.0.0.9:")
         assert 0 <= virtual_loop().clock.now_ms() - message.store_timestamp_ms < 10
         expected = {"TAGS": "a", "KEYS": "k", "colour": "red", "CLUSTER": "DefaultCluster"}
-        assert message.properties == expected, "WAIT is between sender and broker only"
+        assert message.properties == expected, "WAIT is only between sender and broker"
 
 
 class Observer:
-    """Writes down which answers it sees."""
+    """Records the responses it sees."""
 
     def __init__(self) -> None:
         self.seen: list[Command] = []
@@ -83,7 +83,7 @@ async def test_long_names_and_old_code(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_an_unknown_topic_is_made_from_its_template(tmp_path: Path) -> None:
+async def test_an_unknown_topic_is_created_from_its_template(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send(topic="New", default_topic_queue_nums=3)
         topic = broker.state.topics.find("New")
@@ -92,7 +92,7 @@ async def test_an_unknown_topic_is_made_from_its_template(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_no_topics_by_themselves_when_switched_off(tmp_path: Path) -> None:
+async def test_no_topics_are_created_automatically_when_disabled(tmp_path: Path) -> None:
     topics = TopicsConfig(auto_create=False)
     async with running_broker(tmp_path, topics=topics) as (broker, client):
         answer = await client.send(topic="New")
@@ -124,7 +124,7 @@ async def test_no_topics_by_themselves_when_switched_off(tmp_path: Path) -> None
         ({"body": b"", "batch": True}, ResponseCode.MESSAGE_ILLEGAL, "must have messages"),
     ],
 )
-def test_what_is_refused_and_why(
+def test_rejected_sends_and_their_reasons(
     tmp_path: Path, fields: dict[str, Any], code: ResponseCode, words: str
 ) -> None:
     @virtual_time()
@@ -140,7 +140,7 @@ def test_what_is_refused_and_why(
 
 
 @virtual_time()
-async def test_reserved_topics_are_not_made_by_sends(tmp_path: Path) -> None:
+async def test_sends_do_not_create_reserved_topics(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         answer = await client.send(topic="RMQ_SYS_TRANS_HALF_TOPIC")
         assert answer.code == ResponseCode.NO_PERMISSION
@@ -204,7 +204,7 @@ async def test_a_large_batch_is_stored_message_by_message(tmp_path: Path, is_eve
 
 
 @virtual_time()
-async def test_a_large_batch_that_is_damaged_is_refused(tmp_path: Path) -> None:
+async def test_a_large_damaged_batch_is_rejected(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         body = encode_batch([BatchEntry(b"x" * 2000, b"TAGS\x01a")] * 50)
         answer = await client.send(body[:-1], batch=True)
@@ -213,7 +213,7 @@ async def test_a_large_batch_that_is_damaged_is_refused(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_batch_whose_ids_fit_into_no_response_is_refused_as_a_whole(tmp_path: Path) -> None:
+async def test_a_batch_whose_ids_exceed_the_response_is_rejected_as_a_whole(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         answer = await client.send(encode_batch([BatchEntry(b"x", b"")] * 40_000), batch=True)
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -222,7 +222,7 @@ async def test_a_batch_whose_ids_fit_into_no_response_is_refused_as_a_whole(tmp_
 
 
 @virtual_time()
-async def test_retried_too_often_goes_to_the_dead_letters(tmp_path: Path) -> None:
+async def test_a_message_retried_too_often_is_dead_lettered(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=2))
         for times in (0, 1, 2):
@@ -234,7 +234,7 @@ async def test_retried_too_often_goes_to_the_dead_letters(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_a_broker_that_does_not_accept_yet(tmp_path: Path) -> None:
+async def test_a_broker_that_does_not_accept_messages_yet(tmp_path: Path) -> None:
     clock = virtual_loop().clock
     access = AccessConfig(sends_from_ms=clock.now_ms() + 60_000)
     async with running_broker(tmp_path, access=access) as (_, client):

@@ -1,4 +1,4 @@
-"""A slave: where its master is, and what it refuses; in virtual time."""
+"""A slave: how it finds its master, and what it rejects; in virtual time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOBODY = headers.RegisterBrokerAnswer()
 
 
 @virtual_time()
-async def test_a_slave_refuses_sends_as_recorded(tmp_path: Path) -> None:
+async def test_a_slave_rejects_sends_as_recorded(tmp_path: Path) -> None:
     async with running_broker(tmp_path, MemoryNetwork(), identity=SLAVE) as (broker, client):
         topics = dict(broker.state.topics.table)
         answer = await client.pool.request(
@@ -47,7 +47,7 @@ async def test_a_slave_refuses_sends_as_recorded(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_slave_refuses_changes_of_topics_and_groups_as_recorded(tmp_path: Path) -> None:
+async def test_a_slave_rejects_changes_of_topics_and_groups_as_recorded(tmp_path: Path) -> None:
     recorded = command("slave_topic_create_refused.response")
     async with running_broker(tmp_path, MemoryNetwork(), identity=SLAVE) as (broker, client):
         topics, groups = dict(broker.state.topics.table), dict(broker.state.groups.table)
@@ -69,7 +69,7 @@ async def test_a_slave_refuses_changes_of_topics_and_groups_as_recorded(tmp_path
 
 
 @virtual_time()
-async def test_a_slave_refuses_offsets(tmp_path: Path) -> None:
+async def test_a_slave_rejects_offsets(tmp_path: Path) -> None:
     commit = headers.UpdateConsumerOffset(
         consumer_group="g", topic="BenchmarkTest", queue_id=0, commit_offset=0
     )
@@ -94,7 +94,7 @@ async def test_a_slave_starts_neither_delays_nor_transaction_checks(tmp_path: Pa
 
 
 @virtual_time()
-async def test_the_master_is_learnt_from_name_servers() -> None:
+async def test_the_master_is_looked_up_at_name_servers() -> None:
     recorded = command("broker_register_slave.response").ext_fields
     answer = headers.RegisterBrokerAnswer.from_ext_fields(recorded)
     master = MasterAddress("10.20.30.40:10911", "10.20.30.40:10912")

@@ -8,7 +8,7 @@ from turbopump.wire.bodies import StatsWindow
 
 
 class Counting:
-    """Statistics and the clock they go by."""
+    """Statistics and their clock."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -149,7 +149,7 @@ def test_totals_at_midnight(counting: Counting) -> None:
     assert counting.stats.get_days() == (0, 0, 0)
 
 
-def test_what_is_forgotten_leaves_no_counter_behind(counting: Counting) -> None:
+def test_removed_topics_and_groups_leave_no_counter_behind(counting: Counting) -> None:
     stats = counting.stats
     stats.put("Stays", 0, 1, 1)
     for number in range(1000):

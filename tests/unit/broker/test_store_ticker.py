@@ -1,4 +1,4 @@
-"""When the store is ticked: often while messages come, seldom afterwards, and then not at all."""
+"""When the store is ticked: often while messages arrive, rarely afterwards, and then not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLUSH = FlushConfig(interval_ms=2000, queue_interval_ms=3000)
 
 
 @virtual_time()
-async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
+async def test_a_message_after_an_idle_period_makes_ticks_frequent_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, ticks = virtual_loop(), list[float]()
@@ -36,7 +36,7 @@ async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
 
         store_ticker.note_message()
         assert await ticks_of(1.05) == pytest.approx([0.1 * at for at in range(1, 11)])
-        assert await ticks_of(3.9) == pytest.approx([1.95]), "calm"
+        assert await ticks_of(3.9) == pytest.approx([1.95]), "idle"
         store_ticker.note_message()
         assert await ticks_of(0.15) == pytest.approx([0.05]), "one that is near stays where it is"
         await asyncio.sleep(1.9)
@@ -48,11 +48,11 @@ async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
         assert await ticks_of(60) == []
         store_ticker.stop()
         store_ticker.note_message()
-        assert await ticks_of(60) == [], "a message on its way at the end wakes nobody"
+        assert await ticks_of(60) == [], "a message in flight at the end starts no timer"
 
 
 @virtual_time()
-async def test_ticks_go_on_after_a_bug(
+async def test_ticks_continue_after_a_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop, ticks = virtual_loop(), list[float]()
@@ -78,7 +78,7 @@ async def test_ticks_go_on_after_a_bug(
 async def test_a_message_that_a_tick_makes_readable_starts_no_second_timer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Timers that nobody stops would tick a store that is closed."""
+    """Timers that are never stopped would tick a closed store."""
     loop, ticks = virtual_loop(), list[float]()
 
     def tick() -> None:

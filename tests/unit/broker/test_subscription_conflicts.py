@@ -112,7 +112,7 @@ def test_a_different_subscription_is_logged_and_shown(
     assert "orders: TAG 'a' by one" in record.message
 
 
-def test_it_is_logged_once_however_many_heartbeats_come(
+def test_a_conflict_is_logged_once_however_many_heartbeats_arrive(
     parts: Parts, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = beat(parts, "one", A), beat(parts, "two", B)
@@ -168,7 +168,7 @@ def test_pull_consumers_without_subscriptions_are_not_compared(
     assert len(caplog.records) == 2
 
 
-def test_a_group_that_is_gone_is_forgotten(parts: Parts) -> None:
+def test_a_removed_group_is_forgotten(parts: Parts) -> None:
     for member in (beat(parts, "one", A), beat(parts, "two", B)):
         leave(parts, member)
     beat(parts, "three", A)

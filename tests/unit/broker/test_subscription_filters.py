@@ -42,7 +42,7 @@ async def beat(
     )
     body = Heartbeat(client_id="c", consumer_data_set=[data]).encode()
     answer = await client.ask(RequestCode.HEART_BEAT, body=body)
-    # Also for an expression that is wrong, as in RocketMQ: pulls are told.
+    # Even for an invalid expression, as in RocketMQ: pulls report it.
     assert answer.code == ResponseCode.SUCCESS
 
 
@@ -70,7 +70,7 @@ async def test_a_heartbeat_registers_the_expression(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_wrong_expression_is_reported_to_whoever_pulls(tmp_path: Path) -> None:
+async def test_an_invalid_expression_is_reported_to_pulls(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await send_orders(client)
         await beat(client, "amount >< 3")
@@ -80,7 +80,7 @@ async def test_a_wrong_expression_is_reported_to_whoever_pulls(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_what_is_wrong_with_a_long_expression_is_not_cut_off(tmp_path: Path) -> None:
+async def test_the_error_of_a_long_expression_is_not_cut_off(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await send_orders(client)
         for expression in ("(" * 5000, "amount > 5 AND " * 1000):
@@ -90,7 +90,7 @@ async def test_what_is_wrong_with_a_long_expression_is_not_cut_off(tmp_path: Pat
 
 
 @virtual_time()
-async def test_a_kind_of_expression_that_does_not_exist(tmp_path: Path) -> None:
+async def test_an_unknown_expression_type(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await send_orders(client)
         await beat(client, "amount > 5", kind="sql92")
@@ -146,7 +146,7 @@ async def test_a_held_pull_follows_a_subscription_that_changes(tmp_path: Path) -
         held = hold()
         await wait_until(lambda: len(broker.path.arrivals) == 1)
         start = virtual_loop().time()
-        # The same in a newer version wakes nobody, something else does.
+        # The same expression in a newer version wakes no pull, another one does.
         await beat(client, "region = 'eu'", version=2)
         await asyncio.sleep(1)
         assert not held.done()
@@ -162,7 +162,7 @@ async def test_a_held_pull_follows_a_subscription_that_changes(tmp_path: Path) -
 
 @virtual_time()
 async def test_a_message_wakes_a_pull_after_a_change_of_its_subscription(tmp_path: Path) -> None:
-    """The change and the message come together: what is delivered matches the newer one."""
+    """The change and the message arrive together: what is delivered matches the newer one."""
     async with running_broker(tmp_path) as (broker, client):
         await client.send(b"old", named={"region": "us"})
         await beat(client, "region = 'eu'", version=1)
@@ -188,14 +188,14 @@ async def test_a_rare_match_is_found_in_bounded_steps(tmp_path: Path) -> None:
             answer = await client.pull(offsets[-1], expression_type=SQL92, tags="n = 1900")
             offsets.append(pulled(answer).next_begin_offset)
         assert bodies(answer) == [b"1900"]
-        # So many units are looked at for one answer (maxFilterMessageSize), in one file at most.
+        # The number of units examined per response is bounded (maxFilterMessageSize), in one file.
         steps = [after - before for before, after in pairwise(offsets)]
         assert steps[0] == 800
         assert max(steps) == 800
 
 
 @virtual_time()
-async def test_others_are_served_while_a_rare_match_is_searched_for(tmp_path: Path) -> None:
+async def test_other_clients_are_served_during_the_search_for_a_rare_match(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with running_broker(tmp_path, network) as (broker, client):
         for number in range(3000):
@@ -226,7 +226,7 @@ async def test_others_are_served_while_a_rare_match_is_searched_for(tmp_path: Pa
 
 
 @virtual_time()
-async def test_sql_can_be_switched_off(tmp_path: Path) -> None:
+async def test_sql_can_be_disabled(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await send_orders(client)
         await beat(client, "amount > 5")

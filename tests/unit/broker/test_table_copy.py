@@ -149,7 +149,7 @@ async def test_a_change_between_a_request_and_its_wait_is_not_missed(tmp_path: P
         asked = request(code, headers.TableCopy(known_version=known, wait_millis=10_000))
         handle = master.administration.copied_tables.handlers()[code]
         held = handle(asked, cast("Any", None))
-        # By a send, say, that arrived in the same turn of the loop.
+        # For example by a send that arrived in the same loop iteration.
         master.state.topics.create_internal("made", 1)
         began_s = virtual_loop().time()
         answer = await cast("Awaitable[Command]", held)
@@ -188,7 +188,7 @@ async def test_an_apache_slave_is_answered_as_recorded(
         await wait_until(lambda: master.path.delays.progress.offset_table, 60)
         answer = await client.pool.request(f"{BROKER_HOST}:{port}", asked, 3000)
         assert (answer.code, answer.remark) == (expected.code, expected.remark)
-        assert not answer.ext_fields, "an Apache slave has not asked for a version"
+        assert not answer.ext_fields, "an Apache slave has not requested a version"
         got, recorded = (lenient_json.loads(whole_body(each)) for each in (answer, expected))
         assert fields_of(got) == fields_of(recorded)
 
@@ -206,7 +206,7 @@ async def test_filters_and_delay_progress_are_copied(tmp_path: Path) -> None:
         await wait_until(lambda: slave.state.offsets.find("g", "T", 0) == 1, 60)
 
 
-# --- with a master that is only answers -----------------------------------------------------------
+# --- with a scripted master -----------------------------------------------------------------------
 
 
 class Master:
@@ -268,7 +268,7 @@ def one_table(adopted: list[bytes], **changes: bool) -> CopiedTable:
 
 
 @virtual_time()
-async def test_offsets_wait_for_the_messages_they_tell_of() -> None:
+async def test_offsets_wait_for_the_messages_they_refer_to() -> None:
     adopted: list[bytes] = []
     log_end = 100
     table = one_table(adopted, follows_log=True)
@@ -283,7 +283,7 @@ async def test_offsets_wait_for_the_messages_they_tell_of() -> None:
 
 
 @virtual_time()
-async def test_a_table_whose_log_never_comes_is_dropped() -> None:
+async def test_a_table_whose_log_never_arrives_is_dropped() -> None:
     adopted: list[bytes] = []
     table = one_table(adopted, follows_log=True)
     copies = TableCopies([table], Master(versioned("1", 200, b"new")).request, lambda: 100, 1)
@@ -295,7 +295,7 @@ async def test_a_table_whose_log_never_comes_is_dropped() -> None:
 
 
 @virtual_time()
-async def test_an_answer_of_the_master_before_is_not_adopted() -> None:
+async def test_an_answer_of_the_previous_master_is_not_adopted() -> None:
     adopted: list[bytes] = []
     table = one_table(adopted)
     release = asyncio.Event()
@@ -315,7 +315,7 @@ async def test_an_answer_of_the_master_before_is_not_adopted() -> None:
 
 
 @virtual_time()
-async def test_failures_are_logged_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failures_are_logged_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     adopted: list[bytes] = []
     table = one_table(adopted)
     master = Master(versioned("1", 0, b"table"))
@@ -340,7 +340,7 @@ async def test_failures_are_logged_once_and_tried_again(caplog: pytest.LogCaptur
 
 
 @virtual_time()
-async def test_a_master_that_refuses_is_an_error() -> None:
+async def test_a_rejection_by_the_master_is_an_error() -> None:
     table = one_table([])
     refusing = Master(lambda command: command.answer(ResponseCode.SYSTEM_ERROR, remark="no"))
     copies = TableCopies([table], refusing.request, lambda: 0, 1)

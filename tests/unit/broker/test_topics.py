@@ -70,7 +70,7 @@ def test_bad_names(name: str, why: str) -> None:
 
 @pytest.mark.slow
 @given(st.text())
-def test_what_passes_can_name_a_directory(name: str) -> None:
+def test_valid_names_can_be_directory_names(name: str) -> None:
     if check_name(name) is None:
         assert Path("queues", name).parent == Path("queues")
         assert name not in {".", ".."}
@@ -84,7 +84,7 @@ def test_forbidden_and_derived_names() -> None:
     assert (retry_topic("g"), dead_letter_topic("g")) == ("%RETRY%g", "%DLQ%g")
 
 
-# --- the broker's own -----------------------------------------------------------------------------
+# --- system topics --------------------------------------------------------------------------------
 
 
 def test_topics_at_boot() -> None:
@@ -125,11 +125,11 @@ def test_system_topics() -> None:
     assert "TRANS_CHECK_MAX_TIME_TOPIC" in topics.system_names
 
 
-# --- making and changing --------------------------------------------------------------------------
+# --- creating and changing ------------------------------------------------------------------------
 
 
 def test_changes_do_not_copy_the_table() -> None:
-    """Or the cost of a change would grow with the topics that there are."""
+    """Otherwise the cost of a change would grow with the number of topics."""
     topics = made()
     seen, saved = topics.table, topics.snapshot.topic_config_table
     topics.create_by_send("T", "TBW102", 4)
@@ -155,7 +155,7 @@ def test_one_host_leaves_room_for_others() -> None:
     assert topics.create_by_send("V", "TBW102", 4, client="10.0.0.1:8") is not None
 
 
-def test_no_more_topics_than_allowed() -> None:
+def test_the_number_of_topics_is_bounded() -> None:
     most = len(made().table) + 2
     topics = made(config=TopicsConfig(topics_max=most))
     topics.create_by_send("T", "TBW102", 4)
@@ -177,7 +177,7 @@ def test_no_more_topics_than_allowed() -> None:
     assert topics.create_by_send("U", "TBW102", 4) is not None
 
 
-def test_a_send_makes_a_topic_like_the_template() -> None:
+def test_a_send_creates_a_topic_like_the_template() -> None:
     topics = made()
     topic = topics.create_by_send("T", "TBW102", 4, 1)
     assert topic == TopicConfig(
@@ -190,7 +190,7 @@ def test_a_send_makes_a_topic_like_the_template() -> None:
     assert wide.write_queue_nums == 8
 
 
-def test_a_send_makes_nothing_when_that_is_not_allowed() -> None:
+def test_a_send_creates_nothing_when_automatic_creation_is_off() -> None:
     topics = made()
     assert topics.create_by_send("T", "Nowhere", 4) is None
     assert topics.create_by_send("T", "BenchmarkTest", 4) is None, "it may not be inherited"
@@ -203,7 +203,7 @@ def test_a_send_makes_nothing_when_that_is_not_allowed() -> None:
     assert off.data_version.counter == 1
 
 
-def test_a_template_of_the_past_makes_nothing_when_that_is_switched_off() -> None:
+def test_an_old_template_creates_nothing_when_automatic_creation_is_off() -> None:
     file = FakeFile()
     topics = made(file)
     topics.create_by_send("T", "TBW102", 4)
@@ -215,14 +215,14 @@ def test_a_template_of_the_past_makes_nothing_when_that_is_switched_off() -> Non
     assert off.create_by_send("U", "TBW102", 4) is None
 
 
-def test_retry_topics_come_by_a_send_anyway() -> None:
+def test_retry_topics_are_created_by_a_send_anyway() -> None:
     topics = made(config=TopicsConfig(auto_create=False))
     topic = topics.create_by_send("%RETRY%g", "TBW102", 4, 2)
     assert topic is not None
     assert (topic.read_queue_nums, topic.perm, topic.topic_sys_flag) == (1, 6, 2)
 
 
-def test_the_broker_makes_what_it_needs() -> None:
+def test_the_broker_creates_the_topics_it_needs() -> None:
     topics = made()
     topic = topics.create_internal("%DLQ%g", 1)
     assert (topic.write_queue_nums, topic.perm) == (1, 6)
@@ -259,7 +259,7 @@ def test_deleting() -> None:
     assert topics.data_version.counter == 2
 
 
-def test_listeners_hear_of_what_is_made_or_changed() -> None:
+def test_listeners_are_notified_of_created_and_changed_topics() -> None:
     topics = made()
     heard: list[str] = []
     topics.listen(lambda topic: heard.append(topic.topic_name))
@@ -272,7 +272,7 @@ def test_listeners_hear_of_what_is_made_or_changed() -> None:
     assert heard == ["A", "B", "C"]
 
 
-def test_a_renewed_version_is_kept() -> None:
+def test_a_renewed_version_is_saved() -> None:
     file = FakeFile()
     topics = made(file)
     topics.renew_version()
@@ -289,10 +289,10 @@ def test_shapes() -> None:
     assert not is_writable(TopicConfig(topic_name="T", perm=4))
 
 
-# --- keeping --------------------------------------------------------------------------------------
+# --- persistence ----------------------------------------------------------------------------------
 
 
-def test_what_the_original_wrote_is_read() -> None:
+def test_files_of_apache_rocketmq_are_read() -> None:
     topics = made(TableFile(DATA / "config" / "topics.json"))
     assert (topics.data_version.counter, topics.data_version.timestamp) == (8, 1794728151040)
     alpha = topics.find("Alpha")
@@ -302,7 +302,7 @@ def test_what_the_original_wrote_is_read() -> None:
     assert saved.topic_config_table.keys() <= topics.table.keys()
 
 
-def test_changes_outlive_the_process(tmp_path: Path) -> None:
+def test_changes_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "config" / "topics.json"
     topics = made(TableFile(path))
     assert not path.exists(), "nothing has changed yet"
@@ -332,7 +332,7 @@ def test_an_operators_change_that_cannot_be_saved_is_undone() -> None:
     assert topics.saving.is_dirty, "the version has changed: name servers may have seen it"
 
 
-def test_a_damaged_file_is_not_written_over(tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.write_text("{ not json")
     with pytest.raises(StoreDamaged, match=r"topics\.json"):

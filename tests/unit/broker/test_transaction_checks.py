@@ -1,4 +1,4 @@
-"""Check-backs: producers are asked about half messages that do not end."""
+"""Check-backs: producers are asked about half messages that stay open."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC, HALF_OPERATIONS_TOPIC,
 
 
 @virtual_time()
-async def test_a_producer_is_asked_about_what_does_not_end(tmp_path: Path) -> None:
+async def test_a_producer_is_asked_about_open_transactions(tmp_path: Path) -> None:
     async with world(tmp_path, decide=lambda _: COMMIT) as (_, client, producer):
         await producer.commit(b"ended")
         place = await producer.half(b"x", KEYS="k")
@@ -65,7 +65,7 @@ async def test_a_producer_is_asked_about_what_does_not_end(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_fifteen_checks_and_then_operators_have_to_look(tmp_path: Path) -> None:
+async def test_after_fifteen_checks_the_transaction_is_left_to_operators(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         await producer.half(b"x")
         start_ms = virtual_loop().clock.now_ms()
@@ -78,13 +78,13 @@ async def test_fifteen_checks_and_then_operators_have_to_look(tmp_path: Path) ->
         assert abandoned.body == b"x"
         assert abandoned.properties["TRANSACTION_CHECK_TIMES"] == "15"
         assert await bodies(client) == []
-        # Copies and what replaces them: nothing is left open.
+        # Copies and their replacements: nothing is left open.
         halves = [view.queue_offset for view in await client.messages(HALF_TOPIC)]
         assert [b"%d" % offset for offset in halves] == await bodies(client, HALF_OPERATIONS_TOPIC)
 
 
 @virtual_time()
-async def test_a_late_commit_of_what_was_given_up_counts(tmp_path: Path) -> None:
+async def test_a_late_commit_of_an_abandoned_transaction_counts(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x")
         await asyncio.sleep(20 * INTERVAL_S)
@@ -101,7 +101,7 @@ async def resume(client: Client, message_id: str) -> Any:
 
 
 @virtual_time()
-async def test_what_was_given_up_can_be_resumed(tmp_path: Path) -> None:
+async def test_an_abandoned_transaction_can_be_resumed(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         await producer.half(b"x")
         await asyncio.sleep(20 * INTERVAL_S)
@@ -119,7 +119,7 @@ async def test_what_was_given_up_can_be_resumed(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_was_resumed_and_rolled_back_has_ended(tmp_path: Path) -> None:
+async def test_a_resumed_and_rolled_back_transaction_has_ended(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x")
         await asyncio.sleep(17 * INTERVAL_S)
@@ -135,7 +135,7 @@ async def test_what_was_resumed_and_rolled_back_has_ended(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_what_was_given_up_and_rolled_back_has_ended(tmp_path: Path) -> None:
+async def test_an_abandoned_and_rolled_back_transaction_has_ended(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x")
         await asyncio.sleep(17 * INTERVAL_S)
@@ -152,7 +152,7 @@ async def test_what_was_given_up_and_rolled_back_has_ended(tmp_path: Path) -> No
         assert await bodies(client) == []
 
 
-# --- without an index, the broker knows what it has abandoned since it was started ----------------
+# --- without an index, the broker knows what it has abandoned since its start ---------------------
 
 NO_INDEX = replace(SMALL_STORE, index_enabled=False)
 
@@ -198,14 +198,14 @@ async def test_resuming_needs_no_index(tmp_path: Path, decision: int) -> None:
         producer.decide = lambda _: decision
         await asyncio.sleep(2 * INTERVAL_S)
         assert len(producer.asked) == 1
-        # That it was abandoned no longer counts.
+        # It no longer counts as abandoned.
         assert "replaced by a copy" in ((await producer.end(given_up)).remark or "")
         assert "already ended" in ((await resume(client, abandoned.offset_id)).remark or "")
         assert await bodies(client) == ([b"x"] if decision == COMMIT else [])
 
 
 @virtual_time()
-async def test_what_is_being_committed_late_cannot_be_resumed(tmp_path: Path) -> None:
+async def test_a_transaction_being_committed_late_cannot_be_resumed(tmp_path: Path) -> None:
     with stuck_disk() as disk:
         async with world(tmp_path, store=SYNC_STORE) as (broker, client, producer):
             place = await half_on(disk, broker, producer)
@@ -252,7 +252,7 @@ async def test_only_half_messages_can_be_resumed(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_ends_may_name_an_older_copy(tmp_path: Path) -> None:
-    """The producer answers the first check after the third was sent; its own end comes late too."""
+    """The producer answers the first check after the third was sent; its own end is late too."""
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x")
         await asyncio.sleep(3 * INTERVAL_S + 1)
@@ -308,12 +308,12 @@ async def test_a_day_without_a_producer_costs_no_check(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @virtual_time()
-async def test_half_messages_older_than_the_log_keeps_are_given_up(tmp_path: Path) -> None:
+async def test_half_messages_older_than_the_retention_are_abandoned(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await client.send(b"x", named={"TRAN_MSG": "true", "PGROUP": GROUP})
         await asyncio.sleep(71 * 3600)
         assert await bodies(client, CHECKED_TOO_OFTEN_TOPIC) == []
-        # Renewed once, so that it is not deleted with the log before.
+        # Renewed once, so that it is not deleted with the previous log file.
         assert len(await client.messages(HALF_TOPIC)) == 2
         await asyncio.sleep(2 * 3600)
         assert await bodies(client, CHECKED_TOO_OFTEN_TOPIC) == [b"x"]
@@ -341,7 +341,7 @@ async def test_producers_of_a_group_are_asked_in_turn(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_checks_go_on_after_a_restart_where_they_were(tmp_path: Path) -> None:
+async def test_checks_resume_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, _client, producer):
         await producer.half(b"x")
         await asyncio.sleep(5 * INTERVAL_S + 1)
@@ -373,7 +373,7 @@ async def test_an_end_for_an_old_copy_just_after_a_restart(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @virtual_time()
-async def test_thousands_open_at_once(tmp_path: Path) -> None:
+async def test_thousands_of_open_transactions(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, client, producer):
         places = [await producer.half(b"%d" % number) for number in range(2000)]
         producer.decide = lambda asked: COMMIT if int(asked.message.body) % 2 else ROLLBACK
@@ -389,10 +389,10 @@ async def test_thousands_open_at_once(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_stays_open_for_long_is_copied_behind_what_has_ended(
+async def test_long_open_transactions_are_copied_behind_ended_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a restart would read everything since; the copy costs no check."""
+    """Otherwise a restart would read everything since; the copy costs no check."""
     monkeypatch.setattr(ledger, "CLOSED_MAX", 10)
     async with world(tmp_path) as (broker, client, producer):
         place = await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
@@ -411,7 +411,7 @@ async def test_what_stays_open_for_long_is_copied_behind_what_has_ended(
 
 
 @virtual_time()
-async def test_what_was_copied_without_a_check_is_open_after_a_restart(
+async def test_a_transaction_copied_without_a_check_is_open_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "CLOSED_MAX", 10)
@@ -435,7 +435,7 @@ async def test_what_was_copied_without_a_check_is_open_after_a_restart(
 
 @virtual_time()
 async def test_progress_is_the_brokers_own(tmp_path: Path) -> None:
-    """Clients that commit offsets for its group cannot make it pass over what is open."""
+    """Clients that commit offsets for its group cannot make it skip open transactions."""
     async with world(tmp_path) as (broker, client, producer):
         await producer.half(b"x")
         await asyncio.sleep(INTERVAL_S + 10)
@@ -503,7 +503,7 @@ async def test_a_commit_that_is_lost_can_be_repeated(tmp_path: Path) -> None:
     [RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "no space is left"), LookupError("a bug")],
 )
 @virtual_time()
-async def test_operations_that_a_full_disk_refuses_are_written_later(
+async def test_operations_that_a_full_disk_rejects_are_written_later(
     tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path) as (broker, client, producer):
@@ -544,7 +544,7 @@ async def test_a_producer_that_does_not_read_uses_up_few_checks(tmp_path: Path) 
 
 
 async def reads_of_rounds(directory: Path, ended: int) -> list[Counter[str]]:
-    """Return what three rounds read of the store, with five transactions open among others."""
+    """Return what three rounds read from the store, with five transactions open among others."""
     reads: Counter[str] = Counter()
     async with world(directory) as (broker, _, producer):
         for _ in range(5):
@@ -586,10 +586,10 @@ def counted(broker: Broker, calls: Counter[str]) -> Iterator[None]:
 
 
 @virtual_time()
-async def test_a_round_costs_by_what_is_open_not_by_what_was_sent(tmp_path: Path) -> None:
+async def test_the_cost_of_a_round_depends_on_open_not_on_sent_transactions(tmp_path: Path) -> None:
     few = await reads_of_rounds(tmp_path / "few", 3)
     many = await reads_of_rounds(tmp_path / "many", 60)
     assert many == few
-    # Each open one is read once from its queue, then once for each copy that is made of it.
+    # Each open one is read once from its queue, then once for each of its copies.
     assert few[0]["decode_record"] == 10
     assert few[1]["decode_record"] == few[2]["decode_record"] == 5

@@ -65,7 +65,7 @@ async def test_a_half_message_is_visible_after_its_commit_only(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_the_operation_is_that_of_the_original(tmp_path: Path) -> None:
+async def test_the_operation_equals_that_of_apache_rocketmq(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, client, producer):
         await producer.half(b"open")
         await producer.commit(b"committed")
@@ -80,7 +80,7 @@ async def test_the_operation_is_that_of_the_original(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_answers_name_the_queue_that_was_asked_for(tmp_path: Path) -> None:
+async def test_responses_name_the_requested_queue(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         await producer.half()
         named = {"TRAN_MSG": "true", "PGROUP": GROUP}
@@ -125,7 +125,7 @@ async def test_retried_copies_of_committed_messages_are_no_half_messages(tmp_pat
 
 
 @virtual_time()
-async def test_half_messages_can_be_refused(tmp_path: Path) -> None:
+async def test_half_messages_can_be_rejected(tmp_path: Path) -> None:
     refused = TransactionsConfig(rejected=True)
     async with running_broker(tmp_path, transactions=refused) as (_, client):
         answer = await client.send(named={"TRAN_MSG": "true", "PGROUP": GROUP})
@@ -149,7 +149,7 @@ async def test_a_commit_wakes_held_pulls_and_a_half_message_does_not(tmp_path: P
         assert virtual_loop().clock.now_ms() - at_ms < 100
 
 
-# --- ends that are wrong, late or repeated --------------------------------------------------------
+# --- invalid, late and repeated ends --------------------------------------------------------------
 
 
 @virtual_time()
@@ -186,7 +186,7 @@ async def test_forged_ends_change_nothing(tmp_path: Path) -> None:
 async def test_an_end_of_a_lost_half_message_does_not_end_another_at_its_place(
     tmp_path: Path, decision: int
 ) -> None:
-    """A loss of power took it, in asynchronous mode, before its producer decided."""
+    """A power loss took it, in asynchronous mode, before its producer decided."""
     lost, key = f"{1:032X}", f"{2:032X}"
     async with world(tmp_path) as (_, client, producer):
         place = await producer.half(b"x", UNIQ_KEY=key)
@@ -194,7 +194,7 @@ async def test_an_end_of_a_lost_half_message_does_not_end_another_at_its_place(
         assert refused.code == ResponseCode.SYSTEM_ERROR
         assert f"is {key}, not {lost}" in (refused.remark or "")
         assert await bodies(client, HALF_OPERATIONS_TOPIC) == []
-        # Whatever else a client calls it: the unique key, the place itself, or nothing that helps.
+        # Whatever else a client names it by: the unique key, the position, or something useless.
         [half] = await client.messages(HALF_TOPIC)
         for message_id in (key, key.lower(), half.offset_id, "x", ""):
             answer = await producer.end(place, message_id=message_id)
@@ -214,7 +214,7 @@ async def test_unknown_gets_no_answer_and_changes_nothing(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_repeated_ends_are_acknowledged_once_more_and_change_nothing(tmp_path: Path) -> None:
+async def test_repeated_ends_are_acknowledged_again_and_change_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         place, other = await producer.half(b"x"), await producer.half(b"y")
         for _ in range(3):
@@ -300,7 +300,7 @@ async def test_a_slow_disk_is_reported_and_the_commit_counts_once(tmp_path: Path
 
 
 @virtual_time()
-async def test_an_end_that_a_bug_keeps_from_the_store_can_be_repeated(
+async def test_an_end_that_a_bug_kept_from_being_stored_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -311,7 +311,7 @@ async def test_an_end_that_a_bug_keeps_from_the_store_can_be_repeated(
         with monkeypatch.context() as bug:
             bug.setattr(broker.store, "append", fail)
             bug.setattr(broker.store, "append_all", fail)
-            # The first is stored by itself, the others together.
+            # The first is stored alone, the others together.
             answers = await asyncio.gather(*(producer.end(place) for place in places))
             assert {answer.code for answer in answers} == {ResponseCode.SYSTEM_ERROR}
         assert (await producer.end(places[0], ROLLBACK)).code == ResponseCode.SUCCESS
@@ -320,12 +320,12 @@ async def test_an_end_that_a_bug_keeps_from_the_store_can_be_repeated(
         assert await bodies(client) == [b"y", b"z"]
 
 
-# --- what other runs and other brokers left -------------------------------------------------------
+# --- leftovers of other runs and other brokers ----------------------------------------------------
 
 
 @virtual_time()
 async def test_a_copy_without_an_operation_for_the_older_one_replaces_it(tmp_path: Path) -> None:
-    """A power failure came between the two."""
+    """A power failure happened between the two."""
     async with world(tmp_path) as (broker, _, producer):
         place = await producer.half(b"x")
         view = broker.path.transactions.queues.half(QueueOffset(0))
@@ -342,13 +342,13 @@ async def test_a_copy_without_an_operation_for_the_older_one_replaces_it(tmp_pat
 
 
 def immune_copy(view: MessageView) -> Record:
-    """Return a copy as Apache RocketMQ makes them of half messages that wait out their immunity."""
+    """Return a copy as Apache RocketMQ creates them of half messages that are still immune."""
     first = {"TRAN_PREPARED_QUEUE_OFFSET": str(view.queue_offset)}
     return record_of(draft_like(view, HALF_TOPIC, 0, {**view.properties, **first}))
 
 
 @virtual_time()
-async def test_a_copy_that_names_the_first_one_stays_open_over_restarts(tmp_path: Path) -> None:
+async def test_a_copy_that_names_the_first_one_stays_open_across_restarts(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, _, producer):
         await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
         view = broker.path.transactions.queues.half(QueueOffset(0))
@@ -397,7 +397,7 @@ async def test_a_commit_without_an_operation_is_found(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_commit_makes_its_topic_if_that_is_gone(tmp_path: Path) -> None:
+async def test_a_commit_recreates_a_deleted_topic(tmp_path: Path) -> None:
     async with world(tmp_path) as (broker, client, producer):
         place = await producer.half(b"x", "New")
         assert await broker.state.topics.delete("New")
@@ -406,7 +406,7 @@ async def test_a_commit_makes_its_topic_if_that_is_gone(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_requests_without_their_fields_are_refused(tmp_path: Path) -> None:
+async def test_requests_with_missing_fields_are_rejected(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, _):
         for code in (RequestCode.END_TRANSACTION, RequestCode.RESUME_CHECK_HALF_MESSAGE):
             assert (await client.ask(code)).code == ResponseCode.SYSTEM_ERROR

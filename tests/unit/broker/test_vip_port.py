@@ -1,4 +1,4 @@
-"""The VIP port, two below the broker's: older Java clients send to it, Apache slaves ask it."""
+"""The VIP port, two below the broker's: older Java clients send to it, Apache slaves use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def identity(**changes: object) -> IdentityConfig:
 
 
 @virtual_time()
-async def test_the_vip_port_serves_everything_but_pulls(tmp_path: Path) -> None:
+async def test_the_vip_port_serves_everything_except_pulls(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (
         running_broker(tmp_path, network) as (_, client),
@@ -38,7 +38,7 @@ async def test_the_vip_port_serves_everything_but_pulls(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_taken_vip_port_is_a_warning(
+async def test_a_vip_port_in_use_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     network = MemoryNetwork()
@@ -54,7 +54,7 @@ async def test_a_taken_vip_port_is_a_warning(
 
 
 @virtual_time()
-async def test_the_vip_port_can_be_switched_off(tmp_path: Path) -> None:
+async def test_the_vip_port_can_be_disabled(tmp_path: Path) -> None:
     network = MemoryNetwork()
     own = identity(serves_vip=False)
     async with (

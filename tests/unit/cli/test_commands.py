@@ -1,4 +1,4 @@
-"""Commands, as far as they end by themselves."""
+"""Commands that end by themselves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_console_script_exists() -> None:
 
 
 def test_importing_the_command_line_is_light() -> None:
-    """What it imports, it imports at every key that asks the shell for a completion."""
+    """Everything it imports is imported on every shell completion."""
     heavy = ("numpy", "uvloop", "asyncio", "turbopump.store", "turbopump.net")
     program = f"""
 import sys, turbopump.cli.app
@@ -66,7 +66,7 @@ def test_defaults_are_printed() -> None:
     assert "configStorePath" not in config
 
 
-def test_options_win_over_the_file(tmp_path: Path) -> None:
+def test_options_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
     path.write_text('connectionsMax = 5\n[nameserver]\nbindAddress = "h"\nlistenPort = 1\n')
     config = printed_config("--config", str(path), "--port", "2", "--host", "i")
@@ -75,7 +75,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert "configStorePath" not in config
 
 
-def test_file_of_lines_is_where_changes_go(tmp_path: Path) -> None:
+def test_changes_are_saved_to_a_properties_file(tmp_path: Path) -> None:
     path = tmp_path / "namesrv.conf"
     path.write_text("listenPort=1\n")
     assert printed_config("--config", str(path))["configStorePath"] == str(path)
@@ -121,7 +121,7 @@ def test_bad_port_is_named(port: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["nameserver", "--prot", "1"], ["nonsense"]])
-def test_unknown_words_are_refused(arguments: list[str]) -> None:
+def test_unknown_arguments_are_rejected(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert arguments[-2 if len(arguments) > 1 else -1] in result.stderr
@@ -130,7 +130,7 @@ def test_unknown_words_are_refused(arguments: list[str]) -> None:
 # --- broker and standalone ------------------------------------------------------------------------
 
 
-def test_broker_takes_options_over_the_file(tmp_path: Path) -> None:
+def test_options_override_the_file_of_a_broker(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text("listenPort=1\nbrokerName=mine\nnamesrvAddr=a:1\n")
     arguments = ["--port", "2", "--nameserver", "b:1;c:2", "--dir", str(tmp_path)]
@@ -194,7 +194,7 @@ def test_bad_setting_of_a_broker_is_named(tmp_path: Path, command: str) -> None:
         ),
     ],
 )
-def test_brokers_that_cannot_run_are_refused(options: tuple[str, ...], error: str) -> None:
+def test_invalid_brokers_are_rejected(options: tuple[str, ...], error: str) -> None:
     result = run("standalone", *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert error in result.stderr
@@ -208,7 +208,7 @@ def test_several_brokers_cannot_be_slaves(tmp_path: Path) -> None:
     assert "--brokers 2 needs masters, got brokerRole=SLAVE" in result.stderr
 
 
-def test_further_brokers_have_names_directories_and_ports_of_their_own() -> None:
+def test_additional_brokers_have_their_own_names_directories_and_ports() -> None:
     settings = {"storePathRootDir": "/d/store", "brokerName": "b", "filterServerPort": "7000"}
     first = {**settings, "filterServerNums": "2", "listenPort": "100", "haListenPort": "5"}
     second, third = (parse(each) for each in further_brokers(first, parse(first), 3, 0))
@@ -219,7 +219,7 @@ def test_further_brokers_have_names_directories_and_ports_of_their_own() -> None
     assert second.replication.port == 0
 
 
-def test_slaves_have_directories_and_ports_of_their_own() -> None:
+def test_slaves_have_their_own_directories_and_ports() -> None:
     settings = {"storePathRootDir": "/d/store", "filterServerPort": "7000", "listenPort": "9100"}
     master = {**settings, "filterServerNums": "2", "brokerName": "b"}
     first, second = (parse({**master, **slave_changes(parse(master), number)}) for number in (1, 2))
@@ -270,7 +270,7 @@ def commands() -> dict[str, Command]:
 
 
 def section(words: str) -> str:
-    """Return what the guide says of a command."""
+    """Return the guide's section for a command."""
     title = f"\n{'###' if ' ' in words else '##'} `turbopump {words}`\n"
     assert GUIDE.count(title) == 1, f"{words} has no section in docs/guide/commands.md"
     return re.split(r"^##", GUIDE.partition(title)[2], maxsplit=1, flags=re.MULTILINE)[0]
@@ -289,7 +289,7 @@ def options_of(command: Command) -> set[str]:
 def test_every_command_and_option_is_documented(words: str) -> None:
     command, text = commands()[words], section(words)
     known = COMMON if " " in words else set()
-    # What all commands of a group have may be explained above them.
+    # Options that all commands of a group share may be explained above them.
     above = section(words.split()[0])
     for option in options_of(command) - known:
         assert f"`{option}`" in text + above, f"{words} {option} is not in docs/guide/commands.md"
@@ -299,7 +299,7 @@ def test_every_command_and_option_is_documented(words: str) -> None:
             assert shown[0] in text, f"{words} {shown} is not in docs/guide/commands.md"
     rows = (line.split("|")[1] for line in text.splitlines() if line.startswith("| `-"))
     documented = {option for row in rows for option in re.findall(r"`(-[^`]+)`", row)}
-    assert documented <= options_of(command), "documented, but not there"
+    assert documented <= options_of(command), "documented, but missing"
 
 
 def test_groups_and_common_options_are_documented() -> None:
@@ -323,7 +323,7 @@ def test_every_daily_command_has_the_common_options(words: str) -> None:
     options = options_of(commands()[words])
     assert options >= COMMON
     if "--yes" in options:
-        assert "--dry-run" in options, "what asks first can also be tried first"
+        assert "--dry-run" in options, "commands that ask for confirmation have a dry run"
     assert commands()[words].help
 
 
@@ -346,7 +346,7 @@ assert not found, found
 
 
 def test_groups_are_light_to_import() -> None:
-    """A completion imports one, at every key that asks the shell for it."""
+    """A completion imports one, on every key press that requests it."""
     heavy = ("numpy", "uvloop", "asyncio", "rich.console", "turbopump.client", "turbopump.admin")
     program = f"""
 import sys

@@ -1,4 +1,4 @@
-"""How moments, queues and values are read and written."""
+"""How timestamps, queues and values are parsed and formatted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
         ("1772362800000", NOW - timedelta(hours=1)),
     ],
 )
-def test_moments_are_read(text: str, moment: datetime) -> None:
+def test_timestamps_are_parsed(text: str, moment: datetime) -> None:
     assert parse_time(text, NOW) == moment
 
 
@@ -58,7 +58,7 @@ def test_moments_are_read(text: str, moment: datetime) -> None:
         "0001-01-01T00:00:00+14:00",
     ],
 )
-def test_other_moments_are_refused(text: str) -> None:
+def test_invalid_timestamps_are_rejected(text: str) -> None:
     with pytest.raises(
         InvalidArgument, match=r"time must be now, 2026-03-01T12:00:00, 15m .* got '"
     ):
@@ -97,7 +97,7 @@ def test_values_are_written_for_people() -> None:
     assert [format_value(value) for value in values] == ["-", "-", "yes", "no", "a, b", "-", "7"]
 
 
-def test_what_others_made_up_cannot_steer_a_terminal() -> None:
+def test_untrusted_text_cannot_control_a_terminal() -> None:
     assert format_value("a\x1b[2Jb\nc\udcff") == r"a\x1b[2Jb\nc\udcff"
     assert format_value(["x=\r", "y"]) == r"x=\r, y"
 
@@ -120,7 +120,7 @@ def test_queues_are_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["c:0", "a:2", "x", ""])
-def test_other_queues_are_refused(text: str) -> None:
+def test_invalid_queues_are_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"does not exist; there are a:0, a:1, b:0, b:1"):
         parse_queues([text], QUEUES)
 
@@ -132,7 +132,7 @@ def test_pairs_are_read() -> None:
             parse_pairs([text], "setting")
 
 
-def test_numbers_stand_to_the_right() -> None:
+def test_numbers_are_right_aligned() -> None:
     columns = (Column("name", "NAME"), Column("count", "N", "number"), Column("last", "LAST"))
     rows = [{"name": "a", "count": 5, "last": None}, {"name": "longer", "count": 1234, "last": "x"}]
     assert list(plain_table(rows, columns)) == [

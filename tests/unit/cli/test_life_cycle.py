@@ -1,4 +1,4 @@
-"""What a server process does for itself."""
+"""What a server process sets up for itself."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from turbopump.cli.logs import (
 from turbopump.net.sockets import SocketNetwork
 
 
-def test_freed_memory_is_kept_where_the_c_library_can() -> None:
+def test_freed_memory_is_retained_where_the_c_library_can() -> None:
     is_gnu = platform.libc_ver()[0] == "glibc"
     assert keep_freed_memory() == is_gnu
 
 
-def test_a_broker_that_fails_for_good_ends_its_process_with_an_error(
+def test_a_fatal_broker_error_ends_the_process_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
@@ -43,7 +43,7 @@ def test_a_broker_that_fails_for_good_ends_its_process_with_an_error(
         monkeypatch.setattr(running.store, "tick", fail)
         return "ready"
 
-    # Both are for the whole process, which goes on here.
+    # Both apply to the whole process, which continues here.
     for own in ("_collect_garbage_rarely", "keep_freed_memory"):
         monkeypatch.setattr(life_cycle, own, lambda: None)
     monkeypatch.setattr("turbopump.supervisor.FATAL_FAILURES", 1)
@@ -71,7 +71,7 @@ def test_logs_can_be_json_lines() -> None:
     assert TEXT_LINES.format(record(logging.INFO, "%s")).endswith(" INFO turbopump.x: y")
 
 
-def test_logging_is_configured_as_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logging_is_configured_by_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(logging, "basicConfig", given.update)
     configure_logging(LogSettings(LogLevel.WARNING, LogFormat.JSON))

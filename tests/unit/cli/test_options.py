@@ -12,13 +12,13 @@ from turbopump.errors import InvalidArgument
 SETTINGS = {"a": "1", "nameserver.b": "2", "broker.c": "3"}
 
 
-def test_section_has_its_own_and_the_plain_ones() -> None:
+def test_a_section_has_its_own_and_the_top_level_settings() -> None:
     assert settings_of("nameserver", SETTINGS) == {"a": "1", "b": "2"}
     assert settings_of("broker", SETTINGS) == {"a": "1", "c": "3"}
     assert settings_of("nameserver", SETTINGS, has_plain=False) == {"b": "2"}
 
 
-def test_plain_setting_wins_because_changes_from_afar_are_written_plain() -> None:
+def test_a_top_level_setting_wins_because_remote_changes_are_saved_there() -> None:
     settings = {"a": "new", "nameserver.a": "old"}
     assert settings_of("nameserver", settings) == {"a": "new"}
     assert settings_of("nameserver", dict(reversed(settings.items()))) == {"a": "new"}
@@ -36,5 +36,5 @@ def test_no_file_has_no_settings(tmp_path: Path) -> None:
         file_settings(tmp_path / "missing")
 
 
-def test_only_what_was_given_counts() -> None:
+def test_only_given_options_count() -> None:
     assert given(port=0, host=None, name="x") == {"port": "0", "name": "x"}

@@ -1,4 +1,4 @@
-"""``turbopump store``: on the files of a broker that does not run."""
+"""``turbopump store``: on the files of a stopped broker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_repair_shows_what_is_lost_before_it_changes_anything(root: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_repair_makes_the_store_startable(root: Path) -> None:
+def test_a_repaired_store_can_be_started(root: Path) -> None:
     done = run("repair", str(root), "--yes", "--json")
     assert done.exit_code == 0, done.output
     value = json.loads(done.stdout)
@@ -59,7 +59,7 @@ def test_repair_makes_the_store_startable(root: Path) -> None:
     assert (again.exit_code, again.stdout) == (0, "Nothing to repair.\n")
 
 
-def test_what_cannot_be_repaired_is_named(root: Path, tmp_path: Path) -> None:
+def test_damage_that_cannot_be_repaired_is_named(root: Path, tmp_path: Path) -> None:
     for name in ("nowhere", "."):
         missing = run("repair", str(tmp_path / name))
         assert (missing.exit_code, "is not a store" in missing.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""``turbopump store verify``: says what is damaged, changes nothing, and exits with 1 then."""
+"""``turbopump store verify``: reports damage, changes nothing, and exits with 1 if there is any."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_damaged_unit(root: Path, at: int, reason: str) -> None:
     assert found[0] == {
         "path": str(path.relative_to(root)), "position": 100, "reason": reason,
     }  # fmt: skip
-    # A message that no unit points to is missing besides.
+    # In addition, a message that no unit points to is missing.
     assert [str(one["reason"]) for one in found[1:]] == [
         "1 messages of the log are not entered"
     ] * (at < 8)

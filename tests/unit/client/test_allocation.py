@@ -1,4 +1,4 @@
-"""Every queue has one owner, and it is the one that every other client computes."""
+"""Every queue has one owner, the same that every other client computes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def strategy_of(case: dict[str, Any]) -> Strategy:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["strategy"])
-def test_shares_are_those_of_the_original(case: dict[str, Any]) -> None:
+def test_shares_equal_those_of_apache_rocketmq(case: dict[str, Any]) -> None:
     strategy = strategy_of(case)
     queues = [MessageQueue(*queue) for queue in case["queues"]]
     if "keepOrder" not in case:
@@ -124,7 +124,7 @@ def test_a_user_defined_function_is_a_strategy() -> None:
     assert allocated(lambda queues, members, me: queues[:1], queues, ["a"], "a") == queues[:1]
 
 
-def test_a_ring_without_nodes_gives_nothing_and_a_negative_number_is_refused() -> None:
+def test_a_ring_without_nodes_assigns_nothing_and_a_negative_number_is_rejected() -> None:
     assert ConsistentHash(0)([MessageQueue("T", "b", 0)], ["a"], "a") == []
     with pytest.raises(InvalidArgument, match="virtual_nodes must be 0 or more, got -1"):
         ConsistentHash(-1)

@@ -88,9 +88,7 @@ def push(**given: Any) -> PushConsumer:
         ({"offsets_directory": "offsets"}, "offsets_directory is for broadcasting: pass broadcast"),
     ],
 )
-def test_a_push_consumer_refuses_what_it_would_misunderstand(
-    given: dict[str, Any], error: str
-) -> None:
+def test_a_push_consumer_rejects_ambiguous_arguments(given: dict[str, Any], error: str) -> None:
     with pytest.raises(InvalidArgument, match=error):
         push(**given)
 
@@ -120,7 +118,7 @@ def test_offsets_directory_may_be_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Producer, aio.Producer, TransactionProducer])
 @pytest.mark.parametrize("hooks", [5, None, [3], [SendingHook]])
-def test_producers_refuse_hooks_without_their_methods(kind: Any, hooks: object) -> None:
+def test_producers_reject_hooks_without_their_methods(kind: Any, hooks: object) -> None:
     check = {"check": lambda message: None} if kind is TransactionProducer else {}
     with pytest.raises(InvalidArgument, match=r"hooks must be .* before_send and after_send, got"):
         kind("group", nameserver=NAMESERVER, hooks=hooks, **check)
@@ -128,13 +126,13 @@ def test_producers_refuse_hooks_without_their_methods(kind: Any, hooks: object) 
 
 @pytest.mark.parametrize("kind", [Worker, aio.Worker])
 @pytest.mark.parametrize("name", ["hooks", "send_hooks"])
-def test_workers_refuse_hooks_without_their_methods(kind: Any, name: str) -> None:
+def test_workers_reject_hooks_without_their_methods(kind: Any, name: str) -> None:
     function = turbopump.consumer("orders", group="billing")(lambda body: None)
     with pytest.raises(InvalidArgument, match=f"^{name} must be a list of objects with .*got 5"):
         kind(function, nameserver=NAMESERVER, **{name: 5})
 
 
-def test_a_transaction_is_of_a_message() -> None:
+def test_a_transaction_expects_a_message() -> None:
     async def check() -> None:
         producer = aio.TransactionProducer(
             "group", check=lambda _: TransactionState.COMMIT, nameserver=NAMESERVER
@@ -146,14 +144,14 @@ def test_a_transaction_is_of_a_message() -> None:
     asyncio.run(check())
 
 
-def test_the_topic_of_results_is_a_name() -> None:
+def test_the_topic_of_results_must_be_a_name() -> None:
     to: Any = 5
     with pytest.raises(InvalidArgument, match=r"topic must be 1–127 of the characters .* got 5"):
         turbopump.consumer("orders", group="billing", to=to)
 
 
 @pytest.mark.parametrize("kind", [LitePullConsumer, aio.LitePullConsumer])
-def test_a_lite_pull_consumer_refuses_expressions_of_another_kind(kind: Any) -> None:
+def test_a_lite_pull_consumer_rejects_expressions_of_the_wrong_type(kind: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"'orders' must be tags, .* got None"):
         kind("audit", nameserver=NAMESERVER, subscriptions={"orders": None})
 
@@ -172,14 +170,14 @@ async def test_a_lite_pull_consumer_without_anything_to_read_does_not_poll(tmp_p
 
 
 @pytest.mark.parametrize("kind", [Producer, PullConsumer, LitePullConsumer])
-def test_settings_of_another_kind_are_refused(kind: Any) -> None:
+def test_settings_of_the_wrong_type_are_rejected(kind: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"config must be a .*Config, got 3"):
         kind("group", nameserver=NAMESERVER, config=3)
     with pytest.raises(InvalidArgument, match="client must be a ClientConfig, got"):
         kind("group", client=NAMESERVER)
 
 
-def test_topics_of_a_pull_consumer_are_a_list() -> None:
+def test_topics_of_a_pull_consumer_must_be_a_list() -> None:
     with pytest.raises(InvalidArgument, match="topics must be a list of names, got 'orders'"):
         PullConsumer("audit", nameserver=NAMESERVER, topics="orders")
 
@@ -191,14 +189,14 @@ def test_name_servers_may_be_a_list() -> None:
     TransactionProducer("group", check=lambda _: TransactionState.COMMIT, nameserver=["a:1", "b:2"])
 
 
-def test_name_servers_of_another_kind_are_refused() -> None:
+def test_name_servers_of_the_wrong_type_are_rejected() -> None:
     given: Any = {"a": 1}
     with pytest.raises(InvalidArgument, match=r"nameserver must be .* got {'a': 1}"):
         Producer("group", nameserver=given)
 
 
 @virtual_time()
-async def test_sends_refuse_what_they_would_misunderstand(tmp_path: Path) -> None:
+async def test_sends_reject_ambiguous_arguments(tmp_path: Path) -> None:
     text: Any = "q"
     async with (
         cluster(tmp_path) as world,
@@ -288,12 +286,14 @@ def test_delays_follow_the_levels_that_brokers_have() -> None:
         ({"delay": timedelta(seconds=1), "delay_level": 1}, "delay or delay_level, not both"),
     ],
 )
-def test_delays_that_no_broker_keeps_are_refused(given: dict[str, Any], error: str) -> None:
+def test_delays_beyond_the_levels_of_brokers_are_rejected(
+    given: dict[str, Any], error: str
+) -> None:
     with pytest.raises(InvalidArgument, match=error):
         delay_of(Message("orders", b"x", **given))
 
 
-# --- what people see ------------------------------------------------------------------------------
+# --- what users see -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

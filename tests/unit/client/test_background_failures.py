@@ -1,4 +1,4 @@
-"""What runs in the background of a client goes on after an error that nobody expected."""
+"""Background work of a client continues after an unexpected error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class Bug:
-    """Lets a function fail from a moment on, for some calls."""
+    """Makes a function fail for some calls, once enabled."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self.calls_left = 0
@@ -56,7 +56,7 @@ async def test_offsets_are_committed_after_a_bug_in_committing(
 
 
 @virtual_time()
-async def test_heartbeats_go_on_after_a_bug(
+async def test_heartbeats_continue_after_a_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bug, recorder = Bug(monkeypatch, Session, "heartbeat"), Recorder()
@@ -71,7 +71,7 @@ async def test_heartbeats_go_on_after_a_bug(
 
 
 @virtual_time()
-async def test_rebalancing_goes_on_after_a_bug(
+async def test_rebalancing_continues_after_a_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bug = Bug(monkeypatch, Rebalancer, "balance")
@@ -101,7 +101,7 @@ async def test_a_bug_in_pulling_skips_no_message(
 
 
 @virtual_time()
-async def test_an_orderly_queue_goes_on_after_a_bug_in_locking(
+async def test_an_orderly_queue_continues_after_a_bug_in_locking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug = Bug(monkeypatch, QueueLocks, "renew")
@@ -117,7 +117,7 @@ async def test_an_orderly_queue_goes_on_after_a_bug_in_locking(
 
 
 @virtual_time()
-async def test_fetching_ahead_goes_on_after_a_bug(
+async def test_prefetching_continues_after_a_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug = Bug(monkeypatch, QueueReader, "pull")

@@ -1,4 +1,4 @@
-"""The wrapper for threads: what a call takes along to the loop."""
+"""The wrapper for threads: what a call carries over to the loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _caller: contextvars.ContextVar[int] = contextvars.ContextVar("caller")
 
 
 class Probe(LifeCycle):
-    """An asynchronous client that tells in whose context it runs."""
+    """An asynchronous client that reports the context it runs in."""
 
     async def start(self) -> None: ...
 
@@ -72,7 +72,7 @@ class BlockingFatal(Blocking[Fatal]):
     end_the_loop = blocking(Fatal.end_the_loop)
 
 
-def test_nobody_waits_for_a_loop_that_has_ended() -> None:
+def test_no_caller_waits_for_a_stopped_loop() -> None:
     program = """
 from unit.client.test_blocking import BlockingFatal
 from turbopump.errors import NotRunning
@@ -125,13 +125,13 @@ class BlockingCalling(Blocking[Calling]):
 
 
 def in_time(action: Callable[[], None]) -> None:
-    """Run something that might wait for ever, and fail if it does."""
+    """Run something that might block forever, and fail if it does."""
     DaemonThreads(1, "in-time").submit(action).result(30)
 
 
 @pytest.fixture(autouse=True)
 def others() -> Iterator[None]:
-    """Note the clients that tests before have left running in this process."""
+    """Record the clients that earlier tests have left running in this process."""
     OTHERS.clear()
     OTHERS.update(threading.enumerate())
     yield
@@ -155,7 +155,7 @@ def test_closing_inside_a_callback_begins_and_does_not_wait() -> None:
             client.call_later(client.close).result(30)
 
     in_time(block)
-    # The end of the block has waited for what the callback began.
+    # The end of the block has waited for what the callback started.
     assert client.inner.is_closed
     assert client.inner.called == 1
     assert loop_threads() == 0
@@ -187,7 +187,7 @@ def test_a_signal_handler_may_close_while_its_thread_starts_or_closes() -> None:
     client = BlockingCalling()
 
     async def start() -> None:
-        # The main thread holds whatever it holds while it starts.
+        # The main thread keeps its locks while it starts.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         await asyncio.sleep(0.05)
 

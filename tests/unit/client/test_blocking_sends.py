@@ -1,4 +1,4 @@
-"""Sends of blocking producers: on the caller's thread, with the decisions of asynchronous ones."""
+"""Sends of blocking producers: on the caller's thread, decided like asynchronous ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Decide = Callable[[Batch], Command | None]
 
 
 class Threads:
-    """A hook that notes the threads that it is called in."""
+    """A hook that records the threads that it is called in."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -69,7 +69,7 @@ def in_thread(action: Callable[[], object]) -> Any:
     return DaemonThreads(1, "in-thread").submit(action)
 
 
-# --- whose thread ---------------------------------------------------------------------------------
+# --- which thread ---------------------------------------------------------------------------------
 
 
 def test_sends_hooks_and_selectors_run_on_the_callers_thread() -> None:
@@ -102,7 +102,7 @@ def test_one_way_messages_of_a_thread_arrive_in_order() -> None:
         assert broker.stored == [*(b"%d" % number for number in range(200)), b"hello"]
 
 
-def test_more_threads_than_send_themselves_send_through_the_loop() -> None:
+def test_threads_beyond_the_limit_send_through_the_loop() -> None:
     count = 3 * blocking.SENDING_THREADS_MAX
     arrived: queue.SimpleQueue[Batch] = queue.SimpleQueue()
     seen = Threads()
@@ -119,7 +119,7 @@ def test_more_threads_than_send_themselves_send_through_the_loop() -> None:
 
 
 class OtherNetwork:
-    """A network that is not known to have sockets."""
+    """A network that does not declare sockets."""
 
     def __init__(self) -> None:
         sockets = SocketNetwork()
@@ -141,14 +141,14 @@ def test_a_network_without_sockets_is_sent_to_through_the_loop() -> None:
 def handing_over(
     decide: Decide = taken, hooks: Sequence[Any] = (), **settings: Any
 ) -> Iterator[tuple[ScriptedBroker, Producer]]:
-    """Give a producer whose threads never have connections of their own."""
+    """Yield a producer whose threads never have their own connections."""
     with scripted_broker(decide) as broker:
         session = Session(ClientConfig(broker.address), OtherNetwork(), hooks=hooks)
         with Producer("pg", session=session, **settings) as producer:
             yield broker, producer
 
 
-def test_requests_handed_over_fail_as_others_do() -> None:
+def test_requests_handed_to_the_loop_fail_like_others() -> None:
     config = ProducerConfig(retries_max=0, messages=MessageRules(body_bytes_max=1 << 25))
 
     def decide(batch: Batch) -> Command | None:
@@ -168,7 +168,7 @@ def test_requests_handed_over_fail_as_others_do() -> None:
         assert producer.send(MESSAGE, timeout_ms=WAIT_S * 1000).queue_offset == 7
 
 
-def test_hooks_of_the_session_see_requests_that_are_handed_over() -> None:
+def test_session_hooks_see_requests_handed_to_the_loop() -> None:
     class Seen:
         codes: ClassVar[list[int]] = []
 
@@ -196,7 +196,7 @@ def test_a_send_that_waits_for_a_loop_is_a_mistake() -> None:
 # --- the same decisions ---------------------------------------------------------------------------
 
 
-def test_refusals_are_waited_out() -> None:
+def test_rejected_sends_are_retried_after_a_pause() -> None:
     answers = [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE]
 
     def decide(batch: Batch) -> Command:
@@ -213,7 +213,7 @@ def test_refusals_are_waited_out() -> None:
         ]
 
 
-def test_a_lost_connection_is_retried_elsewhere_unless_the_queue_was_chosen() -> None:
+def test_a_lost_connection_is_retried_on_another_queue_unless_one_was_chosen() -> None:
     def decide(batch: Batch) -> Command | None:
         if batch.number in {0, 2}:
             batch.peer.abort("test")
@@ -229,7 +229,7 @@ def test_a_lost_connection_is_retried_elsewhere_unless_the_queue_was_chosen() ->
         producer.send(MESSAGE)
 
 
-def test_a_broker_that_cannot_be_reached_is_passed_over() -> None:
+def test_an_unreachable_broker_is_skipped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         down = f"127.0.0.1:{listening.getsockname()[1]}"
     seen = Threads()
@@ -349,7 +349,7 @@ def test_an_interrupted_send_leaves_the_producer_usable() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_the_loops_own_thread_is_refused() -> None:
+def test_sends_on_the_loops_own_thread_are_rejected() -> None:
     refusals: queue.SimpleQueue[ClientError] = queue.SimpleQueue()
 
     def send_again(*_: object) -> None:
@@ -363,7 +363,7 @@ def test_the_loops_own_thread_is_refused() -> None:
         assert "its own event loop" in str(refusals.get(timeout=WAIT_S))
 
 
-def test_a_child_is_refused_and_its_parent_keeps_its_connections() -> None:
+def test_a_forked_child_gets_an_error_and_its_parent_keeps_its_connections() -> None:
     with producing() as (broker, producer):
         producer.send(MESSAGE)
         child = os.fork()

@@ -65,7 +65,9 @@ def left_open(heard: Heard, producer: TransactionProducer) -> None:
     ("raised", "state"),
     [(None, COMMIT), (ValueError("no"), ROLLBACK), (KeyboardInterrupt(), UNKNOWN)],
 )
-def test_a_block_decides(raised: BaseException | None, state: TransactionState) -> None:
+def test_the_block_decides_the_outcome(
+    raised: BaseException | None, state: TransactionState
+) -> None:
     with producing() as (heard, producer):
         transaction = producer.transaction(MESSAGE)
         try:
@@ -118,7 +120,7 @@ def test_a_function_runs_in_the_callers_thread() -> None:
         assert heard.ended == [(COMMIT.value, False), (UNKNOWN.value, False)]
 
 
-def test_checks_run_in_few_threads_that_are_none_of_the_callers() -> None:
+def test_checks_run_in_a_few_threads_other_than_the_callers() -> None:
     begun: queue.SimpleQueue[str] = queue.SimpleQueue()
     go_on = threading.Event()
 
@@ -195,7 +197,7 @@ def test_names_are_exported(module: Any) -> None:
         assert getattr(module, name).__doc__
 
 
-def test_arguments_are_checked_when_it_is_made() -> None:
+def test_arguments_are_checked_on_construction() -> None:
     make: Callable[..., object] = TransactionProducer
     with pytest.raises(InvalidArgument, match="check must be a function"):
         make("pg", check="check", nameserver="127.0.0.1:9876")
@@ -203,7 +205,7 @@ def test_arguments_are_checked_when_it_is_made() -> None:
         make("pg", nameserver="127.0.0.1:9876")
 
 
-def test_functions_that_cannot_work_are_refused_before_anything_is_sent() -> None:
+def test_invalid_functions_are_rejected_before_anything_is_sent() -> None:
     async def execute(_: Transaction) -> TransactionState:
         return TransactionState.COMMIT
 

@@ -69,7 +69,7 @@ async def test_a_push_consumer(tmp_path: Path) -> None:
         async with consuming(world, seen, session=session, subscriptions={"T": EVEN}) as consumer:
             await send(world, NUMBERS)
             await wait_until(lambda: seen.count == 4)
-            # Another filter while it runs; pulls that wait with the first one are pulled anew.
+            # Change the filter while it runs; pulls that wait with the first one are sent again.
             await consumer.subscribe("T", SIX)
             await send(world, NUMBERS)
             await wait_until(lambda: seen.count == 5)
@@ -94,7 +94,7 @@ async def test_a_push_consumer(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_did_not_match_is_committed(tmp_path: Path) -> None:
+async def test_messages_that_did_not_match_are_committed(tmp_path: Path) -> None:
     async with cluster(tmp_path, filters=ONE) as world, AsyncExitStack() as stack:
         await make_topic(world)
         await beside(stack, world)
@@ -141,7 +141,7 @@ async def test_a_pull_consumer(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_filter_server_that_was_started_again_is_given_the_filter_again(
+async def test_a_restarted_filter_server_gets_the_filter_again(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path, filters=ONE) as world:
@@ -222,7 +222,7 @@ async def test_no_filter_server_is_an_error_at_the_start(tmp_path: Path) -> None
 
 
 @virtual_time()
-async def test_a_refused_filter_is_an_error_where_it_is_subscribed(tmp_path: Path) -> None:
+async def test_a_rejected_filter_is_an_error_on_subscribe(tmp_path: Path) -> None:
     async with cluster(tmp_path, filters=ONE) as world, AsyncExitStack() as stack:
         await make_topic(world)
         await beside(stack, world)
@@ -242,7 +242,7 @@ async def test_a_refused_filter_is_an_error_where_it_is_subscribed(tmp_path: Pat
 
 
 @virtual_time()
-async def test_a_stopped_filter_is_logged_and_other_subscribers_go_on(
+async def test_a_stopped_filter_is_logged_and_other_subscribers_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

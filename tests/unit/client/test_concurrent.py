@@ -1,4 +1,4 @@
-"""Concurrent delivery: every answer of a listener, and what becomes of its messages."""
+"""Concurrent delivery: every result of a listener, and what happens to its messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bodies(count: int) -> list[bytes]:
 
 
 def fail_first(times: int) -> Any:
-    """Fail every message so many times."""
+    """Fail every message n times."""
 
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         tried = messages[0].reconsume_times
@@ -43,7 +43,7 @@ def fail_first(times: int) -> Any:
 
 
 @virtual_time()
-async def test_a_failed_message_comes_again_after_ten_seconds(tmp_path: Path) -> None:
+async def test_a_failed_message_is_redelivered_after_ten_seconds(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen = Seen(fail_first(1))
@@ -60,7 +60,7 @@ async def test_a_failed_message_comes_again_after_ten_seconds(tmp_path: Path) ->
 
 @pytest.mark.parametrize("answer", ["none", "raise", "later"])
 @virtual_time()
-async def test_raising_and_answering_nothing_mean_later(
+async def test_raising_or_returning_none_means_redelivery(
     tmp_path: Path, answer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult | None:
@@ -118,7 +118,7 @@ async def test_a_part_of_a_batch_can_succeed(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_giving_up_makes_a_dead_letter_at_once(tmp_path: Path) -> None:
+async def test_giving_up_dead_letters_immediately(tmp_path: Path) -> None:
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         context.delay_level = -1
         return ConsumeResult.RETRY_LATER
@@ -137,7 +137,7 @@ def dead_letters(world: Cluster, group: str = "g") -> int:
 
 @pytest.mark.parametrize(("limit", "calls"), [(None, 17), (2, 3), (0, 1)])
 @virtual_time()
-async def test_a_message_is_tried_sixteen_times_more_and_then_dead(
+async def test_a_message_is_retried_sixteen_times_then_dead_lettered(
     tmp_path: Path, limit: int | None, calls: int
 ) -> None:
     async with cluster(tmp_path, store=replace(SMALL_STORE, delay_levels=LEVELS)) as world:
@@ -203,7 +203,7 @@ async def test_memory_stays_bounded_while_the_listener_is_stuck(tmp_path: Path) 
             info = await consumer.running_info(with_stacks=False)
             assert 100 < info.mq_table[QUEUE].cached_msg_count <= 132
             assert seen.running_max == 4
-            assert seen.count == 4, "a queue that is full on purpose is not begun anew"
+            assert seen.count == 4, "a queue that is intentionally full is not restarted"
             seen.hold.set()
             await wait_until(lambda: seen.count == 300)
 
@@ -246,7 +246,7 @@ async def test_a_message_stuck_for_fifteen_minutes_is_sent_back(tmp_path: Path) 
 
 
 class Failing(Recorder):
-    """Refuses some codes."""
+    """Rejects some codes."""
 
     def __init__(self, *codes: int) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ class Failing(Recorder):
 
 
 @virtual_time()
-async def test_what_cannot_be_sent_back_is_sent_anew(tmp_path: Path) -> None:
+async def test_a_message_that_cannot_be_sent_back_is_resent(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen, failing = Seen(fail_first(1)), Failing(BACK)
@@ -275,7 +275,9 @@ async def test_what_cannot_be_sent_back_is_sent_anew(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_nobody_takes_is_tried_here_after_five_seconds(tmp_path: Path) -> None:
+async def test_a_message_no_broker_accepts_is_retried_locally_after_five_seconds(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen, failing = Seen(fail_first(2)), Failing(BACK, RequestCode.SEND_MESSAGE_V2)
@@ -288,7 +290,7 @@ async def test_what_nobody_takes_is_tried_here_after_five_seconds(tmp_path: Path
 
 
 @virtual_time()
-async def test_sending_back_names_the_place_and_the_limit(tmp_path: Path) -> None:
+async def test_send_back_requests_name_the_position_and_the_limit(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen, recorder = Seen(fail_first(1)), Recorder()
@@ -326,7 +328,7 @@ async def test_hooks_see_every_call(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_batches_hold_up_to_as_many_as_asked(tmp_path: Path) -> None:
+async def test_batches_hold_up_to_the_configured_number(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(40), to=QUEUE)
         seen = Seen()

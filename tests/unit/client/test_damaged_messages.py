@@ -35,7 +35,7 @@ def damage(world: Cluster, message: MessageView) -> None:
 
 
 async def fill(world: Cluster) -> MessageView:
-    """Store messages, and return the one that is damaged then."""
+    """Store messages, and return the one to be damaged."""
     await world.make_topic("T", queues=1)
     for number in range(COUNT):
         await world.send(Message("T", b"message %02d" % number))
@@ -50,7 +50,7 @@ def expected() -> list[bytes]:
 
 @pytest.mark.parametrize("is_orderly", [False, True])
 @virtual_time()
-async def test_listeners_never_see_one_and_it_becomes_a_dead_letter(
+async def test_listeners_never_see_a_damaged_message_and_it_is_dead_lettered(
     tmp_path: Path, is_orderly: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -71,7 +71,7 @@ async def test_listeners_never_see_one_and_it_becomes_a_dead_letter(
 
 
 @virtual_time()
-async def test_a_broadcast_consumer_goes_on_without_it(tmp_path: Path) -> None:
+async def test_a_broadcast_consumer_skips_it(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await fill(world)
         seen = Seen()
@@ -82,7 +82,7 @@ async def test_a_broadcast_consumer_goes_on_without_it(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_pulling_raises_and_says_where_to_go_on(tmp_path: Path) -> None:
+async def test_pulling_raises_with_the_offset_to_continue_from(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await fill(world)
         async with PullConsumer("g", session=world.session()) as consumer:
@@ -103,7 +103,7 @@ async def test_pulling_raises_and_says_where_to_go_on(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_polling_raises_in_the_order_of_the_queue_and_goes_on(tmp_path: Path) -> None:
+async def test_polling_raises_in_queue_order_and_continues(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await fill(world)
         arguments: dict[str, Any] = {"session": world.session(), "start_from": "first"}
@@ -119,7 +119,7 @@ async def test_polling_raises_in_the_order_of_the_queue_and_goes_on(tmp_path: Pa
 
 
 @virtual_time()
-async def test_tools_leave_it_out_or_refuse_to_show_it(tmp_path: Path) -> None:
+async def test_tools_omit_it_or_refuse_to_show_it(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         bad = await fill(world)
         session = world.session()
@@ -136,8 +136,8 @@ async def test_tools_leave_it_out_or_refuse_to_show_it(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_another_client_sends_back_is_not_given_a_good_checksum(tmp_path: Path) -> None:
-    """A client that does not check: its retries would bring the damaged body as a good one."""
+async def test_a_message_sent_back_by_another_client_gets_no_valid_checksum(tmp_path: Path) -> None:
+    """A client that does not check: its retries would deliver the damaged body as a valid one."""
     async with cluster(tmp_path) as world:
         bad = await fill(world)
         queue = QUEUE

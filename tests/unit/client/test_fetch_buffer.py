@@ -1,4 +1,4 @@
-"""What a lite pull consumer holds, compared with a simple model, step by step."""
+"""What a lite pull consumer buffers, compared with a simple model, step by step."""
 
 from __future__ import annotations
 

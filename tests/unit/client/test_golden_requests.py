@@ -1,4 +1,4 @@
-"""Our requests have the fields of those that the original's clients were recorded with."""
+"""Our requests have the fields of the requests recorded from Apache RocketMQ's clients."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from vectors import Vector, frame, frames
 QUEUE = MessageQueue("TopicTest", "broker-a", 0)
 ADDED_BY_HOOKS = {"ReqT"}
 OURS_ONLY = {"acceptStandardJsonOnly"}
-"""Asks any name server for proper JSON, which 4.9.8 answers to its own clients by version."""
+"""Requests standard JSON from any name server, which 4.9.8 sends to its own clients by version."""
 
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
-    """Every request that a producer and both pull consumers make."""
+    """Every request that a producer and both pull consumers send."""
     recorder = Recorder()
     run_virtual(everything(tmp_path_factory.mktemp("golden"), recorder))
     return recorder
@@ -126,7 +126,7 @@ def test_a_compressed_send_and_a_delayed_one(sent: Recorder) -> None:
     assert properties.decode((send_with(sent, "TagD").ext_fields or {})["i"])["DELAY"] == "1"
 
 
-def test_a_batch_is_made_like_the_recorded_one(sent: Recorder) -> None:
+def test_a_batch_is_encoded_like_the_recorded_one(sent: Recorder) -> None:
     (ours,) = sent.of(RequestCode.SEND_BATCH_MESSAGE)
     recorded = framing.decode(frame("send_batch.request"))
     assert (ours.ext_fields or {})["i"] == (recorded.ext_fields or {})["i"]

@@ -1,4 +1,4 @@
-"""Decorated functions: what they take, what they return, and how a worker runs them."""
+"""Decorated functions: their parameters, their results, and how a worker runs them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Order(Struct):
 
 
 class Receipt(Struct):
-    """What becomes of an order."""
+    """The result of an order."""
 
     number: int
 
 
 class Validated:
-    """A class that validates itself, as the models of Pydantic do."""
+    """A class that validates itself, like Pydantic models."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -215,7 +215,7 @@ def test_blocking_programs_run_functions_until_they_are_closed(tmp_path: Path) -
             server.until(lambda: len(server.messages("receipts")) == 1)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejected functions ---------------------------------------------------------------------------
 
 
 def handler(group: str = "g", topic: str = "t", **given: Any) -> Any:
@@ -242,7 +242,7 @@ def test_a_decorated_function_can_be_called() -> None:
         ([handler(), handler(topic="u", orderly=True)], "must have the same start_from, orderly"),
     ],
 )
-def test_functions_that_cannot_run_together_are_refused(handlers: list[Any], error: str) -> None:
+def test_functions_that_cannot_run_together_are_rejected(handlers: list[Any], error: str) -> None:
     with pytest.raises(InvalidArgument, match=error):
         Worker(*handlers, nameserver="127.0.0.1:9876")
 
@@ -286,7 +286,7 @@ def test_functions_that_cannot_be_called_with_a_message(function: Any, error: st
         consumer("t", group="g")(function)
 
 
-def test_results_without_a_topic_are_refused() -> None:
+def test_results_without_a_topic_are_rejected() -> None:
     with pytest.raises(InvalidArgument, match="which has no topic: return None or a Message"):
         handler().results(7)
 
@@ -307,7 +307,7 @@ def test_bodies_are_json_unless_they_are_bytes_or_text(value: object, body: byte
     assert encoded(value) == body
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_bodies_that_are_not_json_are_rejected() -> None:
     with pytest.raises(InvalidArgument, match="cannot be written as JSON"):
         encoded(object())
 

@@ -67,7 +67,7 @@ async def test_assigned_queues_are_read_from_the_start(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_message_that_comes_while_waiting_is_given_out_at_once(tmp_path: Path) -> None:
+async def test_a_message_that_arrives_during_a_poll_is_returned_immediately(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await produce(world, 4)
         async with consumer_of(world) as consumer:
@@ -93,7 +93,7 @@ async def test_a_poll_without_messages_ends_in_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_going_to_a_moment(tmp_path: Path) -> None:
+async def test_seeking_to_a_timestamp(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await produce(world, 8)
         await asyncio.sleep(60)
@@ -131,7 +131,7 @@ async def test_seeking_pausing_and_resuming(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_was_done_with_is_committed_and_the_rest_comes_again(tmp_path: Path) -> None:
+async def test_processed_messages_are_committed_and_the_rest_redelivered(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await produce(world, 40)
         queue = MessageQueue(TOPIC, "a", 0)
@@ -154,7 +154,7 @@ async def test_what_was_done_with_is_committed_and_the_rest_comes_again(tmp_path
 
 
 @virtual_time()
-async def test_commits_by_hand_and_by_the_clock(tmp_path: Path) -> None:
+async def test_manual_and_periodic_commits(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await produce(world, 48)
         queue = MessageQueue(TOPIC, "a", 0)
@@ -206,7 +206,7 @@ async def test_a_failed_start_leaves_the_group_to_others(tmp_path: Path) -> None
 
 
 @virtual_time()
-async def test_subscribed_queues_are_shared_as_members_come_and_go(tmp_path: Path) -> None:
+async def test_subscribed_queues_are_shared_as_members_join_and_leave(tmp_path: Path) -> None:
     async with cluster(tmp_path, BROKERS) as world:
         await produce(world, 16)
         first = consumer_of(world, "10.0.1.1", subscriptions={TOPIC: "*"})
@@ -233,7 +233,7 @@ async def test_tags_and_subscriptions_while_running(tmp_path: Path) -> None:
             assert numbers(await poll_all(consumer, 10)) == list(range(1, 20, 2))
             with pytest.raises(InvalidArgument, match="is ' ', which has no tag"):
                 await consumer.subscribe("other", " ")
-            assert consumer._expressions.keys() == {TOPIC}, "what was refused is not wanted later"
+            assert consumer._expressions.keys() == {TOPIC}, "a rejected subscription is not kept"
             with pytest.raises(InvalidArgument, match="not both"):
                 await consumer.assign([])
             await consumer.unsubscribe(TOPIC)
@@ -249,7 +249,7 @@ def test_tags_are_checked_before_the_start() -> None:
 
 
 @virtual_time()
-async def test_fetching_ahead_is_bounded(tmp_path: Path) -> None:
+async def test_prefetching_is_bounded(tmp_path: Path) -> None:
     limits = FetchLimits(messages_per_queue=10, messages_of_all=15)
     config = LitePullConfig(ahead=limits, fetch_count_max=5)
     async with cluster(tmp_path) as world:
@@ -263,7 +263,7 @@ async def test_fetching_ahead_is_bounded(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_broker_that_comes_back_is_read_on(tmp_path: Path) -> None:
+async def test_reading_resumes_when_a_broker_returns(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await produce(world, 8)
         async with consumer_of(world) as consumer:
@@ -292,7 +292,7 @@ async def test_closing_ends_iteration(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_namespace_stays_inside(tmp_path: Path) -> None:
+async def test_a_namespace_is_not_shown_to_the_user(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         session = world.session(namespace="ns")
         async with (
@@ -381,10 +381,10 @@ async def test_many_subscriptions_in_a_row(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_strategy_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+async def test_a_strategy_that_fails_once_is_called_again(tmp_path: Path) -> None:
     calls = 0
 
-    def moody(
+    def flaky(
         queues: Sequence[MessageQueue], members: Sequence[str], me: str
     ) -> Sequence[MessageQueue]:
         nonlocal calls
@@ -395,6 +395,6 @@ async def test_a_strategy_that_fails_once_is_asked_again(tmp_path: Path) -> None
 
     async with cluster(tmp_path) as world:
         await produce(world, 4)
-        async with consumer_of(world, strategy=moody) as consumer:
+        async with consumer_of(world, strategy=flaky) as consumer:
             await consumer.subscribe(TOPIC)
             assert numbers(await poll_all(consumer, 4)) == [0, 1, 2, 3]

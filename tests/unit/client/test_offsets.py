@@ -1,4 +1,4 @@
-"""Offsets: in memory, on brokers, in local files, and when they may go backwards."""
+"""Offsets: in memory, on brokers, in local files, and when they may decrease."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_offsets(path: Path, offsets: Mapping[MessageQueue, QueueOffset]) -> No
     TableFile(path, is_verbatim=True).save(body, DataVersion())
 
 
-def test_a_file_of_the_original_is_read() -> None:
+def test_a_file_of_apache_rocketmq_is_read() -> None:
     found = read_offsets(DATA / "config" / "client_local_offsets.json")
     queues = {MessageQueue("TopicTest", "broker-a", number) for number in range(4)}
     assert set(found) == queues
@@ -64,14 +64,14 @@ def test_a_file_of_the_original_is_read() -> None:
 
 
 @virtual_time()
-async def test_what_is_written_has_the_form_of_the_original(tmp_path: Path) -> None:
+async def test_the_file_has_the_format_of_apache_rocketmq(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = LocalOffsets(path, virtual_machine(REAL_FILES))
     await store.open()
     store.positions.advance(QUEUE, QueueOffset(7))
     await store.persist([QUEUE])
     store.close()
-    # Java reads a whole object as a key; written as a text it would be none.
+    # Java reads a whole object as a key; written as text it would not be one.
     assert path.read_text() == ('{"offsetTable":{{"topic":"T","brokerName":"a","queueId":0}:7}}')
     assert lenient_json.loads(path.read_bytes())
     assert read_offsets(path) == {QUEUE: 7}
@@ -79,7 +79,7 @@ async def test_what_is_written_has_the_form_of_the_original(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("backup", ['{"offsetTable":', None])
 @virtual_time()
-async def test_what_nobody_can_read_does_not_keep_a_consumer_from_starting(
+async def test_an_unreadable_file_does_not_prevent_a_consumer_from_starting(
     tmp_path: Path, backup: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "offsets.json"
@@ -131,7 +131,7 @@ async def test_a_directory_that_cannot_be_written_is_logged(
 
 
 @virtual_time()
-async def test_offsets_that_could_not_be_written_are_written_when_they_can_be(
+async def test_offsets_that_could_not_be_written_are_retried(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "g").write_text("")
@@ -176,7 +176,7 @@ async def test_offsets_are_committed_every_five_seconds_and_on_close(tmp_path: P
 
 
 @virtual_time()
-async def test_an_offset_that_stays_the_same_is_told_twice_and_then_now_and_then(
+async def test_an_unchanged_offset_is_committed_twice_and_then_occasionally(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -189,27 +189,27 @@ async def test_an_offset_that_stays_the_same_is_told_twice_and_then_now_and_then
             assert offsets.of_topic("g", "T")[0] == 3
             offsets.remove_group("g")
             await sleep_ms(COMMIT_AGAIN_MS)
-            assert offsets.of_topic("g", "T")[0] == 3, "healed what the broker had lost"
+            assert offsets.of_topic("g", "T")[0] == 3, "restored what the broker had lost"
             again = len(recorder.of(RequestCode.UPDATE_CONSUMER_OFFSET))
             assert again - told == told // 2
 
 
-def test_what_was_told_is_enough_for_a_while() -> None:
+def test_a_repeated_commit_settles_an_offset_for_a_while() -> None:
     told = CommitHistory()
     assert not told.is_settled(QueueOffset(3), 0)
     told.note(QueueOffset(3), 0)
-    assert not told.is_settled(QueueOffset(3), 5000), "nobody has confirmed it"
+    assert not told.is_settled(QueueOffset(3), 5000), "no broker has confirmed it"
     told.note(QueueOffset(3), 5000)
     assert told.is_settled(QueueOffset(3), 10_000)
     assert not told.is_settled(QueueOffset(4), 10_000)
     assert not told.is_settled(QueueOffset(3), 5000 + COMMIT_AGAIN_MS)
     told.note(QueueOffset(2), 10_000)
-    assert not told.is_settled(QueueOffset(2), 10_000), "it went backwards by a reset"
+    assert not told.is_settled(QueueOffset(2), 10_000), "a reset decreased it"
 
 
 @pytest.mark.parametrize("orderly", [False, True])
 @virtual_time()
-async def test_a_reset_goes_back_and_everything_comes_again(tmp_path: Path, orderly: bool) -> None:
+async def test_a_reset_rewinds_and_redelivers_everything(tmp_path: Path, orderly: bool) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"%d" % number for number in range(20)])
         start_ms = world.clock.now_ms() - 1_000_000
@@ -254,21 +254,21 @@ async def test_a_reset_waits_for_an_orderly_listener_that_runs(tmp_path: Path) -
 async def test_an_offset_beyond_the_queue_is_corrected(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"] * 3, to=QUEUE)
-        # Left from before a crash took the end of the queue: a broker refuses such a commit.
+        # Left from before a crash removed the end of the queue: a broker rejects such a commit.
         world.brokers["a"].state.offsets.commit("g", "T", 0, 1000)
         seen = Seen()
         async with consuming(world, seen):
             await sleep_ms(9000)
             await send(world, [b"later"], to=QUEUE)
             await sleep_ms(5000)
-            # The original goes to the end of the queue as it was when it was asked.
+            # Apache RocketMQ goes to the end of the queue as it was at the time of the request.
             assert seen.bodies == [b"later"]
             await sleep_ms(5000)
             assert await committed(world) == 4
 
 
 @virtual_time()
-async def test_an_error_is_not_taken_for_no_offset(tmp_path: Path) -> None:
+async def test_an_error_does_not_count_as_no_offset(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"] * 3, to=QUEUE)
         seen, recorder = Seen(), Recorder()
@@ -292,7 +292,7 @@ async def test_an_error_is_not_taken_for_no_offset(tmp_path: Path) -> None:
 async def test_a_queue_that_changes_while_a_broker_is_compared(
     tmp_path: Path, compared: int, changed: QueueOffset | None
 ) -> None:
-    """The position of before would make the next owner skip messages."""
+    """The previous position would make the next owner skip messages."""
     recorder = Recorder()
     async with cluster(tmp_path) as world, world.session(hooks=[recorder]) as session:
         await make_topic(world)
@@ -322,7 +322,7 @@ async def test_a_queue_that_changes_while_a_broker_is_compared(
 
 
 @virtual_time()
-async def test_an_idle_consumer_looks_for_news_in_vain(tmp_path: Path) -> None:
+async def test_an_idle_consumer_has_no_uncommitted_offsets(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world, world.session() as session:
         await make_topic(world)
         await session.route("T")
@@ -332,7 +332,7 @@ async def test_an_idle_consumer_looks_for_news_in_vain(tmp_path: Path) -> None:
         store.positions.advance(queue, QueueOffset(3))
         assert store.has_uncommitted([queue])
         await store.persist([queue])
-        assert store.has_uncommitted([queue]), "told once"
+        assert store.has_uncommitted([queue]), "committed once"
         await store.persist([queue])
         assert not store.has_uncommitted([queue])
         store.positions.advance(queue, QueueOffset(3))
@@ -342,4 +342,4 @@ async def test_an_idle_consumer_looks_for_news_in_vain(tmp_path: Path) -> None:
         store.positions.replace(queue, QueueOffset(3))
         assert not store.has_uncommitted([queue])
         await sleep_ms(COMMIT_AGAIN_MS)
-        assert store.has_uncommitted([queue]), "told again after a while"
+        assert store.has_uncommitted([queue]), "committed again after a while"

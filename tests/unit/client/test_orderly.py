@@ -43,7 +43,7 @@ async def lock_as_another(world: Cluster, queue: MessageQueue = QUEUE) -> None:
 
 @pytest.mark.parametrize("batch_max", [1, 3])
 @virtual_time()
-async def test_messages_of_a_queue_come_in_order_one_call_at_a_time(
+async def test_messages_of_a_queue_are_delivered_in_order_one_call_at_a_time(
     tmp_path: Path, batch_max: int
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -79,7 +79,7 @@ async def test_plain_functions_see_the_order_too(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_failed_message_holds_its_queue_for_a_moment(tmp_path: Path) -> None:
+async def test_a_failed_message_suspends_its_queue(tmp_path: Path) -> None:
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         if messages[0].body == b"2" and messages[0].reconsume_times < 3:
             context.suspend_ms = 5000 if messages[0].reconsume_times == 2 else None
@@ -99,7 +99,7 @@ async def test_a_failed_message_holds_its_queue_for_a_moment(tmp_path: Path) -> 
 
 
 @virtual_time()
-async def test_other_queues_go_on_while_one_is_held(tmp_path: Path) -> None:
+async def test_other_queues_continue_while_one_is_suspended(tmp_path: Path) -> None:
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         return LATER if context.queue.queue_id == 0 else ConsumeResult.SUCCESS
 
@@ -114,7 +114,9 @@ async def test_other_queues_go_on_while_one_is_held(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_message_tried_too_often_is_dead_and_the_queue_goes_on(tmp_path: Path) -> None:
+async def test_a_message_retried_too_often_is_dead_lettered_and_the_queue_continues(
+    tmp_path: Path,
+) -> None:
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         return LATER if messages[0].body == b"1" else ConsumeResult.SUCCESS
 
@@ -130,7 +132,7 @@ async def test_a_message_tried_too_often_is_dead_and_the_queue_goes_on(tmp_path:
 
 
 @virtual_time()
-async def test_in_a_batch_only_what_may_be_tried_again_comes_again(tmp_path: Path) -> None:
+async def test_in_a_batch_only_messages_with_retries_left_are_redelivered(tmp_path: Path) -> None:
     calls: list[list[bytes]] = []
 
     async def listen(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
@@ -151,7 +153,7 @@ async def test_in_a_batch_only_what_may_be_tried_again_comes_again(tmp_path: Pat
 
 
 @virtual_time()
-async def test_committing_by_hand(tmp_path: Path) -> None:
+async def test_manual_commits(tmp_path: Path) -> None:
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         context.auto_commit = False
         return ConsumeResult.COMMIT if messages[0].body == b"2" else ConsumeResult.SUCCESS
@@ -161,11 +163,11 @@ async def test_committing_by_hand(tmp_path: Path) -> None:
         seen = Seen(decide)
         async with consuming(world, seen, orderly=True):
             await wait_until(lambda: seen.count == 5)
-        assert await committed(world) == 3, "what came after the commit is not done"
+        assert await committed(world) == 3, "messages after the commit are not finished"
 
 
 @virtual_time()
-async def test_rolling_back_brings_all_since_the_last_commit_again(tmp_path: Path) -> None:
+async def test_rolling_back_redelivers_everything_since_the_last_commit(tmp_path: Path) -> None:
     rolled: list[bytes] = []
 
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
@@ -190,7 +192,7 @@ async def test_rolling_back_brings_all_since_the_last_commit_again(tmp_path: Pat
 
 
 @virtual_time()
-async def test_a_queue_that_another_has_locked_waits_for_it(tmp_path: Path) -> None:
+async def test_a_queue_locked_by_another_member_is_awaited(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(3), to=QUEUE)
         await lock_as_another(world)
@@ -216,7 +218,7 @@ async def test_locks_are_renewed_every_twenty_seconds(tmp_path: Path) -> None:
         given_back = {
             queue for each in unlocks for queue in LockQueues.decode(whole_body(each)).queues
         }
-        assert len(given_back) == 5, "closing gives all locks back"
+        assert len(given_back) == 5, "closing releases all locks"
 
 
 @virtual_time()
@@ -243,7 +245,7 @@ async def test_without_a_fresh_lock_nothing_is_consumed(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_a_lost_queue_waits_for_its_running_listener(tmp_path: Path) -> None:
-    """The other member begins only when the lock is given back: order holds across members."""
+    """The other member starts only when the lock is released: order holds across members."""
     async with cluster(tmp_path) as world:
         for number in range(4):
             await send(world, bodies(3), to=MessageQueue("T", "a", number))
@@ -305,7 +307,7 @@ async def test_closing_waits_for_the_running_call(tmp_path: Path) -> None:
     ],
 )
 @virtual_time()
-async def test_an_error_is_no_refusal_of_a_renewal(
+async def test_an_error_does_not_count_as_a_rejected_renewal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: TurbopumpError
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -327,7 +329,7 @@ async def test_an_error_is_no_refusal_of_a_renewal(
 
 
 @virtual_time()
-async def test_a_lock_that_another_got_stops_pulling(tmp_path: Path) -> None:
+async def test_a_lock_taken_by_another_member_stops_pulling(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(1), to=QUEUE)
         seen = Seen()

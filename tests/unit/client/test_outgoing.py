@@ -1,4 +1,4 @@
-"""From messages to what is sent: batches, sizes, properties, names."""
+"""From messages to requests: batches, sizes, properties, names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_what_is_sent_can_be_read_back(message: Message) -> None:
+def test_sent_messages_can_be_read_back(message: Message) -> None:
     sent = outgoing(message, ID, RULES)
     named = properties.decode(sent.properties)
     assert named.pop("UNIQ_KEY") == ID
@@ -51,7 +51,7 @@ def test_what_is_sent_can_be_read_back(message: Message) -> None:
     assert (sent.body, sent.sys_flag, sent.flag) == (message.body, 0, message.flag)
 
 
-def test_what_compression_would_make_larger_goes_as_it_is() -> None:
+def test_bodies_that_compression_would_enlarge_are_sent_uncompressed() -> None:
     body = bytes(range(256))
     sent = outgoing(Message("T", body), "id", MessageRules(compress_from_bytes=10))
     assert (sent.body, sent.sys_flag) == (body, 0)
@@ -90,7 +90,7 @@ def test_split_batches_keep_everything_in_order_and_to_the_limits(
         ([Message("T", b"")], "body must be 1–"),
     ],
 )
-def test_what_cannot_go_together(batch: list[Message], text: str) -> None:
+def test_messages_that_cannot_share_a_batch(batch: list[Message], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         check_batch(batch, RULES)
 
@@ -137,7 +137,7 @@ def test_names_of_groups_and_topics(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"])
-def test_messages_that_are_not_committed_are_not_for_consumers(name: str) -> None:
+def test_uncommitted_messages_are_not_shown_to_consumers(name: str) -> None:
     listener: Any = print
     with pytest.raises(InvalidArgument, match="it holds messages of open transactions"):
         PushConsumer("g", listener, subscriptions={name: "*"}, nameserver="127.0.0.1:1")
@@ -174,7 +174,7 @@ def test_rules_are_checked(changes: dict[str, int], text: str) -> None:
         ({"delay_level": "1"}, "delay_level must be an integer, got '1'"),
     ],
 )
-def test_values_of_another_type_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
+def test_values_of_the_wrong_type_are_rejected_by_name(changes: dict[str, Any], words: str) -> None:
     values: dict[str, Any] = {"topic": "T", "body": b"x", **changes}
     with pytest.raises(InvalidArgument, match=words):
         outgoing(Message(**values), ID, MessageRules())

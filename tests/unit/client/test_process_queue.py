@@ -49,7 +49,7 @@ def run(queue: ProcessQueue[Item], step: dict[str, Any]) -> object:
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda sequence: sequence["name"])
-def test_every_step_is_that_of_the_original(sequence: dict[str, Any]) -> None:
+def test_every_step_equals_that_of_apache_rocketmq(sequence: dict[str, Any]) -> None:
     queue: ProcessQueue[Item] = ProcessQueue()
     for step in sequence["steps"]:
         assert run(queue, step) == step["returned"], step

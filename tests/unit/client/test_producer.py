@@ -1,4 +1,4 @@
-"""Sending: what arrives, where, how often it is tried, and what is refused."""
+"""Sending: what arrives, where, how often it is retried, and what is rejected."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def stored(world: Cluster, topic: str = "T") -> list[MessageView]:
 
 
 @virtual_time()
-async def test_a_message_arrives_with_all_it_was_given(tmp_path: Path) -> None:
+async def test_a_message_arrives_with_all_its_fields(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
         message = Message(
             "T", b"hello", tags="created", keys=["42", "43"], properties={"who": "me"}, flag=7
@@ -135,7 +135,9 @@ async def test_oneway_arrives_without_an_answer(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_submitted_messages_run_together_and_each_callback_comes_once(tmp_path: Path) -> None:
+async def test_submitted_messages_run_concurrently_and_each_callback_runs_once(
+    tmp_path: Path,
+) -> None:
     heard: list[SendReceipt | Exception | None] = []
     config = ProducerConfig(in_flight_max=10)
     async with (
@@ -158,7 +160,7 @@ async def test_submitted_messages_run_together_and_each_callback_comes_once(tmp_
 
 @virtual_time()
 async def test_submitted_messages_of_a_queue_are_stored_in_their_order(tmp_path: Path) -> None:
-    """Also those that come just when the route of their topic is found."""
+    """Including those submitted just when the route of their topic is found."""
     promises: list[asyncio.Future[SendReceipt]] = []
     later: list[asyncio.Task[None]] = []
 
@@ -166,7 +168,7 @@ async def test_submitted_messages_of_a_queue_are_stored_in_their_order(tmp_path:
         for _ in range(count):
             message = Message("T", b"%d" % len(promises))
             promises.append(await producer.submit(message, to=by_hash("customer")))
-            # One in each turn of the loop.
+            # One in each loop iteration.
             await asyncio.sleep(0)
 
     class AtRoutes(Recorder):
@@ -186,7 +188,7 @@ async def test_submitted_messages_of_a_queue_are_stored_in_their_order(tmp_path:
 
 
 @virtual_time()
-async def test_a_submitted_message_that_is_refused_tells_its_callback(tmp_path: Path) -> None:
+async def test_a_rejected_submitted_message_calls_its_callback(tmp_path: Path) -> None:
     heard: list[Exception | None] = []
     async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
         promise = await producer.submit(
@@ -209,7 +211,7 @@ async def test_closing_waits_for_submitted_messages(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_dead_broker_is_passed_over(tmp_path: Path) -> None:
+async def test_a_dead_broker_is_skipped(tmp_path: Path) -> None:
     recorder = Recorder()
     async with (
         cluster(tmp_path, BROKERS) as world,
@@ -224,7 +226,7 @@ async def test_a_dead_broker_is_passed_over(tmp_path: Path) -> None:
 
 
 def refusing(code: int, times: int = 1 << 30) -> Any:
-    """Return a hook's function that lets sends fail with an answer's code."""
+    """Return a hook function that fails sends with a response code."""
     left = [times]
 
     def refuse(address: str, command: Command) -> None:
@@ -247,7 +249,7 @@ def refusing(code: int, times: int = 1 << 30) -> Any:
     ],
 )
 @virtual_time()
-async def test_which_answers_are_tried_again(tmp_path: Path, code: int, tries: int) -> None:
+async def test_which_responses_are_retried(tmp_path: Path, code: int, tries: int) -> None:
     recorder = Recorder(refuse=refusing(code))
     async with (
         cluster(tmp_path, BROKERS) as world,
@@ -279,9 +281,7 @@ REFUSALS = [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, 215]
 @pytest.mark.parametrize("code", REFUSALS)
 @pytest.mark.parametrize("to", [None, MessageQueue("T", "a", 1), by_hash("k")])
 @virtual_time()
-async def test_a_busy_broker_is_tried_again_after_pauses_that_grow(
-    tmp_path: Path, code: int, to: Any
-) -> None:
+async def test_a_busy_broker_is_retried_with_backoff(tmp_path: Path, code: int, to: Any) -> None:
     recorder = Recorder(refuse=refusing(code, times=5))
     config = ProducerConfig(retries_max=0)
     async with (
@@ -298,7 +298,7 @@ async def test_a_busy_broker_is_tried_again_after_pauses_that_grow(
 
 @pytest.mark.parametrize("code", REFUSALS)
 @virtual_time()
-async def test_a_broker_that_stays_busy_is_told_when_the_time_is_up(
+async def test_a_broker_that_stays_busy_is_reported_at_the_deadline(
     tmp_path: Path, code: int
 ) -> None:
     recorder = Recorder(refuse=refusing(code))
@@ -315,7 +315,7 @@ async def test_a_broker_that_stays_busy_is_told_when_the_time_is_up(
 
 
 @virtual_time()
-async def test_another_broker_takes_what_a_busy_one_refuses_without_a_pause(tmp_path: Path) -> None:
+async def test_another_broker_is_tried_without_a_pause_when_one_is_busy(tmp_path: Path) -> None:
     def refuse(address: str, command: Command) -> None:
         if command.code == SEND and address.startswith(("10.0.0.1:", "10.0.0.3:")):
             raise RemoteError(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy")
@@ -331,7 +331,7 @@ async def test_another_broker_takes_what_a_busy_one_refuses_without_a_pause(tmp_
 
 
 @virtual_time()
-async def test_brokers_that_are_slow_and_busy_are_not_asked_without_a_pause(tmp_path: Path) -> None:
+async def test_brokers_that_are_slow_and_busy_are_retried_after_a_pause(tmp_path: Path) -> None:
     recorder = Recorder(refuse=refusing(ResponseCode.SYSTEM_BUSY))
     config = ProducerConfig(avoid_slow_brokers=True)
     async with (
@@ -344,7 +344,9 @@ async def test_brokers_that_are_slow_and_busy_are_not_asked_without_a_pause(tmp_
 
 
 @virtual_time()
-async def test_who_does_not_want_to_wait_hears_of_a_busy_broker_at_once(tmp_path: Path) -> None:
+async def test_a_send_that_does_not_wait_for_brokers_reports_busy_immediately(
+    tmp_path: Path,
+) -> None:
     recorder = Recorder(refuse=refusing(ResponseCode.SYSTEM_BUSY))
     config = ProducerConfig(wait_for_brokers=False)
     async with (
@@ -364,7 +366,7 @@ async def test_sends_wait_for_their_only_broker_while_it_restarts(
     async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
         queue = (await producer.send(Message("T", b"0"))).queue
         await (world.crash() if is_killed else world.stop_broker())
-        # Long enough that the name server does not know the topic any more, nor the broker.
+        # Long enough that the name server no longer knows the topic or the broker.
         await asyncio.sleep(150)
         sends: list[asyncio.Future[Any]] = [
             asyncio.create_task(producer.send(Message("T", b"1"))),
@@ -384,7 +386,7 @@ async def test_sends_wait_for_their_only_broker_while_it_restarts(
 
 
 @virtual_time()
-async def test_a_broker_that_does_not_come_back_is_told_when_the_time_is_up(tmp_path: Path) -> None:
+async def test_a_broker_that_does_not_return_is_reported_at_the_deadline(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
         queue = (await producer.send(Message("T", b"0"))).queue
         await world.stop_broker()
@@ -419,7 +421,7 @@ async def test_the_first_send_waits_for_a_name_server_that_starts(tmp_path: Path
 
 
 @virtual_time()
-async def test_all_tries_together_keep_to_the_time(tmp_path: Path) -> None:
+async def test_all_attempts_together_stay_within_the_timeout(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path, BROKERS) as world,
         Producer("pg", session=world.session()) as producer,
@@ -436,7 +438,7 @@ async def test_all_tries_together_keep_to_the_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_slow_brokers_are_left_alone_for_a_while(tmp_path: Path) -> None:
+async def test_slow_brokers_are_avoided_for_a_while(tmp_path: Path) -> None:
     config = ProducerConfig(avoid_slow_brokers=True)
     async with (
         cluster(tmp_path, BROKERS) as world,
@@ -463,7 +465,7 @@ async def test_an_unreachable_name_server_and_an_unknown_topic(tmp_path: Path) -
         start_ms = world.clock.monotonic_ms()
         with pytest.raises(NoRoute, match="'T' has no queue"):
             await producer.send(Message("T", b"x"))
-        assert world.clock.monotonic_ms() - start_ms < 100, "no matter of waiting"
+        assert world.clock.monotonic_ms() - start_ms < 100, "waiting does not help"
         world.network.refuse("ns0")
         world.network.cut("ns0")
         with pytest.raises(ConnectFailed):
@@ -471,7 +473,7 @@ async def test_an_unreachable_name_server_and_an_unknown_topic(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_a_namespace_is_put_before_names_and_taken_off_again(tmp_path: Path) -> None:
+async def test_a_namespace_is_added_to_names_and_removed_again(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         session = world.session(namespace="ns")
         async with Producer("pg", session=session) as producer:
@@ -484,7 +486,7 @@ async def test_a_namespace_is_put_before_names_and_taken_off_again(tmp_path: Pat
 
 
 @virtual_time()
-async def test_delayed_messages_come_later(tmp_path: Path) -> None:
+async def test_delayed_messages_are_delivered_later(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
         await producer.send(Message("T", b"x", delay_level=2))
         await asyncio.sleep(4)
@@ -511,7 +513,7 @@ async def test_delayed_messages_come_later(tmp_path: Path) -> None:
     ],
 )
 @virtual_time()
-async def test_what_no_broker_would_take_is_refused(
+async def test_messages_that_no_broker_would_accept_are_rejected(
     tmp_path: Path, message: Message, text: str
 ) -> None:
     config = ProducerConfig(messages=MessageRules(body_bytes_max=100))
@@ -524,7 +526,7 @@ async def test_what_no_broker_would_take_is_refused(
 
 
 class Noting:
-    """A hook that writes down what it sees."""
+    """A hook that records what it sees."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, object]] = []
@@ -539,7 +541,7 @@ class Noting:
 
 
 @virtual_time()
-async def test_hooks_see_every_try(tmp_path: Path) -> None:
+async def test_hooks_see_every_attempt(tmp_path: Path) -> None:
     recorder, noting = Recorder(refuse=refusing(ResponseCode.SYSTEM_ERROR, 1)), Noting()
     async with (
         cluster(tmp_path) as world,
@@ -566,7 +568,7 @@ class Unflushed(Session):
 
 
 @virtual_time()
-async def test_a_message_stored_but_not_flushed_may_be_tried_again(tmp_path: Path) -> None:
+async def test_a_message_stored_but_not_flushed_may_be_retried(tmp_path: Path) -> None:
     recorder = Recorder()
     config = ProducerConfig(retry_unless_ok=True)
     async with cluster(tmp_path, BROKERS) as world:
@@ -590,14 +592,14 @@ def test_settings_are_checked(changes: dict[str, Any], text: str) -> None:
         ProducerConfig(**changes)
 
 
-def test_a_timeout_is_an_error_that_may_be_tried_again() -> None:
+def test_a_timeout_is_a_retryable_error() -> None:
     assert RequestTimeout("x").retriable
     assert RemoteError(ResponseCode.SYSTEM_BUSY, "").retriable
     assert not RemoteError(ResponseCode.MESSAGE_ILLEGAL, "").retriable
 
 
 @virtual_time()
-async def test_the_time_for_a_send_covers_looking_for_its_queues(tmp_path: Path) -> None:
+async def test_the_send_timeout_covers_the_route_lookup(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as world,
         Producer("pg", session=world.session()) as producer,

@@ -1,4 +1,4 @@
-"""Pulling by hand: what comes, what is waited for, positions, sending back."""
+"""Pulling manually: results, waits, positions, sending back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_messages_are_read_from_any_offset(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_else_a_pull_may_find(tmp_path: Path) -> None:
+async def test_other_outcomes_of_a_pull(tmp_path: Path) -> None:
     async with world_with_consumer(tmp_path) as (world, _, consumer):
         start_ms = world.clock.monotonic_ms()
         assert isinstance(await consumer.pull(QUEUE, 10), NothingNew)
@@ -65,7 +65,7 @@ async def test_what_else_a_pull_may_find(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_tags_with_one_hash_are_told_apart(tmp_path: Path) -> None:
+async def test_tags_with_the_same_hash_are_distinguished(tmp_path: Path) -> None:
     async with world_with_consumer(tmp_path, 0) as (_, producer, consumer):
         await producer.send(Message("T", b"x", tags="Aa"), to=lambda queues: queues[0])
         outcome = await consumer.pull(QUEUE, 0, tags="BB")
@@ -105,7 +105,7 @@ async def test_positions(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_message_sent_back_comes_again_in_the_retry_topic(tmp_path: Path) -> None:
+async def test_a_message_sent_back_is_redelivered_in_the_retry_topic(tmp_path: Path) -> None:
     async with world_with_consumer(tmp_path) as (_, _, consumer):
         found = await consumer.pull(QUEUE, 0, count_max=1)
         assert isinstance(found, Found)
@@ -119,7 +119,7 @@ async def test_a_message_sent_back_comes_again_in_the_retry_topic(tmp_path: Path
 
 
 @virtual_time()
-async def test_new_queues_are_heard_of(tmp_path: Path) -> None:
+async def test_new_queues_are_reported(tmp_path: Path) -> None:
     heard: list[tuple[str, int]] = []
 
     def note(topic: str, queues: Sequence[MessageQueue]) -> None:
@@ -152,7 +152,7 @@ async def test_a_pull_has_the_fields_of_the_classic_consumer(tmp_path: Path) -> 
 
 
 @virtual_time()
-async def test_what_cannot_be_read(tmp_path: Path) -> None:
+async def test_queues_that_cannot_be_read(tmp_path: Path) -> None:
     async with world_with_consumer(tmp_path) as (_, _, consumer):
         with pytest.raises(NoRoute, match="'nowhere'"):
             await consumer.queues("nowhere")

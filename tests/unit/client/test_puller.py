@@ -1,4 +1,4 @@
-"""Pulling: what is asked of whom, and how long to wait when something is wrong."""
+"""Pulling: which requests go where, and how long to wait after errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class PullTimes(Recorder):
-    """Notes when the queue was pulled, and fails the first pulls."""
+    """Records when the queue was pulled, and fails the first pulls."""
 
     def __init__(self, world: Cluster, *errors: Exception) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ async def test_one_pull_is_held_at_a_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_progress_travels_with_pulls(tmp_path: Path) -> None:
+async def test_pulls_carry_the_committed_offset(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen, pulls = Seen(), PullTimes(world)

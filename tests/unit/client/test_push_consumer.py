@@ -35,11 +35,11 @@ def bodies(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-# --- life -----------------------------------------------------------------------------------------
+# --- life cycle -----------------------------------------------------------------------------------
 
 
 @virtual_time()
-async def test_messages_come_to_the_listener_and_are_committed(tmp_path: Path) -> None:
+async def test_messages_are_delivered_to_the_listener_and_committed(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(20))
         seen = Seen()
@@ -53,7 +53,7 @@ async def test_messages_come_to_the_listener_and_are_committed(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_a_message_comes_within_milliseconds(tmp_path: Path) -> None:
+async def test_a_message_is_delivered_within_milliseconds(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         seen = Seen()
@@ -149,14 +149,14 @@ async def test_a_listener_may_close_its_consumer(tmp_path: Path, orderly: bool) 
             start_ms = world.clock.monotonic_ms()
             await consumer.wait()
             assert world.clock.monotonic_ms() - start_ms < 1000
-        # It was waited for, as for any other: its message is done with.
+        # It was awaited like any other: its message is finished.
         assert seen.count == 1
         assert await committed(world) == 1
         assert len(recorder.of(RequestCode.UNREGISTER_CLIENT)) == 1
 
 
 @virtual_time()
-async def test_closing_goes_on_when_its_caller_is_cancelled(tmp_path: Path) -> None:
+async def test_closing_continues_when_its_caller_is_cancelled(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(2), to=QUEUE)
         seen, recorder = Seen(), Recorder()
@@ -242,7 +242,7 @@ async def test_two_consumers_of_a_group_need_two_clients(tmp_path: Path) -> None
         ({"subscriptions": {"T": " "}}, "tag expression of topic 'T' is ' ', which has no tag"),
     ],
 )
-def test_what_is_not_allowed_is_named(changes: dict[str, Any], text: str) -> None:
+def test_invalid_arguments_are_named(changes: dict[str, Any], text: str) -> None:
     settings: dict[str, Any] = {"group": "g", "listener": Seen(), "nameserver": "ns:1", **changes}
     with pytest.raises(InvalidArgument, match=text):
         PushConsumer(settings.pop("group"), settings.pop("listener"), **settings)
@@ -259,7 +259,7 @@ def test_a_broadcasting_consumer_keeps_its_client_id(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_only_wanted_tags_come_even_when_hashes_collide(tmp_path: Path) -> None:
+async def test_only_subscribed_tags_are_delivered_even_when_hashes_collide(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         for tags in ("Aa", "BB", "C", None):
             await send(world, [(tags or "none").encode()], tags=tags, to=QUEUE)
@@ -267,7 +267,7 @@ async def test_only_wanted_tags_come_even_when_hashes_collide(tmp_path: Path) ->
         async with consuming(world, seen, subscriptions={"T": "Aa || C"}):
             await sleep_ms(25_000)
         assert seen.bodies == [b"Aa", b"C"]
-        assert await committed(world) == 4, "what was filtered out is done too"
+        assert await committed(world) == 4, "messages filtered out are finished too"
 
 
 @virtual_time()
@@ -305,7 +305,7 @@ async def test_other_tags_while_running(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_an_expression_that_brokers_refuse_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_an_expression_rejected_by_brokers_fails_the_start(tmp_path: Path) -> None:
     async with cluster(tmp_path, filters=FiltersConfig(sql_enabled=False)) as world:
         await make_topic(world)
         session = world.session()
@@ -339,7 +339,7 @@ async def test_the_first_retry_of_a_new_group_is_not_late(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_brokers_hear_of_the_retry_topic_and_of_everything_else(tmp_path: Path) -> None:
+async def test_heartbeats_include_the_retry_topic_and_all_settings(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         recorder = Recorder()
@@ -401,7 +401,7 @@ async def test_pulls_ask_for_as_much_as_the_flow_limits_leave_room_for(tmp_path:
             for each in pulls
             if (each.topic, each.queue_id) == (QUEUE.topic, QUEUE.queue_id)
         ]
-        # The second one goes one message beyond the limit, as everywhere in the protocol.
+        # The second one exceeds the limit by one message, as everywhere in the protocol.
         assert asked[:2] == [(256, True), (25, None)]
 
 
@@ -409,7 +409,7 @@ async def test_pulls_ask_for_as_much_as_the_flow_limits_leave_room_for(tmp_path:
 
 
 async def begin_in_an_old_queue(world: Cluster) -> datetime:
-    """Return a moment between two messages of a queue whose first one is not young any more."""
+    """Return a timestamp between two messages of a queue whose first one is no longer young."""
     await send(world, [b"old"], to=QUEUE)
     await sleep_ms(60_000)
     moment_ms = world.clock.now_ms()
@@ -419,7 +419,7 @@ async def begin_in_an_old_queue(world: Cluster) -> datetime:
 
 
 @virtual_time()
-async def test_starting_with_the_first_message_or_since_a_moment(tmp_path: Path) -> None:
+async def test_starting_with_the_first_message_or_at_a_timestamp(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         moment = await begin_in_an_old_queue(world)
         first, since = Seen(), Seen()
@@ -432,7 +432,7 @@ async def test_starting_with_the_first_message_or_since_a_moment(tmp_path: Path)
 
 
 @virtual_time()
-async def test_a_committed_offset_wins_over_any_start(tmp_path: Path) -> None:
+async def test_a_committed_offset_overrides_the_start_position(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(3), to=QUEUE)
         seen, again = Seen(), Seen()
@@ -464,7 +464,7 @@ async def test_suspending_stops_pulling_until_resumed(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_the_number_of_calls_at_once_can_change(tmp_path: Path) -> None:
+async def test_the_number_of_concurrent_calls_can_change(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(40), to=QUEUE)
         seen = Seen()
@@ -486,7 +486,7 @@ async def test_the_number_of_calls_at_once_can_change(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_namespace_stays_out_of_the_users_sight(tmp_path: Path) -> None:
+async def test_a_namespace_is_not_shown_to_the_user(tmp_path: Path) -> None:
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         tried = messages[0].reconsume_times
         return ConsumeResult.SUCCESS if tried else ConsumeResult.RETRY_LATER

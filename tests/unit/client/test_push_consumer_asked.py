@@ -1,4 +1,4 @@
-"""What operators may ask of a push consumer."""
+"""What operators may query from a push consumer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def ask(world: Cluster, code: int, header: Header) -> Command:
 
 
 @virtual_time()
-async def test_the_inside_can_be_seen(tmp_path: Path) -> None:
+async def test_the_internal_state_can_be_queried(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"0", b"1", b"2", b"3"])
         seen = Seen()
@@ -101,7 +101,7 @@ async def message_of(world: Cluster, topic: str) -> MessageView:
 
 
 @virtual_time()
-async def test_progress_in_memory_can_be_asked_for(tmp_path: Path) -> None:
+async def test_offsets_in_memory_can_be_queried(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"0", b"1", b"2", b"3"])
         seen = Seen()

@@ -31,7 +31,7 @@ def test_every_queue_has_its_turn(queues: list[MessageQueue], seed: int, rounds:
 
 
 @given(queues_of_brokers, st.integers(0, 1 << 32))
-def test_the_avoided_broker_is_taken_only_if_it_is_the_only_one(
+def test_the_avoided_broker_is_used_only_if_it_is_the_only_one(
     queues: list[MessageQueue], seed: int
 ) -> None:
     choice = QueueChoice(Random(seed))
@@ -52,7 +52,7 @@ def test_how_long_a_slow_broker_is_avoided(latency_ms: int, avoided_ms: int) -> 
     assert avoided_for_ms(latency_ms) == avoided_ms
 
 
-def test_when_all_are_slow_the_better_half_is_taken() -> None:
+def test_when_all_are_slow_the_better_half_is_used() -> None:
     faults, queues = BrokerFaults(), [MessageQueue("T", name, 0) for name in "abcd"]
     for broker, latency_ms in (("a", 15_000), ("b", 3000), ("c", 600), ("d", 1000)):
         faults.note(broker, latency_ms, now_ms=0)
@@ -94,7 +94,7 @@ def test_ordered_topics_have_fixed_queues() -> None:
     assert [str(queue) for queue in route.writable] == ["T@b:0", "T@b:1", "T@a:0"]
 
 
-def test_a_new_topic_borrows_no_more_queues_than_it_wants() -> None:
+def test_a_new_topic_borrows_no_more_queues_than_requested() -> None:
     template = TopicRoute(broker_datas=[broker("a", 0)], queue_datas=[data("a", read=8, write=8)])
     assert len(borrowed_route("T", template, 4).writable) == 4
     assert len(borrowed_route("T", template, 16).writable) == 8

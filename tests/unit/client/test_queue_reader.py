@@ -1,4 +1,4 @@
-"""What a reader of queues compares when it is connected to a replica again."""
+"""What a reader of queues compares when it reconnects to a replica."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEFORE, NOW = Source("10.0.0.2:10911", 1), Source("10.0.0.2:10911", 2)
 @pytest.mark.parametrize("end", [3, 0])
 @virtual_time()
 async def test_a_slave_that_lags_counts_as_not_compared(end: int) -> None:
-    """It may be a master that lost messages, by a route that is old: their offsets are reused."""
+    """It may be a master that lost messages, found by an old route: their offsets are reused."""
     config = SimpleNamespace(namespace="", request_timeout_ms=3000)
     session = SimpleNamespace(source=lambda _: NOW, config=config)
     reader = QueueReader(cast("Any", session), "g", PullTimes())

@@ -1,4 +1,4 @@
-"""Members come, go and die, and each queue has one owner."""
+"""Members join, leave and die, and each queue has one owner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_shared_evenly(consumers: Sequence[PushConsumer], count: int) -> bool:
 
 
 @virtual_time()
-async def test_queues_move_as_members_come_and_go(tmp_path: Path) -> None:
+async def test_queues_move_as_members_join_and_leave(tmp_path: Path) -> None:
     async with cluster(tmp_path, names=BROKERS) as world:
         await send(world, [b"x"] * 20)
         async with AsyncExitStack() as rest:
@@ -47,7 +47,7 @@ async def test_queues_move_as_members_come_and_go(tmp_path: Path) -> None:
             for number in range(1, 5):
                 host = f"10.0.1.{number}"
                 consumers.append(await rest.enter_async_context(consuming(world, Seen(), host)))
-                # The broker tells the members, so nobody waits for the next 20 s.
+                # The broker notifies the members, so none waits for the next 20 s.
                 await wait_until(lambda: is_shared_evenly(consumers, 8), 5)
             while len(consumers) > 1:
                 await consumers.pop(0).close()
@@ -78,12 +78,12 @@ async def test_nothing_is_lost_or_committed_backwards_while_members_change(
                 assert all(new >= old for new, old in zip(now, offsets, strict=True))
                 offsets = now
             await wait_until(lambda: len(set(seen.bodies)) == sent + 1, 60)
-        # Every message at least once; those in flight when a queue moved may come twice.
+        # Every message at least once; those in flight when a queue moved may be delivered twice.
         assert seen.count - len(set(seen.bodies)) < sent / 4
 
 
 @virtual_time()
-async def test_a_member_that_dies_is_replaced_at_once(tmp_path: Path) -> None:
+async def test_a_member_that_dies_is_replaced_immediately(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         async with consuming(world, Seen(), "10.0.1.1") as one:
@@ -112,7 +112,7 @@ async def test_a_member_that_falls_silent_is_replaced_after_two_minutes(tmp_path
 
 
 @virtual_time()
-async def test_what_a_listener_says_of_a_lost_queue_is_ignored(tmp_path: Path) -> None:
+async def test_a_listeners_result_for_a_lost_queue_is_ignored(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         for number in range(4):
             await send(world, [b"%d" % number], to=MessageQueue("T", "a", number))
@@ -121,7 +121,7 @@ async def test_what_a_listener_says_of_a_lost_queue_is_ignored(tmp_path: Path) -
         async with consuming(world, first, "10.0.1.1") as one:
             await wait_until(lambda: first.running == 4)
             async with consuming(world, second, "10.0.1.2") as two:
-                # The other one begins where nothing is committed: these messages come again.
+                # The other one starts where nothing is committed: these messages are redelivered.
                 await wait_until(lambda: second.count == 2, 5)
                 lost = owned(two)
                 first.hold.set()
@@ -133,7 +133,7 @@ async def test_what_a_listener_says_of_a_lost_queue_is_ignored(tmp_path: Path) -
 
 
 @virtual_time()
-async def test_a_queue_whose_pulling_died_is_begun_anew(tmp_path: Path) -> None:
+async def test_a_queue_whose_puller_died_is_restarted(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen = Seen()
@@ -149,7 +149,7 @@ async def test_a_queue_whose_pulling_died_is_begun_anew(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_group_that_cannot_be_asked_keeps_its_queues(tmp_path: Path) -> None:
+async def test_queues_are_kept_when_the_group_cannot_be_queried(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         seen = Seen()
@@ -163,7 +163,7 @@ async def test_a_group_that_cannot_be_asked_keeps_its_queues(tmp_path: Path) -> 
 
 
 def forget_client(world: Cluster, host: str) -> None:
-    """Let a broker lose sight of a client whose connection stays open."""
+    """Let a broker forget a client whose connection stays open."""
     broker = world.brokers["a"]
     for connection in broker.connections:
         if connection.peer_address.startswith(f"{host}:"):
@@ -171,7 +171,7 @@ def forget_client(world: Cluster, host: str) -> None:
 
 
 @virtual_time()
-async def test_a_member_that_is_missing_from_the_list_says_so_before_it_drops_anything(
+async def test_a_member_missing_from_the_list_sends_a_heartbeat_before_it_drops_queues(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -245,7 +245,7 @@ async def test_members_agree_whatever_the_strategy(tmp_path: Path, strategy: obj
 
 
 @virtual_time()
-async def test_the_group_is_looked_at_every_twenty_seconds(tmp_path: Path) -> None:
+async def test_the_group_is_checked_every_twenty_seconds(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         recorder = Recorder()
@@ -274,17 +274,17 @@ async def test_broadcasting_gives_every_message_to_every_member(tmp_path: Path) 
             await wait_until(lambda: first.count == second.count == 21)
             assert len(owned(one)) == len(owned(two)) == 4
             assert not owned(one, "%RETRY%g")
-        assert await committed(world) == 0, "brokers hear nothing of it"
+        assert await committed(world) == 0, "brokers do not learn of it"
         await send(world, [b"later"])
         again = Seen()
         async with consuming(world, again, "10.0.1.1", broadcast=True, offsets_directory=directory):
             await wait_until(lambda: again.count == 1)
             await sleep_ms(5000)
-        assert again.bodies == [b"later"], "it goes on where its own file says"
+        assert again.bodies == [b"later"], "it resumes from its own file"
 
 
 @virtual_time()
-async def test_a_strategy_that_fails_leaves_everything_as_it_is(
+async def test_a_strategy_that_fails_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing: list[bool] = []
@@ -321,7 +321,7 @@ async def test_fixed_queues_are_all_that_is_consumed(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_balancing_twice_at_once_gains_a_queue_once(tmp_path: Path) -> None:
+async def test_concurrent_rebalances_gain_a_queue_once(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         await make_topic(world, "T2")

@@ -67,7 +67,7 @@ def test_a_slave_without_an_offset(
     assert lacks_offset(outcome, asked, some) is lacks
 
 
-def test_a_slave_passes_over_nothing_of_those_who_want_everything() -> None:
+def test_a_slave_skips_nothing_for_consumers_without_a_filter() -> None:
     everything = Subscription(topic="T", sub_string="*")
     assert lacks_offset(NothingMatched(*limits(40)), 30, everything)
     assert not lacks_offset(Found(*limits(40), messages=()), 30, everything)

@@ -1,4 +1,4 @@
-"""Messages that are answered."""
+"""Messages with replies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vectors import frame
 
 
 async def answer_all(world: Cluster, replier: Producer, delay_s: float = 0.0) -> None:
-    """Reply to every request with its own body, shouted."""
+    """Reply to every request with its own body in upper case."""
     session = world.session("10.0.1.2", instance="replier")
     async with LitePullConsumer("repliers", session=session, start_from="first") as consumer:
         await consumer.assign(
@@ -46,7 +46,7 @@ async def test_requests_are_replied_to_whichever_broker_has_them(tmp_path: Path)
             *(asking.request(Message("Q", b"r%d" % number)) for number in range(20))
         )
         assert [reply.body[:3].strip(b"R") for reply in replies[:3]] == [b"0", b"1", b"2"]
-        assert all(len(reply.body) >= 2000 for reply in replies), "compressed on their way"
+        assert all(len(reply.body) >= 2000 for reply in replies), "compressed in transit"
         assert len({reply.message_id for reply in replies}) == 20
         answering.cancel()
     for name in ("SEND_MESSAGE_V2", "SEND_REPLY_MESSAGE_V2"):
@@ -56,7 +56,7 @@ async def test_requests_are_replied_to_whichever_broker_has_them(tmp_path: Path)
 
 
 @virtual_time()
-async def test_a_reply_that_does_not_come_in_time(tmp_path: Path) -> None:
+async def test_a_reply_that_does_not_arrive_in_time(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as world,
         Producer("asking", session=world.session()) as asking,
@@ -68,7 +68,7 @@ async def test_a_reply_that_does_not_come_in_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_who_replies_hears_that_nobody_is_there(tmp_path: Path) -> None:
+async def test_replying_to_a_disconnected_client_is_an_error(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         async with Producer("asking", session=world.session()) as asking:
             with pytest.raises(RequestTimeout):

@@ -1,4 +1,4 @@
-"""What follows from a listener's answer, and where a queue is begun: decisions without IO."""
+"""The consequences of a listener's result, and where a queue starts: decisions without IO."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def message(reconsume_times: int) -> MessageView:
     return decode_record(record.encode(QueueOffset(0), PhysicalOffset(0), 0))
 
 
-def test_messages_that_were_tried_often_enough_are_told_apart() -> None:
+def test_messages_without_retries_left_are_separated() -> None:
     tried = attempts([message(0), message(2), message(3)], attempts_max=3)
     assert [each.reconsume_times for each in tried.again] == [1, 3]
     assert [each.reconsume_times for each in tried.exhausted] == [3]
@@ -116,14 +116,14 @@ def test_messages_that_were_tried_often_enough_are_told_apart() -> None:
         ("%RETRY%g", 3, MOMENT, At(QueueOffset(3))),
     ],
 )
-def test_where_a_queue_is_begun(
+def test_where_a_queue_is_started(
     topic: str, stored: int | None, start_from: Any, start: Start
 ) -> None:
     offset = None if stored is None else QueueOffset(stored)
     assert start_in(topic, offset, start_from) == start
 
 
-def test_any_other_start_is_refused() -> None:
+def test_any_other_start_is_rejected() -> None:
     other: Any = "middle"
     for decide in (consume_from, lambda start: start_in("T", None, start)):
         with pytest.raises(InvalidArgument, match=r"start_from must be .* got 'middle'"):
@@ -161,9 +161,7 @@ def test_what_is_gained_and_lost() -> None:
         (Retries, "suspend_ms", 9, "10–30000"),
     ],
 )
-def test_a_setting_that_is_not_allowed_is_named(
-    kind: type, field: str, value: object, allowed: str
-) -> None:
+def test_an_invalid_setting_is_named(kind: type, field: str, value: object, allowed: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{field} must be .*{allowed}.*, got {value!r}"):
         kind(**{field: value})
 
@@ -176,7 +174,7 @@ def test_limits_of_a_topic_are_divided_among_its_queues() -> None:
     assert FlowLimits().of_queue(3).messages_max == 1000
 
 
-def test_how_often_a_message_comes_again() -> None:
+def test_how_often_a_message_is_redelivered() -> None:
     assert Retries().attempts(is_orderly=False) == 16
     assert Retries().attempts(is_orderly=True) == 2**31 - 1
     assert Retries(attempts_max=3).attempts(is_orderly=True) == 3
@@ -197,7 +195,7 @@ def test_rates_are_those_of_the_last_minute() -> None:
     assert (late.consume_ok_tps, late.consume_failed_msgs) == (0.0, 6)
 
 
-def test_brokers_are_told_where_a_group_starts() -> None:
+def test_heartbeats_contain_where_a_group_starts() -> None:
     assert consume_from("last") is ConsumeFrom.LAST_OFFSET
     assert consume_from("first") is ConsumeFrom.FIRST_OFFSET
     assert consume_from(MOMENT) is ConsumeFrom.TIMESTAMP

@@ -1,4 +1,4 @@
-"""Messages that no broker takes back are sent anew, and mean the same."""
+"""Messages that no broker takes back are resent, with the same effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class NotTakenBack(Recorder):
-    """Lets no request through that gives a message back."""
+    """Rejects every request that sends a message back."""
 
     def before_request(self, address: str, command: Command) -> Command:
         super().before_request(address, command)
@@ -33,7 +33,7 @@ class NotTakenBack(Recorder):
 
 @pytest.mark.parametrize(("level", "delay"), [(0, "3"), (5, "5")])
 @virtual_time()
-async def test_what_is_sent_anew_waits_as_long_as_asked(
+async def test_a_resent_message_waits_for_the_requested_delay(
     tmp_path: Path, level: int, delay: str
 ) -> None:
     async with cluster(tmp_path) as world:
@@ -50,7 +50,7 @@ async def test_what_is_sent_anew_waits_as_long_as_asked(
 
 
 @virtual_time()
-async def test_what_is_given_up_is_a_dead_letter_at_once(tmp_path: Path) -> None:
+async def test_an_abandoned_message_is_dead_lettered_immediately(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         hook = NotTakenBack()
@@ -66,7 +66,7 @@ async def test_what_is_given_up_is_a_dead_letter_at_once(tmp_path: Path) -> None
 
 
 @virtual_time()
-async def test_what_is_sent_anew_is_tried_as_often_as_what_is_sent_back(tmp_path: Path) -> None:
+async def test_a_resent_message_is_retried_as_often_as_one_sent_back(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         retry = MessageQueue("%RETRY%g", "a", 0)

@@ -1,4 +1,4 @@
-"""What is kept of routes, and which name server is asked."""
+"""What is cached of routes, and which name server is queried."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(address: str, broker: str = "a", queues: int = 2) -> TopicRoute:
 
 
 class Known:
-    """Name servers that all know the same, and a cache that asks them."""
+    """Name servers that all know the same, and a cache that queries them."""
 
     def __init__(self, *servers: str) -> None:
         self.topics: dict[str, TopicRoute] = {}
@@ -49,7 +49,7 @@ class Known:
 
 
 @virtual_time()
-async def test_the_newest_route_is_right_about_a_brokers_address() -> None:
+async def test_the_newest_route_decides_a_brokers_address() -> None:
     known = Known()
     known.topics = {"old": found("10.0.0.1:1"), "kept": found("10.0.0.1:1")}
     for topic in ("kept", "old"):
@@ -58,11 +58,11 @@ async def test_the_newest_route_is_right_about_a_brokers_address() -> None:
     known.topics["kept"] = found("10.0.0.2:2")
     await known.cache.refresh_all([])
     assert known.cache.brokers == {"a": {0: "10.0.0.2:2"}}
-    assert known.cache.cached("old") is not None, "an unknown topic keeps what was known"
+    assert known.cache.cached("old") is not None, "an unknown topic retains the known route"
 
 
 @virtual_time()
-async def test_a_change_is_told_once_and_an_equal_answer_never() -> None:
+async def test_a_change_is_reported_once_and_an_equal_answer_never() -> None:
     known = Known()
     known.topics["T"] = found("10.0.0.1:1")
     for _ in range(3):
@@ -98,7 +98,7 @@ async def test_a_new_topic_borrows_from_its_template_until_it_exists() -> None:
 
 
 @virtual_time()
-async def test_one_server_is_asked_until_it_fails() -> None:
+async def test_one_server_is_queried_until_it_fails() -> None:
     known = Known("one", "two", "three")
     known.topics["T"] = found("10.0.0.1:1")
     for _ in range(5):
@@ -109,7 +109,7 @@ async def test_one_server_is_asked_until_it_fails() -> None:
     known.asked.clear()
     await known.cache.refresh("T")
     assert len(known.asked) == 1
-    assert known.asked != [first], "the one that answered is stayed with"
+    assert known.asked != [first], "the client stays with the one that answered"
     known.down |= {"one", "two", "three"}
     with pytest.raises(ConnectFailed):
         await known.cache.refresh("T")
@@ -118,7 +118,7 @@ async def test_one_server_is_asked_until_it_fails() -> None:
 
 
 @virtual_time()
-async def test_closing_ends_those_who_wait_for_a_route() -> None:
+async def test_closing_ends_waiters_for_a_route() -> None:
     known = Known()
     waiting = asyncio.create_task(known.cache.existing("T"))
     await asyncio.sleep(0.001)
@@ -129,7 +129,7 @@ async def test_closing_ends_those_who_wait_for_a_route() -> None:
 
 @pytest.mark.parametrize("queues", [2**31 - 1, 65_537, -1, -(2**31)])
 @virtual_time()
-async def test_absurd_numbers_of_queues_are_not_believed(
+async def test_absurd_numbers_of_queues_are_ignored(
     queues: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = Known()
@@ -156,7 +156,7 @@ async def test_queues_of_all_brokers_together_are_bounded() -> None:
     assert len((await known.cache.existing("T")).readable) == TOPIC_QUEUES_MAX
 
 
-def test_absurd_order_is_not_believed() -> None:
+def test_absurd_order_configurations_are_ignored() -> None:
     text = "a:2;b:2147483647;c:" + "9" * 5000 + ";d:-1;e:1"
     route = route_of("T", TopicRoute(order_topic_conf=text))
     assert [queue.broker for queue in route.writable] == ["a", "a", "e"]

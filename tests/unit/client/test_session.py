@@ -1,4 +1,4 @@
-"""Sessions: routes, heartbeats, members, sharing, what brokers ask of clients."""
+"""Sessions: routes, heartbeats, members, sharing, and requests of brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from turbopump.wire.headers import ConsumerStatusOf, RunningInfoOf
 
 
 class Reader(ConsumerMember):
-    """A consumer that only listens to what the session tells it."""
+    """A consumer that only records what the session reports."""
 
     def __init__(self, group: str = "g", topic: str = "T") -> None:
         self.group = group
@@ -68,7 +68,7 @@ def heartbeats(recorder: Recorder) -> list[Heartbeat]:
 
 
 @virtual_time()
-async def test_a_route_is_asked_for_once_by_all_who_need_it(tmp_path: Path) -> None:
+async def test_concurrent_callers_share_one_route_request(tmp_path: Path) -> None:
     recorder = Recorder()
     async with cluster(tmp_path) as world:
         await make_topic(world)
@@ -96,7 +96,7 @@ async def test_new_brokers_are_noticed_without_a_restart(tmp_path: Path) -> None
 
 
 @virtual_time()
-async def test_the_next_name_server_is_asked_when_one_is_gone(tmp_path: Path) -> None:
+async def test_the_next_name_server_is_queried_when_one_is_down(tmp_path: Path) -> None:
     async with cluster(tmp_path, nameservers=3) as world, world.session() as session:
         await make_topic(world)
         for host in ("ns0", "ns1"):
@@ -105,11 +105,11 @@ async def test_the_next_name_server_is_asked_when_one_is_gone(tmp_path: Path) ->
         assert (await session.route("T")).readable
         world.network.refuse("ns2")
         world.network.cut("ns2")
-        assert (await session.route("T")).readable, "what is known is kept"
+        assert (await session.route("T")).readable, "the known route is retained"
 
 
 @virtual_time()
-async def test_an_unknown_topic_and_broker_say_so(tmp_path: Path) -> None:
+async def test_an_unknown_topic_and_broker_are_named(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world, world.session() as session:
         with pytest.raises(NoRoute, match="'nowhere'"):
             await session.route("nowhere")
@@ -123,7 +123,7 @@ async def test_an_unknown_topic_and_broker_say_so(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_heartbeats_tell_all_groups_to_all_brokers_every_30_s(tmp_path: Path) -> None:
+async def test_heartbeats_send_all_groups_to_all_brokers_every_30_s(tmp_path: Path) -> None:
     recorder = Recorder()
     async with cluster(tmp_path, BROKERS) as world:
         await make_topic(world)
@@ -196,7 +196,7 @@ async def test_sessions_without_members_and_name_servers_get_no_heartbeat_first(
             await calls.min_offset(
                 session, session.address_to_write("a"), MessageQueue("T", "a", 0), 1000
             )
-            # The one that all sessions send to brokers that they hear of.
+            # The one that all sessions send to brokers that they learn of.
             assert len(heartbeats(recorder)) == 1
             await session.join(Reader())
             assert world.network.cut("10.0.1.1") == 2
@@ -223,7 +223,9 @@ def test_a_session_belongs_to_one_event_loop() -> None:
 
 
 @virtual_time()
-async def test_members_are_known_at_once_and_gone_when_they_leave(tmp_path: Path) -> None:
+async def test_members_are_registered_immediately_and_removed_when_they_leave(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
         async with world.session("10.0.1.1") as one, world.session("10.0.1.2") as other:
@@ -298,7 +300,7 @@ def test_sessions_do_not_keep_their_event_loop_in_memory() -> None:
 
 
 @virtual_time()
-async def test_two_of_a_group_that_start_at_once_have_sessions_of_their_own() -> None:
+async def test_two_members_of_a_group_starting_together_have_separate_sessions() -> None:
     config = ClientConfig("127.0.0.1:9876")
     async with shared_session(config, Reader("first")) as shared:
         one, other = Reader(), Reader()
@@ -320,7 +322,7 @@ async def test_a_named_instance_is_one_session_and_a_collision_an_error() -> Non
         assert shared_session(config, second) is session
 
 
-def test_a_client_is_told_of_its_cluster_in_one_way() -> None:
+def test_a_clients_cluster_is_configured_in_exactly_one_way() -> None:
     with pytest.raises(InvalidArgument, match="pass one of nameserver"):
         client_config("127.0.0.1:9876", "", ClientConfig("127.0.0.1:9876"), None)
 
@@ -355,14 +357,14 @@ def test_settings_are_checked(config: dict[str, Any], text: str) -> None:
         ClientConfig(**{"nameserver": "127.0.0.1:9876", **config})
 
 
-def test_a_client_id_is_made_of_address_and_process() -> None:
+def test_a_client_id_consists_of_address_and_process() -> None:
     session = Session(ClientConfig("127.0.0.1:9876"))
     address, _, instance = session.client_id.partition("@")
     assert address.count(".") == 3
     assert instance.startswith(f"{os.getpid()}#")
 
 
-# --- what brokers ask -----------------------------------------------------------------------------
+# --- requests of brokers --------------------------------------------------------------------------
 
 
 @virtual_time()
@@ -401,7 +403,7 @@ async def test_a_forked_child_cannot_use_its_parents_session(
                 await session.request("10.0.0.1:1", request(1), 100)
 
 
-def test_errors_say_whether_to_try_again() -> None:
+def test_errors_state_whether_they_are_retryable() -> None:
     assert NoRoute("x").retriable
     assert not ForkedClient("x").retriable
     assert RemoteError(14, "").retriable

@@ -42,7 +42,7 @@ async def test_a_push_consumer(tmp_path: Path) -> None:
         async with consuming(world, seen, session=session, subscriptions={"T": BIG}) as consumer:
             await send_orders(world)
             await wait_until(lambda: seen.count == 2)
-            # Another expression while it runs; the pull that waits has not passed the first 250.
+            # Change the expression while it runs; the waiting pull has not passed the first 250.
             await consumer.subscribe("T", Sql("region = 'asia'"))
             await send_orders(world)
             await wait_until(lambda: seen.count == 4)
@@ -91,7 +91,7 @@ async def test_a_topic_that_does_not_exist_yet_can_be_subscribed_to(tmp_path: Pa
 
 
 @virtual_time()
-async def test_a_broker_without_sql_refuses_at_the_start(tmp_path: Path) -> None:
+async def test_a_broker_without_sql_rejects_at_the_start(tmp_path: Path) -> None:
     async with cluster(tmp_path, filters=FiltersConfig(sql_enabled=False)) as world:
         await make_topic(world)
         for consumer in (
@@ -103,7 +103,7 @@ async def test_a_broker_without_sql_refuses_at_the_start(tmp_path: Path) -> None
             assert raised.value.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_wrong_expressions_are_refused_where_they_are_written() -> None:
+def test_invalid_expressions_are_rejected_on_subscribe() -> None:
     with pytest.raises(InvalidExpression, match="at character 8"):
         Sql("amount ! 5")
     with pytest.raises(InvalidArgument, match="expects a string, got 5"):

@@ -1,4 +1,4 @@
-"""Traces: what a consumer does belongs to the trace of the sender, however often it comes."""
+"""Traces: a consumer's work belongs to the sender's trace, even after redeliveries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class Collected:
-    """Spans that have ended, and the provider that makes them."""
+    """Finished spans, and the provider that creates them."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -234,7 +234,7 @@ def failing(times: int) -> Recorder:
 
 
 @virtual_time()
-async def test_tries_that_fail_are_events_of_one_span(tmp_path: Path, spans: Collected) -> None:
+async def test_failed_attempts_are_events_of_one_span(tmp_path: Path, spans: Collected) -> None:
     async with cluster(tmp_path) as world, spans.producer(world, failing(4)) as producer:
         with pytest.raises(RemoteError):
             await producer.send(Message("T", b"x"))
@@ -270,7 +270,7 @@ async def test_every_way_to_send_carries_its_callers_context(
 
 
 @virtual_time()
-async def test_pulled_messages_are_traced_by_hand(tmp_path: Path, spans: Collected) -> None:
+async def test_pulled_messages_are_traced_manually(tmp_path: Path, spans: Collected) -> None:
     (tracing,) = spans.consume_hooks
     async with cluster(tmp_path) as world:
         await make_topic(world)
@@ -320,7 +320,7 @@ async def test_without_an_sdk_nothing_is_added(tmp_path: Path) -> None:
     assert "traceparent" not in seen.messages[0].properties
 
 
-def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "turbopump.client.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(MissingPackage, match=r"pip install '\.\[tracing\]'") as raised:
@@ -358,7 +358,7 @@ async def test_decisions_of_transactions_are_spans(spans: Collected) -> None:
         "turbopump.transaction.state": "COMMIT",
         "turbopump.transaction.from_check": False,
     }
-    # Whichever producer is asked: the question belongs to the trace of the half message.
+    # Whichever producer is asked: the check belongs to the trace of the half message.
     checked = spans.one("rollback T")
     assert_child(checked, sent)
     assert attributes(checked)["turbopump.transaction.from_check"] is True

@@ -1,4 +1,4 @@
-"""Checks: brokers ask what became of transactions, and the application's function answers."""
+"""Checks: brokers ask for the outcome of transactions, and the application's function answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def on_loop(answer: Any) -> Callable[[MessageView], Any]:
 @pytest.mark.parametrize("kind", [plain, on_loop])
 @pytest.mark.parametrize("state", [COMMIT, ROLLBACK, UNKNOWN])
 @virtual_time()
-async def test_answers_go_to_the_place_that_was_asked_for(
+async def test_answers_name_the_checked_half_message(
     kind: Callable[[Any], Any], state: TransactionState
 ) -> None:
     async with transaction_world() as world, left_open(world, kind(state)) as (_, half):
@@ -119,7 +119,7 @@ async def test_a_check_that_waits_for_something_cancelled_means_unknown() -> Non
 @pytest.mark.parametrize("kind", [plain, on_loop])
 @pytest.mark.parametrize("answer", [None, True, False, "COMMIT", 8])
 @virtual_time()
-async def test_what_is_no_state_is_logged_and_means_unknown(
+async def test_an_invalid_state_is_logged_and_means_unknown(
     kind: Callable[[Any], Any], answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with transaction_world() as world, left_open(world, kind(answer)) as (_, half):
@@ -132,7 +132,7 @@ async def test_what_is_no_state_is_logged_and_means_unknown(
 
 @virtual_time()
 async def test_an_open_transaction_is_not_checked_and_its_end_names_the_newest_copy() -> None:
-    """The function would not find it, and roll back what is about to commit."""
+    """The function would not find it, and would roll back what is about to commit."""
 
     def check(message: MessageView) -> TransactionState:
         raise AssertionError("the transaction is open in this process")
@@ -173,7 +173,7 @@ async def test_a_transaction_that_has_ended_is_checked() -> None:
 
 @virtual_time()
 async def test_a_transaction_whose_block_was_never_entered_is_checked() -> None:
-    """Ctrl-C may come between the answer of the broker and the block."""
+    """Ctrl-C may occur between the broker's response and the block."""
     async with transaction_world() as world, left_open(world, plain(ROLLBACK)) as (producer, _):
         transaction = producer.transaction(MESSAGE)
         await transaction.begin()
@@ -228,7 +228,7 @@ async def test_bad_and_forged_checks_do_not_disturb_the_next_one(
 
 
 @virtual_time()
-async def test_checks_without_end_are_dropped_until_there_is_room(
+async def test_excess_checks_are_dropped_until_there_is_room(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on = asyncio.Event()
@@ -277,7 +277,7 @@ async def test_closing_answers_the_check_that_runs_and_drops_those_that_wait() -
 
 
 @virtual_time()
-async def test_closing_does_not_wait_for_ever_for_a_check() -> None:
+async def test_closing_waits_for_a_check_for_a_limited_time() -> None:
     async def check(message: MessageView) -> TransactionState:
         await asyncio.sleep(3600)
         return COMMIT
@@ -324,7 +324,7 @@ async def test_an_answer_that_cannot_be_sent_is_logged(caplog: pytest.LogCapture
     assert last.error is not None
 
 
-# --- who is asked ---------------------------------------------------------------------------------
+# --- which producer is asked ----------------------------------------------------------------------
 
 
 @virtual_time()
@@ -339,7 +339,7 @@ async def test_brokers_know_the_group_before_anything_is_sent() -> None:
 
 
 @virtual_time()
-async def test_only_the_brokers_of_given_topics_are_told() -> None:
+async def test_only_the_brokers_of_given_topics_get_heartbeats() -> None:
     async with (
         transaction_world() as world,
         TransactionProducer(
@@ -351,7 +351,7 @@ async def test_only_the_brokers_of_given_topics_are_told() -> None:
 
 
 @virtual_time()
-async def test_brokers_that_cannot_be_reached_at_the_start_are_told_later() -> None:
+async def test_brokers_unreachable_at_the_start_get_heartbeats_later() -> None:
     async with transaction_world() as world:
         world.network.refuse("10.0.0.1")
         async with TransactionProducer("pg", check=plain(COMMIT), session=world.session()):
@@ -378,7 +378,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
 
 
 @virtual_time()
-async def test_a_plain_producer_of_the_group_tells_that_it_cannot_answer(
+async def test_a_plain_producer_of_the_group_reports_that_it_cannot_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with transaction_world() as world, left_open(world, plain(COMMIT)) as (producer, half):

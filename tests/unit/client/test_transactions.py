@@ -1,4 +1,4 @@
-"""Transactions of a producer: how they begin and end, and what brokers hear of them."""
+"""Transactions of a producer: how they start and end, and the requests to brokers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_requests_are_like_the_recorded_ones(name: str, state: Transaction
 
 
 @virtual_time()
-async def test_the_end_names_the_place_that_the_broker_answered() -> None:
+async def test_the_end_names_the_position_the_broker_returned() -> None:
     async with transaction_world() as world, producing(world) as producer:
         for number in range(3):
             async with producer.transaction(MESSAGE) as transaction:
@@ -323,7 +323,7 @@ async def test_an_unsafe_half_message_is_rolled_back_and_the_block_not_run(
 
 
 @virtual_time()
-async def test_an_answer_that_does_not_say_where_the_half_message_is() -> None:
+async def test_a_response_without_the_position_of_the_half_message() -> None:
     def odd(batch: Batch) -> Command:
         answer = half_stored(batch)
         fields = {**(answer.ext_fields or {}), "msgId": "AB"}
@@ -358,7 +358,7 @@ async def test_a_half_message_that_may_be_stored_is_not_sent_again(
                 pytest.fail("the block was run")
         assert len(world.broker.batches) == 1
         if kind is ConnectionLost:
-            # As a message without a transaction is: consumers are told to expect that.
+            # Like a message without a transaction: consumers must expect that.
             with pytest.raises(kind):
                 await producer.send(MESSAGE)
             assert len(world.broker.batches) == 4
@@ -375,7 +375,7 @@ async def test_a_half_message_that_may_be_stored_is_not_sent_again(
     ],
 )
 @virtual_time()
-async def test_a_half_message_that_was_refused_is_sent_again_as_others_are(
+async def test_a_rejected_half_message_is_retried_like_others(
     code: ResponseCode, tries: int
 ) -> None:
     def decide(batch: Batch) -> Command:
@@ -395,7 +395,7 @@ async def test_a_half_message_that_was_refused_is_sent_again_as_others_are(
 
 
 @virtual_time()
-async def test_messages_that_cannot_be_transactional_are_refused() -> None:
+async def test_messages_that_cannot_be_transactional_are_rejected() -> None:
     async with transaction_world() as world, producing(world) as producer:
         with pytest.raises(InvalidArgument, match="the delay of a transactional message must be"):
             async with producer.transaction(Message("T", b"x", delay_level=3)):
@@ -427,7 +427,7 @@ def test_settings_are_checked(settings: dict[str, Any], text: str) -> None:
 
 
 class Ends:
-    """A hook that notes how transactions end."""
+    """A hook that records how transactions end."""
 
     def __init__(self) -> None:
         self.seen: list[TransactionEnd] = []
@@ -445,7 +445,7 @@ class Ends:
 
 
 @virtual_time()
-async def test_the_end_waits_for_a_broker_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_waits_for_a_broker_that_is_down(caplog: pytest.LogCaptureFixture) -> None:
     hook = Ends()
     async with transaction_world() as world, producing(world, hooks=[hook]) as producer:
         async with producer.transaction(MESSAGE):
@@ -496,7 +496,7 @@ async def test_an_end_that_cannot_be_sent_is_logged_and_does_not_raise(
             await settled()
             began_s = loop.time()
             await transaction.end(state)
-            # An UNKNOWN would have no effect, so nothing is waited for.
+            # An UNKNOWN would have no effect, so there is no wait.
             assert (loop.time() - began_s > 2) is (state is COMMIT)
         assert transaction.state is state
         assert world.broker.ends == []

@@ -26,13 +26,13 @@ COMMIT, ROLLBACK, UNKNOWN = TransactionState
 
 
 class Database:
-    """Which transactions have committed; what every process of a group looks at."""
+    """Which transactions have committed; read by every process of a group."""
 
     def __init__(self) -> None:
         self.committed: set[str] = set()
         self.asked: list[str] = []
         self.missing = ROLLBACK
-        """What a check answers for a transaction that is not there."""
+        """The result of a check for an unknown transaction."""
 
     async def check(self, message: MessageView) -> TransactionState:
         self.asked.append(message.message_id)
@@ -59,13 +59,13 @@ def bodies(cluster: Cluster) -> list[bytes]:
 
 
 async def killed_in_block(cluster: Cluster, database: Database) -> Transaction:
-    """Begin a transaction in a process that dies in its block."""
+    """Start a transaction in a process that dies in its block."""
     host = "10.0.1.1"
     producer = producer_of(cluster, database, host)
     await producer.start()
     transaction = producer.transaction(Message("orders", b"hello"))
     await transaction.begin()
-    # Nothing that it says at the end arrives.
+    # Nothing that it sends at the end arrives.
     cluster.isolate(host)
     await producer.close()
     cluster.cut(host)
@@ -136,7 +136,7 @@ async def test_many_at_the_same_time(tmp_path: Path) -> None:
 async def test_another_producer_answers_for_one_that_was_killed(
     tmp_path: Path, is_committed: bool, starts_later: bool
 ) -> None:
-    """Even one that has never sent anything: brokers know it from its start on."""
+    """Even one that has never sent anything: brokers know it from its start."""
     async with running(tmp_path) as (cluster, database), AsyncExitStack() as stack:
         if not starts_later:
             await stack.enter_async_context(producer_of(cluster, database, "10.0.1.9"))
@@ -163,7 +163,7 @@ async def test_an_end_that_was_lost_is_repaired_by_a_check(tmp_path: Path) -> No
         async with producer_of(cluster, database) as producer:
             async with producer.transaction(Message("orders", b"hello")) as transaction:
                 database.committed.add(transaction.id)
-                # The connection is gone, and nobody knows yet: what is written is lost.
+                # The connection is lost, but no side knows yet: written data is lost.
                 cluster.cut("pg")
             assert transaction.state is COMMIT
             assert bodies(cluster) == []
@@ -175,7 +175,7 @@ async def test_an_end_that_was_lost_is_repaired_by_a_check(tmp_path: Path) -> No
 
 @virtual_time()
 async def test_a_block_that_outlasts_many_checks_commits_once(tmp_path: Path) -> None:
-    """Its process does not ask the database, which would not know the transaction yet."""
+    """Its process does not query the database, which would not know the transaction yet."""
     async with running(tmp_path) as (cluster, database), producer_of(cluster, database) as producer:
         async with producer.transaction(Message("orders", b"hello")) as transaction:
             await cluster.advance(minutes=10)
@@ -210,7 +210,7 @@ async def test_a_late_end_and_checks_of_another_producer_make_one_message(
 
 
 @virtual_time()
-async def test_what_is_never_known_is_never_seen(tmp_path: Path) -> None:
+async def test_a_transaction_that_stays_unknown_is_never_visible(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, database), producer_of(cluster, database) as producer:
         database.missing = UNKNOWN
         async with producer.transaction(Message("orders", b"hello")) as transaction:

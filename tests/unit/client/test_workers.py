@@ -1,4 +1,4 @@
-"""Jobs side by side: how many at once, what comes back, and what closing leaves."""
+"""Concurrent jobs: how many, their results, and what closing leaves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_S = 10.0
 
 
 @virtual_time()
-async def test_tasks_run_as_many_at_once_as_allowed() -> None:
+async def test_the_number_of_concurrent_tasks_is_bounded() -> None:
     running, most, done = 0, 0, list[int]()
 
     async def work(_: int) -> None:
@@ -39,7 +39,7 @@ async def test_tasks_run_as_many_at_once_as_allowed() -> None:
 
 
 @virtual_time()
-async def test_tasks_that_never_wait_let_others_have_a_turn() -> None:
+async def test_tasks_that_never_wait_yield_to_others() -> None:
     turns, done = 0, list[int]()
 
     async def work(_: int) -> None:
@@ -79,7 +79,7 @@ async def test_one_task_runs_jobs_that_never_wait() -> None:
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_job_that_comes_while_a_worker_ends_is_run(turns: int) -> None:
+def test_a_job_submitted_while_a_worker_ends_is_run(turns: int) -> None:
     @virtual_time()
     async def run() -> None:
         held, ends, begun = asyncio.Event(), asyncio.Event(), list[str]()
@@ -122,7 +122,7 @@ async def test_closing_waits_for_tasks_that_run_and_starts_no_more(wait_ms: int)
 
 
 def threads_with(size: int, jobs: int, meet: int) -> tuple[list[int], int]:
-    """Run jobs of which groups of ``meet`` wait for each other; return them, and how many ran."""
+    """Run jobs in which groups of ``meet`` wait for each other; return them, and how many ran."""
     barrier, lock = threading.Barrier(meet, timeout=WAIT_S), threading.Lock()
     running = most = 0
     done: list[int] = []
@@ -174,14 +174,14 @@ def test_quick_jobs_are_run_by_one_thread() -> None:
 
 
 @pytest.mark.slow
-def test_four_threads_stay_four_however_often_jobs_come_and_end() -> None:
+def test_four_threads_stay_four_however_many_jobs_run() -> None:
     done: list[int] = []
 
     async def main() -> None:
         workers: ThreadWorkers[int] = ThreadWorkers(lambda _: None, done.extend, 4, Watch("calls"))
         for number in range(1000):
             workers.submit([number])
-            # No pause: the worker that has done a job is about to end when the next one comes.
+            # No pause: the worker that has finished a job is about to end at the next submission.
             while len(done) <= number:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         names = [each.name for each in threading.enumerate()]
@@ -191,7 +191,7 @@ def test_four_threads_stay_four_however_often_jobs_come_and_end() -> None:
     asyncio.run(main())
 
 
-def test_fewer_threads_from_now_on() -> None:
+def test_the_number_of_threads_can_be_reduced() -> None:
     lock, gate = threading.Lock(), threading.Event()
     running = most = 0
     done: list[int] = []

@@ -1,4 +1,4 @@
-"""The process of a code filter: what it decides, and what it is kept from."""
+"""The process of a code filter: what it decides, and what it is prevented from doing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_decides_by_everything_that_a_message_has() -> None:
         message(TAGS="paid", KEYS="a b", amount="5"),
         message(TAGS="paid", KEYS="a b", amount="6"),
     ]
-    # The same names as in the message that consumers get, so filters can be tried out with one.
+    # The same names as in the message that consumers get, so filters can be tested with one.
     assert all(getattr(messages[0], name) == value for name, value in expected.items())
     assert run(decided(source, *messages)) == Verdicts([True, False])
 
@@ -129,7 +129,7 @@ def test_annotations_are_not_evaluated() -> None:
     assert run(decided(source)) == Verdicts([True])
 
 
-def test_an_exception_names_message_and_line_and_the_filter_goes_on() -> None:
+def test_an_exception_names_message_and_line_and_the_filter_continues() -> None:
     async def main() -> None:
         source = body("", "return int(message.properties['amount']) > 5").encode()
         sandbox = await Sandbox.start(source, LIMITS)
@@ -170,14 +170,14 @@ def test_only_true_and_false_are_answers() -> None:
         ("\0", "null bytes"),
     ],
 )
-def test_what_is_no_filter_is_refused(source: str, reason: str) -> None:
+def test_invalid_filters_are_rejected(source: str, reason: str) -> None:
     # The second one may crash the compiler, depending on the version of Python.
     with pytest.raises((FilterRefused, FilterStopped)) as raised:
         run(decided(source))
     assert reason in str(raised.value)
 
 
-# --- what filters are kept from -------------------------------------------------------------------
+# --- what filters are prevented from doing --------------------------------------------------------
 
 
 REFUSED = (
@@ -212,7 +212,7 @@ def test_the_kernel_refuses() -> None:
 
 
 def test_no_sockets_even_past_python() -> None:
-    # Straight into the C library, which the filter gets hold of.
+    # Directly into the C library, which the filter gets hold of.
     source = body(
         "import ctypes",
         "libc = ctypes.CDLL(None, use_errno=True)",
@@ -280,7 +280,7 @@ UNASKED = {
 
 
 @pytest.mark.parametrize("source", UNASKED.values(), ids=UNASKED)
-def test_working_while_nothing_is_asked(source: str) -> None:
+def test_working_without_a_request(source: str) -> None:
     async def main() -> None:
         sandbox = await Sandbox.start(source.encode(), CodeLimits(cpu_ms_max=20))
         try:
@@ -397,7 +397,7 @@ def test_ending_the_process(line: str, reason: str) -> None:
         "b'nonsense' * 100",
     ],
 )
-def test_replies_of_its_own_making(reply: str) -> None:
+def test_forged_replies(reply: str) -> None:
     lines = ["import os, sys", "child = sys.modules['__main__']", f"os.write(1, {reply})"]
     assert "wrote to its reply pipe" in stopped(*lines, "return True")
 

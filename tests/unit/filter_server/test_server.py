@@ -138,7 +138,7 @@ async def test_a_slice_is_bounded_by_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_no_more_messages_than_asked_for(tmp_path: Path) -> None:
+async def test_no_more_messages_than_requested(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await send(it.client, 200)
         await it.upload("def matches(message): return int(message.body) >= 40")
@@ -165,7 +165,7 @@ async def test_a_held_pull_waits_for_a_match(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @virtual_time()
-async def test_many_pulls_of_one_client_wait_without_keeping_others_from_being_served(
+async def test_many_waiting_pulls_of_one_client_do_not_block_other_requests(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as it:
@@ -179,7 +179,7 @@ async def test_many_pulls_of_one_client_wait_without_keeping_others_from_being_s
 
 
 @virtual_time()
-async def test_a_held_pull_ends_in_time_behind_what_did_not_match(tmp_path: Path) -> None:
+async def test_a_held_pull_ends_at_its_deadline_after_unmatched_messages(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await send(it.client, 1)
         await it.upload(NOTHING)
@@ -227,7 +227,7 @@ async def test_damaged_messages_reach_the_client(
 
 
 @virtual_time()
-async def test_what_the_broker_refuses_reaches_the_client(tmp_path: Path) -> None:
+async def test_rejections_by_the_broker_reach_the_client(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await send(it.client, 1)
         await it.upload(EVEN)
@@ -306,7 +306,7 @@ async def test_a_pull_without_an_upload(tmp_path: Path) -> None:
     ],
     ids=lambda value: None if isinstance(value, str) else ",".join(value),
 )
-def test_wrong_uploads_say_what_is_wrong(
+def test_invalid_uploads_are_rejected_with_the_reason(
     tmp_path: Path, wrong: dict[str, Any], remark: str
 ) -> None:
     @virtual_time()
@@ -321,7 +321,7 @@ def test_wrong_uploads_say_what_is_wrong(
 
 
 @virtual_time()
-async def test_a_filter_that_was_stopped_is_tried_again_after_a_while(tmp_path: Path) -> None:
+async def test_a_stopped_filter_is_retried_after_a_while(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await send(it.client, 2)
         hostile = "def matches(message): raise MemoryError"
@@ -341,7 +341,7 @@ async def test_a_filter_that_was_stopped_is_tried_again_after_a_while(tmp_path: 
 
 
 @virtual_time()
-async def test_a_filter_that_was_stopped_while_it_loaded_is_not_tried_at_once(
+async def test_a_filter_stopped_while_loading_is_not_retried_immediately(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as it:
@@ -352,7 +352,7 @@ async def test_a_filter_that_was_stopped_while_it_loaded_is_not_tried_at_once(
         )
         assert (await it.upload(hostile)).remark == first.remark
         assert PlainSandbox.started == started + 1
-        # Another source may be better, another filter has nothing to do with it.
+        # A different source may be better; a different filter is unrelated.
         assert (await it.upload(EVEN, name="other")).code == ResponseCode.SUCCESS
         await asyncio.sleep(uploads.STOPPED_MS / 1000)
         await it.upload(hostile)
@@ -361,7 +361,7 @@ async def test_a_filter_that_was_stopped_while_it_loaded_is_not_tried_at_once(
 
 
 @virtual_time()
-async def test_few_filters_that_were_stopped_are_remembered(tmp_path: Path) -> None:
+async def test_the_number_of_remembered_stopped_filters_is_bounded(tmp_path: Path) -> None:
     async with world(tmp_path, filters_max=2) as it:
         for number in range(5):
             await it.upload("raise MemoryError", name=f"f{number}")
@@ -369,7 +369,7 @@ async def test_few_filters_that_were_stopped_are_remembered(tmp_path: Path) -> N
 
 
 @virtual_time()
-async def test_a_filter_that_works_unasked_is_stopped(
+async def test_a_filter_that_works_without_a_request_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path) as it:
@@ -387,7 +387,7 @@ async def test_a_filter_that_works_unasked_is_stopped(
 
 
 @virtual_time()
-async def test_a_slow_filter_is_given_fewer_messages_at_a_time(
+async def test_a_slow_filter_gets_fewer_messages_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path) as it:
@@ -396,12 +396,12 @@ async def test_a_slow_filter_is_given_fewer_messages_at_a_time(
         await it.upload(slow)
         monkeypatch.setattr(PlainSandbox, "batch_count", 2)
         answer = await it.pull()
-        # Six batches are 1.08 s: the answer is due, long before the 32 messages are decided.
+        # Six batches take 1.08 s: the response is due, long before the 32 messages are decided.
         assert pulled(answer).next_begin_offset == 12
 
 
 @virtual_time()
-async def test_unused_filters_make_room(tmp_path: Path) -> None:
+async def test_unused_filters_are_evicted(tmp_path: Path) -> None:
     async with world(tmp_path, filters_max=2) as it:
         for name in ("a", "b"):
             assert (await it.upload(EVEN, name=name)).code == ResponseCode.SUCCESS

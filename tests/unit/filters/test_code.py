@@ -121,7 +121,7 @@ def test_the_checksum_of_an_upload() -> None:
         (of_none, "of_none must take one argument, the message: too many positional"),
     ],
 )
-def test_what_cannot_be_sent(code: Any, reason: str) -> None:
+def test_functions_that_cannot_be_sent(code: Any, reason: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         CodeFilter(code)
     assert reason in str(raised.value)
@@ -135,6 +135,6 @@ def test_a_function_without_a_file() -> None:
         CodeFilter(names["matches"])
 
 
-def test_what_is_not_python() -> None:
+def test_sources_that_are_not_python() -> None:
     with pytest.raises(InvalidExpression, match="line 2 of the filter: expected ':'"):
         CodeFilter("x = 1\ndef matches(message)\n    return True")

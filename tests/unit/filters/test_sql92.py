@@ -34,7 +34,7 @@ def test_golden_trees_and_truth_tables(case: dict[str, Any]) -> None:
         with pytest.raises(InvalidExpression):
             compile_sql(case["expr"])
         return
-    # The smallest double is written in another way there.
+    # The smallest double has another notation there.
     tree = case["tree"].replace("4.9E-324", "5.0E-324")
     assert java(parse(case["expr"])) == sorted_texts(tree)
     compiled = compile_sql(case["expr"])
@@ -99,7 +99,7 @@ def java_double(value: float) -> str:
 
 
 def sorted_texts(tree: str) -> str:
-    """Put the texts of IN into order: the recorded ones are in that of a hash table."""
+    """Sort the texts of IN: the recorded ones are in the order of a hash table."""
     return re.sub(
         r"IN \( (.*?) \)", lambda m: f"IN ( {', '.join(sorted(m[1].split(', ')))} )", tree
     )
@@ -390,10 +390,10 @@ def test_the_error_of_a_conversion_shows_the_value() -> None:
         compile_sql("a = 5").result({"a": "abc"})
 
 
-def test_line_comments_are_looked_for_only_where_they_can_end(
+def test_line_comments_are_searched_only_where_they_can_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each pair of minus signs would have the rest of the text read, which is quadratic."""
+    """Each pair of minus signs would cause the rest of the text to be read, which is quadratic."""
     looked_at: list[int] = []
 
     class Pattern:

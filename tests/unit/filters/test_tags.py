@@ -10,7 +10,7 @@ EXPRESSIONS = load("codecs.json")["tagExpressions"]
 
 
 @pytest.mark.parametrize("vector", EXPRESSIONS)
-def test_expressions_as_the_original_reads_them(vector: Vector) -> None:
+def test_expressions_are_parsed_as_in_apache_rocketmq(vector: Vector) -> None:
     if "error" in vector:
         with pytest.raises(InvalidArgument, match="has no tag"):
             parse_tags(vector["expression"])
@@ -21,12 +21,12 @@ def test_expressions_as_the_original_reads_them(vector: Vector) -> None:
     assert found.everything == (vector["subString"] == EVERYTHING)
 
 
-def test_order_of_the_expression_is_kept() -> None:
+def test_the_order_of_the_expression_is_preserved() -> None:
     assert parse_tags("b || a").tags == ("b", "a")
 
 
 @pytest.mark.parametrize("expression", [" ", "\t", "||", "|| ||", " || ", "||||"])
-def test_who_names_no_tag_is_told_what_to_write(expression: str) -> None:
+def test_an_expression_without_a_tag_is_rejected_with_a_hint(expression: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         wanted_tags(expression, "option tags")
     assert str(raised.value) == (
@@ -36,17 +36,17 @@ def test_who_names_no_tag_is_told_what_to_write(expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression", [" * ", "*||", "* || *"])
-def test_star_that_does_not_stand_alone_is_told(expression: str) -> None:
+def test_a_star_beside_other_tags_is_rejected(expression: str) -> None:
     with pytest.raises(InvalidArgument, match=r"asks for a tag named \*: write"):
         wanted_tags(expression, "option tags")
 
 
 @pytest.mark.parametrize("expression", [7, 0, False, ["created"], b"created"])
-def test_what_is_no_text_is_told(expression: object) -> None:
+def test_values_that_are_not_text_are_rejected(expression: object) -> None:
     with pytest.raises(InvalidArgument, match=r"option tags is .*: write tags such as"):
         wanted_tags(expression, "option tags")
 
 
 @pytest.mark.parametrize("expression", ["*", "", None, "a || b", " a", "a||", "* || a"])
-def test_all_else_is_wanted_as_the_original_reads_it(expression: str | None) -> None:
+def test_any_other_expression_is_accepted_as_in_apache_rocketmq(expression: str | None) -> None:
     assert wanted_tags(expression, "option tags") == parse_tags(expression)

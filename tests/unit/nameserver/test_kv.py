@@ -1,4 +1,4 @@
-"""Key-values: what is asked, what is on disk, what survives."""
+"""Key-values: what is requested, what is on disk, what survives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loaded(path: Path) -> KvConfig:
     return kv
 
 
-def test_what_was_put_is_found_again_after_a_restart(path: Path) -> None:
+def test_stored_values_survive_a_restart(path: Path) -> None:
     async def put() -> None:
         kv = loaded(path)
         await kv.put("ns", "key", "wert ü")
@@ -58,7 +58,7 @@ def test_file_written_by_java_is_read(path: Path) -> None:
     assert loaded(path).value("ORDER_TOPIC_CONFIG", "T") == "broker-a:2"
 
 
-def test_namespace_stays_when_its_last_key_goes(path: Path) -> None:
+def test_a_namespace_remains_when_its_last_key_is_deleted(path: Path) -> None:
     async def put_and_delete() -> None:
         kv = loaded(path)
         await kv.put("ns", "key", "1")
@@ -92,7 +92,7 @@ def test_backup_is_read_when_the_file_is_damaged(path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"configTable":{"ns":1}}'])
-def test_damaged_file_is_not_taken_for_an_empty_one(path: Path, text: str) -> None:
+def test_a_damaged_file_does_not_count_as_empty(path: Path, text: str) -> None:
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(StoreDamaged, match="kvConfig"):
@@ -104,7 +104,7 @@ class FullDisk(Files):
         raise OSError(28, "No space left on device")
 
 
-def test_change_that_cannot_be_written_does_not_count(path: Path) -> None:
+def test_a_change_that_cannot_be_written_is_not_applied(path: Path) -> None:
     async def put() -> None:
         kv = KvConfig(TableFile(path, FullDisk(), WRITER))
         with pytest.raises(WriteFailed, match="No space"):
@@ -115,7 +115,7 @@ def test_change_that_cannot_be_written_does_not_count(path: Path) -> None:
     assert not path.exists()
 
 
-def test_there_is_an_end_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_size_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_module, "TEXT_BYTES_MAX", 100)
 
     async def put() -> None:
@@ -128,7 +128,7 @@ def test_there_is_an_end_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class SlowDisk(Files):
-    """Tells when a write has begun, and goes on when it may."""
+    """Reports when a write has started, and continues when released."""
 
     def __init__(self) -> None:
         self.begun, self.may_go_on = threading.Event(), threading.Event()
@@ -139,7 +139,7 @@ class SlowDisk(Files):
         super().write(fd, data, at)
 
 
-def test_memory_and_disk_agree_when_the_peer_is_gone_meanwhile(path: Path) -> None:
+def test_memory_and_disk_agree_when_the_peer_disconnects_during_a_change(path: Path) -> None:
     async def put_and_leave() -> None:
         disk = SlowDisk()
         kv = KvConfig(TableFile(path, disk, WRITER))
@@ -164,7 +164,7 @@ def test_memory_and_disk_agree_when_the_peer_is_gone_meanwhile(path: Path) -> No
         (("n", "k", "v" * 65_537), "value must be at most 65536 characters, got 65537"),
     ],
 )
-def test_long_texts_are_refused(path: Path, entry: tuple[str, str, str], complaint: str) -> None:
+def test_long_texts_are_rejected(path: Path, entry: tuple[str, str, str], complaint: str) -> None:
     kv = loaded(path)
     with pytest.raises(InvalidArgument, match=complaint):
         asyncio.run(kv.put(*entry))

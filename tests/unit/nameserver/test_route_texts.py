@@ -1,4 +1,4 @@
-"""Routes kept as texts are those that would be made anew; silent brokers leave them."""
+"""Cached route texts equal newly created ones; silent brokers are removed from them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_texts_follow_every_change(change: Callable[[RouteTable], object]) -> No
     assert all_texts(texts) == all_texts(RouteTexts(routes))
 
 
-def test_texts_stay_while_brokers_only_show_that_they_live() -> None:
+def test_texts_stay_cached_while_brokers_only_send_heartbeats() -> None:
     routes = RouteTable()
     texts = RouteTexts(routes)
     routes.register(broker(), 0)
@@ -74,13 +74,13 @@ def test_texts_stay_while_brokers_only_show_that_they_live() -> None:
 
 
 async def silence_s(server: NameServer, broker: Peer) -> float:
-    """Return how long a broker is routed to after it has registered for the last time."""
+    """Return how long a broker is routed to after its last registration."""
     await broker.register(server, broker.host, **{broker.host: 6})
     started_s = virtual_loop().time()
     while await broker.has_route(server, broker.host):
-        # The connection stays in use: its being idle would remove the broker too.
+        # The connection stays in use: being idle would also remove the broker.
         await asyncio.sleep(1)
-        assert virtual_loop().time() - started_s < 200, "it stays for ever"
+        assert virtual_loop().time() - started_s < 200, "it stays forever"
     return virtual_loop().time() - started_s
 
 
@@ -105,7 +105,7 @@ async def test_silent_brokers_are_removed_after_a_bug_too(
 
 
 @virtual_time()
-async def test_silent_brokers_are_removed_whenever_they_came(tmp_path: Path) -> None:
+async def test_silent_brokers_are_removed_whenever_they_registered(tmp_path: Path) -> None:
     network = MemoryNetwork()
 
     async def silence_from_s(start_s: float, server: NameServer) -> float:

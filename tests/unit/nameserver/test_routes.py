@@ -63,7 +63,7 @@ def addresses(routes: RouteTable, name: str = "a") -> dict[int, str]:
     return {} if found is None else found.broker_addrs
 
 
-def test_route_tells_queues_and_all_replicas() -> None:
+def test_a_route_lists_queues_and_all_replicas() -> None:
     config = TopicConfig(topic_name="T", read_queue_nums=3, write_queue_nums=2, topic_sys_flag=1)
     routes = table(broker(broker_id=1), broker(topics={"T": config}))
     assert routes.route("T") == TopicRoute(
@@ -87,7 +87,7 @@ def test_topic_on_several_brokers() -> None:
     assert perms(routes) == {"a": 6, "b": 6}
 
 
-def test_slave_brings_no_topics() -> None:
+def test_a_slave_registers_no_topics() -> None:
     assert table(broker(broker_id=1)).topics() == []
 
 
@@ -106,7 +106,7 @@ def test_same_version_changes_nothing() -> None:
     assert perms(routes) == {"a": 6}
 
 
-def test_same_registration_is_a_sign_of_life_and_no_change() -> None:
+def test_an_identical_registration_is_a_heartbeat_and_no_change() -> None:
     routes = table(broker())
     changes = routes.changes
     routes.register(broker(), NOW + SILENCE_MAX_MS)
@@ -125,13 +125,13 @@ def test_new_version_replaces_and_adds_but_never_removes() -> None:
     assert perms(routes, "U") == {"a": 6}
 
 
-def test_version_that_goes_back_is_a_change_too() -> None:
+def test_a_lower_version_is_a_change_too() -> None:
     routes = table(broker(version=V2))
     routes.register(broker(version=V1, topics=topics_of(["U"])), NOW)
     assert routes.topics() == ["T", "U"]
 
 
-def test_promoted_slave_leaves_its_old_id_and_brings_its_topics() -> None:
+def test_a_promoted_slave_drops_its_old_id_and_registers_its_topics() -> None:
     routes = table(broker(broker_id=1, address="x:1"))
     routes.register(broker(broker_id=0, address="x:1"), NOW)
     routes.validate()
@@ -139,7 +139,7 @@ def test_promoted_slave_leaves_its_old_id_and_brings_its_topics() -> None:
     assert routes.topics() == ["T"]
 
 
-def test_master_at_a_new_address_takes_the_place_of_the_old() -> None:
+def test_a_master_at_a_new_address_replaces_the_old_one() -> None:
     routes = table(broker(address="old:1"))
     assert routes.register(broker(address="new:1"), NOW) == Registered(
         RegisterBrokerAnswer(), displaced="old:1"
@@ -169,7 +169,7 @@ def test_filter_servers_by_address() -> None:
     assert route.filter_server_table == {"a0:1": ["f:1", "f:2"]}
 
 
-def test_filter_servers_stay_unless_told_and_go_when_empty() -> None:
+def test_filter_servers_remain_unless_given_and_are_removed_when_empty() -> None:
     routes = table(broker(filter_servers=("f:1",)), broker(filter_servers=None))
     route = routes.route("T")
     assert route is not None
@@ -188,23 +188,23 @@ def test_broker_is_removed_when_silent_for_too_long() -> None:
     assert perms(routes) == {"b": 6}
 
 
-def test_question_for_the_version_is_a_sign_of_life() -> None:
+def test_a_version_query_counts_as_a_heartbeat() -> None:
     routes = table(broker())
     assert routes.known_version("a0:1", V1, NOW + 100) == V1
     assert routes.expire(NOW + SILENCE_MAX_MS + 100) == []
 
 
-def test_question_with_another_version_is_none() -> None:
+def test_a_query_with_another_version_is_not_a_heartbeat() -> None:
     routes = table(broker())
     assert routes.known_version("a0:1", V2, NOW + 100) == V1
     assert routes.expire(NOW + SILENCE_MAX_MS + 1) == ["a0:1"]
 
 
-def test_question_of_an_unknown_broker() -> None:
+def test_a_version_query_of_an_unknown_broker() -> None:
     assert table().known_version("x:1", V1, NOW) is None
 
 
-def test_topics_stay_while_a_slave_is_left() -> None:
+def test_topics_remain_while_a_slave_is_left() -> None:
     routes = table(broker(), broker(broker_id=1))
     assert routes.remove("a0:1")
     routes.validate()
@@ -212,14 +212,14 @@ def test_topics_stay_while_a_slave_is_left() -> None:
     assert perms(routes) == {"a": 6}
 
 
-def test_master_that_comes_back_registers_anew() -> None:
+def test_a_returning_master_registers_again() -> None:
     routes = table(broker(), broker(broker_id=1))
     routes.remove("a0:1")
     routes.register(broker(topics=topics_of(["T"], perm=4)), NOW)
     assert perms(routes) == {"a": 4}
 
 
-def test_last_address_takes_the_name_and_its_topics_along() -> None:
+def test_removing_the_last_address_removes_the_name_and_its_topics() -> None:
     routes = table(broker("a", topics=topics_of(["T", "U"])), broker("b"))
     assert routes.remove("a0:1")
     routes.validate()
@@ -230,14 +230,14 @@ def test_last_address_takes_the_name_and_its_topics_along() -> None:
     assert routes.cluster_info().cluster_addr_table == {}
 
 
-def test_unregistering_removes_at_once() -> None:
+def test_unregistering_removes_immediately() -> None:
     routes = table(broker())
     assert routes.unregister("a", 0, "a0:1")
     assert routes.route("T") is None
     assert not routes.unregister("a", 0, "a0:1")
 
 
-def test_good_bye_of_a_predecessor_does_not_hit_its_successor() -> None:
+def test_unregistering_a_predecessor_does_not_affect_its_successor() -> None:
     routes = table(broker(address="old:1"), broker(address="new:1"))
     assert not routes.unregister("a", 0, "old:1")
     assert not routes.unregister("a", 1, "new:1")
@@ -266,7 +266,7 @@ def test_permission_of_an_unknown_broker() -> None:
     assert table(broker()).add_write_permission("x") == 0
 
 
-def test_there_is_room_for_so_many_brokers() -> None:
+def test_the_number_of_brokers_is_bounded() -> None:
     routes = RouteTable(brokers_max=1)
     assert isinstance(routes.register(broker("a"), NOW), Registered)
     assert routes.register(broker("b"), NOW) == TableFull(
@@ -278,7 +278,7 @@ def test_there_is_room_for_so_many_brokers() -> None:
     assert isinstance(routes.register(broker("b"), NOW), Registered)
 
 
-def test_there_is_room_for_so_many_topics() -> None:
+def test_the_number_of_topics_is_bounded() -> None:
     routes = RouteTable(topics_max=3)
     assert isinstance(routes.register(broker("a", topics=topics_of("TU")), NOW), Registered)
     full = routes.register(broker("b", topics=topics_of("TU")), NOW)

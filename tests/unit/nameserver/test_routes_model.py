@@ -1,4 +1,4 @@
-"""The route table against a simple model that follows the protocol's words, one table for each."""
+"""The route table against a simple model that follows the protocol's text, one table for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ servers = st.one_of(st.none(), st.lists(st.sampled_from(["f:1", "g:1"]), unique=
 
 @dataclass
 class Model:
-    """Every fact on its own, looked up by going through all of them."""
+    """Every fact separately, looked up by a scan of all of them."""
 
     place: dict[str, tuple[str, int]] = field(default_factory=dict)
     version: dict[str, DataVersion] = field(default_factory=dict)

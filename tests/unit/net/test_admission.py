@@ -14,7 +14,7 @@ from turbopump.testing import run_virtual, virtual_loop, virtual_time
 
 
 class Crowd:
-    """Many who want few places, some of whom lose patience or are called away."""
+    """Many waiters for few slots, some of which time out or are cancelled."""
 
     def __init__(self, places: int, random: Random) -> None:
         self.places = places
@@ -57,7 +57,7 @@ class Crowd:
 
 @settings(max_examples=at_most(40))
 @given(st.integers(1, 5), st.integers(3, 40), st.integers(0, 10_000))
-def test_no_place_is_lost_or_given_twice(places: int, visitors: int, seed: int) -> None:
+def test_no_slot_is_lost_or_granted_twice(places: int, visitors: int, seed: int) -> None:
     async def main() -> None:
         crowd = Crowd(places, virtual_loop().random)
         visits = [asyncio.create_task(crowd.visit()) for _ in range(visitors)]
@@ -73,7 +73,7 @@ def test_no_place_is_lost_or_given_twice(places: int, visitors: int, seed: int) 
 
 
 @virtual_time()
-async def test_places_are_given_in_the_order_of_asking() -> None:
+async def test_slots_are_granted_in_request_order() -> None:
     admission = Admission(1, Deadlines(virtual_loop().clock))
     assert admission.try_enter()
     entered: list[int] = []
@@ -86,13 +86,13 @@ async def test_places_are_given_in_the_order_of_asking() -> None:
     visits = [asyncio.create_task(visit(number)) for number in range(10)]
     await asyncio.sleep(0)
     admission.leave()
-    assert not admission.try_enter(), "nobody overtakes those who wait"
+    assert not admission.try_enter(), "no request overtakes the waiters"
     await asyncio.gather(*visits)
     assert entered == list(range(10))
 
 
 @virtual_time()
-async def test_the_end_of_the_connection_sends_all_away() -> None:
+async def test_closing_the_connection_fails_all_waiters() -> None:
     admission = Admission(1, Deadlines(virtual_loop().clock))
     admission.writable = False
     visits = [asyncio.create_task(admission.enter(1000, "peer:1")) for _ in range(3)]
@@ -104,7 +104,7 @@ async def test_the_end_of_the_connection_sends_all_away() -> None:
 
 
 @virtual_time()
-async def test_what_stood_in_the_way_is_said() -> None:
+async def test_the_error_names_what_blocked_the_request() -> None:
     admission = Admission(1, Deadlines(virtual_loop().clock))
     assert admission.try_enter()
     for pause, text in ((False, "no request in flight finished"), (True, "the peer read nothing")):
@@ -117,7 +117,7 @@ async def test_what_stood_in_the_way_is_said() -> None:
 
 
 @virtual_time()
-async def test_nobody_overtakes_one_who_was_admitted() -> None:
+async def test_no_waiter_overtakes_an_admitted_one() -> None:
     admission = Admission(2, Deadlines(virtual_loop().clock))
     order: list[str] = []
 
@@ -130,7 +130,7 @@ async def test_nobody_overtakes_one_who_was_admitted() -> None:
     first = asyncio.create_task(enter("first"))
     await asyncio.sleep(0)
     second = asyncio.create_task(enter("second"))
-    # Admits the first one, which goes on after the second one has begun.
+    # Admits the first one, which continues after the second one has started.
     admission.resume()
     await asyncio.gather(first, second)
     assert order == ["first", "second"]

@@ -1,4 +1,4 @@
-"""A peer that does not read must not make this side hold ever more."""
+"""A peer that does not read must not make this side buffer without bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def large_answers() -> tuple[Router, list[int]]:
 
 
 class Flood(asyncio.Protocol):
-    """Asks and asks, and reads nothing until it is told to."""
+    """Sends requests continuously, and reads nothing until released."""
 
     def __init__(self) -> None:
         self.received_bytes = 0
@@ -66,7 +66,7 @@ async def test_a_server_stops_reading_from_a_peer_that_does_not_read() -> None:
 
 
 @virtual_time()
-async def test_other_peers_are_served_meanwhile() -> None:
+async def test_other_peers_are_served_in_the_meantime() -> None:
     router, _ = large_answers()
     async with world(router, SMALL) as here:
         peer = await flood(here, 1000)
@@ -139,7 +139,7 @@ async def test_requests_wait_while_the_peer_does_not_read() -> None:
 
 
 @virtual_time()
-async def test_who_waits_too_long_for_the_peer_to_read_is_told() -> None:
+async def test_a_caller_that_waits_too_long_for_the_peer_to_read_gets_an_error() -> None:
     async with world(limits=SMALL) as here:
         connection = await here.connect(limits=SMALL)
         here.network.stop_reading("server")
@@ -155,8 +155,8 @@ async def test_who_waits_too_long_for_the_peer_to_read_is_told() -> None:
 
 
 @virtual_time()
-async def test_two_sides_that_flood_each_other_do_not_wait_for_ever() -> None:
-    """Both have full buffers at once: the side that connected reads on, so both get through."""
+async def test_two_sides_that_flood_each_other_do_not_deadlock() -> None:
+    """Both have full buffers: the side that connected continues reading, so both make progress."""
     async with world(limits=SMALL) as here:
         connection = await here.connect(Router({ECHO: echo}), SMALL)
         body = bytes(16 * 1024)
@@ -177,7 +177,7 @@ async def test_frames_of_one_turn_go_out_in_few_writes() -> None:
 
 
 @virtual_time()
-async def test_who_sends_much_gives_others_a_turn() -> None:
+async def test_a_heavy_sender_yields_to_others() -> None:
     served: list[int] = []
 
     def serve(request: Command, _: Connection) -> None:
@@ -187,7 +187,7 @@ async def test_who_sends_much_gives_others_a_turn() -> None:
         await (await here.connect()).request(Command(ECHO), 1000)
         peer = here.accepted
         for number in range(6):
-            # As a transport does that has more in hand than it was asked for.
+            # Like a transport that has received more than was requested.
             peer.data_received(
                 encode(Command(1, opaque=number, flag=FLAG_ONEWAY, body=bytes(70_000)))
             )
@@ -196,4 +196,4 @@ async def test_who_sends_much_gives_others_a_turn() -> None:
         assert served == list(range(6))
         for number in range(6, 16):
             peer.data_received(encode(Command(1, opaque=number, flag=FLAG_ONEWAY)))
-        assert served == list(range(16)), "small ones are no trouble"
+        assert served == list(range(16)), "small ones do not matter"

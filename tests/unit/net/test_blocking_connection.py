@@ -1,4 +1,4 @@
-"""A connection for threads: what it writes and reads, how it fails, and when it is used again."""
+"""A connection for threads: what it writes and reads, how it fails, and when it is reused."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_request_returns_its_response() -> None:
 
 
 class Counted(socket.socket):
-    """A socket that notes what is done with it."""
+    """A socket that records how it is used."""
 
     calls: ClassVar[list[str]] = []
 
@@ -134,7 +134,7 @@ class Counted(socket.socket):
 
 
 def test_a_request_takes_three_system_calls(listening: socket.socket) -> None:
-    """Two of them give up the interpreter's lock: sending and receiving."""
+    """Two of them release the interpreter's lock: sending and receiving."""
     with Counted() as counted:
         counted.connect(listening.getsockname())
         far, _ = listening.accept()
@@ -191,7 +191,7 @@ def test_a_request_without_a_response_times_out_and_closes_the_connection() -> N
             connection.request(Command(310), 20)
 
 
-def test_signals_do_not_extend_the_time_to_wait() -> None:
+def test_signals_do_not_extend_the_timeout() -> None:
     signals = 0
 
     def handle(*_: object) -> None:
@@ -212,7 +212,7 @@ def test_signals_do_not_extend_the_time_to_wait() -> None:
     assert 0 < signals < 200
 
 
-def test_time_to_write_counts_as_time_to_wait() -> None:
+def test_write_time_counts_towards_the_timeout() -> None:
     clock = VirtualClock()
 
     class Slow(socket.socket):
@@ -246,7 +246,7 @@ def test_a_peer_that_closes_instead_of_answering_is_a_lost_connection() -> None:
         assert not connection.is_usable()
 
 
-def test_an_interrupted_request_leaves_a_connection_that_is_not_used_again() -> None:
+def test_a_connection_is_not_reused_after_an_interrupted_request() -> None:
     def interrupt(number: int, _: object) -> None:
         raise KeyboardInterrupt
 
@@ -268,7 +268,7 @@ def test_an_interrupted_request_leaves_a_connection_that_is_not_used_again() -> 
 # --- many in flight -------------------------------------------------------------------------------
 
 
-def test_requests_are_numbered_and_answers_come_in_any_order() -> None:
+def test_requests_are_numbered_and_responses_arrive_in_any_order() -> None:
     with pair() as (connection, peer):
         numbers = [connection.send(Command(310, body=b"x"), IN_TIME_MS) for _ in range(3)]
         assert numbers == [0, 1, 2]
@@ -276,7 +276,7 @@ def test_requests_are_numbered_and_answers_come_in_any_order() -> None:
         assert [each.opaque for each in received(connection, 3)] == [2, 0, 1]
 
 
-def test_answers_in_pieces_are_put_together() -> None:
+def test_fragmented_responses_are_reassembled() -> None:
     with pair() as (connection, peer):
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.send(Command(310), IN_TIME_MS)
@@ -320,7 +320,7 @@ def test_a_peer_that_does_not_read_has_not_received_the_request() -> None:
         assert connection.fileno() < 0
 
 
-def test_a_request_that_no_frame_can_hold_is_refused_and_nothing_is_written() -> None:
+def test_a_request_too_large_for_a_frame_is_rejected_and_nothing_is_written() -> None:
     with pair() as (connection, peer):
         with pytest.raises(InvalidArgument, match="at most 16777216 bytes"):
             connection.send(Command(320, body=bytes(17 * 1024 * 1024)), IN_TIME_MS)
@@ -399,7 +399,7 @@ def address_of(listening: socket.socket) -> str:
     return f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_an_address_that_cannot_be_reached_is_named_and_left_alone_for_a_while(
+def test_an_unreachable_address_is_named_and_avoided_for_a_while(
     listening: socket.socket,
 ) -> None:
     clock = VirtualClock()
@@ -421,7 +421,7 @@ def test_an_address_that_cannot_be_reached_is_named_and_left_alone_for_a_while(
         BlockingPool(SocketNetwork()).take(f"{'x' * 70}:1")
 
 
-def test_a_peer_that_drops_connections_without_answering_is_left_alone_too(
+def test_a_peer_that_drops_connections_without_answering_is_avoided_too(
     listening: socket.socket,
 ) -> None:
     pool = BlockingPool(SocketNetwork(), clock=VirtualClock())
@@ -437,14 +437,14 @@ def test_a_peer_that_drops_connections_without_answering_is_left_alone_too(
         pool.request(address, Command(310), 1000)
 
 
-def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: socket.socket) -> None:
+def test_a_connection_is_reused_while_it_is_young_and_idle(listening: socket.socket) -> None:
     clock = VirtualClock()
     pool = BlockingPool(SocketNetwork(), clock=clock)
     address = address_of(listening)
     first = pool.take(address)
     far, _ = listening.accept()
     second = pool.take(address)
-    assert second is not first, "one thread has it alone"
+    assert second is not first, "one thread has exclusive use of it"
     second.close()
     pool.give_back(first)
     assert pool.take(address) is first
@@ -454,7 +454,7 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
         assert readable([first], IN_TIME_MS)
         clock.advance_ns(TRUSTED_MS * 1_000_000)
         third = pool.take(address)
-        assert third is not first, "it sent what nobody asked for"
+        assert third is not first, "it sent an unrequested frame"
     pool.give_back(third)
     clock.advance_ns((DEFAULT_LIMITS.idle_ms // 2 + 1) * 1_000_000)
     fourth = pool.take(address)
@@ -472,7 +472,7 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
     assert fifth.fileno() < 0
 
 
-def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: socket.socket) -> None:
+def test_a_connection_that_the_peer_has_closed_is_not_reused(listening: socket.socket) -> None:
     clock = VirtualClock()
     pool = BlockingPool(SocketNetwork(), clock=clock)
     for unused_ms in (0, TRUSTED_MS):
@@ -511,7 +511,7 @@ def test_threads_get_their_own_connections_again(listening: socket.socket) -> No
     pool.close()
 
 
-def test_a_second_connection_of_a_thread_is_closed_not_the_one_that_is_kept(
+def test_a_second_connection_of_a_thread_is_closed_not_the_pooled_one(
     listening: socket.socket,
 ) -> None:
     pool, address = BlockingPool(SocketNetwork()), address_of(listening)
@@ -523,7 +523,7 @@ def test_a_second_connection_of_a_thread_is_closed_not_the_one_that_is_kept(
     pool.close()
 
 
-def test_a_closed_pool_closes_what_is_given_back(listening: socket.socket) -> None:
+def test_a_closed_pool_closes_returned_connections(listening: socket.socket) -> None:
     pool = BlockingPool(SocketNetwork())
     connection = pool.take(address_of(listening))
     pool.close()

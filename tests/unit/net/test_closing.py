@@ -52,7 +52,7 @@ async def test_requests_in_flight_and_waiting_fail_when_the_connection_ends(
 
 
 @virtual_time()
-async def test_a_closed_connection_refuses_requests() -> None:
+async def test_a_closed_connection_rejects_requests() -> None:
     async with world() as here:
         connection = await here.connect()
         connection.close("had enough")
@@ -66,7 +66,7 @@ async def test_a_closed_connection_refuses_requests() -> None:
 
 
 @virtual_time()
-async def test_handlers_are_cancelled_when_their_peer_goes() -> None:
+async def test_handlers_are_cancelled_when_their_peer_disconnects() -> None:
     ended: list[str] = []
 
     async def endless(request: Command, peer: Connection) -> None:
@@ -87,7 +87,7 @@ async def test_handlers_are_cancelled_when_their_peer_goes() -> None:
 
 
 @virtual_time()
-async def test_draining_waits_for_those_who_wait_for_a_place() -> None:
+async def test_draining_waits_for_requests_waiting_for_a_slot() -> None:
     async with world() as here:
         connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
         calls = [asyncio.create_task(connection.request(slow(100), 5000)) for _ in range(5)]
@@ -102,7 +102,7 @@ async def test_draining_waits_for_those_who_wait_for_a_place() -> None:
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("x" * 5000)])
 @virtual_time()
-async def test_a_bug_in_reading_closes_only_its_connection_and_says_why(
+async def test_a_bug_in_reading_closes_only_its_connection_with_the_reason(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def feed(self: FrameDecoder, chunk: bytes) -> Iterator[Command]:
@@ -127,7 +127,7 @@ async def test_a_bug_in_reading_closes_only_its_connection_and_says_why(
 
 
 @virtual_time()
-async def test_what_fails_after_a_burst_of_requests_closes_the_connection(
+async def test_an_error_after_a_burst_of_requests_closes_the_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def settle() -> None:
@@ -168,7 +168,7 @@ async def test_draining_ends_in_time_even_if_a_handler_does_not(
 
 
 @virtual_time()
-async def test_a_connection_that_drains_takes_no_new_requests() -> None:
+async def test_a_draining_connection_accepts_no_new_requests() -> None:
     async with world() as here:
         connection = await here.connect()
         running = asyncio.create_task(connection.request(slow(500, b"finished"), 5000))

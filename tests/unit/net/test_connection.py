@@ -18,7 +18,7 @@ from turbopump.wire.framing import encode
 
 
 @virtual_time()
-async def test_a_request_gets_its_answer() -> None:
+async def test_a_request_gets_its_response() -> None:
     async with world() as here:
         connection = await here.connect()
         answer = await connection.request(Command(ECHO, body=b"hello"), 1000)
@@ -30,9 +30,7 @@ async def test_a_request_gets_its_answer() -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=30), st.integers(0, 1000))
-def test_answers_find_their_requests_in_whatever_order_they_come(
-    delays: list[int], seed: int
-) -> None:
+def test_responses_are_matched_to_requests_in_any_order(delays: list[int], seed: int) -> None:
     async def main() -> None:
         async with world(quality=LinkQuality(jitter_ms=20, cut_chance=0.8)) as here:
             connection = await here.connect()
@@ -44,8 +42,8 @@ def test_answers_find_their_requests_in_whatever_order_they_come(
 
 
 @virtual_time()
-async def test_both_sides_ask_each_other_with_the_same_numbers() -> None:
-    """The broker's pushes and the client's requests count from 0 alike and must not be mixed up."""
+async def test_both_sides_send_requests_with_the_same_numbers() -> None:
+    """The broker's pushes and the client's requests both count from 0 and must not be mixed up."""
     pushed: list[bytes] = []
 
     async def ask_back(request: Command, peer: Connection) -> Command:
@@ -78,7 +76,7 @@ async def test_any_number_of_a_peer_is_echoed(opaque: int) -> None:
 
 
 @virtual_time()
-async def test_numbers_wrap_around_and_pass_over_those_in_use() -> None:
+async def test_numbers_wrap_around_and_skip_those_in_use() -> None:
     async with world() as here:
         connection = await here.connect()
         connection._protocol._next_opaque = 2**31 - 2
@@ -92,7 +90,7 @@ async def test_numbers_wrap_around_and_pass_over_those_in_use() -> None:
 
 
 @virtual_time()
-async def test_an_answer_that_nobody_waits_for_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_response_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "turbopump.net")
     async with world() as here:
         connection = await here.connect()
@@ -119,7 +117,7 @@ async def test_a_request_without_answer_times_out_never_early(timeout_ms: int) -
 
 
 @virtual_time()
-async def test_the_late_answer_of_a_timed_out_request_disturbs_nobody() -> None:
+async def test_the_late_response_of_a_timed_out_request_is_ignored() -> None:
     async with world() as here:
         connection = await here.connect()
         with pytest.raises(RequestTimeout):
@@ -129,7 +127,7 @@ async def test_the_late_answer_of_a_timed_out_request_disturbs_nobody() -> None:
 
 
 @virtual_time()
-async def test_a_cancelled_request_frees_its_place_at_once() -> None:
+async def test_a_cancelled_request_frees_its_slot_immediately() -> None:
     limits = ConnectionLimits(requests_in_flight_max=1)
     async with world() as here:
         connection = await here.connect(limits=limits)
@@ -144,7 +142,7 @@ async def test_a_cancelled_request_frees_its_place_at_once() -> None:
 
 
 @virtual_time()
-async def test_cancelling_in_the_turn_of_the_failure_leaves_no_trace(
+async def test_cancelling_in_the_same_iteration_as_the_failure_leaves_no_trace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with world() as here:
@@ -198,7 +196,7 @@ async def test_requests_in_flight_are_bounded_and_served_in_order() -> None:
 
 
 @virtual_time()
-async def test_no_place_in_time_is_an_overload_and_nothing_is_sent() -> None:
+async def test_no_slot_in_time_is_an_overload_and_nothing_is_sent() -> None:
     served: list[Command] = []
 
     def note(request: Command, peer: Connection) -> None:
@@ -216,8 +214,8 @@ async def test_no_place_in_time_is_an_overload_and_nothing_is_sent() -> None:
 
 
 @virtual_time()
-async def test_a_place_that_comes_too_late_is_not_used() -> None:
-    """The deadline is coarse: a place may come free after the time and before it is noticed."""
+async def test_a_slot_that_is_free_too_late_is_not_used() -> None:
+    """The deadline is coarse: a slot may become free after it and before the timeout is noticed."""
     async with world() as here:
         connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
         await asyncio.sleep(0.05 - virtual_loop().time() % 0.05)
@@ -230,7 +228,7 @@ async def test_a_place_that_comes_too_late_is_not_used() -> None:
 
 
 @virtual_time()
-async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
+async def test_a_cancelled_waiter_passes_its_slot_to_the_next() -> None:
     async with world() as here:
         connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
         first = asyncio.create_task(connection.request(slow(100), 5000))
@@ -245,7 +243,7 @@ async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
 
 
 @virtual_time()
-async def test_thousands_who_give_up_at_once_do_not_disturb_the_queue() -> None:
+async def test_thousands_of_waiters_cancelled_together_do_not_disturb_the_queue() -> None:
     async with world() as here:
         connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
         first = asyncio.create_task(connection.request(slow(100), 5000))
@@ -290,7 +288,7 @@ async def test_one_way_requests_arrive() -> None:
 
 
 @virtual_time()
-async def test_a_request_too_large_for_a_frame_is_the_callers_mistake() -> None:
+async def test_a_request_too_large_for_a_frame_is_the_callers_error() -> None:
     async with world() as here:
         connection = await here.connect()
         with pytest.raises(InvalidArgument, match="at most"):

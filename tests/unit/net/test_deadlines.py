@@ -39,7 +39,7 @@ def test_never_early_late_by_the_granularity_at_most_and_never_when_cancelled(
 
 
 @virtual_time()
-async def test_what_falls_due_together_is_called_in_the_order_it_was_added() -> None:
+async def test_simultaneous_deadlines_are_called_in_the_order_they_were_added() -> None:
     deadlines = Deadlines(virtual_loop().clock)
     fired: list[int] = []
     for number in range(20):
@@ -49,7 +49,7 @@ async def test_what_falls_due_together_is_called_in_the_order_it_was_added() -> 
 
 
 @virtual_time()
-async def test_one_may_cancel_another_of_the_same_moment() -> None:
+async def test_one_may_cancel_another_of_the_same_deadline() -> None:
     deadlines = Deadlines(virtual_loop().clock)
     fired: list[str] = []
     others: list[Deadline] = []
@@ -108,7 +108,7 @@ async def test_there_is_one_timer_however_many_deadlines() -> None:
 
 
 @virtual_time()
-async def test_a_call_that_raises_does_not_keep_others_from_being_made() -> None:
+async def test_a_call_that_raises_does_not_prevent_others() -> None:
     loop = virtual_loop()
     deadlines = Deadlines(loop.clock)
     fired: list[int] = []
@@ -124,15 +124,15 @@ async def test_a_call_that_raises_does_not_keep_others_from_being_made() -> None
 
 
 @virtual_time()
-async def test_a_call_may_close_everything_and_begin_anew() -> None:
+async def test_a_call_may_close_everything_and_start_again() -> None:
     deadlines = Deadlines(virtual_loop().clock)
     fired: list[str] = []
 
-    def begin_anew() -> None:
+    def restart() -> None:
         deadlines.close()
         deadlines.add(100, lambda: fired.append("new"))
 
-    deadlines.add(10, begin_anew)
+    deadlines.add(10, restart)
     deadlines.add(10, lambda: fired.append("old"))
     deadlines.add(20_000, lambda: fired.append("old"))
     await asyncio.sleep(30)

@@ -13,7 +13,7 @@ from turbopump.net.server import ServerConfig
 
 @pytest.mark.parametrize("name", [field.name for field in fields(ConnectionLimits)])
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "7", None])
-def test_a_bad_limit_is_refused_by_name_value_and_what_is_allowed(name: str, value: object) -> None:
+def test_an_invalid_limit_is_rejected_with_name_value_and_range(name: str, value: object) -> None:
     changes: dict[str, Any] = {name: value}
     with pytest.raises(
         InvalidArgument, match=f"{name} must be a whole number of at least 1, got {value!r}"
@@ -36,7 +36,7 @@ def test_the_hard_limit_leaves_room_for_the_largest_frame() -> None:
         ({"poll_us": -1}, "poll_us must be .*, got -1"),
     ],
 )
-def test_a_bad_server_setting_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_an_invalid_server_setting_is_rejected(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         replace(ServerConfig(), **changes)
 
@@ -49,6 +49,6 @@ def test_a_bad_server_setting_is_refused(changes: dict[str, Any], text: str) -> 
         ({"drain_timeout_ms": -1}, "drain_timeout_ms must be .*, got -1"),
     ],
 )
-def test_a_bad_pool_setting_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_an_invalid_pool_setting_is_rejected(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         replace(PoolConfig(), **changes)

@@ -17,7 +17,7 @@ LIMITS = ConnectionLimits(write_pause_bytes=20_000)
 
 
 class Recorder(asyncio.Transport):
-    """Keeps what is written, each write by itself."""
+    """Records what is written, each write separately."""
 
     def __init__(self) -> None:
         super().__init__()

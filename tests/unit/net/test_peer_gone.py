@@ -1,4 +1,4 @@
-"""Peers that close before they have their answers: what they sent is carried out."""
+"""Peers that close before they have their responses: their requests are executed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMITS = 4000
 
 
 class Commits:
-    """Takes note of requests; each has an answer that fills the peer's window soon."""
+    """Records requests; each has a response that soon fills the peer's window."""
 
     def __init__(self, answer_bytes: int = 200) -> None:
         self.numbers: list[int] = []
@@ -56,7 +56,7 @@ async def send_and_close(here: World, data: bytes, *, is_reset: bool) -> RawPeer
 @pytest.mark.parametrize("flag", [0, FLAG_ONEWAY])
 @pytest.mark.parametrize("is_coroutine", [False, True])
 @virtual_time()
-async def test_requests_before_the_close_are_carried_out(flag: int, is_coroutine: bool) -> None:
+async def test_requests_before_the_close_are_executed(flag: int, is_coroutine: bool) -> None:
     served = Commits(answer_bytes=0)
     router = Router({COMMIT: served.serve_later if is_coroutine else served.serve})
     limits = ConnectionLimits(handlers_running_max=10)
@@ -70,10 +70,10 @@ async def test_requests_before_the_close_are_carried_out(flag: int, is_coroutine
 
 
 @virtual_time()
-async def test_requests_that_arrived_before_a_reset_are_carried_out() -> None:
+async def test_requests_that_arrived_before_a_reset_are_executed() -> None:
     served = Commits()
     async with world(Router({COMMIT: served.serve}), SMALL) as here:
-        # The peer does not read, so the server has stopped reading with requests in its hands.
+        # The peer does not read, so the server has stopped reading with pending requests.
         peer = await send_and_close(here, commits(), is_reset=True)
         before = len(served.numbers)
         await wait_until(lambda: here.disconnected)
@@ -83,7 +83,7 @@ async def test_requests_that_arrived_before_a_reset_are_carried_out() -> None:
 
 
 @virtual_time()
-async def test_peer_is_gone_only_after_its_last_request_was_begun() -> None:
+async def test_a_peer_counts_as_gone_only_after_its_last_request_started() -> None:
     begun: list[int] = []
 
     async def serve(request: Command, peer: Connection) -> None:
@@ -140,7 +140,7 @@ async def test_closing_a_server_waits_for_handlers_of_gone_peers() -> None:
 
 
 @virtual_time()
-async def test_requests_before_a_malformed_frame_are_carried_out() -> None:
+async def test_requests_before_a_malformed_frame_are_executed() -> None:
     served = Commits()
     async with world(Router({COMMIT: served.serve_later})) as here:
         peer = await here.connect_raw()
@@ -150,7 +150,7 @@ async def test_requests_before_a_malformed_frame_are_carried_out() -> None:
         assert served.numbers == [7]
 
 
-# --- what is held ---------------------------------------------------------------------------------
+# --- buffered data --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
@@ -194,7 +194,7 @@ async def test_unfinished_frames_of_all_connections_are_bounded(
             honest.transport.write(encode(Command(COMMIT, body=bytes(5000))))
             await asyncio.sleep(0.1)
             assert here.server._budget.held_bytes <= most
-        # Of the oldest, each was closed for the next one.
+        # The oldest were closed, each for the next one.
         assert [hoarder.is_lost for hoarder in hoarders] == [True] * 20 + [False] * 10
         assert not honest.is_lost
         assert len(served.numbers) == 30
@@ -203,7 +203,7 @@ async def test_unfinished_frames_of_all_connections_are_bounded(
 
 @virtual_time()
 async def test_streams_of_large_frames_are_not_held_against_a_peer() -> None:
-    # Each chunk ends inside a frame, so the peer always has one that is unfinished.
+    # Each chunk ends inside a frame, so the peer always has an unfinished one.
     size = SMALL.frame_bytes_max // 2
     config = ServerConfig("server", receive_bytes_max=3 * 64 * 1024, limits=SMALL)
     served = Commits(1)

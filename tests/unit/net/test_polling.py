@@ -1,4 +1,4 @@
-"""Looking for requests instead of sleeping: only while they come close upon each other."""
+"""Polling for requests instead of sleeping: only while they follow each other closely."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CREDIT = 64
 
 
 class Requests:
-    """Requests at given moments, and a thread that is preempted when told."""
+    """Requests at given times, and a thread that is preempted on demand."""
 
     def __init__(self) -> None:
         self.now_ns = 10**12
@@ -25,25 +25,25 @@ class Requests:
         self.polling = BusyPoller(POLL_NS, lambda: self.now_ns, lambda: self.preempted)
 
     def serve(self, after_ns: int, requests: int = 1) -> None:
-        """Let requests come so long after the last ones."""
+        """Let requests arrive n ms after the last ones."""
         self.now_ns += after_ns
         self.polling.served(requests)
 
     async def look(self, after_ns: int = 1000) -> bool:
-        """Let the loop turn once; tell whether it goes on looking."""
+        """Run one loop iteration; return whether it continues to poll."""
         self.now_ns += after_ns
         await asyncio.sleep(0)
         return self.polling.is_polling
 
     async def stream(self, count: int = 2) -> None:
-        """Let requests come close upon each other, with some looks between them."""
+        """Let requests follow each other closely, with some polls between them."""
         for _ in range(count):
             self.serve(SOON_NS // 2)
             await self.look(SOON_NS // 2)
 
 
 @virtual_time()
-async def test_requests_that_come_now_and_then_are_not_looked_for() -> None:
+async def test_infrequent_requests_are_not_polled_for() -> None:
     requests = Requests()
     for _ in range(3 * CREDIT):
         requests.serve(5_000_000)
@@ -51,19 +51,19 @@ async def test_requests_that_come_now_and_then_are_not_looked_for() -> None:
 
 
 @virtual_time()
-async def test_a_request_close_upon_another_is_followed_by_looks_for_the_next() -> None:
+async def test_a_request_close_after_another_starts_polling_for_the_next() -> None:
     requests = Requests()
     requests.serve(5_000_000)
     requests.serve(SOON_NS)
     assert requests.polling.is_polling
     for _ in range(10):
         assert await requests.look(POLL_NS // 10)
-    assert not await requests.look(1), "the time is over"
+    assert not await requests.look(1), "the time has passed"
     assert not await requests.look()
 
 
 @virtual_time()
-async def test_looks_last_from_the_latest_request_on() -> None:
+async def test_polling_lasts_from_the_latest_request() -> None:
     requests = Requests()
     await requests.stream(1000)
     assert requests.polling.is_polling
@@ -72,11 +72,11 @@ async def test_looks_last_from_the_latest_request_on() -> None:
 
 
 @virtual_time()
-async def test_of_64_close_requests_one_is_looked_for_in_vain_at_most() -> None:
+async def test_at_most_one_poll_in_64_close_requests_misses() -> None:
     requests = Requests()
     vain = close = 0
     for _ in range(100):
-        # Pairs, each followed by a pause: looking never pays.
+        # Pairs, each followed by a pause: polling never pays.
         requests.serve(5_000_000)
         requests.serve(SOON_NS)
         close += 1
@@ -87,45 +87,45 @@ async def test_of_64_close_requests_one_is_looked_for_in_vain_at_most() -> None:
 
 
 @virtual_time()
-async def test_the_end_of_a_long_stream_costs_one_look_in_vain_only() -> None:
+async def test_the_end_of_a_long_stream_costs_one_missed_poll_only() -> None:
     requests = Requests()
     await requests.stream(10 * CREDIT)
     assert not await requests.look(POLL_NS)
     await requests.stream(2)
-    assert requests.polling.is_polling, "it has paid for itself before"
+    assert requests.polling.is_polling, "it has paid off before"
 
 
 @virtual_time()
-async def test_requests_that_come_together_need_no_looks() -> None:
+async def test_requests_that_arrive_together_need_no_polls() -> None:
     requests = Requests()
     for _ in range(2 * CREDIT):
         requests.serve(SOON_NS, requests=2)
         assert not requests.polling.is_polling
     await requests.stream()
     requests.serve(SOON_NS // 2, requests=2)
-    assert not await requests.look(), "and end them"
+    assert not await requests.look(), "and ends them"
 
 
 @virtual_time()
-async def test_a_processor_that_others_want_is_left_to_them_for_a_while() -> None:
+async def test_a_contended_processor_is_yielded_for_a_while() -> None:
     requests = Requests()
     await requests.stream(CREDIT)
     requests.serve(1000)
     requests.preempted += 1
-    assert not await requests.look(1_000_000), "it took a millisecond to look"
+    assert not await requests.look(1_000_000), "the poll took a millisecond"
     await requests.stream(CREDIT)
-    assert not requests.polling.is_polling, "requests come soon, but others have work to do"
+    assert not requests.polling.is_polling, "requests arrive soon, but other processes are busy"
     requests.now_ns += 100_000_000
     await requests.stream()
     assert requests.polling.is_polling
 
 
 @virtual_time()
-async def test_whoever_wants_the_processor_again_has_it_longer() -> None:
+async def test_repeated_contention_yields_the_processor_longer() -> None:
     requests = Requests()
 
     async def rest_ms() -> int:
-        """Take the processor, and tell for how long it is left to others."""
+        """Take the processor, and return for how long it is yielded to others."""
         await requests.stream()
         requests.preempted += 1
         assert not await requests.look(1_000_000)
@@ -138,11 +138,11 @@ async def test_whoever_wants_the_processor_again_has_it_longer() -> None:
     await requests.stream(CREDIT)
     assert [await rest_ms() for _ in range(4)] == [100, 200, 400, 400]
     await requests.stream(1000)
-    assert await rest_ms() == 100, "nobody wanted it for a while"
+    assert await rest_ms() == 100, "no other process needed it for a while"
 
 
 @virtual_time()
-async def test_a_long_turn_of_the_loop_is_not_taken_for_others_work() -> None:
+async def test_a_long_loop_iteration_does_not_count_as_contention() -> None:
     requests = Requests()
     await requests.stream(CREDIT)
     requests.serve(1_000_000)
@@ -150,7 +150,7 @@ async def test_a_long_turn_of_the_loop_is_not_taken_for_others_work() -> None:
 
 
 @virtual_time()
-async def test_senders_that_need_this_processor_are_not_kept_waiting_by_looks() -> None:
+async def test_polling_does_not_delay_senders_that_need_this_processor() -> None:
     requests = Requests()
     looked = 0
     for _ in range(CREDIT):
@@ -164,7 +164,7 @@ async def test_senders_that_need_this_processor_are_not_kept_waiting_by_looks() 
 
 
 @virtual_time()
-async def test_there_is_no_looking_where_it_cannot_help(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_is_no_polling_where_it_cannot_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert busy_poller(100, SYSTEM_CLOCK) is not None
     assert busy_poller(0, SYSTEM_CLOCK) is None

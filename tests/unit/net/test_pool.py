@@ -55,7 +55,7 @@ async def test_all_share_one_connection_and_one_dial() -> None:
 
 
 @virtual_time()
-async def test_nobody_overtakes_requests_that_waited_for_the_connection() -> None:
+async def test_no_request_overtakes_those_that_waited_for_the_connection() -> None:
     seen: list[bytes] = []
     calls: list[asyncio.Task[Command]] = []
 
@@ -67,11 +67,11 @@ async def test_nobody_overtakes_requests_that_waited_for_the_connection() -> Non
         for _ in range(count):
             command = Command(ECHO, body=b"%d" % len(calls))
             calls.append(asyncio.create_task(pool.request(here.server.address, command, 1000)))
-            # One in each turn of the loop.
+            # One in each loop iteration.
             await asyncio.sleep(0)
 
     def greet(_: str) -> None:
-        # The connection is open, and those who wait for it do not know that yet.
+        # The connection is open, and its waiters do not know that yet.
         later.append(asyncio.create_task(begin(20)))
 
     later: list[asyncio.Task[None]] = []
@@ -84,7 +84,7 @@ async def test_nobody_overtakes_requests_that_waited_for_the_connection() -> Non
 
 
 @virtual_time()
-async def test_a_lost_connection_is_made_again() -> None:
+async def test_a_lost_connection_is_reestablished() -> None:
     async with pooled() as (here, pool):
         address = here.server.address
         for _ in range(5):
@@ -95,7 +95,7 @@ async def test_a_lost_connection_is_made_again() -> None:
 
 
 @virtual_time()
-async def test_a_caller_that_gives_up_does_not_end_the_dial_of_others() -> None:
+async def test_a_cancelled_caller_does_not_end_the_dial_of_others() -> None:
     async with pooled() as (here, pool):
         address = here.server.address
         impatient = asyncio.create_task(pool.connection(address))
@@ -107,7 +107,7 @@ async def test_a_caller_that_gives_up_does_not_end_the_dial_of_others() -> None:
 
 
 @virtual_time()
-async def test_failures_pause_longer_and_longer_and_say_until_when() -> None:
+async def test_failures_back_off_and_report_the_next_try() -> None:
     async with pooled() as (here, pool):
         here.network.refuse("server")
         loop, address = virtual_loop(), here.server.address
@@ -123,7 +123,7 @@ async def test_failures_pause_longer_and_longer_and_say_until_when() -> None:
                 before = loop.time()
                 with pytest.raises(ConnectFailed, match="connection refused; next try in"):
                     await pool.connection(address)
-                assert loop.time() == before, "fails at once during the pause"
+                assert loop.time() == before, "fails immediately during the pause"
                 await asyncio.sleep(left_ms / 1000)
         assert 50 <= tries[0] <= 100
         assert tries[-1] >= 5000
@@ -153,7 +153,7 @@ async def test_success_ends_the_pauses() -> None:
 
 
 @virtual_time()
-async def test_a_peer_that_drops_connections_without_a_word_is_left_alone_too() -> None:
+async def test_a_peer_that_drops_connections_silently_is_avoided_too() -> None:
     async with pooled() as (here, pool):
         address = here.server.address
         await pool.connection(address)
@@ -202,7 +202,7 @@ async def test_closing_ends_dials() -> None:
 
 
 @virtual_time()
-async def test_peers_may_ask_over_the_pools_connections() -> None:
+async def test_peers_may_send_requests_over_the_pools_connections() -> None:
     async with pooled(router=Router({7: echo})) as (here, pool):
         await pool.request(here.server.address, Command(ECHO), 1000)
         answer = await here.accepted.request(Command(7, body=b"push"), 1000)
@@ -210,7 +210,7 @@ async def test_peers_may_ask_over_the_pools_connections() -> None:
 
 
 @virtual_time()
-async def test_a_timeout_leaves_a_connection_that_is_heard_of_to_others() -> None:
+async def test_a_timeout_does_not_close_a_connection_that_still_receives() -> None:
     async with pooled() as (here, pool):
         address = here.server.address
         call = asyncio.create_task(pool.request(address, Command(NEVER), 100))
@@ -223,7 +223,7 @@ async def test_a_timeout_leaves_a_connection_that_is_heard_of_to_others() -> Non
 
 
 @virtual_time()
-async def test_a_connection_that_went_silent_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_that_went_silent_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     async with pooled() as (here, pool):
         address = here.server.address
         silent = await pool.connection(address)
@@ -241,7 +241,7 @@ async def test_a_connection_that_went_silent_is_given_up(caplog: pytest.LogCaptu
 
 
 @virtual_time()
-async def test_a_connection_that_this_side_does_not_read_is_not_called_silent() -> None:
+async def test_a_connection_that_this_side_does_not_read_does_not_count_as_silent() -> None:
     config = PoolConfig(limits=ConnectionLimits(handlers_running_max=1))
     async with pooled(config, Router({SLOW: slow_echo})) as (here, pool):
         connection = await pool.connection(here.server.address)
@@ -289,7 +289,7 @@ async def test_oneway_requests_connect_too_within_their_time() -> None:
 
 
 @virtual_time()
-async def test_a_greeting_goes_first_on_every_connection() -> None:
+async def test_a_greeting_is_sent_first_on_every_connection() -> None:
     served: list[int] = []
 
     def note(request: Command, _: Connection) -> Command:
@@ -319,7 +319,7 @@ async def test_a_greeting_that_cannot_be_sent_leaves_the_connection_usable(
 
 
 @virtual_time()
-async def test_only_those_are_greeted_that_are_to_be() -> None:
+async def test_only_selected_peers_are_greeted() -> None:
     asked: list[str] = []
 
     def greeting(address: str) -> None:

@@ -32,7 +32,7 @@ async def test_an_unknown_code_is_answered_with_code_3_and_a_leading_blank() -> 
 
 
 @virtual_time()
-async def test_an_unknown_code_may_be_met_with_silence() -> None:
+async def test_an_unknown_code_may_be_ignored() -> None:
     async with world(Router({ECHO: echo}, unknown=never)) as here:
         connection = await here.connect()
         with pytest.raises(RequestTimeout):
@@ -51,7 +51,7 @@ async def test_an_unknown_code_may_be_met_with_silence() -> None:
     ],
 )
 @virtual_time()
-async def test_what_a_handler_raises_becomes_its_answer(
+async def test_an_exception_in_a_handler_becomes_its_response(
     code: int, error: Exception, answer_code: int, remark: str
 ) -> None:
     async with world(raising(error)) as here:
@@ -76,7 +76,7 @@ async def test_a_bug_in_a_handler_is_logged_with_its_traceback(
 @pytest.mark.parametrize("serialize", list(Serialize))
 @pytest.mark.parametrize("code", [ECHO, FAIL, 999])
 @virtual_time()
-async def test_answers_come_in_the_encoding_of_the_request(serialize: Serialize, code: int) -> None:
+async def test_responses_use_the_encoding_of_the_request(serialize: Serialize, code: int) -> None:
     async with world() as here:
         answer = await (await here.connect()).request(Command(code, serialize=serialize), 1000)
         assert answer.serialize == serialize

@@ -14,7 +14,7 @@ from turbopump.wire.command import Command
 
 
 @virtual_time()
-async def test_coming_and_going_is_told() -> None:
+async def test_connects_and_disconnects_are_reported() -> None:
     async with world() as here:
         connection = await here.connect()
         assert [peer.peer_address for peer in here.connected] == [connection.local_address]
@@ -39,7 +39,7 @@ async def test_connections_are_bounded(caplog: pytest.LogCaptureFixture) -> None
 
 
 @virtual_time()
-async def test_draining_finishes_what_runs_and_refuses_what_is_new() -> None:
+async def test_draining_finishes_running_requests_and_rejects_new_ones() -> None:
     async with world() as here:
         connection = await here.connect()
         running = asyncio.create_task(connection.request(slow(500, b"finished"), 5000))
@@ -82,7 +82,7 @@ async def test_draining_ends_in_time_whatever_runs(caplog: pytest.LogCaptureFixt
 
 
 @virtual_time()
-async def test_requests_kept_for_later_do_not_hold_up_the_drain() -> None:
+async def test_deferred_requests_do_not_delay_the_drain() -> None:
     async with world() as here:
         connection = await here.connect()
         call = asyncio.create_task(connection.request(Command(NEVER), 90_000))
@@ -104,7 +104,7 @@ async def test_closing_twice_and_without_start_is_harmless() -> None:
 
 
 @virtual_time()
-async def test_an_address_in_use_is_an_error_that_says_so() -> None:
+async def test_an_address_in_use_is_a_clear_error() -> None:
     network = MemoryNetwork()
     config = ServerConfig("server", 10911)
     async with Server(network.host("server"), handlers(), config) as server:

@@ -21,7 +21,7 @@ LIMIT = 4000
 
 
 @virtual_time()
-async def test_an_answer_may_come_long_after_the_handler_returned() -> None:
+async def test_a_response_may_be_sent_long_after_the_handler_returned() -> None:
     kept: list[tuple[Command, Connection]] = []
 
     def keep(request: Command, peer: Connection) -> None:
@@ -64,7 +64,7 @@ async def test_handlers_are_bounded_by_not_reading_further() -> None:
 
 
 @virtual_time()
-async def test_a_handler_cancelled_before_its_first_step_is_no_warning() -> None:
+async def test_a_handler_cancelled_before_its_first_step_causes_no_warning() -> None:
     started: list[str] = []
 
     async def handler(request: Command, peer: Connection) -> None:
@@ -83,7 +83,7 @@ async def test_a_handler_cancelled_before_its_first_step_is_no_warning() -> None
 
 
 @virtual_time()
-async def test_a_handler_that_is_cancelled_by_others_answers_with_an_error() -> None:
+async def test_a_handler_cancelled_from_outside_answers_with_an_error() -> None:
     async def give_up(request: Command, peer: Connection) -> None:
         raise asyncio.CancelledError
 
@@ -110,7 +110,7 @@ async def test_a_handler_may_return_any_awaitable() -> None:
 
 
 class Signer:
-    """Signs requests, and writes down what it sees."""
+    """Signs requests, and records what it sees."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int]] = []
@@ -124,7 +124,7 @@ class Signer:
 
 
 class Checker(Signer):
-    """Refuses what is not signed."""
+    """Rejects unsigned requests."""
 
     def before_request(self, address: str, command: Command) -> Command:
         if (command.ext_fields or {}).get("Signature") != "secret":
@@ -187,7 +187,7 @@ async def test_an_encoded_answer_may_be_as_long_as_any_other() -> None:
 
 
 class Faulty(Signer):
-    """Fails on every answer."""
+    """Fails on every response."""
 
     def after_response(self, address: str, request: Command, response: Command) -> None:
         raise OSError("the audit log is full")
@@ -195,7 +195,7 @@ class Faulty(Signer):
 
 @pytest.mark.parametrize("code", [ECHO, SLOW])
 @virtual_time()
-async def test_a_hook_that_fails_makes_an_error_answer_and_no_more(code: int) -> None:
+async def test_a_hook_that_fails_causes_an_error_response_only(code: int) -> None:
     async with world(Router({ECHO: echo, SLOW: slow_echo}, hooks=[Faulty()])) as here:
         connection = await here.connect()
         for _ in range(2):
@@ -245,13 +245,13 @@ RAISED = [
 async def test_whatever_is_raised_is_answered(
     error: Exception, code: int, remark: str, later: bool
 ) -> None:
-    def at_once(request: Command, peer: Connection) -> Command:
+    def immediately(request: Command, peer: Connection) -> Command:
         raise error
 
     async def soon(request: Command, peer: Connection) -> Command:
         raise error
 
-    async with world(Router({1: soon if later else at_once, ECHO: echo})) as here:
+    async with world(Router({1: soon if later else immediately, ECHO: echo})) as here:
         connection = await here.connect()
         failed, served = await asyncio.gather(
             connection.request(Command(1, serialize=Serialize.ROCKETMQ), 1000),
@@ -328,7 +328,7 @@ async def test_requests_may_share_a_future(is_done: bool) -> None:
 
 
 @virtual_time()
-async def test_a_peer_that_goes_does_not_cancel_a_shared_future() -> None:
+async def test_a_disconnecting_peer_does_not_cancel_a_shared_future() -> None:
     shared: asyncio.Future[Command] = virtual_loop().create_future()
 
     def wait_for_all(request: Command, peer: Connection) -> asyncio.Future[Command]:

@@ -14,7 +14,7 @@ from turbopump.machine.threads import DaemonThreads, busy_threads
 WAIT_S = 30.0
 
 
-def test_jobs_run_side_by_side_and_their_results_come_back() -> None:
+def test_jobs_run_concurrently_and_their_results_are_returned() -> None:
     both = threading.Barrier(2)
     threads = DaemonThreads(2, "side")
     jobs = [threads.submit(both.wait, WAIT_S) for _ in range(2)]
@@ -23,7 +23,7 @@ def test_jobs_run_side_by_side_and_their_results_come_back() -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("side_")]
 
 
-def test_a_thread_that_is_idle_is_used_again_and_there_are_not_more_than_allowed() -> None:
+def test_idle_threads_are_reused_and_their_number_is_bounded() -> None:
     threads = DaemonThreads(1, "one")
     jobs = [threads.submit(lambda: threading.current_thread().name) for _ in range(20)]
     assert {job.result(WAIT_S) for job in jobs} == {"one_0"}
@@ -32,7 +32,7 @@ def test_a_thread_that_is_idle_is_used_again_and_there_are_not_more_than_allowed
 
 @pytest.mark.parametrize("chains", [1, 4])
 def test_a_job_submitted_by_the_callback_of_another_needs_no_further_thread(chains: int) -> None:
-    """The finishing thread is about to be free, and no idle one is lost to the count."""
+    """The finishing thread is about to become free, and no idle one is lost from the count."""
     threads, lengths, lock = DaemonThreads(50, "chain"), [0] * chains, threading.Lock()
     finished = threading.Semaphore(0)
     together = threading.Barrier(chains, timeout=WAIT_S)
@@ -67,7 +67,7 @@ def test_cancelled_and_failed_jobs_free_their_threads() -> None:
     threads.shutdown()
 
 
-def test_when_the_system_allows_no_more_threads_those_that_exist_do_the_work(
+def test_existing_threads_do_the_work_when_the_system_allows_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -87,7 +87,7 @@ def test_when_the_system_allows_no_more_threads_those_that_exist_do_the_work(
     threads.shutdown()
 
 
-def test_errors_come_back_too() -> None:
+def test_errors_are_returned_too() -> None:
     threads = DaemonThreads(1, "failing")
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 / 0).result(WAIT_S)
@@ -95,7 +95,7 @@ def test_errors_come_back_too() -> None:
     threads.shutdown()
 
 
-def test_what_has_not_begun_can_be_cancelled() -> None:
+def test_jobs_that_have_not_started_can_be_cancelled() -> None:
     begun, release = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -118,7 +118,7 @@ def test_what_has_not_begun_can_be_cancelled() -> None:
         threads.submit(int)
 
 
-def test_what_waits_is_done_before_the_threads_end() -> None:
+def test_waiting_jobs_run_before_the_threads_end() -> None:
     threads = DaemonThreads(3, "last")
     jobs = [threads.submit(int, str(number)) for number in range(50)]
     threads.shutdown()

@@ -1,4 +1,4 @@
-"""A peer that takes answers as fast as they are made must not keep the loop to itself."""
+"""A peer that reads responses as fast as they are produced must not monopolise the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUESTS = 5 * PER_TURN
 
 
 class Taking(asyncio.Transport):
-    """Takes all that is written at once."""
+    """Accepts everything that is written immediately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def connected(handler: Handler = answer) -> tuple[Connection, Taking]:
 
 
 async def turns() -> None:
-    """Let the loop go on until nothing is left to do."""
+    """Run the loop until nothing is left to do."""
     await asyncio.sleep(0.001)
 
 
@@ -108,9 +108,9 @@ async def test_many_large_answers_take_several_turns() -> None:
 
 
 @virtual_time()
-async def test_what_comes_meanwhile_is_answered_behind_it() -> None:
+async def test_requests_that_arrive_in_between_are_answered_afterwards() -> None:
     connection, transport = connected()
-    # The last request of the first chunk comes in two.
+    # The last request of the first chunk arrives in two parts.
     data = chunk(0) + chunk(REQUESTS, 3)
     for part in (data[: len(chunk(0)) - 7], data[len(chunk(0)) - 7 :]):
         connection.data_received(part)
@@ -144,7 +144,7 @@ async def test_nothing_is_answered_after_the_connection_was_closed() -> None:
 
 
 @virtual_time()
-async def test_requests_that_wait_for_their_turn_are_refused_when_it_is_drained() -> None:
+async def test_requests_that_wait_for_their_turn_are_rejected_when_draining() -> None:
     connection, transport = connected()
     connection.data_received(chunk(0))
     served = len(transport.answers)
@@ -159,7 +159,7 @@ async def test_requests_that_wait_for_their_turn_are_refused_when_it_is_drained(
 
 
 @virtual_time()
-async def test_who_is_lost_while_others_have_their_turn_is_drained_at_once() -> None:
+async def test_a_connection_lost_while_others_have_their_turn_is_drained_immediately() -> None:
     connection, _ = connected()
     connection.data_received(chunk(0))
     drained = asyncio.create_task(connection.drain(1000))

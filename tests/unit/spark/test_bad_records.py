@@ -1,4 +1,4 @@
-"""Records that cannot be decoded: found, described, and dealt with as the option says."""
+"""Records that cannot be decoded: found, described, and handled as the option says."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_thousands_of_bad_records_are_logged_in_few_lines(caplog: pytest.LogCapt
 # --- options --------------------------------------------------------------------------------------
 
 
-def test_the_column_of_errors_is_there_where_it_makes_sense() -> None:
+def test_the_error_column_exists_where_it_makes_sense() -> None:
     assert columns_of(SERVER) == COLUMNS
     for mode in ("fail", "skip", "DEADLETTER"):
         assert columns_of({**SERVER, "onBadRecord": mode}) == COLUMNS
@@ -138,7 +138,7 @@ def test_the_column_of_errors_is_there_where_it_makes_sense() -> None:
         ({"ignoreDamage": "true"}, r"'ignoreDamage' \(use onBadRecord=skip\)"),
     ],
 )
-def test_what_makes_no_sense_is_named(options: dict[str, str], words: str) -> None:
+def test_invalid_options_are_named(options: dict[str, str], words: str) -> None:
     for parse in (SourceOptions.for_batch, SourceOptions.for_stream):
         with pytest.raises(InvalidArgument, match=words):
             parse({**SERVER, **options})
@@ -157,7 +157,7 @@ def test_where_dead_letters_go() -> None:
     assert DeadLetterTopic.of(SourceOptions.for_batch(SERVER)) is None
 
 
-def test_who_counts_bad_records_gets_them_as_rows() -> None:
+def test_readers_that_count_bad_records_get_them_as_rows() -> None:
     assert counted_options(SERVER) == (SERVER, False)
     null = {**SERVER, "onBadRecord": "null", "columns": "body"}
     assert counted_options(null) == ({**null, "columns": "body,decodeError"}, False)
@@ -181,9 +181,9 @@ MALFORMED = (2, 3, 7)
 
 @pytest.fixture
 def malformed(turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A topic of 10 messages that comes with three records without their magic numbers.
+    """A topic of 10 messages that also returns three records without their magic numbers.
 
-    Turbopump brokers leave such records out; others send what is on their disks.
+    Turbopump brokers omit such records; others send what is on their disks.
     """
     nameserver = turbopump_server.nameserver
     with Admin(nameserver) as admin:
@@ -233,7 +233,7 @@ def test_malformed_records_are_read_one_by_one(malformed: str) -> None:
     assert [row["body"] for row in rows(onBadRecord="skip")] == good
     letters = []
     for _ in range(2):
-        # The second time, as a task that is repeated, nothing is sent.
+        # The second time, as in a repeated task, nothing is sent.
         assert [row["body"] for row in rows(onBadRecord="deadLetter", group="g")] == good
         letters = stored_in(malformed, "%DLQ%g")
         places = [letter.properties["ORIGIN_QUEUE_OFFSET"] for letter in letters]

@@ -1,4 +1,4 @@
-"""Pulling over a plain socket: from peers that answer as brokers do, and as they do not."""
+"""Pulling over a plain socket: from peers that answer like brokers, and from others."""
 
 from __future__ import annotations
 
@@ -91,19 +91,19 @@ def in_binary(asked: list[Command]) -> list[bytes]:
         (in_binary, {}),
     ],
 )
-def test_everything_comes_once_and_in_order(
+def test_everything_is_read_once_and_in_order(
     monkeypatch: pytest.MonkeyPatch, replies: Replies, options: dict[str, Any], chunk_rows: int
 ) -> None:
     monkeypatch.setattr(blocking_pull, "CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr(blocking_pull, "ENOUGH_ROWS", 1 + chunk_rows // 2)
     with peer(replies) as connection:
         assert rows_of(pull_of(connection, 7, COUNT - 3, **options)) == expected(7, COUNT - 3)
-        assert connection.is_usable(), "and everything that was asked for has been read"
+        assert connection.is_usable(), "and everything requested has been read"
 
 
 @pytest.mark.parametrize("replies", [in_order, backwards])
 @pytest.mark.parametrize("piece_bytes", [3, 1000])
-def test_frames_come_in_any_pieces_and_are_larger_than_the_buffer(
+def test_frames_may_be_fragmented_and_larger_than_the_buffer(
     monkeypatch: pytest.MonkeyPatch, replies: Replies, piece_bytes: int
 ) -> None:
     monkeypatch.setattr(pull_responses, "BUFFER_BYTES", 300)
@@ -123,7 +123,7 @@ def test_frames_come_in_any_pieces_and_are_larger_than_the_buffer(
         (of_any_length, {"count_max": 40}),
     ],
 )
-def test_many_ranges_come_whole_and_in_order(
+def test_many_ranges_are_read_completely_and_in_order(
     monkeypatch: pytest.MonkeyPatch, replies: Replies, options: dict[str, Any], chunk_rows: int
 ) -> None:
     monkeypatch.setattr(blocking_pull, "CHUNK_ROWS", chunk_rows)
@@ -165,7 +165,7 @@ def test_not_all_ranges_are_requested_ahead() -> None:
     assert max(waiting) <= 8
 
 
-def test_what_is_unusual_in_one_range_leaves_it_and_the_later_ones_unread() -> None:
+def test_an_unusual_response_leaves_its_range_and_later_ones_unread() -> None:
     def replies(asked: list[Command]) -> list[bytes]:
         return [
             frame
@@ -190,7 +190,7 @@ def test_records_behind_a_range_are_left_out() -> None:
         assert rows_of(pull_of_ranges(connection, ranges)) == rows_in(ranges)
 
 
-def test_records_of_other_queues_are_not_taken_for_those_of_these() -> None:
+def test_records_of_other_queues_are_not_accepted() -> None:
     ranges = [QueueRange("T", "a", 1, at, at + 2) for at in range(100, 300, 10)]
     with peer(in_order) as connection:
         pull = pull_of_ranges(connection, ranges)
@@ -233,7 +233,7 @@ def without_fields(asked: Command) -> list[bytes]:
     return [encode(asked.answer(0, {}, body=b""))]
 
 
-def to_nobody(asked: Command) -> list[bytes]:
+def unmatched(asked: Command) -> list[bytes]:
     return [encode(found(replace_opaque(asked, 12345)))]
 
 
@@ -269,16 +269,16 @@ def close(_: Command) -> None:
         to_a_slave,
         nowhere,
         without_fields,
-        to_nobody,
+        unmatched,
         a_request,
         garbage,
         close,
-        # These take as long as the time allowed for an answer.
+        # These take as long as the response timeout.
         pytest.param(half, marks=pytest.mark.slow),
         pytest.param(silence, marks=pytest.mark.slow),
     ],
 )
-def test_what_is_unusual_ends_it_where_the_good_answers_end(
+def test_an_unusual_response_ends_the_read_after_the_last_good_one(
     unusual: Callable[[Command], list[bytes] | None],
 ) -> None:
     def replies(asked: list[Command]) -> list[bytes] | None:
@@ -297,11 +297,11 @@ def test_what_is_unusual_ends_it_where_the_good_answers_end(
         timeout_ms = 500 if unusual in (half, silence) else 10_000
         pull = pull_of(connection, in_flight_max=2, timeout_ms=timeout_ms)
         assert rows_of(pull) == expected(0, 96)
-        assert pull.next_chunk() is None, "it stays where it is"
+        assert pull.next_chunk() is None, "it does not advance"
         assert not len(pull._pool)
 
 
-def test_an_answer_before_its_turn_does_not_hide_what_is_unusual_before_it() -> None:
+def test_an_early_response_does_not_hide_an_unusual_one_before_it() -> None:
     def replies(asked: list[Command]) -> list[bytes]:
         answers = in_order(asked)
         if len(answers) < 3:
@@ -312,7 +312,7 @@ def test_an_answer_before_its_turn_does_not_hide_what_is_unusual_before_it() -> 
         assert rows_of(pull_of(connection, in_flight_max=3)) == expected(0, 64)
 
 
-def test_an_answer_that_comes_twice_is_unusual() -> None:
+def test_a_duplicate_response_is_unusual() -> None:
     def replies(asked: list[Command]) -> list[bytes]:
         first, *others = in_order(asked)
         return [*others, *others, first]
@@ -322,7 +322,7 @@ def test_an_answer_that_comes_twice_is_unusual() -> None:
 
 
 class Signed:
-    """A hook that signs each request with what it asks for, and sees each response."""
+    """A hook that signs each request with its parameters, and sees each response."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
@@ -359,7 +359,7 @@ def test_hooks_change_each_request_and_see_each_response() -> None:
 
 @pytest.fixture
 def direct_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What has been read directly: where each chunk began and ended."""
+    """What has been read directly: where each chunk started and ended."""
     seen: list[tuple[int, int]] = []
     next_chunk = BlockingPull.next_chunk
 
@@ -390,7 +390,7 @@ def bodies(reader: PartitionReader, partition: tuple[QueueRange, ...]) -> list[b
 
 
 @pytest.mark.slow
-def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
+def test_a_task_reads_directly_and_continues_when_the_connection_is_lost(
     turbopump_server: RunningServer,
     direct_chunks: list[tuple[int, int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -402,7 +402,7 @@ def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
     wanted = [b"%d" % n for n in range(400)]
     assert bodies(reader, WHOLE) == wanted
     assert direct_chunks[-1][1] == 400
-    assert bodies(reader, WHOLE) == wanted, "over the connection that was kept"
+    assert bodies(reader, WHOLE) == wanted, "over the pooled connection"
 
     direct_chunks.clear()
     found: list[bytes] = []
@@ -411,7 +411,7 @@ def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
         if len(found) < 100:
             turbopump_server.cut()
     assert found == wanted
-    assert direct_chunks[-1][1] < 400, "the rest came in the other way"
+    assert direct_chunks[-1][1] < 400, "the rest was read by the retrying pull"
 
     beginning = reader.read(WHOLE)
     next(beginning)
@@ -421,7 +421,7 @@ def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
 
 
 @pytest.mark.slow
-def test_large_answers_are_wanted(
+def test_large_responses_are_requested(
     turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -437,7 +437,7 @@ def test_large_answers_are_wanted(
 
 
 @pytest.mark.slow
-def test_damaged_and_missing_messages_are_left_to_the_other_way(
+def test_damaged_and_missing_messages_are_left_to_the_retrying_pull(
     turbopump_server: RunningServer,
     direct_chunks: list[tuple[int, int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -456,7 +456,7 @@ def test_damaged_and_missing_messages_are_left_to_the_other_way(
 
 
 @pytest.mark.slow
-def test_many_ranges_of_several_topics_come_in_few_batches(
+def test_many_ranges_of_several_topics_make_few_batches(
     turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = filled(turbopump_server)

@@ -1,4 +1,4 @@
-"""Pulling what a filter lets through over a plain socket: gaps, overlaps, answers with nothing."""
+"""Pulling filtered messages over a plain socket: gaps, overlaps, empty responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILTERED: dict[str, Any] = {"tags": frozenset({"t"})}
     "options", [{}, {"in_flight_max": 1}, {"count_max": 5, "in_flight_max": 7}]
 )
 @pytest.mark.parametrize("is_in_order", [True, False])
-def test_what_matches_comes_once_and_in_order(
+def test_matches_are_read_once_and_in_order(
     monkeypatch: pytest.MonkeyPatch,
     every: int,
     options: dict[str, Any],
@@ -93,7 +93,7 @@ def test_messages_that_the_broker_cannot_read_are_unusual(remark: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [{"tags": "even"}, {"sql": "TAGS = 'even'"}])
-def test_many_filtered_ranges_come_in_one_batch(
+def test_many_filtered_ranges_make_one_batch(
     turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
     with Producer("pg", nameserver=turbopump_server.nameserver) as producer:

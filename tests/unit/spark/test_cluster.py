@@ -1,4 +1,4 @@
-"""What a driver asks of a cluster in virtual time: queues, positions, times, keys, news."""
+"""What a driver requests from a cluster in virtual time: queues, positions, times, arrivals."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_a_topic_without_a_route_does_not_hide_the_others(
 
 
 @virtual_time()
-async def test_topics_that_appear_are_found_and_kept_while_nobody_answers(
+async def test_new_topics_are_found_and_remembered_while_no_server_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = clusters.Recorder()
@@ -157,7 +157,7 @@ async def test_positions_become_offsets(tmp_path: Path) -> None:
         assert await at("group") == [3, 0]
         with pytest.raises(InvalidArgument, match="ends at offset 10, got 11"):
             await at('{"T": {"0": 11}}')
-        # Further than the queue goes: it was made anew, and nothing of it has been read.
+        # Beyond the end of the queue: it was re-created, and nothing of it has been read.
         made.brokers["a"].state.offsets.commit("g", "T", 0, 25)
         with pytest.raises(
             DataLost, match=r"group 'g' cannot resume .* ends at offset 10 .* read to 25"
@@ -168,7 +168,7 @@ async def test_positions_become_offsets(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_batch_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
+async def test_a_batch_that_ends_before_it_starts_is_rejected(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, producer, session):
         before_ms = made.clock.now_ms()
         await fill(producer, 10)
@@ -188,7 +188,7 @@ async def test_a_batch_that_ends_before_it_begins_is_refused(tmp_path: Path) -> 
         assert await planned("earliest", '{"T": {"0": 4}}') == 4
         with pytest.raises(InvalidArgument, match=r"T@a:0 would be read from 8 to 0"):
             await planned('{"T": {"0": 8}}', str(before_ms))
-        # Where a group is was not said by the user.
+        # The user did not give the group's position.
         await asking(session, group="g").commit({Q0: 8})
         assert await planned("group", str(before_ms)) == 0
 
@@ -211,7 +211,7 @@ def test_a_time_is_the_first_message_since(tmp_path: Path, pause_ms: int) -> Non
             assert empty == {MessageQueue("T", "a", 1): 0}
             of_20 = {Q0: stored.index(stored[20])}
             assert await found.resolve("startingOffsets", AtTime(stored[20]), [Q0]) == of_20
-            # Beside it, a queue with an offset of its own.
+            # Beside it, a queue with its own offset.
             other = MessageQueue("T", "a", 1)
             each = parse_position(
                 "startingOffsets", f'{{"T": {{"a": {{"0": "{stored[20]}", "1": -2}}}}}}'
@@ -252,7 +252,7 @@ async def test_a_start_after_the_last_message_is_the_end_or_an_error(tmp_path: P
 
 
 @virtual_time()
-async def test_news_end_the_wait(tmp_path: Path) -> None:
+async def test_an_arrival_ends_the_wait(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, producer, session):
         await fill(producer, 2)
         found = asking(session)
@@ -294,7 +294,7 @@ async def test_the_size_of_messages_in_a_queue_that_is_closed_is_not_known(
 
 
 @virtual_time()
-async def test_a_broker_that_is_silent_is_not_asked_what_it_has_no_longer(tmp_path: Path) -> None:
+async def test_an_unresponsive_broker_is_not_asked_what_it_has_deleted(tmp_path: Path) -> None:
     asked = clusters.Recorder()
     async with (
         clusters.cluster(tmp_path) as made,
@@ -319,7 +319,7 @@ async def test_a_broker_that_is_silent_is_not_asked_what_it_has_no_longer(tmp_pa
 
 
 @virtual_time()
-async def test_what_brokers_do_not_note_is_told_once(
+async def test_what_brokers_do_not_record_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = clusters.Recorder()
@@ -343,7 +343,7 @@ async def test_what_brokers_do_not_note_is_told_once(
         assert caplog.text.count("T@a:0: offset not committed: the broker is away") == 1
         refusal = RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none")
         assert await found.commit({Q0: 5}) == {}
-        assert await found.commit({Q0: 0}) == {Q0: 0}, "there the group begins at the beginning"
+        assert await found.commit({Q0: 0}) == {Q0: 0}, "there the group starts at the beginning"
         asked.refuse = None
         away = MessageQueue("T", "b", 0)
         for offset, looked_for in ((5, 0), (0, 1)):
@@ -372,7 +372,7 @@ async def test_names_lie_within_a_namespace(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_little_is_asked_about_queues_without_news_and_brokers_that_are_silent(
+async def test_few_requests_are_sent_for_idle_queues_and_unresponsive_brokers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = clusters.Recorder()
@@ -400,7 +400,7 @@ async def test_little_is_asked_about_queues_without_news_and_brokers_that_are_si
         for _ in range(3):
             assert await found.known_limits(queues) == {}
             assert await found.commit({Q0: 1}) == {}
-        assert len(asked.of(RequestCode.GET_QUEUE_ENDS)) == before + 1, "asked once"
+        assert len(asked.of(RequestCode.GET_QUEUE_ENDS)) == before + 1, "requested once"
         assert not any(asked.of(code) for code in COMMITS)
         assert caplog.text.count("T@a:0 and 3 more queues: not available") == 1
         asked.refuse = None

@@ -1,4 +1,4 @@
-"""What can be set about a consumer on Spark, and what it makes of it; no Spark is started."""
+"""The settings of a consumer on Spark, and their effects; no Spark is started."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_retry_topic_is_read_along_with_the_topics() -> None:
     options = made._options
     assert options["topics"] == "orders,refunds,%RETRY%billing"
     assert options["group"] == "billing"
-    # What comes again is wanted whatever its tags.
+    # Redeliveries are selected whatever their tags.
     assert json.loads(options["tags"]) == {"orders": "created || paid"}
     assert "tags" not in consumer()._options
 
@@ -62,7 +62,7 @@ def test_name_servers_may_be_a_list() -> None:
     assert made._options["nameserver"] == "a:1;b:2"
 
 
-def test_expressions_and_tags_are_wanted_by_topic() -> None:
+def test_expressions_and_tags_are_set_by_topic() -> None:
     made = consumer(topics={"orders": Sql("amount > 100"), "refunds": "paid", "others": "*"})
     options = made._options
     assert json.loads(options["sql"]) == {"orders": "amount > 100"}
@@ -79,7 +79,9 @@ def test_expressions_and_tags_are_wanted_by_topic() -> None:
         (datetime(2026, 1, 31, tzinfo=UTC), "group,2026-01-31T00:00:00+00:00"),
     ],
 )
-def test_group_goes_on_where_it_was_or_starts_where_asked(start_from: object, offsets: str) -> None:
+def test_a_group_resumes_from_its_offsets_or_the_given_start(
+    start_from: object, offsets: str
+) -> None:
     assert consumer(start_from=start_from)._options["startingOffsets"] == offsets
 
 
@@ -102,7 +104,7 @@ def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         datetime(2026, 1, 31, 10, tzinfo=WEST),
     ],
 )
-def test_moment_to_start_from_is_the_one_of_push_consumers(moment: datetime) -> None:
+def test_the_start_timestamp_is_that_of_push_consumers(moment: datetime) -> None:
     started = SourceOptions.for_stream(consumer(start_from=moment)._options).start
     assert isinstance(started, positions.OfGroup)
     assert isinstance(started.otherwise, positions.AtTime)
@@ -121,7 +123,7 @@ def test_options_of_the_source_are_passed_on() -> None:
     assert options["maxOffsetsPerTrigger"] == "500"
 
 
-def test_name_servers_of_the_driver_are_meant_on_executors(
+def test_executors_use_the_name_servers_of_the_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
@@ -180,28 +182,28 @@ class AsyncHandler:
         ({"options": {"onBadRecord": "null"}}, "onBadRecord=null needs mode pandas or arrow"),
     ],
 )
-def test_wrong_arguments_are_told(changes: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_reported(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         consumer(**changes)
     assert told in str(raised.value)
 
 
-# --- into how many tasks a batch is divided -------------------------------------------------------
+# --- into how many tasks a batch is split ---------------------------------------------------------
 
 
 class AskedForTasksError(Exception):
-    """The options that a query was to be read with."""
+    """The options that a query would be read with."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.options = options
 
 
 class SparkOfCores:
-    """As much of Spark as is used until a query is read; None is a client that knows no cores."""
+    """The part of Spark used until a query is read; None is a client that knows no cores."""
 
     def __init__(self, cores: int | None) -> None:
         self._cores = cores
-        # Spark's names, all of them; nothing is needed of what they are.
+        # Spark's names, all of them; their content is not needed.
         self.streams = self.readStream = self
         self.addListener = self.removeListener = lambda _: None
 
@@ -237,7 +239,7 @@ class SparkOfCores:
         (5, {"options": {"MAXRECORDSPERPARTITION": "100"}}, None),
     ],
 )
-def test_batch_has_a_task_for_each_core_unless_something_else_is_said(
+def test_a_batch_has_one_task_per_core_unless_configured(
     cores: int | None, changes: dict[str, Any], tasks_min: str | None
 ) -> None:
     made = consumer(spark=SparkOfCores(cores), **changes)
@@ -272,7 +274,7 @@ def padded(counts: Sequence[object]) -> list[object]:
 
 
 class Event:
-    """As much of Spark's events as is read."""
+    """The part of Spark's events that is read."""
 
     def __init__(self, run: str, counts: Sequence[object] | None = None) -> None:
         self.runId = run
@@ -283,7 +285,7 @@ class Event:
 
 
 class Streams:
-    """As much of a session's streams as a watcher uses."""
+    """The part of a session's streams that a watcher uses."""
 
     def __init__(self) -> None:
         self.streams = self
@@ -299,14 +301,14 @@ def listening(streams: Streams) -> ListeningWatcher:
     return watcher
 
 
-def told(totals: ListeningWatcher, run: str, *counts: object) -> None:
+def report_progress(totals: ListeningWatcher, run: str, *counts: object) -> None:
     totals.onQueryProgress(cast("QueryProgressEvent", Event(run, counts or None)))
 
 
-def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
+def test_waiting_ends_with_the_condition_or_with_the_run() -> None:
     totals = listening(Streams())
     assert not totals.wait(lambda report: report.handled == 3, 0)
-    told(totals, "a", 3, 0, 0, None)
+    report_progress(totals, "a", 3, 0, 0, None)
     assert totals.wait(lambda report: report.handled == 3, None)
     totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
     assert not totals.wait(lambda report: report.handled == 4, None)
@@ -315,12 +317,12 @@ def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
 def test_report_adds_up_the_batches_of_a_run() -> None:
     streams = Streams()
     totals = listening(streams)
-    told(totals, "a", 3, 1, 0, "ValueError: bad")
-    told(totals, "a", 2, 0, 1, None, 3)
-    told(totals, "b", 9, 9, 9, None)
-    # Of empty batches there are no sums.
-    told(totals, "a", None, None, None, None)
-    told(totals, "a")
+    report_progress(totals, "a", 3, 1, 0, "ValueError: bad")
+    report_progress(totals, "a", 2, 0, 1, None, 3)
+    report_progress(totals, "b", 9, 9, 9, None)
+    # Empty batches have no sums.
+    report_progress(totals, "a", None, None, None, None)
+    report_progress(totals, "a")
     totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
     totals.finish()
     totals.finish()
@@ -347,7 +349,7 @@ class Progress:
 
 
 class Query:
-    """A query that has one more batch whenever somebody waits, and forgets all but the last."""
+    """A query with one more batch on each wait, which forgets all but the last."""
 
     def __init__(self, batches: list[Sequence[object]], *, fails: bool = False) -> None:
         self._batches = batches
@@ -375,7 +377,7 @@ def looking(*batches: Sequence[object], fails: bool = False) -> tuple[Query, Pol
     return query, PollingWatcher(cast("StreamingQuery", query))
 
 
-def test_report_keeps_what_was_seen() -> None:
+def test_the_report_retains_earlier_batches() -> None:
     query, watching = looking([1, 0, 0, None], [None] * 4, [2, 1, 0, "ValueError"])
     assert watching.wait(lambda report: report.handled == 3, None)
     assert watching.report() == ConsumerReport(3, 1, 0, "ValueError", batches=2)
@@ -383,13 +385,13 @@ def test_report_keeps_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_looking_ends_with_the_query(fails: bool) -> None:
+def test_watching_ends_with_the_query(fails: bool) -> None:
     _, watching = looking([1, 0, 0, None], fails=fails)
     assert not watching.wait(lambda report: report.handled == 2, None)
     assert watching.report().handled == 1
 
 
-def test_looking_ends_with_the_time() -> None:
+def test_watching_ends_with_the_timeout() -> None:
     query, watching = looking(*([[1, 0, 0, None]] * 20))
     assert not watching.wait(lambda report: report.handled == 20, 1.1)
     assert sum(query.waits) == pytest.approx(1.1)

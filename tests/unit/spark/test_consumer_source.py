@@ -1,4 +1,4 @@
-"""What the source offers to a consumer: tags by topic, a task for each queue, a place to begin."""
+"""What the source offers to a consumer: tags by topic, a task per queue, a start position."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_tags_can_differ_by_topic() -> None:
         ('{"orders": false}', "the tag expression of topic 'orders' is False"),
     ],
 )
-def test_wrong_tags_by_topic_are_told(tags: str, told: str) -> None:
+def test_invalid_tags_by_topic_are_reported(tags: str, told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         parsed(tags=tags)
     assert told in str(raised.value)
@@ -71,14 +71,14 @@ def test_expressions_can_differ_by_topic() -> None:
         ),
     ],
 )
-def test_wrong_expressions_by_topic_are_told(options: dict[str, str], told: str) -> None:
+def test_invalid_expressions_by_topic_are_reported(options: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         parsed(**options)
     assert told in str(raised.value)
 
 
 @pytest.mark.parametrize("tags", [" ", "|| ||"])
-def test_tags_without_any_tag_are_told(tags: str) -> None:
+def test_empty_tags_are_reported(tags: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(f"option tags is {tags!r}, which has no")):
         parsed(tags=tags)
 
@@ -96,7 +96,7 @@ def test_no_tags_mean_everything(tags: str) -> None:
     assert not pulling.of("refunds").is_filtered
 
 
-def test_each_queue_can_have_a_task_of_its_own() -> None:
+def test_each_queue_can_have_its_own_task() -> None:
     few, many = QueueRange("orders", "a", 1, 5, 6), QueueRange("orders", "a", 0, 0, 1_000_000)
     assert plan([few, many], PlanLimits(is_per_queue=True)) == [(many,), (few,)]
     assert parsed(partitionPerQueue="true").plan == PlanLimits(is_per_queue=True)
@@ -115,11 +115,11 @@ def test_each_queue_can_have_a_task_of_its_own() -> None:
         ("group,1769817600000", OfGroup(AtTime(1769817600000))),
     ],
 )
-def test_group_may_say_where_to_begin_otherwise(text: str, position: OfGroup) -> None:
+def test_a_group_position_may_name_a_fallback(text: str, position: OfGroup) -> None:
     assert parse_position("startingOffsets", text) == position
 
 
 @pytest.mark.parametrize("text", ["group,group", 'group,{"orders": {"0": 1}}', "group,", "a,b"])
-def test_group_cannot_begin_just_anywhere(text: str) -> None:
+def test_an_invalid_fallback_of_a_group_position_is_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument, match="option startingOffsets must be earliest"):
         parse_position("startingOffsets", text)

@@ -1,4 +1,4 @@
-"""How Spark finds the source by itself: an import that is light and cannot fail."""
+"""How Spark finds the source by itself: a lightweight import that cannot fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_module_exports_the_source() -> None:
     assert DefaultSource.name() == "rocketmq"
 
 
-def test_what_is_wrong_with_the_installation_is_told_at_use(
+def test_installation_problems_are_reported_on_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as broken:

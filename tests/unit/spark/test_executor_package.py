@@ -1,4 +1,4 @@
-"""Archives for Spark executors: what they have, and what their Python says."""
+"""Archives for Spark executors: their content, and what their Python reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(executor_package, "_required", small)
         written = executor_package.write_package(folder / "all.tar.gz")
     assert [each.split()[0] for each in written.distributions] == ["turbopump", "msgspec", "typer"]
-    assert [each.name for each in folder.iterdir()] == ["all.tar.gz"], "nothing unfinished is left"
+    assert [each.name for each in folder.iterdir()] == ["all.tar.gz"], "no incomplete file is left"
     extract(written.path, folder / "unpacked")
     return folder / "unpacked"
 
@@ -64,7 +64,7 @@ def test_the_python_of_an_archive_finds_its_packages(unpacked: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_without_the_right_python_is_told(unpacked: Path, tmp_path: Path) -> None:
+def test_a_machine_without_the_right_python_is_reported(unpacked: Path, tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("sh", "dirname", "uname"):
@@ -106,7 +106,7 @@ def test_the_command_writes_a_zip_of_this_package(tmp_path: Path) -> None:
     assert tops == {"turbopump", "pyspark_rocketmq", "pyspark_rocketmq_store"}
 
 
-def test_other_names_are_refused(tmp_path: Path) -> None:
+def test_other_names_are_rejected(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["spark", "package", str(tmp_path / "all.jar")])
     assert told.exit_code == 2
     assert "file must end in .tar.gz, .tgz or .zip" in told.stderr

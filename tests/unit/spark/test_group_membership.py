@@ -1,4 +1,4 @@
-"""A query in its group, in virtual time: who is refused, who is seen, who is told."""
+"""A query in its group, in virtual time: what is rejected, noticed and reported."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def options(session: Session, **given: str) -> SourceOptions:
 
 
 @virtual_time()
-async def test_push_consumers_are_not_joined(tmp_path: Path) -> None:
+async def test_a_query_does_not_join_push_consumers(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, session), pushing(made):
         with pytest.raises(GroupInUse, match=r"group 'g' already has push consumers: 10\.0\.1\.9@"):
             await join_group(session, options(session), ["T"])
@@ -83,7 +83,7 @@ async def test_push_consumers_are_not_joined(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_topic_that_is_gone_keeps_no_query_from_its_group(tmp_path: Path) -> None:
+async def test_a_deleted_topic_does_not_prevent_joining_the_group(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, session), pushing(made):
         wanted = ["gone", "T", "%RETRY%g"]
         assert isinstance(
@@ -94,7 +94,7 @@ async def test_a_topic_that_is_gone_keeps_no_query_from_its_group(tmp_path: Path
 
 
 @virtual_time()
-async def test_a_broker_that_is_away_does_not_hold_up_who_goes_on(tmp_path: Path) -> None:
+async def test_a_broker_that_is_down_does_not_delay_a_resumed_query(tmp_path: Path) -> None:
     async with (
         clusters.cluster(tmp_path, names=("a", "b")) as made,
         made.session("10.0.1.2") as session,
@@ -119,7 +119,7 @@ async def test_a_broker_that_is_away_does_not_hold_up_who_goes_on(tmp_path: Path
 
 
 @virtual_time()
-async def test_push_consumers_are_refused_as_soon_as_brokers_tell_of_them(tmp_path: Path) -> None:
+async def test_push_consumers_are_rejected_as_soon_as_brokers_report_them(tmp_path: Path) -> None:
     asked = clusters.Recorder()
     async with (
         world(tmp_path) as (made, _),
@@ -157,7 +157,7 @@ async def world_of_two(directory: Path) -> AsyncIterator[tuple[clusters.Cluster,
 
 
 @virtual_time()
-async def test_a_broker_that_is_away_hides_no_push_consumers(tmp_path: Path) -> None:
+async def test_a_broker_that_is_down_hides_no_push_consumers(tmp_path: Path) -> None:
     async with world_of_two(tmp_path) as (made, session), pushing(made):
         await asyncio.sleep(5)
         await made.crash("b")
@@ -168,7 +168,7 @@ async def test_a_broker_that_is_away_hides_no_push_consumers(tmp_path: Path) -> 
 
 
 class Linked:
-    """A link whose work the test awaits itself."""
+    """A link whose work is awaited by the test itself."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -207,7 +207,7 @@ async def test_nothing_is_committed_before_the_group_is_joined(
 
 
 @virtual_time()
-async def test_a_broker_that_is_gone_for_good_keeps_no_query_from_committing(
+async def test_a_permanently_removed_broker_does_not_prevent_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_of_two(tmp_path) as (made, session):
@@ -233,7 +233,7 @@ async def test_a_broker_that_is_gone_for_good_keeps_no_query_from_committing(
         await query.run(commit)
         await asyncio.sleep(3)
         await query.run(commit)
-        assert await group.committed([A0]) == {A0: None}, "it may only be restarted"
+        assert await group.committed([A0]) == {A0: None}, "it may just be restarting"
         await asyncio.sleep(20)
         await query.run(commit)
         assert await group.committed([A0]) == {A0: 2}
@@ -269,7 +269,7 @@ async def test_a_broker_that_name_servers_know_is_waited_for(tmp_path: Path) -> 
 
 
 @virtual_time()
-async def test_a_broker_that_has_moved_is_asked_where_it_is(tmp_path: Path) -> None:
+async def test_a_broker_that_has_moved_is_queried_at_its_new_address(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, session), pushing(made):
         await asyncio.sleep(5)
         route = await session.route("T")
@@ -283,7 +283,7 @@ async def test_a_broker_that_has_moved_is_asked_where_it_is(tmp_path: Path) -> N
 
 
 @virtual_time()
-async def test_who_has_left_does_not_join_afterwards(tmp_path: Path) -> None:
+async def test_a_query_that_has_left_does_not_join_again(tmp_path: Path) -> None:
     async with world_of_two(tmp_path) as (made, session):
         await made.crash("b")
         joining = GroupJoin(session, options(session), topics_of("T"))
@@ -296,7 +296,7 @@ async def test_who_has_left_does_not_join_afterwards(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_joining_that_is_given_up_leaves_no_member(
+async def test_an_abandoned_join_leaves_no_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path) as (made, session), made.session("10.0.1.3") as other:
@@ -329,7 +329,7 @@ async def test_two_queries_may_follow_each_other_in_a_group(tmp_path: Path) -> N
 
 
 @virtual_time()
-async def test_push_consumers_who_come_later_are_noticed(
+async def test_push_consumers_that_join_later_are_noticed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path) as (made, session):
@@ -342,7 +342,7 @@ async def test_push_consumers_who_come_later_are_noticed(
 
 
 @virtual_time()
-async def test_a_bug_while_looking_who_came_is_counted_and_looking_goes_on(
+async def test_a_bug_in_the_membership_check_is_counted_and_checks_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, bugs = list[str](), [LookupError("a bug")]
@@ -378,7 +378,7 @@ async def test_operators_see_where_a_query_is(tmp_path: Path) -> None:
         assert member is not None
         (wanted,) = member.heartbeat_data().subscription_data_set
         assert (wanted.topic, wanted.sub_string) == ("T", "a || b")
-        # A query that is started later must replace what brokers keep of this one.
+        # A query that is started later must replace what brokers store for this one.
         assert wanted.sub_version == session.clock.now_ms() > 0
         member.reached({MessageQueue("T", "a", 0): 5, MessageQueue("U", "a", 0): 7})
         assert member.progress("T") == {MessageQueue("T", "a", 0): 5}

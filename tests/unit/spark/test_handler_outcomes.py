@@ -1,4 +1,4 @@
-"""What the answers of a function mean, and how a queue goes on after them."""
+"""What the results of a function mean, and how a queue continues after them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_answer_for_one_message(answer: object, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 1, "success", ConsumeResult.COMMIT, b"x" * 1000])
-def test_what_is_no_answer_is_told(answer: object) -> None:
+def test_an_invalid_answer_is_reported(answer: object) -> None:
     with pytest.raises(
         InvalidArgument, match=r"handler must return .*True or False, got"
     ) as raised:
@@ -88,7 +88,7 @@ OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from([SUCCESS, RetryLater(), G
 
 
 @given(st.lists(st.tuples(OUTCOMES, st.integers(0, 4))))
-def test_order_is_kept_up_to_the_first_that_comes_again(
+def test_order_is_preserved_up_to_the_first_redelivered_message(
     rows: list[tuple[Outcome, int]],
 ) -> None:
     outcomes, times = [outcome for outcome, _ in rows], [count for _, count in rows]

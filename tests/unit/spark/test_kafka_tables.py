@@ -1,4 +1,4 @@
-"""The tables for those who know Kafka's connector: complete, and true about our side."""
+"""The tables for users of Kafka's connector: complete, and true about our side."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_option_and_column_of_kafkas_connector_has_a_row() -> None:
     assert sorted({*THEIR_OPTIONS, *THEIR_COLUMNS} - told) == []
 
 
-def test_what_is_said_to_be_here_is_here() -> None:
+def test_documented_counterparts_exist() -> None:
     options = {*SOURCE_OPTIONS, *SINK_OPTIONS}
     known = options | set(SOURCE_COLUMNS) | set(SINK_COLUMNS) | OF_BROKERS | FUNCTIONS
     told = set().union(*(named(ours) for _, ours in rows()))
@@ -81,7 +81,7 @@ def test_what_is_said_to_be_here_is_here() -> None:
     assert sorted(told - known) == []
 
 
-def test_every_column_of_ours_is_told() -> None:
+def test_every_column_of_ours_is_documented() -> None:
     told = set().union(*(named(ours) for _, ours in rows()))
     assert sorted({*SOURCE_COLUMNS, *SINK_COLUMNS} - told) == []
 
@@ -130,7 +130,7 @@ def test_the_source_names_the_counterpart_of_kafkas_columns(column: str) -> None
         "asyncProgressTrackingOverrideSinkSupportCheck",
     ],
 )
-def test_asynchronous_progress_tracking_is_said_to_be_missing(option: str) -> None:
+def test_asynchronous_progress_tracking_is_documented_as_missing(option: str) -> None:
     given = {"nameserver": "127.0.0.1:1", "topic": "t", option: "true"}
     with pytest.raises(InvalidArgument, match=rf"'{option}' \(use it with writeStream"):
         SourceOptions.for_stream(given)

@@ -1,4 +1,4 @@
-"""Queries for many queues at once, of brokers that know how and of those that refuse them."""
+"""Queries for many queues in one request, with brokers that support them and others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ T = [MessageQueue("T", "a", number) for number in range(4)]
 
 
 class World:
-    """A cluster with a topic, and what a driver asks of it."""
+    """A cluster with a topic, and what a driver requests from it."""
 
     def __init__(
         self, made: clusters.Cluster, producer: Producer, asked: clusters.Recorder
@@ -93,7 +93,7 @@ async def world(
     queues: int = 4,
     **settings: Any,
 ) -> AsyncIterator[World]:
-    """Run a broker that does not know some requests."""
+    """Run a broker that does not support some requests."""
 
     def without(served: Any) -> dict[int, Any]:
         return {code: serve for code, serve in handler_table(served).items() if code not in refused}
@@ -112,7 +112,7 @@ async def world(
 
 @EVERY_KIND
 @virtual_time()
-async def test_brokers_of_any_kind_say_the_same(
+async def test_brokers_of_any_kind_give_the_same_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
 ) -> None:
     async with world(tmp_path, monkeypatch, refused) as found:
@@ -174,7 +174,7 @@ async def test_one_request_per_topic_and_broker(
 
 
 @virtual_time()
-async def test_a_broker_refuses_each_kind_of_request_once(
+async def test_a_broker_rejects_each_kind_of_request_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path, monkeypatch, OWN) as found:
@@ -192,7 +192,7 @@ async def test_a_broker_refuses_each_kind_of_request_once(
 
 @EVERY_KIND
 @virtual_time()
-async def test_a_wait_ends_when_a_message_comes_to_one_of_the_queues(
+async def test_a_wait_ends_when_a_message_arrives_in_one_of_the_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
 ) -> None:
     async with world(tmp_path, monkeypatch, refused) as found:
@@ -215,11 +215,11 @@ async def test_a_wait_ends_when_a_message_comes_to_one_of_the_queues(
         assert await asking.wait_for_messages(at, 5000)
         assert 195 <= clock.monotonic_ms() - begun_ms <= 300
         await sending
-        assert await asking.wait_for_messages(at, 5000), "it came before the wait"
+        assert await asking.wait_for_messages(at, 5000), "it arrived before the wait"
 
 
 @virtual_time()
-async def test_a_stream_waits_in_one_request_and_looks_again_for_little(
+async def test_a_stream_waits_in_one_request_and_rechecks_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path, monkeypatch, TURBOPUMP) as found:
@@ -233,7 +233,7 @@ async def test_a_stream_waits_in_one_request_and_looks_again_for_little(
         found.codes()
         for _ in range(3):
             assert await follow.latest(end, is_limited=False) is end
-        assert found.codes() == [RequestCode.GET_QUEUE_ENDS] * 6, "a look and a wait each"
+        assert found.codes() == [RequestCode.GET_QUEUE_ENDS] * 6, "one query and one wait each"
         await found.send(T[3], 1)
         assert await follow.latest(end, is_limited=False) == {**end, T[3]: 1}
 
@@ -328,7 +328,7 @@ async def test_deleted_topics_of_a_broker_are_one_warning(
 
 
 @virtual_time()
-async def test_a_refusal_to_tell_committed_offsets_is_one_warning_per_try(
+async def test_a_rejected_query_for_committed_offsets_is_one_warning_per_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path, monkeypatch, OWN, queues=300) as found:
@@ -377,7 +377,7 @@ async def test_64_000_queues_cause_no_warning(
 
 
 @virtual_time()
-async def test_what_a_broker_has_against_many_queues_is_logged_once(
+async def test_a_brokers_rejection_of_many_queues_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path, monkeypatch, TURBOPUMP, queues=300) as found:
@@ -441,7 +441,7 @@ async def test_a_topic_recreated_after_its_messages_expired_is_noticed(
 
 @pytest.mark.parametrize("refused", [TURBOPUMP, OWN])
 @virtual_time()
-async def test_nothing_is_read_whose_last_message_cannot_be_looked_up(
+async def test_no_queue_is_read_whose_last_message_cannot_be_looked_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -511,7 +511,7 @@ async def test_a_group_that_may_not_read_fails_a_wait(
 
 
 @virtual_time()
-async def test_offsets_without_queues_are_refused(
+async def test_offsets_without_queues_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path, monkeypatch, TURBOPUMP) as found:
@@ -527,7 +527,7 @@ async def test_offsets_without_queues_are_refused(
 
 @virtual_time()
 @pytest.mark.parametrize("gather", [gather_by_key, gather_available])
-async def test_not_all_of_thousands_are_asked_at_the_same_time(
+async def test_requests_for_thousands_of_queues_are_not_all_concurrent(
     gather: Callable[..., Any],
 ) -> None:
     running = most = 0

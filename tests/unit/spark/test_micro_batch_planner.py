@@ -1,4 +1,4 @@
-"""Where micro-batches of a stream end, decided over a cluster that is made up."""
+"""Where micro-batches of a stream end, decided over a simulated cluster."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class MadeUp:
         return await self.marks(offsets)
 
     def delete(self, queue: MessageQueue) -> None:
-        """Delete it as brokers do that keep the group's offset."""
+        """Delete it like brokers that keep the group's offset."""
         del self.ends[queue]
         self.unreadable_now[queue] = Unreadable.DELETED
 
@@ -147,7 +147,7 @@ async def latest(following: MicroBatchPlanner, start: Offsets, *, is_limited: bo
 
 
 @virtual_time()
-async def test_the_first_batch_only_notes_where_the_stream_starts() -> None:
+async def test_the_first_batch_only_records_where_the_stream_starts() -> None:
     cluster = MadeUp({Q0: Limits(3, 10), Q1: Limits(0, 0)})
     assert await latest(following(cluster, startingOffsets="earliest"), {}) == {Q0: 3, Q1: 0}
     follow = following(cluster)
@@ -158,20 +158,20 @@ async def test_the_first_batch_only_notes_where_the_stream_starts() -> None:
 
 
 @virtual_time()
-async def test_what_comes_after_a_stream_began_without_queues_is_read_as_a_whole() -> None:
+async def test_queues_created_after_a_stream_started_without_any_are_read_completely() -> None:
     cluster = MadeUp({})
     assert await latest(following(cluster), {}) == {}
     cluster.ends = {Q0: Limits(2, 10)}
-    # Another process goes on from the checkpoint.
+    # Another process resumes from the checkpoint.
     follow = following(cluster)
     start = await follow.latest({}, is_limited=True, has_begun=True)
     assert start == {Q0: 2}
     assert await latest(follow, start) == {Q0: 10}
-    assert await latest(following(cluster), {}) == {Q0: 10}, "without one it begins at the latest"
+    assert await latest(following(cluster), {}) == {Q0: 10}, "without one it starts at the latest"
 
 
 @virtual_time()
-async def test_a_topic_that_nobody_knows_is_an_error_at_first_only() -> None:
+async def test_an_unknown_topic_is_an_error_at_the_start_only() -> None:
     cluster = MadeUp({Q0: Limits(0, 4)})
     cluster.has_route = False
     with pytest.raises(NoRoute):
@@ -180,7 +180,7 @@ async def test_a_topic_that_nobody_knows_is_an_error_at_first_only() -> None:
 
 
 @virtual_time()
-async def test_without_news_it_waits_for_some_at_the_ends_of_the_queues() -> None:
+async def test_without_new_messages_it_waits_at_the_ends_of_the_queues() -> None:
     cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 2)})
     follow = following(cluster, idleWait="300ms")
     start = {Q0: 4, Q1: 2}
@@ -192,7 +192,7 @@ async def test_without_news_it_waits_for_some_at_the_ends_of_the_queues() -> Non
 
 
 @virtual_time()
-async def test_new_queues_are_noted_first_and_read_from_their_beginning() -> None:
+async def test_new_queues_are_recorded_first_and_read_from_their_beginning() -> None:
     cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(7, 9)})
     follow = following(cluster)
     first = await latest(follow, {Q0: 2})
@@ -201,14 +201,14 @@ async def test_new_queues_are_noted_first_and_read_from_their_beginning() -> Non
 
 
 @virtual_time()
-async def test_queues_whose_broker_is_away_stay_where_they_are() -> None:
+async def test_queues_whose_broker_is_down_keep_their_offsets() -> None:
     cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 9)})
     cluster.away = {Q1}
     assert await latest(following(cluster), {Q0: 2, Q1: 3}) == {Q0: 4, Q1: 3}
 
 
 @virtual_time()
-async def test_lost_messages_end_the_stream_or_are_passed(
+async def test_lost_messages_end_the_stream_or_are_skipped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = MadeUp({Q0: Limits(5, 9), Q1: Limits(0, 3)})
@@ -222,7 +222,7 @@ async def test_lost_messages_end_the_stream_or_are_passed(
     with caplog.at_level(logging.WARNING):
         end = await latest(follow, start)
     assert "continuing without them" in caplog.text
-    # Q1 goes back to its beginning, and everything of it is read by the next batch.
+    # Q1 returns to its beginning, and is read completely by the next batch.
     assert end == {Q0: 9, Q1: 0}
     again = await latest(follow, end)
     assert again == {Q0: 9, Q1: 3}
@@ -244,7 +244,7 @@ async def test_a_batch_keeps_its_limits() -> None:
 
 
 @virtual_time()
-async def test_a_small_batch_waits_for_more_but_not_for_ever() -> None:
+async def test_a_small_batch_waits_for_more_up_to_a_limit() -> None:
     cluster = MadeUp({Q0: Limits(0, 5)})
     start = {Q0: 0}
     follow = following(cluster, minOffsetsPerTrigger="10", maxTriggerDelay="2s", idleWait="1s")
@@ -276,7 +276,7 @@ async def test_available_now_ends_where_the_queues_did() -> None:
 
 
 @virtual_time()
-async def test_available_now_does_not_end_before_queues_whose_broker_goes_away() -> None:
+async def test_available_now_waits_for_queues_whose_broker_goes_down() -> None:
     cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 70)})
     follow = following(cluster, startingOffsets="earliest")
     await follow.freeze()
@@ -288,7 +288,7 @@ async def test_available_now_does_not_end_before_queues_whose_broker_goes_away()
 
 
 @virtual_time()
-async def test_available_now_tells_which_queues_of_the_checkpoint_are_nowhere(
+async def test_available_now_names_missing_queues_of_the_checkpoint(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 70)})
@@ -333,11 +333,11 @@ async def test_available_now_reads_no_queue_that_is_closed_or_deleted(
         end = await latest(loose, {Q0: 0, Q1: 60, Q2: 9})
         assert await latest(loose, end) == end == {Q0: 50, Q1: 60}
     assert caplog.text.count("t@a:1 cannot be read") == 1
-    assert cluster.commits[-2:] == [{Q2: 0}, {Q0: 50}], "should it come again, it begins anew"
+    assert cluster.commits[-2:] == [{Q2: 0}, {Q0: 50}], "if re-created, it starts from 0"
 
 
 async def planned(follow: MicroBatchPlanner, start: Offsets) -> Offsets:
-    """Plan a batch as Spark does, which commits the last one after it has asked for the next."""
+    """Plan a batch as Spark does, which commits the last one after requesting the next."""
     end = await follow.latest(start, is_limited=True)
     if end != start:
         await follow.commit(start)
@@ -346,7 +346,7 @@ async def planned(follow: MicroBatchPlanner, start: Offsets) -> Offsets:
 
 @virtual_time()
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_a_queue_that_comes_again_is_read_as_a_whole(*, is_restarted: bool) -> None:
+async def test_a_recreated_queue_is_read_completely(*, is_restarted: bool) -> None:
     cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
     loose = {"failOnDataLoss": "false", "group": "g"}
     follow = following(cluster, **loose)
@@ -367,9 +367,7 @@ async def test_a_queue_that_comes_again_is_read_as_a_whole(*, is_restarted: bool
 
 
 @virtual_time()
-async def test_a_deleted_queue_leaves_once_the_broker_has_noted_that_the_group_begins_again() -> (
-    None
-):
+async def test_a_deleted_queue_is_dropped_once_the_broker_recorded_the_reset() -> None:
     cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
     follow = following(cluster, failOnDataLoss="false", group="g")
     start = {Q0: 50, Q1: 10}
@@ -378,7 +376,7 @@ async def test_a_deleted_queue_leaves_once_the_broker_has_noted_that_the_group_b
     cluster.is_deaf = True
     assert await planned(follow, start) == start
     assert cluster.waits[-1][0] == {Q0: 50}
-    # It comes again meanwhile, and is known to be another one.
+    # It is re-created in between, and recognised as a different one.
     cluster.make(Q1, Limits(0, 12))
     at = await planned(follow, start)
     assert at == {Q0: 50, Q1: 0}
@@ -391,7 +389,7 @@ async def test_a_deleted_queue_leaves_once_the_broker_has_noted_that_the_group_b
 
 
 @virtual_time()
-async def test_an_empty_queue_that_comes_again_is_committed_as_any() -> None:
+async def test_an_empty_recreated_queue_is_committed_like_any() -> None:
     cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 0)})
     follow = following(cluster, failOnDataLoss="false", group="g")
     start = {Q0: 50, Q1: 0}
@@ -406,9 +404,7 @@ async def test_an_empty_queue_that_comes_again_is_committed_as_any() -> None:
 
 
 @virtual_time()
-async def test_without_commits_a_queue_that_comes_again_does_not_go_on_where_the_group_was() -> (
-    None
-):
+async def test_without_commits_a_recreated_queue_does_not_resume_at_the_group_offset() -> None:
     cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
     cluster.group = {Q1: 10}
     follow = following(cluster, failOnDataLoss="false", group="g", commitOffsets="false")
@@ -421,7 +417,7 @@ async def test_without_commits_a_queue_that_comes_again_does_not_go_on_where_the
 
 
 @virtual_time()
-async def test_a_closed_queue_that_was_made_anew_begins_again() -> None:
+async def test_a_recreated_closed_queue_is_read_from_its_beginning() -> None:
     cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 0)})
     cluster.routeless = {Q1}
     cluster.unreadable_now = {Q1: Unreadable.CLOSED}
@@ -438,7 +434,7 @@ async def test_a_closed_queue_that_was_made_anew_begins_again() -> None:
 
 
 @virtual_time()
-async def test_nobody_waits_for_news_of_a_queue_that_is_closed() -> None:
+async def test_no_wait_includes_a_closed_queue() -> None:
     cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 7)})
     cluster.routeless = {Q1}
     cluster.unreadable_now = {Q1: Unreadable.CLOSED}
@@ -465,7 +461,7 @@ async def test_new_queues_are_found_however_long_it_waits() -> None:
         ({}, 5),
     ],
 )
-async def test_a_queue_that_comes_later_goes_on_where_the_group_was(
+async def test_a_queue_added_later_resumes_at_the_group_offset(
     options: dict[str, str], begin: int
 ) -> None:
     cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(5, 70)})
@@ -478,7 +474,7 @@ async def test_a_queue_that_comes_later_goes_on_where_the_group_was(
 
 
 @virtual_time()
-async def test_what_has_been_read_is_committed_where_it_has_changed() -> None:
+async def test_only_changed_offsets_are_committed() -> None:
     cluster = MadeUp({Q0: Limits(0, 5), Q1: Limits(0, 5)})
     follow = following(cluster, group="billing", startingOffsets="earliest")
     await follow.commit({Q0: 1, Q1: 1})
@@ -495,7 +491,7 @@ async def test_what_has_been_read_is_committed_where_it_has_changed() -> None:
 
 
 @virtual_time()
-async def test_a_running_stream_commits_what_moved_and_what_was_refused_before() -> None:
+async def test_a_running_stream_commits_moved_and_previously_rejected_offsets() -> None:
     cluster = MadeUp({Q0: Limits(0, 5), Q1: Limits(0, 5)})
     follow = following(cluster, group="billing", startingOffsets="earliest")
     at = await latest(follow, {Q0: 0, Q1: 0})
@@ -535,7 +531,7 @@ async def test_the_lag_is_known_beside_what_is_read() -> None:
 
 
 @virtual_time()
-async def test_queues_that_are_no_longer_chosen_stay_where_they_are() -> None:
+async def test_deselected_queues_keep_their_offsets() -> None:
     other = MessageQueue("u", "a", 0)
     cluster = MadeUp({Q0: Limits(0, 5), other: Limits(0, 9)})
     start = {Q0: 1, other: 2}
@@ -543,7 +539,7 @@ async def test_queues_that_are_no_longer_chosen_stay_where_they_are() -> None:
     end = await latest(follow, start)
     assert end == {Q0: 5, other: 2}
     await latest(follow, end)
-    assert cluster.waits[-1][0] == {Q0: 5}, "nobody waits for news of the other"
+    assert cluster.waits[-1][0] == {Q0: 5}, "no wait includes the other"
 
 
 @virtual_time()
@@ -575,7 +571,7 @@ async def test_a_queue_recreated_and_filled_beyond_what_was_read_is_noticed(
 
 
 @virtual_time()
-async def test_marks_come_from_the_checkpoint_and_old_ones_have_none() -> None:
+async def test_marks_are_read_from_the_checkpoint_and_old_ones_have_none() -> None:
     cluster = MadeUp({Q0: Limits(0, 20)})
     start, given = {Q0: 10}, {Q0: (7, 9)}
     for marks, is_noticed in (({}, False), (given, True)):
@@ -699,7 +695,7 @@ class Forgetful(MadeUp):
 
 
 @virtual_time()
-async def test_a_queue_stays_where_it_is_until_its_last_message_can_be_recorded() -> None:
+async def test_a_queue_does_not_advance_until_its_last_message_can_be_recorded() -> None:
     cluster = Forgetful({Q0: Limits(0, 10), Q1: Limits(0, 5)})
     planner = following(cluster, group="g")
     start = await latest(planner, {})
@@ -731,7 +727,7 @@ async def test_a_new_queue_is_added_once_its_last_message_can_be_recorded() -> N
 
 
 @virtual_time()
-async def test_available_now_does_not_end_before_queues_that_cannot_be_checked() -> None:
+async def test_available_now_waits_for_queues_that_cannot_be_checked() -> None:
     cluster = MadeUp({Q0: Limits(0, 10)})
     planner = following(cluster)
     start = await latest(planner, {})
@@ -771,7 +767,7 @@ async def test_a_queue_recreated_after_all_its_messages_expired_is_noticed(
 
 
 @virtual_time()
-async def test_an_expired_queue_that_fills_again_is_read_on_without_requests() -> None:
+async def test_an_expired_queue_that_fills_again_is_read_without_extra_requests() -> None:
     cluster = MadeUp({Q0: Limits(50, 50)})
     planner = following(cluster)
     start = await latest(planner, {})
@@ -785,7 +781,7 @@ async def test_an_expired_queue_that_fills_again_is_read_on_without_requests() -
 
 
 @virtual_time()
-async def test_what_a_slave_does_not_have_proves_nothing() -> None:
+async def test_messages_missing_on_a_slave_prove_nothing() -> None:
     cluster = MadeUp({Q0: Limits(50, 50, is_certain=False)})
     planner = following(cluster, startingOffsets="earliest", discoveryInterval="1s", idleWait="1s")
     start = await latest(planner, {})

@@ -1,4 +1,4 @@
-"""What a group notes of a topic that was deleted, in virtual time."""
+"""What a group commits for a topic that was deleted, in virtual time."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def refuse_commits(monkeypatch: pytest.MonkeyPatch, code: ResponseCode) -> None:
     def refused(_self: Progress, _topic: str) -> range:
         raise RemoteError(code, "no")
 
-    # The broker has its handlers by now; this is what the one of commits calls.
+    # The broker already has its handlers; this is what the commit handler calls.
     monkeypatch.setattr(Progress, "_queue_ids", refused)
 
 
 @virtual_time()
-async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_has_noted_it(
+async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_recorded_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Older brokers keep the offsets of topics that are deleted.
+    # Older brokers keep the offsets of deleted topics.
     monkeypatch.setattr(Progress, "_queue_ids", lambda *_: range(1000))
     monkeypatch.setattr(GroupOffsets, "remove_topic", lambda *_: None)
     async with clusters.cluster(tmp_path) as made, made.session("10.0.1.2") as before:
@@ -59,7 +59,7 @@ async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_has_note
         made.brokers["a"].state.offsets.commit("g", "T", 0, 10)
         kept = Cluster(before, options(before))
         await Admin(session=before).topics.delete("T")
-        # Without the route of old, as after a restart.
+        # Without the old route, as after a restart.
         async with made.session("10.0.1.3") as session:
             follow = following(session)
             with monkeypatch.context() as patch:
@@ -75,7 +75,7 @@ async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_has_note
 @pytest.mark.parametrize(
     "code", [ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST]
 )
-async def test_a_broker_that_keeps_nothing_of_the_group_need_not_note_a_deleted_queue(
+async def test_a_broker_without_offsets_of_the_group_need_not_record_a_deleted_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ResponseCode
 ) -> None:
     async with clusters.cluster(tmp_path) as made, made.session("10.0.1.2") as session:

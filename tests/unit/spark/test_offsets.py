@@ -1,4 +1,4 @@
-"""Offsets of checkpoints: always the same text, nothing lost unnoticed, fair shares."""
+"""Offsets of checkpoints: always the same text, no unnoticed loss, fair shares."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_queues_are_written_by_number() -> None:
 
 
 @pytest.mark.parametrize("written", [{"t": 3}, {"t": {"a": 3}}, {"t": {"a": {"x": 1}}}, 7, None])
-def test_the_offsets_of_another_source_are_refused(written: object) -> None:
+def test_the_offsets_of_another_source_are_rejected(written: object) -> None:
     with pytest.raises(InvalidArgument, match="belongs to another source"):
         flat(written)
 
 
-def test_what_is_gone_is_noticed() -> None:
+def test_missing_messages_are_noticed() -> None:
     limits = {A0: Limits(5, 10), A1: Limits(0, 3), B0: Limits(0, 9)}
     start = {A0: 2, A1: 7, B0: 9}
     expired, made_anew = losses(start, limits)
@@ -71,7 +71,7 @@ def test_what_is_gone_is_noticed() -> None:
     assert losses({A0: 5, A1: 3}, limits) == []
 
 
-def test_queues_that_nobody_answers_for_are_carried_forward() -> None:
+def test_queues_of_unresponsive_brokers_are_carried_forward() -> None:
     assert moved_past({A0: 2, B0: 4}, {A0: Limits(0, 9)}) == {A0: 2, B0: 4}
     assert backlog({A0: 2, B0: 4}, {A0: 9}) == {A0: 7}
 
@@ -145,7 +145,7 @@ def test_assigned_queues_stay_with_their_broker() -> None:
         assigned(chosen, [A0, A1, B0])
     assert assigned_among(chosen, [A0, A1, B0, b1], {A0, A1}) == (A0, A1)
     assert assigned_among(chosen, [A0, A1, B0, b1], {A0}) == (A0, A1), "the broker of the others"
-    assert assigned_among(chosen, [B0, b1], {A0, A1}) == (), "it is only away"
+    assert assigned_among(chosen, [B0, b1], {A0, A1}) == (), "it is only down"
     assert assigned_among(chosen, [A0, b1], {A0}) == (A0, b1), "there is no other"
     assert assigned_among(chosen, [A0, B0], None) == (A0, B0)
     assert assigned_among(Assigned((("t", "b", 0),)), [A0, B0], {A0}) == (B0,)

@@ -1,4 +1,4 @@
-"""The options of the source: what they mean, and what is told when they are wrong."""
+"""The options of the source: their meaning, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def instead_of_topic(**options: str) -> SourceOptions:
     return SourceOptions.for_batch({"nameserver": "127.0.0.1:9876", **options})
 
 
-def test_little_needs_to_be_said() -> None:
+def test_few_options_are_required() -> None:
     found = batch()
     assert found.chosen == Topics(("orders",))
     assert (found.start, found.end) == (Earliest(), Latest())
@@ -42,7 +42,7 @@ def test_little_needs_to_be_said() -> None:
     assert stream().start == Latest()
 
 
-def test_a_group_is_where_the_stream_goes_on_and_what_it_commits() -> None:
+def test_a_group_sets_the_start_offsets_and_the_committed_ones() -> None:
     found = stream(group="billing")
     assert found.start == OfGroup()
     assert found.commit_offsets
@@ -58,7 +58,7 @@ def test_topics_are_chosen_in_one_of_four_ways() -> None:
 
 
 @pytest.mark.parametrize("text", ["a,b", "a, b"])
-def test_several_topics_have_an_option_of_their_own(text: str) -> None:
+def test_several_topics_have_their_own_option(text: str) -> None:
     with pytest.raises(InvalidArgument, match="use option topics for several"):
         instead_of_topic(topic=text)
 
@@ -101,7 +101,7 @@ def test_queues_of_a_checkpoint_are_still_chosen_or_not() -> None:
         ),
     ],
 )
-def test_positions_are_said_in_several_ways(text: str, meant: object) -> None:
+def test_positions_are_given_in_several_ways(text: str, meant: object) -> None:
     assert stream(startingOffsets=text).start == meant
     if text != "earliest":
         assert batch(endingOffsets=text).end == meant
@@ -154,7 +154,7 @@ def test_options_can_be_sent_to_executors() -> None:
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_executors_are_told_the_name_servers_of_the_drivers_environment(
+def test_executors_get_the_name_servers_of_the_drivers_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876; 10.0.0.2:9876")
@@ -175,7 +175,7 @@ def test_names_are_the_same_in_any_case(option: str) -> None:
     assert columns_of({option.upper(): values.get(option, "body")})
 
 
-def test_an_unknown_option_is_told_with_all_that_exist() -> None:
+def test_an_unknown_option_is_reported_with_all_valid_ones() -> None:
     with pytest.raises(InvalidArgument) as raised:
         batch(startingOffset="latest", strange="1")
     text = str(raised.value)
@@ -184,7 +184,7 @@ def test_an_unknown_option_is_told_with_all_that_exist() -> None:
     assert all(option in text for option in OPTIONS)
 
 
-def test_contradictions_are_told_together() -> None:
+def test_contradictions_are_reported_together() -> None:
     with pytest.raises(InvalidArgument) as raised:
         stream(topics="a,b", tags="a", sql="b > 1", endingOffsets="latest", commitOffsets="true")
     text = str(raised.value)
@@ -269,7 +269,7 @@ def test_contradictions_are_told_together() -> None:
         ({"discoveryInterval": "30"}, "must be at least 100ms, got '30' (30 ms)"),
     ],
 )
-def test_wrong_values_are_told(options: dict[str, str], told: str) -> None:
+def test_invalid_values_are_reported(options: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         batch(**options)
     assert told in str(raised.value)
@@ -292,7 +292,7 @@ def test_wrong_values_are_told(options: dict[str, str], told: str) -> None:
         ),
     ],
 )
-def test_wrong_values_of_streams_are_told(options: dict[str, str], told: str) -> None:
+def test_invalid_values_of_streams_are_reported(options: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         stream(**options)
     assert told in str(raised.value)
@@ -313,7 +313,7 @@ def test_wrong_values_of_streams_are_told(options: dict[str, str], told: str) ->
         ({"assign": '{"a": {"b": ["0"]}}'}, "option assign must be JSON"),
     ],
 )
-def test_wrong_choices_of_topics_are_told(options: dict[str, str], told: str) -> None:
+def test_invalid_topic_choices_are_reported(options: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         instead_of_topic(**options)
     assert told in str(raised.value)

@@ -57,7 +57,7 @@ def test_everything_is_read_once_and_in_order(ranges: list[QueueRange], limits: 
 
 @given(RANGES, LIMITS)
 @QUICKLY
-def test_limits_are_kept(ranges: list[QueueRange], limits: PlanLimits) -> None:
+def test_limits_are_respected(ranges: list[QueueRange], limits: PlanLimits) -> None:
     planned = plan(ranges, limits)
     rows_max = limits.rows_per_partition_max
     if rows_max is not None:
@@ -80,7 +80,7 @@ def test_large_ranges_are_split_in_proportion() -> None:
 
 @pytest.mark.parametrize("partitions_min", range(1, 12))
 @pytest.mark.parametrize("rows", [[100_000] * 3, [7, 100_000, 3], [5, 5], [1, 2, 40]])
-def test_there_are_at_least_as_many_tasks_as_asked_for(
+def test_there_are_at_least_as_many_tasks_as_requested(
     partitions_min: int, rows: list[int]
 ) -> None:
     ranges = [of(number, 0, count) for number, count in enumerate(rows)]
@@ -97,7 +97,7 @@ def test_small_ranges_share_a_task() -> None:
 
 
 @pytest.mark.parametrize("partitions_min", [4, 8])
-def test_many_small_ranges_share_tasks_however_many_are_wanted(partitions_min: int) -> None:
+def test_many_small_ranges_share_tasks_however_many_are_requested(partitions_min: int) -> None:
     planned = plan([of(number, 0, 10) for number in range(2000)], PlanLimits(partitions_min))
     assert partitions_min <= len(planned) <= 2 * partitions_min
 
@@ -106,7 +106,7 @@ def test_what_lies_between_two_offsets() -> None:
     queues = [MessageQueue("t", "a", number) for number in range(4)]
     start = {queues[0]: 5, queues[1]: 5, queues[2]: 7}
     end = {queues[0]: 9, queues[1]: 5, queues[2]: 2, queues[3]: 100}
-    # Nothing of a queue that has no news, was made anew, or was not known before.
+    # Nothing of a queue that has no new messages, was re-created, or was unknown before.
     assert ranges_between(start, end) == [of(0, 5, 9)]
     assert ranges_between({}, end) == []
     assert plan([]) == []

@@ -27,16 +27,16 @@ def test_names_are_read_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("path", ["", DAY, f"{DAY}/batch=7", f"{DAY}/batch=3f2a9c1e-1", "a/b"])
-def test_other_folders_are_none_of_a_batch(path: str) -> None:
+def test_other_folders_are_not_batch_folders(path: str) -> None:
     assert parsed_folder(path) is None
 
 
-def test_queries_with_checkpoints_of_their_own_do_not_share_names() -> None:
+def test_queries_with_their_own_checkpoints_do_not_share_names() -> None:
     assert batch_value("3f2a9c1e-1111", 0) != batch_value("4f2a9c1e-1111", 0)
 
 
-def test_newest_batch_of_each_query_is_left_alone() -> None:
-    """It may be written once more, by a query that died before it noted that it was done."""
+def test_the_newest_batch_of_each_query_is_not_merged() -> None:
+    """It may be written again, by a query that died before it recorded its completion."""
     other = "00000000"
     folders = [folder(0), folder(1), folder(2), folder(0, query=other), folder(1, query=other)]
     (merge,) = merges(folders, 1000)
@@ -51,19 +51,19 @@ def test_newest_is_that_of_all_partitions() -> None:
     assert merge.merged.path == f"{yesterday}/batch=3f2a9c1e-0000000000-0000000001"
 
 
-def test_files_become_about_as_large_as_wanted() -> None:
+def test_files_reach_about_the_target_size() -> None:
     folders = [folder(number, 40) for number in range(6)] + [folder(6, 200), folder(7)]
     found = merges(folders, 100)
     assert [[each.first for each in merge.sources] for merge in found] == [[0, 1], [2, 3], [4, 5]]
     assert [merge.files for merge in found] == [1, 1, 1]
 
 
-def test_nothing_is_merged_twice_for_nothing() -> None:
+def test_nothing_is_merged_again_needlessly() -> None:
     large = BatchFolder(DAY, QUERY, 0, 5, files=1, file_bytes=100)
     assert merges([large, folder(6, 100), folder(7)], 100) == ()
 
 
-def test_folders_that_are_not_alike_stay_apart() -> None:
+def test_folders_with_different_columns_are_not_merged() -> None:
     folders = [folder(number) for number in range(6)]
     (merge,) = merges(folders, 1000, lambda one, other: {one.first, other.first} <= {2, 3, 4})
     assert merge.sources == (folder(2), folder(3), folder(4))

@@ -1,4 +1,4 @@
-"""What `turbopump pipeline` refuses before it starts Spark, and what it asks pipelines for."""
+"""What `turbopump pipeline` rejects before it starts Spark, and how it calls pipelines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(*arguments: str) -> Result:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_nobody_answers(arguments: list[str]) -> None:
+def test_no_server_answers(arguments: list[str]) -> None:
     result = run(*arguments, "--nameserver", NOBODY)
     assert result.exit_code == 1
     assert f"no name server answers at {NOBODY}" in result.stderr
@@ -122,7 +122,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Called:
     for check in ("nameserver", "topics", "trace_topic", "group", "archive"):
         monkeypatch.setattr(pipeline, f"_require_{check}", lambda *_: None)
     for name in ("archive", "compact", "replay", "redrive", "lag", "trace"):
-        # Into the module's names, because asking it for the old ones would import all of PySpark.
+        # Into the module's names, because reading the old ones would import all of PySpark.
         monkeypatch.setitem(vars(pipelines), name, found.instead_of(name))
     run = spark_runs.Run(None, progress.unwatched, threading.Event())  # type: ignore[arg-type]
     monkeypatch.setattr(pipeline, "spark_run", lambda *_: nullcontext(run))
@@ -200,7 +200,7 @@ def test_options_of_the_others_reach_them(called: Called) -> None:
     assert [of_trace[each].timestamp() for each in ("since", "until")] == [1.8e9, 1.8e9 + 1]
 
 
-def test_missing_pyspark_is_told_with_what_to_do(
+def test_missing_pyspark_is_reported_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_runs, "find_spec", lambda _: None)
@@ -217,15 +217,13 @@ def test_missing_pyspark_is_told_with_what_to_do(
         ("local[x]", "got 'local[x]'"),
     ],
 )
-def test_masters_that_cannot_be_are_told(tmp_path: Path, master: str, told: str) -> None:
+def test_invalid_masters_are_reported(tmp_path: Path, master: str, told: str) -> None:
     result = run("compact", str(tmp_path), "--master", master)
     assert result.exit_code == 2
     assert told in result.stderr
 
 
-def test_what_keeps_spark_from_starting_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_spark_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def session(*_: object, **__: object) -> None:
         raise PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java has exited.\n\nmore of it")
 
@@ -240,8 +238,8 @@ def test_what_keeps_spark_from_starting_is_one_line(
 
 
 @pytest.mark.slow
-def test_what_java_refuses_is_one_line(tmp_path: Path) -> None:
-    # A process of its own: this one may have a session already, which is taken as it is.
+def test_a_java_error_is_one_line(tmp_path: Path) -> None:
+    # A separate process: this one may already have a session, which would be reused.
     wrong = ["--master", "local[1]", "--conf", "spark.scheduler.mode=x"]
     done = subprocess.run(
         [sys.executable, "-m", "turbopump", "pipeline", "compact", str(tmp_path), *wrong],
@@ -257,8 +255,8 @@ def test_what_java_refuses_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_missing_java_is_told_with_what_to_do(tmp_path: Path) -> None:
-    # A process of its own: this one may have a session already, which needs no other Java.
+def test_missing_java_is_reported_with_advice(tmp_path: Path) -> None:
+    # A separate process: this one may already have a session, which needs no other Java.
     done = subprocess.run(
         [sys.executable, "-m", "turbopump", "pipeline", "compact", str(tmp_path)],
         env={**os.environ, "JAVA_HOME": str(tmp_path)},

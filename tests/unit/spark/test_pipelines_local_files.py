@@ -1,4 +1,4 @@
-"""Files of archives: what excludes what, and what is noted."""
+"""Files of archives: what excludes what, and what is recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbopump.spark.pipelines.local_files import (
 
 
 def is_free(directory: Path, how: int) -> bool:
-    """Whether somebody else may take the lock now."""
+    """Whether another process may take the lock now."""
     with (directory / COMPACTION / "moving").open("a") as lock:
         try:
             fcntl.flock(lock, how | fcntl.LOCK_NB)
@@ -26,7 +26,7 @@ def is_free(directory: Path, how: int) -> bool:
         return True
 
 
-def test_nothing_is_moved_while_somebody_lists_and_nothing_listed_while_it_moves(
+def test_listing_and_moving_files_exclude_each_other(
     tmp_path: Path,
 ) -> None:
     (tmp_path / SETTINGS_FILE).touch()
@@ -38,7 +38,7 @@ def test_nothing_is_moved_while_somebody_lists_and_nothing_listed_while_it_moves
     assert is_free(tmp_path, fcntl.LOCK_EX)
 
 
-def test_who_may_not_write_reads_nevertheless(
+def test_readers_without_write_permission_can_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:
@@ -50,7 +50,7 @@ def test_who_may_not_write_reads_nevertheless(
         assert [each.name for each in tmp_path.iterdir()] == [SETTINGS_FILE]
 
 
-def test_nothing_is_left_behind_in_what_is_no_archive(tmp_path: Path) -> None:
+def test_no_file_is_left_in_a_directory_that_is_not_an_archive(tmp_path: Path) -> None:
     with folders_stay(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
@@ -63,7 +63,7 @@ def test_which_paths_are_of_this_machine(path: str, local: Path | None) -> None:
     assert local_directory(path) == local
 
 
-def test_the_first_writer_removes_what_killed_ones_left(tmp_path: Path) -> None:
+def test_the_first_writer_removes_leftovers_of_killed_ones(tmp_path: Path) -> None:
     stale = tmp_path / ".spark-staging-1" / "_temporary"
     stale.mkdir(parents=True)
     (tmp_path / "topic=orders").mkdir()
@@ -76,7 +76,7 @@ def test_the_first_writer_removes_what_killed_ones_left(tmp_path: Path) -> None:
         assert not stale.exists()
 
 
-def test_a_file_system_without_locks_is_left_as_it_is(
+def test_without_file_locks_nothing_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:

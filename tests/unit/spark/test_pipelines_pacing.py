@@ -1,4 +1,4 @@
-"""When which rows are sent: pure."""
+"""When which rows are sent: pure functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_without_a_pace_rows_go_in_large_slices() -> None:
     assert found == [Slice(0, 1000, 0.0), Slice(1000, 2000, 0.0), Slice(2000, 2500, 0.0)]
 
 
-def test_original_spacing_is_kept() -> None:
+def test_original_spacing_is_preserved() -> None:
     found = list(slices(times(1000, 1010, 1100, 3000), 1000, Pace(speed=1.0)))
     assert found == [Slice(0, 2, 0.0), Slice(2, 3, 0.1), Slice(3, 4, 2.0)]
 
@@ -75,7 +75,7 @@ def test_rows_wait_for_their_time() -> None:
     assert pacer.wait_s(Slice(0, 1, 2.5), 200.0) == 0.0
 
 
-def test_rate_is_never_exceeded_also_after_a_pause() -> None:
+def test_rate_is_never_exceeded_even_after_a_pause() -> None:
     pacer = Pacer(Pace(10.0), start_s=0.0)
     now_s, sent = 0.0, []
     for backoff_s in (0.0, 0.0, 5.0, 0.0, 0.0):
@@ -123,7 +123,7 @@ def test_bad_rate_is_named() -> None:
 
 
 def test_least_speed_and_rate_wait_for_what_is_far_away() -> None:
-    """Times that machines do not know would come out as none at all."""
+    """Times beyond the range of the platform would come out as none at all."""
     pace = Pace(1e-300, SPEED_MIN)
     (near, far) = slices(times(0, 10_000 * 365 * 86_400_000), 0, pace)
     assert (near.offset_s, far.offset_s) == (0.0, 10_000 * 365 * 86_400 / SPEED_MIN)

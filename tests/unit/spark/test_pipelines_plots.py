@@ -1,4 +1,4 @@
-"""Pictures of reports: readable with one window and with thousands."""
+"""Plots of reports: readable with one window and with thousands."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def test_no_window_is_drawn_as_such() -> None:
 def test_a_line_without_points_leaves_room_for_the_others() -> None:
     rows: list[Row] = [(NOON_MS, "g0", [3, 3]), (NOON_MS, "g1", [None, None])]
     picture = Picture("Lag", ["p50", "p99"], rows)
-    # Warnings are errors here: without room the layout is given up with one.
+    # Warnings are errors here: without room the layout is abandoned with one.
     picture.figure().draw_without_rendering()

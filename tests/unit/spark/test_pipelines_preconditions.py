@@ -1,4 +1,4 @@
-"""What pipelines refuse before they do anything."""
+"""What pipelines reject before they do anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbopump.spark.pipelines.time_ranges import to_utc
 NOBODY = "127.0.0.1:1"
 SOURCE = {"nameserver": NOBODY, "topic": "orders"}
 
-# Spark's own needs packages that PySpark does not bring; `test_modes` has one.
+# Spark's own needs packages that PySpark does not include; `test_modes` has one.
 connect_session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
 no_session: Any = None
 
@@ -35,7 +35,7 @@ no_session: Any = None
         ("trace", lambda spark: pipelines.trace(spark, SOURCE)),
     ],
 )
-def test_connect_is_refused_with_what_to_do(name: str, call: Callable[[Any], object]) -> None:
+def test_spark_connect_is_rejected_with_advice(name: str, call: Callable[[Any], object]) -> None:
     with pytest.raises(InvalidArgument, match=rf"^{name} .* Spark Connect.*session\(master="):
         call(connect_session)
 
@@ -100,10 +100,10 @@ def test_bounds_that_are_no_times_are_named() -> None:
     ],
     ids=["archive", "compact"],
 )
-def test_files_of_sparks_own_sink_are_left_alone(
+def test_files_of_sparks_own_sink_are_not_touched(
     call: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    """Spark would read nothing of an archive there, and say nothing."""
+    """Spark would read nothing of an archive there, without an error."""
     (tmp_path / "_spark_metadata").mkdir()
     with pytest.raises(InvalidArgument, match=r"Spark's file sink.*choose another directory"):
         call(tmp_path)

@@ -1,4 +1,4 @@
-"""Progress and reports, as people and programs see them."""
+"""Progress and reports, as users and programs see them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turbopump.spark.pipelines.reports import (
 from turbopump.spark.pipelines.spark_errors import reason
 
 
-def test_lines_are_written_now_and_then() -> None:
+def test_lines_are_written_periodically() -> None:
     out, now = io.StringIO(), [0.0]
     watch = Lines(out, now_s=lambda: now[0], interval_s=5.0)
     for second in range(12):
@@ -42,7 +42,7 @@ def test_lines_are_written_now_and_then() -> None:
     ]
 
 
-def test_what_stands_still_is_told_once() -> None:
+def test_unchanged_progress_is_reported_once() -> None:
     out, now = io.StringIO(), [0.0]
     watch = Lines(out, now_s=lambda: now[0])
     for second in range(100):
@@ -51,7 +51,7 @@ def test_what_stands_still_is_told_once() -> None:
     assert out.getvalue() == "messages archived: 7\n"
 
 
-def test_terminal_gets_a_bar_and_others_lines() -> None:
+def test_a_terminal_gets_a_bar_and_other_outputs_lines() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -79,7 +79,7 @@ def test_report_is_one_json_object() -> None:
     assert msgspec.json.decode(text) == {"rows": 3, "topics": ["a", "b"]}
 
 
-def test_facts_are_named_in_words() -> None:
+def test_facts_have_readable_names() -> None:
     (table,) = Sample(3, ()).tables()
     assert table.rows == (("rows written", 3),)
 
@@ -106,7 +106,7 @@ def test_no_time_gives_no_rate() -> None:
     assert per_second(5, 2.0) == 2.5
 
 
-def test_moment_is_in_utc() -> None:
+def test_timestamps_are_in_utc() -> None:
     found = timestamp(1_700_000_000_000)
     assert found is not None
     assert found.isoformat() == "2023-11-14T22:13:20+00:00"

@@ -1,4 +1,4 @@
-"""The display of progress while executors send goes on after errors, and ends with its context."""
+"""The progress display while executors send continues after errors, and ends with its context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbopump.spark.pipelines.progress import Step
 from turbopump.spark.pipelines.send_progress import SendProgress
 
 
-def test_looking_goes_on_after_errors(
+def test_the_display_continues_after_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("turbopump.supervisor.BACKOFF_FIRST_MS", 1)

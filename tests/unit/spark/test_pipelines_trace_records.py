@@ -102,7 +102,7 @@ def test_missing_values_are_none() -> None:
         "SubAfter REQ1 ID1 15 yes k1",
     ],
 )
-def test_what_makes_no_sense_is_counted_and_the_rest_is_read(record: str) -> None:
+def test_invalid_records_are_counted_and_the_rest_is_read(record: str) -> None:
     found = [each.kind for each in parsed(body(record, BEGUN))]
     assert found == [Kind.UNREADABLE, Kind.BEGUN]
 

@@ -1,4 +1,4 @@
-"""What is asked for ahead: how many requests a range takes, and how much comes in vain."""
+"""Requests sent ahead: how many a range takes, and how many responses are useless."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL, LARGE = 200, 1_200_000
 
 @dataclass
 class Broker:
-    """Answers with as many messages as it may; a message larger than an answer comes alone."""
+    """Answers with as many messages as it may; a message larger than a response is sent alone."""
 
     sizes: Sequence[int]
     count_max: int
@@ -26,7 +26,7 @@ class Broker:
     sent_bytes: int = 0
 
     def reach(self, offset: int, count: int) -> int:
-        """Return where an answer ends."""
+        """Return where a response ends."""
         self.requests += 1
         size, at = self.sizes[offset], offset + 1
         while at < min(len(self.sizes), offset + min(count, self.count_max)):
@@ -38,7 +38,7 @@ class Broker:
         return at
 
     def read(self, in_flight_max: int = 128, count_max: int = 1000) -> None:
-        """Have everything asked for and taken in order."""
+        """Request everything, and read it in order."""
         first = self.reach(0, min(count_max, len(self.sizes)))
         ahead = Prefetch(
             first,
@@ -59,7 +59,7 @@ class Broker:
 
 
 @pytest.mark.parametrize("count_max", [32, 1000])
-def test_answers_that_are_alike_come_once_in_as_few_requests_as_possible(count_max: int) -> None:
+def test_uniform_responses_take_as_few_requests_as_possible(count_max: int) -> None:
     broker = Broker([SMALL] * 4000, count_max)
     broker.read()
     assert broker.requests == -(-4000 // count_max)
@@ -68,7 +68,7 @@ def test_answers_that_are_alike_come_once_in_as_few_requests_as_possible(count_m
 
 @pytest.mark.parametrize("in_flight_max", [128, 32, 2, 1])
 @pytest.mark.parametrize("every", [5000, 2000, 500])
-def test_a_message_larger_than_an_answer_does_not_bring_others_twice(
+def test_a_message_larger_than_a_response_causes_no_duplicate_reads(
     every: int, in_flight_max: int
 ) -> None:
     sizes = [LARGE if n % every == every // 2 else SMALL for n in range(10_000)]
@@ -80,11 +80,11 @@ def test_a_message_larger_than_an_answer_does_not_bring_others_twice(
 
 
 @pytest.mark.parametrize("large", [1, 10, 300])
-def test_small_messages_after_large_ones_come_in_full_answers_again(large: int) -> None:
+def test_small_messages_after_large_ones_fill_responses_again(large: int) -> None:
     broker = Broker([LARGE] * large + [SMALL] * 10_000, 1000)
     broker.read()
     assert broker.times_sent < 1.3
-    # Those that are on their way when answers grow are still small ones.
+    # Requests in flight when responses grow are still small ones.
     assert broker.requests < large + 10 + 2 * 128
 
 
@@ -100,7 +100,7 @@ def test_there_are_no_gaps(sizes: list[int], count_max: int, in_flight_max: int)
     assert broker.sent_bytes >= sum(sizes)
 
 
-def test_an_answer_with_more_than_was_asked_for_leads_to_the_end_of_the_range() -> None:
+def test_a_response_with_more_than_requested_advances_to_the_end_of_the_range() -> None:
     ahead = Prefetch(8, 10, 3, lambda *_: 0, count_max=3, in_flight_max=2)
     ahead.ask()
     ahead.take(12)

@@ -37,7 +37,7 @@ def answer(
 
 
 def read_all(frames: list[bytes], *, usual: bool = False) -> list[PullResponse | int | str]:
-    """Return what is read of frames that lie one behind the other, in a buffer with old bytes."""
+    """Return what is read from adjacent frames, in a buffer with old bytes."""
     data = memoryview(bytearray(b"".join(frames) + frames[0]))
     end, at = len(data) - len(frames[0]), 0
     reader = PullResponseReader()
@@ -55,7 +55,7 @@ def read_all(frames: list[bytes], *, usual: bool = False) -> list[PullResponse |
         at = other.end
 
 
-def test_answers_that_are_alike_are_read_in_a_row() -> None:
+def test_responses_of_the_same_layout_are_read_in_a_row() -> None:
     frames = [answer(100 + n, 320 + n, body=bytes(n)) for n in range(9)]
     ends = [sum(map(len, frames[: n + 1])) for n in range(9)]
     expected = [PullResponse(100 + n, 320 + n, ends[n] - n, ends[n]) for n in range(9)]
@@ -67,7 +67,7 @@ def test_answers_that_are_alike_are_read_in_a_row() -> None:
     longer = PullResponse(100, 320, len(data) - len(others[1]) - 1, len(data) - len(others[1]))
     assert reader.row(data, ends[0], len(data)) == [*expected[1:], longer]
     assert reader.row(data, ends[0], ends[4] - 1) == expected[1:4]
-    assert reader.row(data, longer.end, len(data)) == [], "it is not whole"
+    assert reader.row(data, longer.end, len(data)) == [], "it is incomplete"
 
 
 def usual_reads(monkeypatch: pytest.MonkeyPatch, frames: list[bytes]) -> int:
@@ -85,12 +85,12 @@ def usual_reads(monkeypatch: pytest.MonkeyPatch, frames: list[bytes]) -> int:
     return calls - 1
 
 
-def test_numbers_of_any_length_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_any_length_have_the_same_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = [answer(10**n, 10 ** (2 * n), (n, 10**n)) for n in range(9)]
     assert usual_reads(monkeypatch, frames) == 1
 
 
-def test_layouts_that_come_in_turn_are_known_when_they_come_again(
+def test_alternating_layouts_are_recognised_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frames = [answer(100 + n, remark=f"FOUND {n % 3}") for n in range(12)]

@@ -98,7 +98,7 @@ def test_a_query_without_name_and_group_and_with_nothing_read_yet() -> None:
     assert "10 / 10 / 10 messages, unknown seconds" in str(found)
 
 
-def test_a_message_stored_after_the_trigger_is_not_behind_by_less_than_nothing() -> None:
+def test_a_message_stored_after_the_trigger_has_no_negative_lag() -> None:
     late = {queue(0): (NOON_MS + 5_000, 1)}
     found = lag_of(progress(source({queue(0): 1}, reported({queue(0): 2}, "g"), late)))[0]
     assert found.seconds == Spread(0, 0, 0)
@@ -244,7 +244,7 @@ def test_prometheus_has_the_topics_of_the_last_batch_only(registry: Any) -> None
         listener.onQueryProgress(heard(found))
     assert set.union(*exported(registry).values()) == {"new,orders"}
     listener.onQueryProgress(heard(progress(source({queue(0): 1}, None))))
-    assert exported(registry), "a batch without figures leaves those of the one before"
+    assert exported(registry), "a batch without figures keeps the previous ones"
     listener.onQueryTerminated(ended())
     assert exported(registry) == {}
 

@@ -100,7 +100,7 @@ def check_all_columns(parts: list[bytes]) -> None:
 
 
 def check_some_rows(parts: list[bytes], data: st.DataObject) -> None:
-    """Leave out rows, perhaps all of them."""
+    """Omit rows, perhaps all of them."""
     whole = b"".join(parts)
     rows = expected(whole)
     offsets = st.none() | st.sampled_from([0, *(one["queueOffset"] for one in rows)])
@@ -152,7 +152,7 @@ def alike(draw: st.DrawFn) -> list[bytes]:
 
 
 def check_spans(parts: list[bytes], data: st.DataObject) -> None:
-    """Lay records into stretches of a buffer with something else between them."""
+    """Place records in runs of a buffer with other bytes between them."""
     buffer, spans = b"", []
     while parts:
         buffer += data.draw(st.binary(max_size=5))
@@ -168,7 +168,7 @@ def check_spans(parts: list[bytes], data: st.DataObject) -> None:
 
 @given(alike(), st.data())
 @settings(max_examples=10, deadline=None)
-def test_messages_that_are_alike_in_stretches_of_a_buffer(
+def test_messages_of_the_same_layout_in_runs_of_a_buffer(
     parts: list[bytes], data: st.DataObject
 ) -> None:
     check_all_columns(parts)
@@ -178,12 +178,12 @@ def test_messages_that_are_alike_in_stretches_of_a_buffer(
 @pytest.mark.slow
 @given(alike() | st.lists(records(), max_size=8), st.data())
 @settings(max_examples=in_long_runs(1000), deadline=None)
-def test_many_messages_in_stretches_of_a_buffer(parts: list[bytes], data: st.DataObject) -> None:
+def test_many_messages_in_runs_of_a_buffer(parts: list[bytes], data: st.DataObject) -> None:
     check_all_columns(parts)
     check_spans(parts, data)
 
 
-def test_columns_that_are_too_large_to_be_shared_are_made_anew(
+def test_columns_that_are_too_large_to_be_shared_are_recreated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     digits = numbered(f"a\x01{n}\x02b\x01{n}\x02a\x01x{n}".encode() for n in range(20))
@@ -196,7 +196,7 @@ def test_columns_that_are_too_large_to_be_shared_are_made_anew(
     assert rows_of(filled) == expected(filled)
 
 
-def test_damage_in_a_stretch_is_found_where_it_lies() -> None:
+def test_damage_in_a_run_is_located() -> None:
     good = numbered([b"a\x01b"] * 3)
     buffer = b"xx" + good + b"yyy" + good + b"z"
     second = 2 + len(good) + 3
@@ -214,14 +214,14 @@ def test_damage_in_a_stretch_is_found_where_it_lies() -> None:
 
 @given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
 @settings(max_examples=3, deadline=None)
-def test_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
+def test_damage_is_found_or_harmless(parts: list[bytes], data: st.DataObject) -> None:
     check_damaged(parts, data)
 
 
 @pytest.mark.slow
 @given(alike() | st.lists(records(), max_size=8), st.data())
 @settings(max_examples=in_long_runs(1000), deadline=None)
-def test_columns_say_what_the_messages_one_by_one_say(
+def test_columns_equal_the_messages_decoded_one_by_one(
     parts: list[bytes], data: st.DataObject
 ) -> None:
     check_all_columns(parts)
@@ -231,7 +231,7 @@ def test_columns_say_what_the_messages_one_by_one_say(
 @pytest.mark.slow
 @given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
 @settings(max_examples=in_long_runs(1000), deadline=None)
-def test_more_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
+def test_more_damage_is_found_or_harmless(parts: list[bytes], data: st.DataObject) -> None:
     check_damaged(parts, data)
 
 
@@ -260,7 +260,7 @@ def test_nothing_gives_an_empty_batch() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("topic", [b"T", b"T\xff"])
-def test_no_row_of_those_that_are_there_is_wanted(address: str, topic: bytes) -> None:
+def test_no_existing_row_is_selected(address: str, topic: bytes) -> None:
     at = host(address, 1)
     data = stored(replace(plain(topic=topic), born_host=at, store_host=at))
     assert rows_of(data, start=1) == []
@@ -301,7 +301,7 @@ def test_a_topic_that_is_not_utf8_is_damage() -> None:
         rows_of(data)
 
 
-def test_rows_outside_the_asked_offsets_are_left_out() -> None:
+def test_rows_outside_the_requested_offsets_are_omitted() -> None:
     data = numbered([b""] * 6)
     made = RecordColumns(["queueOffset"])
     for start, end, wanted in [(2, 4, [2, 3]), (None, 2, [0, 1]), (4, None, [4, 5]), (9, 9, [])]:
@@ -309,13 +309,13 @@ def test_rows_outside_the_asked_offsets_are_left_out() -> None:
         assert found.column(0).to_pylist() == wanted
 
 
-def test_rows_of_other_tags_are_left_out() -> None:
+def test_rows_of_other_tags_are_omitted() -> None:
     data = numbered([b"TAGS\x01Aa", b"TAGS\x01BB", b"", b"TAGS\x01Aa\x02x\x01y"])
     assert [one["queueOffset"] for one in rows_of(data, tags=frozenset({"Aa"}))] == [0, 3]
     assert rows_of(data, ["body"], tags=frozenset()) == []
 
 
-def test_a_body_that_is_not_its_checksums_is_named() -> None:
+def test_a_body_with_a_wrong_checksum_is_named() -> None:
     data = bytearray(stored(plain(body=b"hello"), 41))
     data[88] ^= 1
     with pytest.raises(
@@ -347,7 +347,7 @@ def test_plain_and_compressed_bodies_keep_their_order() -> None:
     assert [one["body"] for one in rows_of(data)] == [b"a", b"b" * 9, b"c"]
 
 
-def test_a_run_is_looked_at_once_for_all_its_compressed_bodies(
+def test_a_run_is_scanned_once_for_all_its_compressed_bodies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
@@ -387,7 +387,7 @@ def test_bodies_that_inflate_to_much_make_several_batches(monkeypatch: pytest.Mo
     assert inner == [3, 2]
     tagged = decoded(RecordColumns(["body"], tags=frozenset({"a"})), data)
     assert [batch.num_rows for batch in tagged] == [2, 2]
-    # Nothing is inflated, or nothing is there: one batch.
+    # Nothing is inflated, or nothing exists: one batch.
     (few,) = decoded(RecordColumns(["queueOffset"]), data)
     assert few.num_rows == 8
     (none,) = decoded(made, data, start=99)
@@ -395,7 +395,7 @@ def test_bodies_that_inflate_to_much_make_several_batches(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("check_crc", [True, False])
-def test_damage_among_records_that_are_alike(*, check_crc: bool) -> None:
+def test_damage_among_records_of_the_same_layout(*, check_crc: bool) -> None:
     one = stored(plain(text=b"KEYS\x01k"))
     # Size, magic, flags, length of the body, of the topic, and of the properties.
     for at in (0, 3, 7, 39, 84, 87, 93, 95, 96):
@@ -428,20 +428,20 @@ def test_lengths_of_bodies_that_reach_to_the_end_of_a_record() -> None:
         ),
     ],
 )
-def test_something_else_than_a_record_is_placed(damage: bytes, position: int) -> None:
+def test_bytes_that_are_not_a_record_are_located(damage: bytes, position: int) -> None:
     for good in (b"", stored(plain())):
         with pytest.raises(RecordError) as raised:
             rows_of(good + damage)
         assert raised.value.position == len(good) + position
 
 
-def test_too_much_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_beyond_the_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_finder, "INT_MAX", 10)
     with pytest.raises(InvalidArgument, match="at most 10"):
         rows_of(stored(plain()))
 
 
-def test_it_can_be_sent_to_another_process() -> None:
+def test_record_columns_can_be_pickled() -> None:
     made = pickle.loads(pickle.dumps(RecordColumns(["body"], tags=frozenset({"a"}))))
     assert one_batch(made, stored(plain(b"x", b"TAGS\x01a")), "").to_pylist() == [{"body": b"x"}]
 

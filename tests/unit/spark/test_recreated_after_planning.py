@@ -58,7 +58,7 @@ def server(turbopump_server: RunningServer) -> RunningServer:
 @pytest.mark.parametrize(
     "options", [{}, {"minpartitions": "4"}, {"tags": "t"}, {"sql": "a IS NULL"}]
 )
-def test_no_task_takes_its_messages_for_those_that_were_planned(
+def test_no_task_mistakes_new_messages_for_the_planned_ones(
     server: RunningServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -1,4 +1,4 @@
-"""How long to wait before something is asked for again."""
+"""How long to wait before a retry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_pauses_grow_to_the_longest_and_stay_there() -> None:
 
 
 @virtual_time()
-async def test_as_many_repetitions_as_one_likes() -> None:
+async def test_many_retries() -> None:
     left = 1100
 
     async def call() -> str:

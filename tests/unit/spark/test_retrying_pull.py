@@ -1,4 +1,4 @@
-"""Pulling ranges from a broker in virtual time: everything once, however answers are cut."""
+"""Pulling ranges from a broker in virtual time: everything once, however responses are cut."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ COUNT = 300
 async def world_with_messages(
     directory: Path, count: int = COUNT, **limits: int
 ) -> AsyncIterator[tuple[Cluster, Session, Recorder]]:
-    """Run a cluster with messages of different sizes in one queue, every tenth of tag x.
+    """Run a cluster with messages of different sizes in one queue, every tenth with tag x.
 
-    With limits, the broker does not make an exception of them for who wants large answers.
+    With limits, the broker makes no exception for clients that request large responses.
     """
     store = replace(SMALL_STORE, limits=replace(ReadLimits(), **limits))
     most = LimitsConfig(bulk_count_max=1, bulk_bytes_max=1) if limits else LimitsConfig()
@@ -70,7 +70,7 @@ def pull_of(session: Session, start: int, end: int, **options: Any) -> RetryingP
 
 
 async def offsets_of(pull: RetryingPull, tags: frozenset[str] | None = None) -> list[int]:
-    """Return the offsets of everything that comes, decoded as a task does it."""
+    """Return the offsets of everything read, decoded as in a task."""
     columns = RecordColumns(["queueOffset"], tags=tags)
     found: list[int] = []
     try:
@@ -91,12 +91,12 @@ async def offsets_of(pull: RetryingPull, tags: frozenset[str] | None = None) -> 
         ({}, {"count_max": 1, "in_flight_max": 50}),
         ({"memory_count_max": 5}, {}),
         ({"memory_count_max": 100}, {"count_max": 1000}),
-        # Answers end where the bytes do, each elsewhere: gaps and overlaps.
+        # Responses end where the bytes do, each elsewhere: gaps and overlaps.
         ({"memory_bytes_max": 1500}, {"count_max": 32}),
         ({"memory_bytes_max": 150}, {"count_max": 8}),
     ],
 )
-def test_everything_comes_once_and_in_order(
+def test_everything_is_read_once_and_in_order(
     tmp_path: Path, limits: dict[str, int], options: dict[str, int]
 ) -> None:
     @virtual_time()
@@ -123,21 +123,21 @@ def test_a_filtered_range_is_read_to_its_end(tmp_path: Path, scanned: int) -> No
 
 
 @virtual_time()
-async def test_an_empty_range_asks_for_nothing(tmp_path: Path) -> None:
+async def test_an_empty_range_sends_no_request(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, asked):
         assert await offsets_of(pull_of(session, 5, 5)) == []
         assert asked.of(RequestCode.PULL_MESSAGE) == []
 
 
 @virtual_time()
-async def test_large_answers_are_wanted(tmp_path: Path) -> None:
+async def test_large_responses_are_requested(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path) as (_, session, asked):
         assert len(await offsets_of(pull_of(session, 0, COUNT))) == COUNT
         assert len(asked.of(RequestCode.PULL_MESSAGE)) == 1
 
 
 @virtual_time()
-async def test_no_more_is_asked_for_than_the_range_has(tmp_path: Path) -> None:
+async def test_no_more_is_requested_than_the_range_has(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 100) as (_, session, asked):
         assert len(await offsets_of(pull_of(session, 0, 40, count_max=32))) == 40
         headers = [
@@ -148,7 +148,7 @@ async def test_no_more_is_asked_for_than_the_range_has(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_broken_connections_are_mended(tmp_path: Path) -> None:
+async def test_lost_connections_are_reestablished(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path) as (_, session, asked):
         failures = iter(range(5))
 
@@ -161,7 +161,7 @@ async def test_broken_connections_are_mended(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_broker_that_stays_away_ends_the_task_with_its_error(tmp_path: Path) -> None:
+async def test_a_broker_that_stays_down_ends_the_task_with_its_error(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, asked):
 
         def refuse(address: str, command: Command) -> None:
@@ -175,7 +175,7 @@ async def test_a_broker_that_stays_away_ends_the_task_with_its_error(tmp_path: P
 
 
 @virtual_time()
-async def test_a_broker_says_what_it_does_not_support(tmp_path: Path) -> None:
+async def test_the_error_names_what_a_broker_does_not_support(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 50) as (world, session, _):
         address = world.broker("a").address
         off = request(RequestCode.UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=false")
@@ -188,7 +188,7 @@ async def test_a_broker_says_what_it_does_not_support(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_the_queue_no_longer_has_is_lost(
+async def test_messages_the_queue_no_longer_has_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, _):
@@ -205,7 +205,7 @@ async def test_what_the_queue_no_longer_has_is_lost(
 
 
 class Expiring:
-    """Pulls of a queue that has lost its beginning; every answer has ten records."""
+    """Pulls of a queue that has lost its beginning; every response has ten records."""
 
     def __init__(self, low: int, *, is_deleted: bool) -> None:
         self._low = low
@@ -226,7 +226,7 @@ class Expiring:
     ("is_deleted", "told"),
     [(False, "they expired, the queue starts at 25"), (True, "were deleted")],
 )
-def test_what_expired_before_it_was_read_is_lost(
+def test_messages_expired_before_they_were_read_are_lost(
     tmp_path: Path, *, is_deleted: bool, told: str
 ) -> None:
     @virtual_time()
@@ -250,7 +250,7 @@ def test_what_expired_before_it_was_read_is_lost(
 
 
 @virtual_time()
-async def test_what_was_deleted_with_its_topic_is_lost(
+async def test_messages_deleted_with_their_topic_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world_with_messages(tmp_path, 50) as (world, session, _):
@@ -260,7 +260,7 @@ async def test_what_was_deleted_with_its_topic_is_lost(
         await Admin(session=session).topics.delete("T")
         await asyncio.sleep(60)
         async with world.session("10.0.1.3") as stranger:
-            # One knows the broker still, the other has never heard of it.
+            # One still knows the broker, the other never did.
             for each in (session, stranger):
                 with pytest.raises(DataLost, match="messages 0 to 49 are lost: the topic was del"):
                     await offsets_of(pull_of(each, 0, 50, retries=1))
@@ -274,7 +274,7 @@ async def test_what_was_deleted_with_its_topic_is_lost(
 
 
 @virtual_time()
-async def test_what_is_in_a_queue_that_nobody_may_read_any_more_is_lost(
+async def test_messages_in_a_queue_that_is_no_longer_readable_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, _):
@@ -292,7 +292,7 @@ SLAVE = "10.0.0.99:10911"
 
 
 class WithSlave(Session):
-    """Knows a slave that has what the master has; the master suggests to read from it."""
+    """Knows a slave that has everything the master has; the master suggests reading from it."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -330,7 +330,7 @@ async def test_a_slave_is_read_from_when_the_master_suggests_it(tmp_path: Path) 
 
 
 class WithIgnorantSlave(WithSlave):
-    """Has a slave that has not heard of the topic yet, or of its newest queues."""
+    """Has a slave that does not know the topic yet, or its newest queues."""
 
     refusal = ResponseCode.TOPIC_NOT_EXIST, "topic[T] not exist"
 
@@ -346,7 +346,7 @@ class WithIgnorantSlave(WithSlave):
     "refusal",
     [WithIgnorantSlave.refusal, (ResponseCode.SYSTEM_ERROR, "queueId[0] is illegal, topic:[T]")],
 )
-def test_a_slave_is_not_believed_that_a_queue_is_gone(
+def test_a_slaves_answer_that_a_queue_is_missing_is_ignored(
     tmp_path: Path, refusal: tuple[ResponseCode, str]
 ) -> None:
     @virtual_time()

@@ -14,7 +14,7 @@ FROM_PROPERTIES = ["msgId", "tags", "keys", "properties"]
 
 @st.composite
 def same_length(draw: st.DrawFn) -> list[bytes]:
-    """Draw texts that are all the same but for a few bytes, which may be of any part of them."""
+    """Draw texts that are equal except for a few bytes, which may be anywhere."""
     parts = draw(st.lists(entries | st.sampled_from(["KEYS\x01k1", "TAGS\x01t", "KEYS\x01k22"])))
     text = "\x02".join(parts).encode()
     found = [bytearray(text) for _ in range(draw(st.sampled_from([1, 2, 31, 32, 33, 70])))]

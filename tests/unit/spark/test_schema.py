@@ -30,7 +30,7 @@ def test_columns_are_chosen_in_the_order_given() -> None:
     ("text", "wrong"),
     [("body,offset", "unknown column 'offset'"), (" , ", "is empty"), ("body,Body", "twice")],
 )
-def test_other_columns_are_refused(text: str, wrong: str) -> None:
+def test_other_columns_are_rejected(text: str, wrong: str) -> None:
     with pytest.raises(InvalidArgument, match=wrong) as refused:
         chosen_columns(text)
     assert "columns" in str(refused.value)

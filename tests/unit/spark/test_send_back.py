@@ -1,4 +1,4 @@
-"""What tasks send back reaches its broker with the delay that the function asked for."""
+"""What tasks send back reaches its broker with the delay that the function requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 @virtual_time()
-async def test_delay_that_was_asked_for_is_the_brokers(tmp_path: Path) -> None:
+async def test_the_requested_delay_reaches_the_broker(tmp_path: Path) -> None:
     levels = {b"grows": 0, b"first": 1, b"seventh": 7, b"hopeless": DEAD}
     async with cluster(tmp_path) as world:
         await send(world, list(levels), to=QUEUE)
@@ -38,7 +38,7 @@ async def test_delay_that_was_asked_for_is_the_brokers(tmp_path: Path) -> None:
                 for command in hook.of(RequestCode.CONSUMER_SEND_MSG_BACK)
             ]
             assert sorted(asked) == sorted(map(str, levels.values()))
-            # A delay that grows begins with the third; each level waits in a queue of its own.
+            # An increasing delay starts with the third; each level waits in its own queue.
             for body, level in ((b"grows", 3), (b"first", 1), (b"seventh", 7)):
                 waiting = await consumer.pull(MessageQueue(SCHEDULE_TOPIC, "a", level - 1), 0)
                 assert isinstance(waiting, Found)

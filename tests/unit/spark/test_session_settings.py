@@ -1,4 +1,4 @@
-"""The settings of a session, without making one."""
+"""The settings of a session, without creating one."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_executors_elsewhere_must_reach_the_driver(master: str) -> None:
     assert set(LOCAL_SETTINGS) <= set(session_settings("local-cluster[2,1,1024]", {}))
 
 
-def test_remote_that_is_none() -> None:
+def test_an_invalid_remote() -> None:
     with pytest.raises(InvalidArgument, match="remote must be sc://HOST:PORT"):
         session_builder._new_session("x", "local", "spark://x", {})
 
 
 @pytest.mark.parametrize("name", ["grpc", "grpc_status", "google", "google.rpc", "zstandard"])
 @pytest.mark.parametrize("remote", ["local[2]", "sc://127.0.0.1:1"])
-def test_missing_packages_of_connect_are_told(
+def test_missing_packages_of_connect_are_reported(
     name: str, remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(name, monkeypatch)
@@ -56,7 +56,7 @@ def test_missing_packages_of_connect_are_told(
 
 
 def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a package seem not to be installed, as `find_spec` sees it."""
+    """Make a package appear not installed to `find_spec`."""
 
     def found(wanted: str) -> object:
         if wanted == name:
@@ -69,8 +69,8 @@ def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_without_connect_does_not_end_in_silence() -> None:
-    # PySpark takes a program without a file for its own doctests, and exits with 0.
+def test_a_program_without_connect_fails_with_an_error() -> None:
+    # PySpark mistakes a program without a file for its own doctests, and exits with 0.
     program = (
         "import sys; sys.modules['grpc'] = None\n"
         "import turbopump.spark\n"
@@ -121,7 +121,7 @@ def test_masters_that_spark_knows(master: str) -> None:
         "Yarn",
     ],
 )
-def test_masters_that_spark_would_refuse(master: str) -> None:
+def test_masters_that_spark_would_reject(master: str) -> None:
     told = re.escape(f"or yarn, got {master!r}")
     with pytest.raises(InvalidArgument, match=told):
         session_builder._new_session("x", master, None, {})
@@ -168,7 +168,7 @@ def test_a_server_of_connect_is_no_master() -> None:
         session_builder._new_session("x", "sc://h:15002", None, {})
 
 
-def test_missing_pyspark_says_how_to_install_it() -> None:
+def test_the_error_for_missing_pyspark_names_how_to_install_it() -> None:
     program = (
         "import sys; sys.modules['pyspark'] = None\n"
         "import turbopump.spark\n"

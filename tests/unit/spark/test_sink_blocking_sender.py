@@ -1,4 +1,4 @@
-"""Rows sent from a task's own thread: what brokers may answer, and what then becomes of rows."""
+"""Rows sent from a task's own thread: the responses of brokers, and what happens to rows then."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def batch(count: int, first: int = 0, **columns: list[Any]) -> pa.RecordBatch:
 
 
 class CoarseClock:
-    """Moves seldom, so that what happens shortly one after the other has the same time."""
+    """Moves rarely, so that events in quick succession have the same time."""
 
     TICK_MS = 50
 
@@ -82,7 +82,7 @@ def written(
         return send_rows(shared, iter(batches), columns, options, ORIGIN)
 
 
-# --- all is well ----------------------------------------------------------------------------------
+# --- without failures -----------------------------------------------------------------------------
 
 
 def test_every_row_is_stored_once_in_batches_that_take_turns() -> None:
@@ -95,7 +95,7 @@ def test_every_row_is_stored_once_in_batches_that_take_turns() -> None:
     assert len({each.peer for each in broker.batches}) == 1
 
 
-def test_answers_in_another_order_are_told_apart() -> None:
+def test_responses_in_another_order_are_matched() -> None:
     held: list[Batch] = []
 
     def decide(each: Batch) -> Command | None:
@@ -111,7 +111,7 @@ def test_answers_in_another_order_are_told_apart() -> None:
     assert (done.rows, done.sends, done.repeated) == (160, 16, 0)
 
 
-def test_no_more_are_on_their_way_than_allowed() -> None:
+def test_the_number_of_sends_in_flight_is_bounded() -> None:
     waiting: set[int] = set()
     most = 0
 
@@ -130,13 +130,13 @@ def test_no_more_are_on_their_way_than_allowed() -> None:
     assert most == 3
 
 
-def test_a_status_that_is_not_ok_is_stored_all_the_same() -> None:
+def test_a_status_other_than_ok_still_counts_as_stored() -> None:
     with scripted_broker(lambda each: taken(each, ResponseCode.FLUSH_DISK_TIMEOUT)) as broker:
         done = written(broker, [batch(20)])
     assert (done.rows, done.repeated, len(broker.batches)) == (20, 0, 2)
 
 
-def test_connections_outlive_a_task() -> None:
+def test_connections_are_reused_across_tasks() -> None:
     with scripted_broker(taken) as broker, linked(broker) as shared:
         options = SinkOptions(nameserver=broker.address, topic="t")
         for first in (0, 10):
@@ -150,7 +150,7 @@ def test_connections_outlive_a_task() -> None:
 
 
 @pytest.mark.slow
-def test_rows_of_one_key_keep_their_order_when_a_batch_is_refused() -> None:
+def test_rows_of_one_key_keep_their_order_when_a_batch_is_rejected() -> None:
     keys = [f"k{n % 5}" for n in range(300)]
 
     def decide(each: Batch) -> Command:
@@ -171,7 +171,7 @@ def test_rows_of_one_key_keep_their_order_when_a_batch_is_refused() -> None:
     assert of_queue == expected
 
 
-def test_a_queue_whose_order_counts_has_one_batch_on_its_way() -> None:
+def test_an_ordered_queue_has_one_batch_in_flight() -> None:
     waiting: dict[int, Batch] = {}
 
     def decide(each: Batch) -> Command | None:
@@ -184,7 +184,7 @@ def test_a_queue_whose_order_counts_has_one_batch_on_its_way() -> None:
         return None
 
     with scripted_broker(decide) as broker:
-        # Both queues are always under way together: else the first one would wait for ever.
+        # Both queues are always in flight together: otherwise the first one would wait forever.
         rows = batch(80, queueId=[n % 2 for n in range(80)])
         assert written(broker, [rows]).rows == 80
 
@@ -202,7 +202,7 @@ def test_rows_sent_one_by_one_keep_their_place() -> None:
     assert len({each.peer for each in broker.batches}) == 1
 
 
-def test_rows_before_a_wrong_one_are_stored() -> None:
+def test_rows_before_an_invalid_one_are_stored() -> None:
     with scripted_broker(taken) as broker:
         wrong = pa.RecordBatch.from_pydict({"body": [b"x", b"y"], "keys": ["good", "a\x01b"]})
         with pytest.raises(InvalidArgument, match="row 31 of partition 3, column keys"):
@@ -218,11 +218,11 @@ def test_lanes_take_turns_and_keep_their_order() -> None:
     assert [each.rows[0] for each in in_turn(mixed)] == [0, 3, 1, 4, 2]
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_busy_broker_gets_what_it_refused_again() -> None:
+def test_a_busy_broker_gets_rejected_batches_again() -> None:
     def decide(each: Batch) -> Command:
         return refused(each, ResponseCode.SYSTEM_BUSY) if each.number == 2 else taken(each)
 
@@ -232,7 +232,7 @@ def test_a_busy_broker_gets_what_it_refused_again() -> None:
     assert sorted(broker.stored, key=int) == bodies(100)
 
 
-def test_a_refusal_that_stays_fails_the_task_in_the_brokers_words() -> None:
+def test_a_permanent_rejection_fails_the_task_with_the_brokers_message() -> None:
     def decide(each: Batch) -> Command:
         return refused(each, ResponseCode.NO_PERMISSION) if each.number == 2 else taken(each)
 
@@ -241,7 +241,7 @@ def test_a_refusal_that_stays_fails_the_task_in_the_brokers_words() -> None:
     text = str(raised.value)
     assert "10 rows, 20 to 29, of partition 3 could not be sent to t@a:" in text
     assert "code 16: in the broker's words (group spark-sink, retries 10)" in text
-    # Nothing was tried a second time, and nothing new was begun.
+    # Nothing was retried, and nothing new was started.
     assert len(broker.batches) <= 2 + 8
 
 
@@ -254,7 +254,7 @@ def test_the_last_batch_may_fail_too() -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_connection_is_made_anew_and_its_batches_are_sent_again() -> None:
+def test_a_lost_connection_is_reestablished_and_its_batches_are_resent() -> None:
     def decide(each: Batch) -> Command | None:
         if each.number == 3:
             each.peer.abort("cut by the test")
@@ -286,7 +286,7 @@ def test_rows_sent_one_by_one_are_retried_in_their_order(*, is_cut: bool) -> Non
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_gone_costs_one_pause_where_there_is_another() -> None:
+def test_a_broker_that_is_down_costs_one_pause_if_there_is_another() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         gone = "{}:{}".format(*closed.getsockname())
     with scripted_broker(taken) as broker:
@@ -294,24 +294,24 @@ def test_a_broker_that_is_gone_costs_one_pause_where_there_is_another() -> None:
         done = written(broker, [batch(200), batch(200, 200)])
     assert done.rows == 400
     assert sorted(broker.stored, key=int) == bodies(400)
-    # The careful way may try it once more, by chance, before it is left alone.
+    # The retrying sender may try it once more, by chance, before it is avoided.
     assert 1 <= done.repeated <= 2
 
 
 @pytest.mark.slow
-def test_no_answer_in_time_is_tried_again() -> None:
+def test_a_timeout_is_retried() -> None:
     def decide(each: Batch) -> Command | None:
         return None if each.number == 1 else taken(each)
 
     with scripted_broker(decide) as broker:
         done = written(broker, [batch(60)], send_timeout_ms=100)
-    # Others on the same connection were answered, so it is not the connection that is gone.
+    # Others on the same connection were answered, so the connection is not lost.
     assert (done.rows, done.repeated) == (60, 1)
     assert sorted(broker.stored, key=int) == bodies(60)
 
 
 @pytest.mark.slow
-def test_all_that_a_silent_connection_leaves_unanswered_is_tried_again() -> None:
+def test_everything_unanswered_on_a_silent_connection_is_retried() -> None:
     def decide(each: Batch) -> Command | None:
         is_silent = each.peer is broker.batches[0].peer and each.number > 0
         return None if is_silent else taken(each)
@@ -324,7 +324,7 @@ def test_all_that_a_silent_connection_leaves_unanswered_is_tried_again() -> None
     assert sorted(broker.stored, key=int) == bodies(90)
 
 
-def test_a_silent_broker_fails_the_task_when_all_tries_are_over() -> None:
+def test_a_silent_broker_fails_the_task_after_all_retries() -> None:
     with (
         scripted_broker(lambda _: None) as broker,
         pytest.raises(SparkError, match=r"within 50 ms .group spark-sink, retries 0"),
@@ -333,7 +333,7 @@ def test_a_silent_broker_fails_the_task_when_all_tries_are_over() -> None:
 
 
 @pytest.mark.slow
-def test_not_flushed_in_time_is_tried_again_where_that_is_wanted() -> None:
+def test_a_flush_timeout_is_retried_if_configured() -> None:
     def decide(each: Batch) -> Command:
         slow = each.number == 0
         return taken(each, ResponseCode.FLUSH_DISK_TIMEOUT if slow else ResponseCode.SUCCESS)

@@ -29,7 +29,7 @@ def schema(**types: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in types.items()])
 
 
-def test_all_columns_are_taken() -> None:
+def test_all_columns_are_accepted() -> None:
     rows = schema(
         topic=StringType(),
         body=BinaryType(),
@@ -43,13 +43,13 @@ def test_all_columns_are_taken() -> None:
     assert sink_columns(rows, OPTIONS) == set(COLUMNS) - {"shardingKey"}
 
 
-def test_delayed_rows_cannot_be_looked_up() -> None:
+def test_idempotent_writes_reject_delayed_rows() -> None:
     options = SinkOptions(nameserver="127.0.0.1:9876", topic="orders", idempotent=True)
     with pytest.raises(InvalidArgument, match="delayLevel cannot be combined with idempotent"):
         sink_columns(schema(body=StringType(), delayLevel=IntegerType()), options)
 
 
-def test_what_need_not_be_converted_is_left_out() -> None:
+def test_columns_that_need_no_conversion_are_omitted() -> None:
     rows = schema(topic=StringType(), body=StringType(), tags=NullType())
     assert sink_columns(rows, WITH_TOPIC) == {"body"}
 
@@ -97,7 +97,7 @@ def test_what_need_not_be_converted_is_left_out() -> None:
         ),
     ],
 )
-def test_everything_wrong_is_listed(rows: StructType, words: list[str]) -> None:
+def test_all_errors_are_listed(rows: StructType, words: list[str]) -> None:
     with pytest.raises(InvalidArgument, match="invalid columns for the rocketmq sink") as raised:
         sink_columns(rows, OPTIONS)
     for word in words:

@@ -1,4 +1,4 @@
-"""Idempotent writes in virtual time: what an attempt finds, waits for, and refuses to do."""
+"""Idempotent writes in virtual time: what an attempt finds, awaits and rejects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def numbered(count: int, sent: Iterable[int] = (), origin: Origin = ORIGIN) -> C
 async def attempt(
     world: Cluster, *, host: str = "10.0.1.1", origin: Origin = ORIGIN, **more: Any
 ) -> AsyncIterator[tuple[TaskWrite, RetryingSender]]:
-    """An attempt of a task in a process of its own, which ends as tasks do that fail or succeed."""
+    """An attempt of a task in its own process, which ends like tasks that fail or succeed."""
     async with world.session(host, **more) as session:
         sending = RetryingSender(session, OPTIONS, origin.partition)
         task = TaskWrite(session, sending.producer, OPTIONS, origin)
@@ -96,7 +96,7 @@ async def test_batch_that_is_complete_is_not_sent_again(tmp_path: Path) -> None:
             await finish(session, OPTIONS, [task.begun()], is_stream=True)
         async with attempt(world) as (task, _):
             assert (await task.begin()).is_all
-        # The next batch does not read the marks of all batches before.
+        # The next batch does not read the marks of all earlier batches.
         async with attempt(world, origin=replace(ORIGIN, batch="8"), hooks=[recorder]) as (task, _):
             assert not (await task.begin()).rows
         pulls = [
@@ -120,7 +120,7 @@ async def test_attempts_do_not_overlap(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_attempt_that_is_cut_off_stops_before_the_next_one_sends(tmp_path: Path) -> None:
+async def test_an_isolated_attempt_stops_before_the_next_one_sends(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as world,
         attempt(world, host="10.0.1.2") as (later, _),
@@ -142,7 +142,7 @@ async def test_attempt_that_is_cut_off_stops_before_the_next_one_sends(tmp_path:
 
 
 @virtual_time()
-async def test_marks_outlive_a_crash_of_the_broker(tmp_path: Path) -> None:
+async def test_marks_survive_a_crash_of_the_broker(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         async with attempt(world) as (task, sending):
             await task.begin()
@@ -182,7 +182,7 @@ def is_mark(body: bytes) -> bool:
 
 
 @virtual_time()
-async def test_mark_that_is_stored_twice_is_not_taken_for_an_earlier_attempt(
+async def test_a_mark_stored_twice_does_not_count_as_an_earlier_attempt(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as world, attempt(world, kind=SilencedMarks) as (task, sending):
@@ -206,7 +206,7 @@ async def test_attempts_whose_marks_alternate_do_not_wait_for_each_other(tmp_pat
         waiting: list[asyncio.Task[SentRows]] = []
 
         class LetsAnotherBegin(SilencedMarks):
-            """Sends its mark again behind the mark of another attempt."""
+            """Sends its mark again after the mark of another attempt."""
 
             async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
                 try:
@@ -255,7 +255,7 @@ async def test_driver_reads_marks_once_for_all_tasks_of_a_batch_write(tmp_path: 
 
 
 @virtual_time()
-async def test_broker_that_may_have_rows_must_be_there(tmp_path: Path) -> None:
+async def test_a_broker_that_may_have_rows_must_be_reachable(tmp_path: Path) -> None:
     async with cluster(tmp_path, BROKERS) as world:
         async with attempt(world) as (task, sending):
             await task.begin()

@@ -1,4 +1,4 @@
-"""What can be set about a sink, and what is said of settings that make no sense."""
+"""The options of a sink, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_sizes_and_times_may_have_units(key: str, texts: dict[str, int]) -> None
     assert [getattr(each, name) for each in parsed] == list(texts.values())
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_errors_are_reported_in_one_message() -> None:
     wrong = {"batchBytes": "much", "sendTimeoutMs": "soon", "retries": "many", "acks": "all"}
     with pytest.raises(InvalidArgument) as raised:
         SinkOptions.parse({**NAMESERVER, **wrong})
@@ -90,7 +90,7 @@ def test_nothing_is_compressed_without_a_method() -> None:
     assert rules.compress_from_bytes > rules.body_bytes_max
 
 
-def test_what_spark_reads_is_no_option_of_ours() -> None:
+def test_options_that_spark_reads_are_ignored() -> None:
     options = {**NAMESERVER, "checkpointlocation": "/x", "path": "y"}
     assert SinkOptions.parse(options) == SinkOptions.parse(NAMESERVER)
 
@@ -177,7 +177,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("kafka.client.id", "x", "(options are not passed on to Kafka's clients)"),
     ],
 )
-def test_what_makes_no_sense_is_named(key: str, value: str, words: str) -> None:
+def test_invalid_options_are_named(key: str, value: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match="invalid options of the rocketmq sink") as raised:
         SinkOptions.parse({**NAMESERVER, key: value})
     assert words in str(raised.value)
@@ -190,12 +190,12 @@ def test_what_makes_no_sense_is_named(key: str, value: str, words: str) -> None:
         ({"retryUnlessOk": "true"}, "idempotent and retryUnlessOk are mutually exclusive"),
     ],
 )
-def test_what_idempotent_writes_cannot_do_is_refused(more: dict[str, str], words: str) -> None:
+def test_unsupported_idempotent_writes_are_rejected(more: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         SinkOptions.parse({**NAMESERVER, "topic": "orders", "idempotent": "true", **more})
 
 
-def test_the_largest_numbers_are_allowed() -> None:
+def test_the_largest_numbers_are_accepted() -> None:
     largest = {"sendTimeoutMs": "2147483647", "batchBytes": "2147483647"}
     found = SinkOptions.parse({**NAMESERVER, **largest})
     assert (found.send_timeout_ms, found.batch_bytes) == (2**31 - 1, 2**31 - 1)
@@ -215,7 +215,7 @@ def test_numbers_and_truths_need_not_be_texts() -> None:
 
 
 @pytest.mark.parametrize("key", ["batchBytes", "topic", "retries", "nameserver"])
-def test_none_is_no_value(key: str) -> None:
+def test_none_is_rejected(key: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{key} must not be None; omit it for the default"):
         SinkOptions.parse({**NAMESERVER, key: None})
 

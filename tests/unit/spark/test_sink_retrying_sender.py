@@ -1,4 +1,4 @@
-"""Sending the rows of a task, in virtual time: order, failures, repeated tries."""
+"""Sending the rows of a task, in virtual time: order, failures, retries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def numbered(count: int, first_row: int = 0, **more: Any) -> ConvertedRows:
 
 
 class Refusal:
-    """Lets some sends fail with an answer's code."""
+    """Fails some sends with a response code."""
 
     def __init__(self, code: int, times: int = 1 << 30, after: int = 0) -> None:
         self.code = code
@@ -104,7 +104,7 @@ async def test_all_rows_are_stored_when_it_is_finished(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_messages_of_a_task_get_their_ids_from_one_generator(tmp_path: Path) -> None:
-    """Ids of several generators differ only by chance."""
+    """Ids of different generators differ only by chance."""
     async with sending(tmp_path, batch_size=1) as (task, world):
         await take(task, numbered(20))
         ids = [str(message.unique_key) for message in stored(world)]
@@ -114,7 +114,7 @@ async def test_messages_of_a_task_get_their_ids_from_one_generator(tmp_path: Pat
 
 
 @virtual_time()
-async def test_no_rows_connect_to_nobody(tmp_path: Path) -> None:
+async def test_no_rows_open_no_connection(tmp_path: Path) -> None:
     async with sending(tmp_path) as (task, _):
         await take(task, ConvertedRows(0, []))
         assert task.counts.rows == 0
@@ -122,7 +122,7 @@ async def test_no_rows_connect_to_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, 215])
 @virtual_time()
-async def test_a_busy_broker_is_given_time_and_order_is_kept(tmp_path: Path, code: int) -> None:
+async def test_a_busy_broker_is_retried_and_order_is_preserved(tmp_path: Path, code: int) -> None:
     refusal = Refusal(code, times=4, after=2)
     async with sending(tmp_path, refusal) as (task, world):
         start_ms = world.clock.monotonic_ms()
@@ -134,7 +134,7 @@ async def test_a_busy_broker_is_given_time_and_order_is_kept(tmp_path: Path, cod
 
 
 @virtual_time()
-async def test_limit_of_tries_ends_in_the_brokers_words(tmp_path: Path) -> None:
+async def test_the_retry_limit_fails_with_the_brokers_message(tmp_path: Path) -> None:
     refusal = Refusal(ResponseCode.SYSTEM_BUSY)
     limits: dict[str, Any] = {"retries": 2, "max_in_flight": 1, "send_timeout_ms": 50}
     async with sending(tmp_path, refusal, **limits) as (task, world):
@@ -143,12 +143,14 @@ async def test_limit_of_tries_ends_in_the_brokers_words(tmp_path: Path) -> None:
         text = str(raised.value)
         assert "10 rows, 100 to 109, of partition 3 could not be sent to T@a:" in text
         assert "code 2: in the broker's words" in text
-        assert refusal.seen == 4, "one within its time, and two retries of the next"
+        assert refusal.seen == 4, "one within its timeout, and two retries of the next"
         assert not stored(world)
 
 
 @virtual_time()
-async def test_a_busy_broker_is_given_the_time_of_a_send_without_any_retry(tmp_path: Path) -> None:
+async def test_without_retries_a_busy_broker_is_awaited_for_the_send_timeout(
+    tmp_path: Path,
+) -> None:
     refusal = Refusal(ResponseCode.SYSTEM_BUSY, times=4)
     async with sending(tmp_path / "passing", refusal, retries=0) as (task, world):
         await take(task, numbered(10))
@@ -163,7 +165,7 @@ async def test_a_busy_broker_is_given_the_time_of_a_send_without_any_retry(tmp_p
 
 
 @virtual_time()
-async def test_a_broker_that_restarts_is_waited_for_without_any_retry(tmp_path: Path) -> None:
+async def test_without_retries_a_restarting_broker_is_awaited(tmp_path: Path) -> None:
     async with sending(tmp_path, retries=0) as (task, world):
         await take(task, numbered(10))
         await world.stop_broker()
@@ -176,7 +178,7 @@ async def test_a_broker_that_restarts_is_waited_for_without_any_retry(tmp_path: 
 
 
 @virtual_time()
-async def test_what_will_not_pass_fails_at_once_and_stops_the_rest(tmp_path: Path) -> None:
+async def test_a_permanent_error_fails_immediately_and_stops_the_rest(tmp_path: Path) -> None:
     refusal = Refusal(ResponseCode.NO_PERMISSION)
     async with sending(tmp_path, refusal) as (task, _):
         with pytest.raises(SparkError, match="code 16: in the broker's words"):
@@ -185,7 +187,7 @@ async def test_what_will_not_pass_fails_at_once_and_stops_the_rest(tmp_path: Pat
 
 
 @virtual_time()
-async def test_another_broker_takes_what_one_refuses(tmp_path: Path) -> None:
+async def test_another_broker_accepts_what_one_rejects(tmp_path: Path) -> None:
     def refuse(address: str, command: Command) -> None:
         if command.code in SENDS and address.startswith("10.0.0.1"):
             raise RemoteError(ResponseCode.NO_PERMISSION, "not here")
@@ -237,7 +239,7 @@ async def test_window_is_small_for_a_busy_broker_and_grows_again() -> None:
 
 
 class Narrow(Session):
-    """Refuses sends that come while two others are on their way."""
+    """Rejects sends that arrive while two others are in flight."""
 
     active = 0
 
@@ -257,7 +259,7 @@ class Narrow(Session):
 
 @pytest.mark.slow
 @virtual_time()
-async def test_a_broker_that_can_take_little_gets_little(tmp_path: Path) -> None:
+async def test_a_slow_broker_gets_few_rows(tmp_path: Path) -> None:
     async with sending(tmp_path, kind=Narrow, max_in_flight=32) as (task, world):
         await take(task, numbered(5000))
         counts = task.counts
@@ -278,7 +280,7 @@ async def test_a_broker_that_can_take_little_gets_little(tmp_path: Path) -> None
     ],
 )
 @virtual_time()
-async def test_row_and_column_are_blamed(
+async def test_the_error_names_row_and_column(
     tmp_path: Path, message: Message, column: str, words: str
 ) -> None:
     async with sending(tmp_path, body_bytes_max=1000) as (task, _):
@@ -290,7 +292,7 @@ async def test_row_and_column_are_blamed(
 
 
 class Unflushed(Session):
-    """Hears of every send that it was stored, but not flushed in time."""
+    """Gets the status "stored, but not flushed in time" for every send."""
 
     async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
         answer = await super().request(address, command, timeout_ms)
@@ -300,7 +302,7 @@ class Unflushed(Session):
 
 
 @virtual_time()
-async def test_stored_but_not_flushed_is_tried_again_on_request(tmp_path: Path) -> None:
+async def test_a_flush_timeout_is_retried_if_configured(tmp_path: Path) -> None:
     async with sending(tmp_path / "a", kind=Unflushed) as (task, world):
         await take(task, numbered(5))
         assert task.counts.repeated == 0
@@ -313,7 +315,7 @@ async def test_stored_but_not_flushed_is_tried_again_on_request(tmp_path: Path) 
 
 
 @virtual_time()
-async def test_unknown_name_server_is_told_after_all_tries(tmp_path: Path) -> None:
+async def test_an_unreachable_name_server_is_reported_after_all_retries(tmp_path: Path) -> None:
     async with sending(tmp_path, retries=1) as (task, world):
         world.network.refuse(world.nameserver.rpartition(":")[0])
         with pytest.raises(SparkError, match="row 7 of partition 3 could not be sent to T: "):

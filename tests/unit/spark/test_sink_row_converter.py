@@ -92,7 +92,7 @@ def test_nulls_mean_absent() -> None:
 
 
 @pytest.mark.parametrize("column", ["body", "topic"])
-def test_null_that_must_not_be_names_row_and_column(column: str) -> None:
+def test_an_invalid_null_is_reported_with_row_and_column(column: str) -> None:
     columns: dict[str, Any] = {"body": pa.array(["x"] * 3), "topic": pa.array(["t"] * 3)}
     columns[column] = pa.array(["x", "x", None])
     with pytest.raises(
@@ -114,7 +114,7 @@ def test_a_property_of_the_name_of_the_stamp() -> None:
 # --- messages to sends ----------------------------------------------------------------------------
 
 
-def test_rows_without_a_wish_go_together() -> None:
+def test_rows_without_a_target_queue_are_sent_together() -> None:
     rows = ConvertedRows(10, [Message("t", b"x") for _ in range(7)])
     cut = list(sends(rows, QUEUES, CUTS, 0))
     assert [list(send.rows) for send in cut] == [[10, 11, 12], [13, 14, 15], [16]]
@@ -132,7 +132,7 @@ def test_broker_alone_chooses_no_queue() -> None:
     )
 
 
-def test_delayed_large_and_retried_messages_go_alone() -> None:
+def test_delayed_large_and_retried_messages_are_sent_alone() -> None:
     messages = [
         Message("t", b"a"),
         Message("t", b"b", delay_level=1),
@@ -156,7 +156,7 @@ WISHES = st.lists(st.one_of(st.none(), st.text(max_size=2), st.integers(-9, 9)),
 
 
 @given(wishes=WISHES, kind=st.sampled_from(["key", "queue"]))
-def test_every_row_goes_once_where_it_wants_in_order(wishes: list[Any], kind: str) -> None:
+def test_every_row_is_sent_once_to_its_target_in_order(wishes: list[Any], kind: str) -> None:
     messages = [Message("t", b"x" * (1 + 499 * (n % 5 == 0))) for n in range(len(wishes))]
     ids = [None if wish is None else hash(wish) % 4 for wish in wishes]
     rows = (
@@ -182,7 +182,7 @@ def test_every_row_goes_once_where_it_wants_in_order(wishes: list[Any], kind: st
     assert all(numbers == sorted(numbers) for numbers in order.values())
 
 
-def test_wanted_queue_is_found_or_the_others_are_named() -> None:
+def test_the_target_queue_is_found_or_the_others_are_named() -> None:
     two = (*QUEUES["t"], MessageQueue("t", "b", 0))
     assert chosen_queue(two, 1, None, "here") == MessageQueue("t", "a", 1)
     assert chosen_queue(two, 0, "b", "here") == MessageQueue("t", "b", 0)

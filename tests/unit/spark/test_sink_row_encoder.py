@@ -1,4 +1,4 @@
-"""Rows that are encoded from columns are sent as the messages that could be made of them are."""
+"""Rows encoded from columns are sent like the messages that could be created from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAP = pa.map_(pa.string(), pa.string())
 
 
 class StandingClock:
-    """Says the same at all times."""
+    """Always returns the same."""
 
     def now_ms(self) -> int:
         return 1_800_000_000_000
@@ -75,7 +75,7 @@ def as_encoded_one_by_one(encoded: EncodedRows, rows: ConvertedRows) -> list[byt
 
 
 def is_sendable(rows: ConvertedRows, options: SinkOptions) -> bool:
-    """Whether the producer finds nothing wrong."""
+    """Whether the producer accepts it."""
     try:
         for message in rows.messages:
             check_message(message, options.rules())
@@ -114,7 +114,7 @@ KEYS = st.one_of(
     st.sampled_from(["true", "property", "false"]),
     st.integers(0, 4),
 )
-def test_bytes_are_those_of_messages_and_what_is_wrong_goes_the_other_way(
+def test_bytes_equal_those_of_messages_and_invalid_rows_take_the_slow_path(
     bodies: list[bytes], tags: list[str | None], keys: Any, stamp: str, start: int
 ) -> None:
     columns = {
@@ -196,7 +196,7 @@ def test_columns_of_every_kind(more: Mapping[str, Any], stamp: str) -> None:
         ({"topic": pa.array(["%RETRY%g"])}, {"topic": None}),
     ],
 )
-def test_what_needs_more_goes_the_other_way(
+def test_rows_that_need_more_take_the_slow_path(
     more: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     encoded, rows = both({"body": pa.array([b"1"]), **more}, **options)
@@ -204,7 +204,7 @@ def test_what_needs_more_goes_the_other_way(
     assert len(rows.messages) == 1
 
 
-def test_ids_are_different_and_go_on() -> None:
+def test_ids_are_unique_and_consecutive() -> None:
     maker = ids()
     seen: list[str] = []
     for count in (30_000, 30_000, 5_600):
@@ -299,7 +299,7 @@ async def test_encoded_rows_are_stored_in_order(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_a_row_that_is_too_large_with_its_properties_is_told_with_its_number(
+async def test_a_row_too_large_with_its_properties_is_reported_by_number(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path, ("a",)) as world, world.session() as session:

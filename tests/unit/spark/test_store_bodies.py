@@ -1,4 +1,4 @@
-"""Compressed bodies of a store's files: batches stay small however much they inflate to."""
+"""Compressed bodies of a store's files: batches stay small however large the bodies inflate."""
 
 from __future__ import annotations
 

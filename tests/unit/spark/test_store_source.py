@@ -96,7 +96,7 @@ def test_a_store_written_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_a_java_broker_has_open_is_refused(store: Path) -> None:
+def test_a_store_that_a_java_broker_has_open_is_rejected(store: Path) -> None:
     (store / "lock").write_bytes(b"lock")
     lines = (
         "import fcntl, sys",
@@ -132,20 +132,20 @@ def test_parts_of_any_size_have_the_same_rows(store: Path, monkeypatch: pytest.M
         assert [row for part in parts for row in part] == whole
         if part_bytes == 1:
             assert max(map(len, parts)) == 1
-    # So small that records reach over the end of what is read at once.
+    # So small that records extend beyond the end of a single read.
     monkeypatch.setattr(store_walk, "READ_BYTES", 50)
     assert rows_of(store, bytesPerPartition=1000) == whole
 
 
 @pytest.mark.parametrize("rows_max", [1, 7, 10_000])
-def test_batches_have_as_many_rows_as_allowed(store: Path, rows_max: int) -> None:
+def test_batches_have_at_most_the_configured_rows(store: Path, rows_max: int) -> None:
     reader = reader_of(store, {"maxRowsPerBatch": rows_max, "columns": "queueOffset"})
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert max(batch.num_rows for batch in batches) <= rows_max
     assert sum(batch.num_rows for batch in batches) == COUNT
 
 
-def test_small_batches_are_put_together(store: Path) -> None:
+def test_small_batches_are_combined(store: Path) -> None:
     reader = reader_of(store, {"maxRowsPerBatch": 40, "tags": "even", "columns": "tags"})
     counts = [[batch.num_rows for batch in reader.read(part)] for part in reader.partitions()]
     assert all(len(part) == 1 for part in counts)
@@ -156,7 +156,7 @@ def test_small_batches_are_put_together(store: Path) -> None:
     "cut", [1, 40, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (0, 5, 87, 100))]
 )
 @pytest.mark.parametrize("fill", [b"", b"\0", b"\xee"])
-def test_a_torn_end_is_left_out(
+def test_a_torn_end_is_omitted(
     store: Path, cut: int, fill: bytes, part_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = rows_of(store)
@@ -166,7 +166,7 @@ def test_a_torn_end_is_left_out(
     last.write_bytes(content[:end] + fill * (len(content) - end))
     wanted = whole[:-1]
     assert rows_of(store, bytesPerPartition=part_bytes) == wanted
-    # The first byte of a record is zero: one that has only this is not there yet.
+    # The first byte of a record is zero: one that has only this does not exist yet.
     torn = cut > 1 or fill == b"\xee"
     assert ("the log ends there" in caplog.text) == torn
 
@@ -196,7 +196,7 @@ def test_properties_that_never_reached_the_disk_end_the_log(store: Path) -> None
     assert rows_of(store, bytesPerPartition=100) == whole[:-1]
 
 
-def test_zeros_in_properties_are_no_damage_where_more_follows(tmp_path: Path) -> None:
+def test_zeros_in_properties_are_not_damage_where_more_follows(tmp_path: Path) -> None:
     odd = Record(
         topic=b"T",
         queue_id=0,
@@ -210,7 +210,7 @@ def test_zeros_in_properties_are_no_damage_where_more_follows(tmp_path: Path) ->
     assert offsets(store) == [0, 1, 2]
 
 
-def test_damage_in_older_files_is_an_error_unless_it_is_to_be_passed_over(store: Path) -> None:
+def test_damage_in_older_files_is_an_error_unless_skipped(store: Path) -> None:
     whole = rows_of(store)
     first = log_files(store)[0]
     damaged = bytearray(first.read_bytes())
@@ -223,7 +223,7 @@ def test_damage_in_older_files_is_an_error_unless_it_is_to_be_passed_over(store:
         wanted = [row for row in whole if row not in (whole[3], whole[8])]
         rows = rows_of(store, onBadRecord="null", bytesPerPartition=part_bytes)
         assert len(rows) == len(whole)
-        # Of a damaged body the rest is known; of a record without its magic number, nothing is.
+        # For a damaged body the rest is known; for a record without its magic number, nothing is.
         assert {name for name, cell in rows[3].items() if cell is not None} == {
             "broker",
             "size",
@@ -247,12 +247,12 @@ def test_an_older_file_that_just_ends_is_damaged(store: Path) -> None:
     assert rows_of(store, onBadRecord="skip") == whole
 
 
-def test_what_lies_behind_a_filler_is_not_read(store: Path) -> None:
+def test_bytes_behind_a_filler_are_not_read(store: Path) -> None:
     whole = rows_of(store)
     first = log_files(store)[0]
     content = bytearray(first.read_bytes())
     in_first = [row for row in whole if position_of(row) < SEGMENT_BYTES]
-    # The last three messages of the file give way to a filler, which hides them.
+    # The last three messages of the file are overwritten by a filler, which hides them.
     start = position_of(in_first[-3])
     content[start : start + 8] = encode_blank(SEGMENT_BYTES - start)
     first.write_bytes(content)
@@ -261,7 +261,7 @@ def test_what_lies_behind_a_filler_is_not_read(store: Path) -> None:
         assert rows_of(store, bytesPerPartition=part_bytes) == wanted
 
 
-def test_a_message_in_a_body_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_message_inside_a_body_is_not_read_as_one(tmp_path: Path) -> None:
     inner = looks_like_a_record(999_999)
     records = [message(n, body=inner * 3) for n in range(40)]
     store = written(tmp_path, records, 8192)
@@ -269,7 +269,7 @@ def test_a_message_in_a_body_is_not_taken_for_one(tmp_path: Path) -> None:
         assert offsets(store, bytesPerPartition=part_bytes) == list(range(40))
 
 
-def test_one_that_knows_where_it_lies_does_no_harm(tmp_path: Path) -> None:
+def test_a_message_inside_a_body_with_a_matching_position_does_no_harm(tmp_path: Path) -> None:
     before = message(0, body=b"x" * 1000)
     # The head of a record, and then the body with the forged one in it.
     outer = message(1, body=b"y" * 2000)
@@ -302,7 +302,7 @@ def test_foreign_files_are_an_error(store: Path) -> None:
     assert len(rows_of(store, onBadRecord="skip")) == COUNT
 
 
-def test_files_made_in_advance_are_passed_over(store: Path) -> None:
+def test_preallocated_files_are_skipped(store: Path) -> None:
     end = int(log_files(store)[-1].name) + SEGMENT_BYTES
     (store / "commitlog" / f"{end:020d}").write_bytes(bytes(SEGMENT_BYTES))
     (store / "commitlog" / f"{end + SEGMENT_BYTES:020d}").write_bytes(b"")
@@ -317,7 +317,9 @@ def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "wrong"), [(True, "no directory commitlog"), (False, "no such")])
-def test_what_is_no_store_is_refused(make: bool, wrong: str, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_store_is_rejected(
+    make: bool, wrong: str, tmp_path: Path
+) -> None:
     path = tmp_path / "elsewhere"
     if make:
         path.mkdir()
@@ -347,7 +349,7 @@ TOPICS = [b"orders", b"%RETRY%group", b"SCHEDULE_TOPIC_XXXX", b"RMQ_SYS_TRANS_HA
         ({"startingTime": "2023-11-14T22:13:21", "endingTime": "2023-11-14T22:13:24Z"}, [1]),
     ],
 )
-def test_only_what_is_wanted_is_read(
+def test_only_requested_data_is_read(
     options: dict[str, Any], wanted: list[int], tmp_path: Path
 ) -> None:
     records = [message(number, topic) for number, topic in enumerate(TOPICS)]
@@ -408,19 +410,19 @@ def test_a_path_may_be_an_address(store: Path) -> None:
         ({"maxRowsPerBatch": "0"}, "1 or more"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, str], wrong: str, store: Path) -> None:
+def test_invalid_options_are_rejected(options: dict[str, str], wrong: str, store: Path) -> None:
     with pytest.raises(InvalidArgument, match=wrong):
         rows_of(store, **options)
 
 
-def test_a_path_is_needed() -> None:
+def test_a_path_is_required() -> None:
     with pytest.raises(InvalidArgument, match="needs the store's directory"):
         StoreOptions.parse({})
     with pytest.raises(InvalidArgument, match="path must not be empty"):
         StoreOptions.parse({"path": ""})
 
 
-def test_another_schema_is_refused(store: Path) -> None:
+def test_another_schema_is_rejected(store: Path) -> None:
     source = DefaultSource({"path": str(store), "columns": "body"})
     with pytest.raises(InvalidArgument, match="option columns"):
         source.reader(schema=DefaultSource({}).schema())
@@ -465,7 +467,7 @@ def outcome(store: Path, **options: object) -> list[Row] | type[StoreDamaged]:
 
 
 def check_any_damage(place: float, value: int, length: int) -> None:
-    """Whatever is damaged: how the log is divided makes no difference, and nothing is invented."""
+    """Whatever is damaged: how the log is split makes no difference, and nothing is invented."""
     with TemporaryDirectory() as directory:
         store = written(Path(directory), map(message, range(25)), 2048)
         bodies = {row["body"] for row in rows_of(store, columns="body")}
@@ -484,9 +486,9 @@ def check_any_damage(place: float, value: int, length: int) -> None:
             assert results[0] == results[1] == results[2]
             if ignored:
                 assert isinstance(results[0], list)
-                # A few bytes hit two neighbours at most.
+                # A few bytes affect two neighbours at most.
                 assert len(results[0]) >= len(bodies) - 2
-                # Of a message, the checksum is its body's, and the place in the log is known.
+                # The checksum of a message covers its body, and its position in the log is known.
                 assert {row["body"] for row in results[0]} <= bodies
 
 
@@ -499,7 +501,7 @@ def test_any_damage(place: float, value: int, length: int) -> None:
     check_any_damage(place, value, length)
 
 
-def test_streams_and_writes_are_refused(store: Path) -> None:
+def test_streams_and_writes_are_rejected(store: Path) -> None:
     source = DefaultSource({"path": str(store)})
     with pytest.raises(InvalidArgument, match=r'use format\("rocketmq"\)'):
         source.streamReader(schema=source.schema())
@@ -508,7 +510,7 @@ def test_streams_and_writes_are_refused(store: Path) -> None:
             write(schema=source.schema(), overwrite=False)
 
 
-def test_damage_that_was_passed_over_is_told(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_damage_is_reported(store: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = log_files(store)[0]
     first.write_bytes(b"\xff" + first.read_bytes()[1:])
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""Streams whose queues can be read no longer, in virtual time: deleted, closed, opened again."""
+"""Streams whose queues are no longer readable, in virtual time: deleted, closed, reopened."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def world(directory: Path, **settings: Any) -> AsyncIterator[World]:
 
 
 async def followed(follow: MicroBatchPlanner, start: Offsets, looks: int = 1) -> Offsets:
-    """Plan batches as Spark does, which commits the last one after it has asked for the next."""
+    """Plan batches as Spark does, which commits the last one after requesting the next."""
     at = start
     for _ in range(looks):
         end = await follow.latest(at, is_limited=False, has_begun=bool(start))
@@ -102,13 +102,13 @@ async def committed(found: World, queue: MessageQueue, group: str = "g") -> int 
 
 
 def read(at: Offsets) -> dict[str, int]:
-    """Return the queues that were read from, in short."""
+    """Return the queues that were read from, in short form."""
     return {f"{queue.topic}{queue.queue_id}": offset for queue, offset in at.items() if offset}
 
 
 @virtual_time()
 @pytest.mark.parametrize("keeps_offsets", [False, True])
-async def test_an_idle_stream_goes_on_without_a_topic_that_is_deleted(
+async def test_an_idle_stream_continues_without_a_deleted_topic(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,7 +135,7 @@ async def test_an_idle_stream_goes_on_without_a_topic_that_is_deleted(
         await found.send(1, U0)
         at = await followed(follow, at)
         assert at[U0] == 6
-        # It comes again, grows beyond what was read of the old one, and is read as a whole.
+        # Re-created, it grows beyond what was read of the old one, and is read completely.
         await found.made.make_topic("T")
         await found.send(12)
         await asyncio.sleep(60)
@@ -145,7 +145,7 @@ async def test_an_idle_stream_goes_on_without_a_topic_that_is_deleted(
 
 
 @virtual_time()
-async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was_read(
+async def test_an_idle_stream_reports_the_deletion_of_an_unread_topic(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path) as found:
@@ -155,7 +155,7 @@ async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was
         assert read(at) == {"U0": 5}
         assert await followed(loose, at) == at
         await found.topics.topics.delete("T")
-        assert await followed(strict, at) == at, "the broker says so when it is to wait"
+        assert await followed(strict, at) == at, "the broker reports it when asked to wait"
         with pytest.raises(
             DataLost, match="T@a:0 cannot be read from offset 0: the topic was deleted"
         ):
@@ -165,14 +165,14 @@ async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was
 
 
 @virtual_time()
-async def test_an_idle_stream_fails_of_what_is_wrong_with_itself(tmp_path: Path) -> None:
+async def test_an_idle_stream_fails_on_its_own_errors(tmp_path: Path) -> None:
     async with world(tmp_path, filters=FiltersConfig(sql_enabled=False)) as found:
         with pytest.raises(RemoteError, match="filter"):
             await followed(found.following(sql="price > 1"), {}, 3)
 
 
 @virtual_time()
-async def test_a_topic_that_was_deleted_while_the_query_was_down_is_missed(tmp_path: Path) -> None:
+async def test_a_topic_deleted_while_the_query_was_down_is_reported_missing(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)
         await found.send(5, U0)
@@ -180,7 +180,7 @@ async def test_a_topic_that_was_deleted_while_the_query_was_down_is_missed(tmp_p
         await found.topics.topics.delete("T")
         for only in ({}, {"assign": '{"T": [0]}'}):
             async with found.made.session("10.0.1.3") as later:
-                # The broker is known by another topic, or not at all.
+                # The broker is known from another topic, or not at all.
                 start = {queue: at[queue] for queue in at if not only or queue == T0}
                 with pytest.raises(
                     DataLost, match="T@a:0 cannot be read from offset 10: the topic"
@@ -196,7 +196,7 @@ async def test_a_topic_that_was_deleted_while_the_query_was_down_is_missed(tmp_p
 
 
 @virtual_time()
-async def test_a_topic_whose_only_broker_is_away_is_not_called_deleted(tmp_path: Path) -> None:
+async def test_a_topic_whose_only_broker_is_down_does_not_count_as_deleted(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)
         at = await followed(found.following(), {}, 2)
@@ -211,7 +211,7 @@ async def test_a_topic_whose_only_broker_is_away_is_not_called_deleted(tmp_path:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_queue_that_is_closed_after_it_was_read_is_no_loss(
+def test_a_queue_closed_after_it_was_read_is_not_a_loss(
     tmp_path: Path, *, is_restarted: bool
 ) -> None:
     @virtual_time()
@@ -229,7 +229,7 @@ def test_a_queue_that_is_closed_after_it_was_read_is_no_loss(
             await found.send(1)
             at = await followed(follow, at)
             assert read(at) == {"T0": 11, "T3": 4}
-            # Opened again, it goes on where it was, and so do new ones.
+            # Reopened, it resumes where it was, and so do new ones.
             await found.topics.topics.update("T", queues=5, read_queues=5)
             await found.send(2, T3)
             assert read(await followed(follow, at)) == {"T0": 11, "T3": 6}
@@ -242,7 +242,7 @@ def test_a_queue_that_is_closed_after_it_was_read_is_no_loss(
 
 
 @virtual_time()
-async def test_a_closed_queue_whose_topic_was_made_anew_is_read_from_its_beginning(
+async def test_a_closed_queue_of_a_recreated_topic_is_read_from_its_beginning(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as found:
@@ -265,7 +265,7 @@ async def test_a_closed_queue_whose_topic_was_made_anew_is_read_from_its_beginni
 
 
 @virtual_time()
-async def test_messages_in_a_queue_that_is_closed_are_told_or_left(
+async def test_messages_in_a_closed_queue_are_reported_or_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path) as found, found.made.session("10.0.1.3") as later:
@@ -289,7 +289,7 @@ async def test_messages_in_a_queue_that_is_closed_are_told_or_left(
 
 
 @virtual_time()
-async def test_a_topic_that_was_deleted_stays_away_when_its_broker_restarts(tmp_path: Path) -> None:
+async def test_a_deleted_topic_stays_deleted_when_its_broker_restarts(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)
         follow = found.following(**LOOSE)
@@ -304,7 +304,7 @@ async def test_a_topic_that_was_deleted_stays_away_when_its_broker_restarts(tmp_
             assert {queue.topic for queue in at} == {"U"}
 
 
-# --- whom to believe ------------------------------------------------------------------------------
+# --- which server to believe ----------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -323,7 +323,7 @@ async def world_of_two(directory: Path, nameservers: int = 1) -> AsyncIterator[W
 
 
 def lose(found: World, nameserver: int, *, knows_slave: bool = False) -> None:
-    """Let a name server lose broker b until it registers again; a slave may be there before it."""
+    """Let a name server lose broker b until it registers again; a slave may be listed before it."""
     routes = found.made.nameservers[nameserver]._routes
     assert routes.remove(found.made.broker("b").address)
     if knows_slave:
@@ -340,7 +340,7 @@ def lose(found: World, nameserver: int, *, knows_slave: bool = False) -> None:
 
 @pytest.mark.parametrize("options", [{}, LOOSE])
 @pytest.mark.parametrize(("nameservers", "knows_slave"), [(2, False), (1, True)])
-def test_a_broker_that_name_servers_lost_is_no_deleted_topic(
+def test_a_broker_missing_at_name_servers_is_not_a_deleted_topic(
     tmp_path: Path, options: dict[str, str], nameservers: int, *, knows_slave: bool
 ) -> None:
     @virtual_time()
@@ -360,7 +360,7 @@ def test_a_broker_that_name_servers_lost_is_no_deleted_topic(
 
 
 @pytest.mark.parametrize(("nameservers", "knows_slave"), [(2, False), (1, True)])
-def test_a_task_gives_up_nothing_for_a_broker_that_name_servers_lost(
+def test_a_task_skips_nothing_of_a_broker_missing_at_name_servers(
     tmp_path: Path, nameservers: int, *, knows_slave: bool
 ) -> None:
     @virtual_time()
@@ -368,7 +368,7 @@ def test_a_task_gives_up_nothing_for_a_broker_that_name_servers_lost(
         async with world_of_two(tmp_path, nameservers) as found:
             lose(found, 0, knows_slave=knows_slave)
             outcomes = [await outcome_in_task(found, f"10.0.1.{number}") for number in range(3, 9)]
-            # Some ask the other name server, which knows the broker.
+            # Some query the other name server, which knows the broker.
             assert set(outcomes) == ({"no route", "all"} if nameservers > 1 else {"no route"})
 
     run()
@@ -387,7 +387,7 @@ async def outcome_in_task(found: World, host: str) -> str:
 
 
 @virtual_time()
-async def test_a_broker_at_an_address_that_was_another_ones_is_not_believed(
+async def test_a_broker_at_another_brokers_old_address_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_of_two(tmp_path) as found:
@@ -403,7 +403,7 @@ async def test_a_broker_at_an_address_that_was_another_ones_is_not_believed(
 
 
 @virtual_time()
-async def test_other_refusals_say_nothing_of_a_queue(tmp_path: Path) -> None:
+async def test_other_errors_do_not_mark_a_queue_as_missing(tmp_path: Path) -> None:
     asked = clusters.Recorder()
     async with world(tmp_path) as found, found.made.session("10.0.1.3", [asked]) as session:
         reader = QueueReader(session, "g", PullTimes())
@@ -419,7 +419,7 @@ async def test_other_refusals_say_nothing_of_a_queue(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
+async def test_findings_are_checked_again_when_a_broker_rejects(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     refusal = RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none")
@@ -427,7 +427,7 @@ async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
         doubts = QueueChecks(found.session, QueueReader(found.session, "g", PullTimes()))
         assert await doubts.find_unreadable([T0]) == {}
         await found.topics.topics.delete("T")
-        assert await doubts.find_unreadable([T0]) == {}, "it is believed for a while"
+        assert await doubts.find_unreadable([T0]) == {}, "the finding is trusted for a while"
         for _ in range(2):
             doubts.refuse({T0: (Unreadable.DELETED, str(refusal))})
             assert await doubts.find_unreadable([T0]) == {T0: Unreadable.DELETED}
@@ -435,14 +435,14 @@ async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
         for _ in range(3):
             doubts.refuse({T0: (Unreadable.DELETED, str(refusal))})
             assert await doubts.find_unreadable([T0]) == {T0: Unreadable.DELETED}, (
-                "nobody says otherwise"
+                "no server contradicts"
             )
         assert caplog.text.count("refuses long polls") == 1
         assert doubts.refused == {T0}
 
 
 @virtual_time()
-async def test_a_slave_is_left_when_the_master_knows_better(tmp_path: Path) -> None:
+async def test_a_reader_returns_to_the_master_that_knows_better(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         reader = QueueReader(found.session, "g", PullTimes())
         reader._broker_ids[T0] = 1
@@ -450,11 +450,11 @@ async def test_a_slave_is_left_when_the_master_knows_better(tmp_path: Path) -> N
         doubts.refuse({T0: (Unreadable.DELETED, "not here yet")})
         assert await doubts.find_unreadable([T0]) == {}
         assert doubts.refused == frozenset()
-        assert not reader.back_to_master(T0), "the master is asked next in any case"
+        assert not reader.back_to_master(T0), "the master is queried next in any case"
 
 
 @virtual_time()
-async def test_a_group_notes_what_is_read_unless_it_is_told_not_to(tmp_path: Path) -> None:
+async def test_the_group_commits_what_is_read_unless_disabled(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)
         for option, noted in (("false", None), ("true", 10)):
@@ -468,7 +468,7 @@ async def test_a_group_notes_what_is_read_unless_it_is_told_not_to(tmp_path: Pat
 
 
 @virtual_time()
-async def test_an_assigned_queue_is_not_looked_for_on_brokers_that_come_later(
+async def test_an_assigned_queue_is_not_searched_on_brokers_added_later(
     tmp_path: Path,
 ) -> None:
     async with (

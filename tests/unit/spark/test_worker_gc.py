@@ -1,4 +1,4 @@
-"""What outlives a worker's first call is not looked through again."""
+"""Objects that outlive a worker's first call are not scanned again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nothing_set_aside() -> Iterator[None]:
         gc.freeze()
 
 
-def test_the_second_call_sets_aside_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_call_freezes_existing_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
     lasting = Lasting()
     lasting.begin_call()

@@ -1,4 +1,4 @@
-"""The real disk of a process that is killed at any chosen moment."""
+"""The real disk of a process that is killed at a chosen disk operation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from turbopump.store import Files
 
 
 class Killed(BaseException):
-    """The process is gone: nothing may catch this on the way."""
+    """The process is dead: nothing may catch this."""
 
 
 class KilledFiles(Files):
-    """Ends the process, so to speak, after a number of changes to the disk."""
+    """Simulates the death of the process after a number of changes to the disk."""
 
     def __init__(self, changes_left: int) -> None:
         self._changes_left = changes_left

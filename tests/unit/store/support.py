@@ -1,4 +1,4 @@
-"""What the tests of the store share: a clock to set, small stores, golden ones, faulty disks."""
+"""Shared by the store tests: a manual clock, small stores, golden ones, faulty disks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SMALL = {
 
 
 class ManualClock:
-    """Time stands still until a test moves it."""
+    """Time stands still until a test advances it."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.wall_ms = now_ms
@@ -65,14 +65,14 @@ class ManualClock:
 
 
 class FaultyFiles(Files):
-    """A disk that fills up, refuses to flush, tears a write, or loses what was not flushed."""
+    """A disk that fills up, fails to flush, tears a write, or loses unflushed data."""
 
     def __init__(self) -> None:
         self.bytes_left: int | None = None
         """When set: how many bytes can still be written before the disk is full."""
         self.sync_error: int | None = None
         self.erase_error: int | None = None
-        """When set: what was written cannot be overwritten with zeros."""
+        """When set: written data cannot be overwritten with zeros."""
         self.queue_error: int | None = None
         """When set: nothing can be written to queues."""
         self.ratio = 0.1
@@ -82,7 +82,7 @@ class FaultyFiles(Files):
     def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
         self.writes += 1
         if not any(data):
-            # Overwriting what is there takes no space.
+            # Overwriting existing data takes no space.
             _fail(self.erase_error)
             return super().write(fd, data, at)
         if "consumequeue" in str(Path(f"/proc/self/fd/{fd}").readlink()):
@@ -116,7 +116,7 @@ def _fail(number: int | None) -> None:
 
 
 def small_config(mode: FlushMode = FlushMode.ASYNC, **changes: Any) -> StoreConfig:
-    """Return a configuration with files so small that every limit is met soon."""
+    """Return a configuration with files so small that every limit is soon reached."""
     flush = changes.pop("flush", FlushConfig(mode=mode))
     return StoreConfig(**{**SMALL, "flush": flush, **changes})
 
@@ -170,7 +170,7 @@ def golden(name: str) -> Any:
 
 
 def tag_filter(expression: str) -> Filter:
-    """Return what a broker makes of a tag expression."""
+    """Return what a broker derives from a tag expression."""
     if expression == "*":
         return Filter()
     return Filter(tags_codes=frozenset(tags_code(tag.strip()) for tag in expression.split("||")))

@@ -155,7 +155,7 @@ def test_groups_roll_within_one_call(tmp_path: Path) -> None:
         ([record(queue_id=1 << 40)], "does not fit"),
     ],
 )
-def test_what_cannot_be_stored_leaves_no_trace(
+def test_messages_that_cannot_be_stored_leave_no_trace(
     tmp_path: Path, group: list[Record], reason: str
 ) -> None:
     with Store.open(tmp_path, small_config()) as store:
@@ -171,7 +171,7 @@ def test_what_cannot_be_stored_leaves_no_trace(
         assert bodies(store) == [b"before", b"after"]
 
 
-def test_a_message_over_the_limit_is_refused(tmp_path: Path) -> None:
+def test_a_message_over_the_limit_is_rejected(tmp_path: Path) -> None:
     config = small_config(record_bytes_max=200)
     with Store.open(tmp_path, config) as store:
         with pytest.raises(InvalidArgument, match="at most 200"):
@@ -222,9 +222,7 @@ def test_the_nine_outcomes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("removed", ["consumequeue", "consumequeue/Topic"])
-def test_queues_removed_under_a_running_store_are_noticed_and_made_again(
-    tmp_path: Path, removed: str
-) -> None:
+def test_queues_removed_under_a_running_store_are_recreated(tmp_path: Path, removed: str) -> None:
     clock = ManualClock()
 
     def pass_time(store: Store) -> None:
@@ -246,7 +244,7 @@ def test_queues_removed_under_a_running_store_are_noticed_and_made_again(
             with pytest.raises(WriteFailed, match="removed while the store is open: restart"):
                 store.append([record()])
             pass_time(store)
-        assert len(bodies(store)) == 26, "reading goes on while files are open"
+        assert len(bodies(store)) == 26, "reading continues while files are open"
         store._open_files.close_all()
         with pytest.raises(DiskFailed):
             store.read("Topic", 0, offset(12), 3)
@@ -258,13 +256,13 @@ def test_queues_removed_under_a_running_store_are_noticed_and_made_again(
         store.append([record()])
 
 
-def test_messages_whose_file_is_gone(tmp_path: Path) -> None:
+def test_messages_whose_file_is_missing(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(queue_segment_units=100)) as store:
         stored(store, *[b"x" * 900] * 12)
         store._maintenance.flush()
         store._flusher.wait_idle()
         store._log.drop_first()
-        # The queue has not been told yet, as when a read comes in between.
+        # The queue has not been notified yet, as when a read happens in between.
         removed = store.read("Topic", 0, offset(0), 1)
         assert isinstance(removed, MessagesRemoved)
         assert removed.next_offset == 2
@@ -304,7 +302,7 @@ def test_limits_by_count_and_bytes(tmp_path: Path) -> None:
 
 
 def test_a_filter_stops_where_a_loop_over_units_would(tmp_path: Path) -> None:
-    """A unit that is not wanted, but too large to be added, ends the scan as in the original."""
+    """A unit that does not match, but is too large to add, ends the scan as in Apache RocketMQ."""
     config = small_config(segment_bytes=1 << 20, queue_segment_units=1000)
     with Store.open(tmp_path, config) as store:
         for number in range(60):
@@ -395,7 +393,7 @@ def test_delayed_messages_keep_their_delivery_time(tmp_path: Path) -> None:
         assert codes == [5_001_000, 5_060_000, 5_060_000, 65, 65, 65]
 
 
-def test_the_listener_hears_of_each_message_once_it_is_readable(
+def test_the_listener_is_notified_of_each_message_once_readable(
     tmp_path: Path, mode: FlushMode
 ) -> None:
     heard: list[Arrival] = []
@@ -415,7 +413,7 @@ def test_the_listener_hears_of_each_message_once_it_is_readable(
     assert len(heard) == 2
 
 
-def test_the_listener_hears_of_watched_queues_and_of_delays(tmp_path: Path) -> None:
+def test_the_listener_is_notified_of_watched_queues_and_of_delays(tmp_path: Path) -> None:
     calls: list[list[tuple[str, int, int]]] = []
     watched = {("Topic", 1): Watch({ANY_TAG})}
 
@@ -433,7 +431,7 @@ def test_the_listener_hears_of_watched_queues_and_of_delays(tmp_path: Path) -> N
     assert calls == [[("Topic", 1, 1)], [], [("SCHEDULE_TOPIC_XXXX", 0, 0)], [("Topic", 2, 1)]]
 
 
-def test_the_listener_hears_only_of_tags_that_are_waited_for(tmp_path: Path) -> None:
+def test_the_listener_is_notified_only_of_awaited_tags(tmp_path: Path) -> None:
     heard: list[Arrival] = []
     tags_codes: set[int | None] = {tags_code("A")}
     watch = Watch(tags_codes)
@@ -442,7 +440,7 @@ def test_the_listener_hears_only_of_tags_that_are_waited_for(tmp_path: Path) -> 
         groups = [[record(tag.encode(), TAGS=tag)] for tag in "ABAB"] + [[record(b"none")]]
         store.append_all(groups)
         assert [one.queue_offset for one in heard] == [0, 2]
-        assert watch.seen == 5, "others were looked at as well, or a sweep would wake for them"
+        assert watch.seen == 5, "others were examined as well, or a sweep would wake for them"
         tags_codes.add(ANY_TAG)
         store.append_all(groups)
         assert [one.queue_offset for one in heard] == [0, 2, 5, 6, 7, 8, 9]
@@ -477,7 +475,7 @@ def test_lookups(tmp_path: Path) -> None:
         assert store.queue_ids() == [("Topic", 0)]
 
 
-def test_the_index_can_be_left_out(tmp_path: Path) -> None:
+def test_the_index_can_be_disabled(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(index_enabled=False)) as store:
         stored(store, b"a", KEYS="k")
         assert store.messages_by_key("Topic", "k", 9, 0, 1 << 60) == []

@@ -1,4 +1,4 @@
-"""A batch stored at once leaves the same files as one whose messages are stored one by one."""
+"""A batch stored in one call leaves the same files as messages stored one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turbopump.wire.record_list import record_list
 from unit.store.support import HOST, FaultyFiles, ManualClock, bodies, record, small_config
 
 COUNTS = st.sampled_from([1, 2, 5, 140])
-"""Of few messages the records are made one by one, of many with arrays."""
+"""The records of few messages are encoded one by one, those of many with arrays."""
 CONFIG = {"segment_bytes": 32_768, "queue_segment_units": 30, "index_entries": 150}
 TEXTS = st.sampled_from(
     [
@@ -46,7 +46,7 @@ SHARED = st.sampled_from(["CLUSTER\x01c", "KEYS\x01all\x02TAGS\x01t", "UNIQ_KEY\
 def made(
     texts: list[str], shared: str = "CLUSTER\x01c", queue_id: int = 0, body_bytes: int = 1
 ) -> Batch:
-    """Return a batch; its messages are numbered, with at least so many digits."""
+    """Return a batch; its messages are numbered, with at least n digits."""
     like = Record(
         topic=b"Topic",
         queue_id=queue_id,
@@ -68,7 +68,7 @@ def config(mode: FlushMode = FlushMode.ASYNC) -> StoreConfig:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """Return what is in all files but those about the process and its progress."""
+    """Return the content of all files except those about the process and its progress."""
     kept = (path for path in directory.rglob("*") if path.is_file())
     return {
         str(path.relative_to(directory)): path.read_bytes()
@@ -87,7 +87,7 @@ STEPS = st.lists(
         COUNTS,
     ),
     min_size=1,
-    # More messages would be entered into the index earlier, whose files are named by the time.
+    # More messages would be indexed earlier, in files that are named by the time.
     max_size=3,
 )
 
@@ -110,7 +110,7 @@ def test_files_are_the_same(steps: list[tuple[list[str], str, int, int, bool, in
         assert files(Path(root, "at-once")) == files(Path(root, "one-by-one"))
 
 
-def test_keys_are_looked_for_in_so_much_text_at_a_time(
+def test_keys_are_searched_in_bounded_chunks_of_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
@@ -151,7 +151,7 @@ def test_messages_can_be_read_and_found(tmp_path: Path, mode: FlushMode) -> None
         assert store.message_at(appended.physical_offsets[17]) == found
 
 
-def test_listeners_are_told_of_each_message(tmp_path: Path) -> None:
+def test_listeners_are_notified_of_each_message(tmp_path: Path) -> None:
     told: list[Arrival] = []
     with Store.open(tmp_path, config()) as store:
         store.listen(told.extend)
@@ -164,7 +164,7 @@ def test_listeners_are_told_of_each_message(tmp_path: Path) -> None:
     assert {arrival.tags_code for arrival in told} == {0, ord("a")}
 
 
-def test_listeners_are_told_of_those_that_are_waited_for(tmp_path: Path) -> None:
+def test_listeners_are_notified_of_awaited_messages(tmp_path: Path) -> None:
     told: list[Arrival] = []
     tags_codes: set[int | None] = {ord("b")}
     watch = Watch(tags_codes)
@@ -175,7 +175,7 @@ def test_listeners_are_told_of_those_that_are_waited_for(tmp_path: Path) -> None
         assert [arrival.queue_offset for arrival in told] == list(range(1, 40, 2))
         tags_codes.clear()
         store.append(batch)
-        assert (len(told), watch.seen) == (20, 80), "looked at, for the sweep, and not told of"
+        assert (len(told), watch.seen) == (20, 80), "examined, for the sweep, and not reported"
         tags_codes.add(ANY_TAG)
         store.append(batch)
     assert [arrival.queue_offset for arrival in told[20:]] == list(range(80, 120))
@@ -190,14 +190,14 @@ def test_a_message_that_is_too_large_is_named(tmp_path: Path) -> None:
         assert bodies(store) == [b"%d" % number for number in range(40)]
 
 
-def test_a_batch_that_fits_into_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_batch_larger_than_a_file_is_rejected(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         with pytest.raises(InvalidArgument, match="a batch must be at most"):
             store.append(made(["X\x01y"] * 80))
         assert store.written_end == 0
 
 
-def test_a_full_disk_takes_the_whole_batch_back(tmp_path: Path) -> None:
+def test_a_full_disk_rolls_back_the_whole_batch(tmp_path: Path) -> None:
     disk = FaultyFiles()
     with Store.open(tmp_path, config(), machine=Machine(files=disk)) as store:
         store.append(made(["X\x01y"] * 40))
@@ -218,7 +218,7 @@ def test_a_restart_finds_batches(tmp_path: Path) -> None:
         assert len(bodies(store)) == 80
 
 
-def test_what_a_failed_write_left_is_not_written_with_the_next_file(tmp_path: Path) -> None:
+def test_leftovers_of_a_failed_write_are_not_written_with_the_next_file(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     machine = Machine(files=files, clock=clock)
     with Store.open(tmp_path, small_config(), machine=machine) as store:

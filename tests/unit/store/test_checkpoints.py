@@ -1,4 +1,4 @@
-"""When the checkpoint is written: until it says what is true, and then not any more."""
+"""When the checkpoint is written: until it is up to date, and then no more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unit.store.support import FaultyFiles, ManualClock, record, small_config
 
 
 @pytest.mark.parametrize("mode", FlushMode)
-def test_a_checkpoint_that_was_not_written_is_written_later_and_then_no_more(
+def test_a_checkpoint_that_could_not_be_written_is_written_later_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: FlushMode
 ) -> None:
     is_broken = True
@@ -57,11 +57,11 @@ def test_a_checkpoint_that_was_not_written_is_written_later_and_then_no_more(
         assert reached == store._behind.checkpoint
         jobs = 0
         idle(30)
-        assert jobs == 0, "the flusher is left alone"
+        assert jobs == 0, "the flusher is not disturbed"
 
 
 @pytest.mark.parametrize("mode", FlushMode)
-def test_messages_that_were_refused_leave_no_trace_in_the_checkpoint(
+def test_rejected_messages_leave_no_trace_in_the_checkpoint(
     tmp_path: Path, mode: FlushMode
 ) -> None:
     clock, files = ManualClock(), FaultyFiles()

@@ -1,4 +1,4 @@
-"""Settings that make no sense are named."""
+"""Invalid settings are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration files: replaced as a whole or not at all, and the one before stays as backup."""
+"""Configuration files: replaced completely or not at all, with the previous one as backup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unit.store.support import DATA, FaultyFiles
 FILES = Files()
 
 
-def test_saving_keeps_the_one_before(tmp_path: Path) -> None:
+def test_saving_keeps_the_previous_version(tmp_path: Path) -> None:
     path = tmp_path / "config" / "topics.json"
     save_json(FILES, path, {"a": 1})
     assert not path.with_name("topics.json.bak").exists()
@@ -30,7 +30,7 @@ def test_saving_keeps_the_one_before(tmp_path: Path) -> None:
     ]
 
 
-def test_integer_keys_can_be_bare_as_the_original_writes_them(tmp_path: Path) -> None:
+def test_integer_keys_can_be_bare_as_in_apache_rocketmq(tmp_path: Path) -> None:
     path = tmp_path / "delayOffset.json"
     save_json(FILES, path, {"offsetTable": {1: 5}}, bare_keys=True)
     assert path.read_text() == '{"offsetTable":{1:5}}'
@@ -65,7 +65,7 @@ def test_a_failed_write_leaves_the_old_text(tmp_path: Path) -> None:
         assert load_json(REAL_FILES, path) == {"a": 1}
 
 
-def test_a_backup_that_cannot_be_made_leaves_the_old_text(tmp_path: Path) -> None:
+def test_a_backup_that_cannot_be_written_leaves_the_old_text(tmp_path: Path) -> None:
     class LinkFails(Files):
         def link(self, path: Path, name: Path) -> None:
             raise OSError(errno.EIO, "Input/output error")
@@ -77,7 +77,7 @@ def test_a_backup_that_cannot_be_made_leaves_the_old_text(tmp_path: Path) -> Non
     assert load_json(REAL_FILES, path) == {"a": 1}
 
 
-def test_killed_at_any_moment_there_is_a_whole_file(tmp_path: Path) -> None:
+def test_a_kill_at_any_step_leaves_an_intact_file(tmp_path: Path) -> None:
     for changes in range(20):
         root = tmp_path / str(changes)
         path = root / "topics.json"
@@ -95,7 +95,7 @@ def test_killed_at_any_moment_there_is_a_whole_file(tmp_path: Path) -> None:
     raise AssertionError("saving never came to its end")
 
 
-def test_files_of_the_original_are_read() -> None:
+def test_files_of_apache_rocketmq_are_read() -> None:
     for path in sorted((DATA / "config").iterdir()):
         assert isinstance(load_json(REAL_FILES, path), dict), path
     offsets = load_json(REAL_FILES, DATA / "config" / "consumerOffset.json")["offsetTable"]

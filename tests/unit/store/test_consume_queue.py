@@ -1,4 +1,4 @@
-"""One queue by itself: what was read ahead is forgotten when it does not hold any more."""
+"""One queue alone: data read ahead is dropped when it is no longer valid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def queue(tmp_path: Path) -> Iterator[ConsumeQueue]:
 
 
 def extend(queue: ConsumeQueue, count: int, position: int = 0) -> None:
-    """Enter messages that lie one behind the other, and write them."""
+    """Add units for adjacent messages, and write them."""
     for number in range(count):
         at = PhysicalOffset(position + number * MESSAGE_BYTES)
         assert queue.add(queue.max_offset, at, MESSAGE_BYTES, 0)
@@ -42,7 +42,7 @@ def read(queue: ConsumeQueue, offset: int, count: int) -> list[int] | None:
 
 
 @pytest.mark.parametrize("left", [0, 3])
-def test_units_that_were_cut_off_do_not_come_back(queue: ConsumeQueue, left: int) -> None:
+def test_truncated_units_do_not_reappear(queue: ConsumeQueue, left: int) -> None:
     extend(queue, 8)
     assert read(queue, 0, 2) == [0, 100]
     assert read(queue, 2, 2) == [200, 300]
@@ -55,7 +55,7 @@ def test_units_that_were_cut_off_do_not_come_back(queue: ConsumeQueue, left: int
     assert [position for at in range(8) for position in read(queue, at, 1) or ()] == kept + new
 
 
-def test_units_of_deleted_files_are_gone(queue: ConsumeQueue) -> None:
+def test_units_of_deleted_files_are_removed(queue: ConsumeQueue) -> None:
     extend(queue, 2 * UNITS_PER_FILE)
     near = UNITS_PER_FILE - 9
     assert read(queue, near, 2) == [near * MESSAGE_BYTES, (near + 1) * MESSAGE_BYTES]

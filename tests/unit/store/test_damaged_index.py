@@ -1,4 +1,4 @@
-"""Damaged files of the key index: each is judged by itself, and look-ups in the others go on."""
+"""Damaged files of the key index: each is judged separately, and lookups in the others continue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_garbage_in_one_file_leaves_the_others(
     if crashed:
         (tmp_path / "abort").touch()
     with Store.open(tmp_path, CONFIG) as store:
-        # The newest file is made again from the log.
+        # The newest file is rebuilt from the log.
         assert missing(store) == [*range(place * 19, place * 19 + 19)] * (place < 2)
         assert store.damage.index_files == 1
         store.append([record(b"new", KEYS="new")])
@@ -94,7 +94,7 @@ def test_an_index_ahead_of_a_log_that_a_power_failure_cut_is_not_damaged(
         assert missing(store) == [*range(45, COUNT)]
 
 
-def test_searches_by_time_pass_over_damaged_messages(tmp_path: Path) -> None:
+def test_searches_by_time_skip_damaged_messages(tmp_path: Path) -> None:
     clock = ManualClock()
     config = small_config(queue_segment_units=100)
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:

@@ -1,4 +1,4 @@
-"""Noise over the last units of a queue: what the log has is served, at its own offsets."""
+"""Noise over the last units of a queue: messages in the log are served, at their own offsets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unit.store.support import record, small_config
 COUNT, QUEUES, UNIT_BYTES = 90, 3, 20
 CONFIG = small_config()
 NOISES = [(seed, first, last) for seed in (4, 6, 10) for first, last in ((1, 9), (1, 2), (4, 20))]
-"""Of the noise; and which units are overwritten, counted from the last."""
+"""The noise; and which units are overwritten, counted from the last."""
 
 
 @pytest.fixture(scope="module")

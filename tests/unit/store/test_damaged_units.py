@@ -1,4 +1,4 @@
-"""Old files with wrong bits: what is damaged is reported and skipped, nothing else is lost."""
+"""Old files with wrong bits: damage is reported and skipped, nothing else is lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def root(whole: Path, tmp_path: Path) -> Path:
 def pulled(
     store: Store, topic: str, queue_id: int, wanted: Filter | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """Read as a consumer does: on from where each answer says."""
+    """Read like a consumer: continue at each response's next offset."""
     offset, end = store.queue_range(topic, queue_id)
     for _ in range(10_000):
         if offset >= end:
@@ -89,7 +89,7 @@ def unit_file(root: Path, topic: str = "Topic", queue_id: int = 0, number: int =
 
 
 def record_place(root: Path, messages: list[tuple[int, bytes]], offset: int) -> tuple[Path, int]:
-    """Return the file and the place in it of a message."""
+    """Return the file of a message, and its position there."""
     position = decode_record(dict(messages)[offset]).physical_offset
     size = CONFIG.segment_bytes
     return root / "commitlog" / f"{position // size * size:020d}", position % size
@@ -134,7 +134,7 @@ def test_a_damaged_unit_is_served_from_memory_on_a_full_disk() -> None:
         assert store.damage.repaired_units == 1, "the file was not repaired before"
 
 
-def test_a_damaged_body_keeps_its_offset_if_a_crash_came_before_its_unit(
+def test_a_damaged_body_keeps_its_offset_if_a_crash_preceded_its_unit(
     whole: Path, root: Path
 ) -> None:
     with Store.open(whole, CONFIG) as store:
@@ -145,7 +145,7 @@ def test_a_damaged_body_keeps_its_offset_if_a_crash_came_before_its_unit(
     data, unit_at = units.read_bytes(), number * UNIT_BYTES % units.stat().st_size
     units.write_bytes(data[:unit_at] + bytes(len(data) - unit_at))
     (root / "abort").touch()
-    # An index that lacks messages has the log read again.
+    # If the index lacks messages, the log is read again.
     with Store.open(root, replace(CONFIG, index_enabled=False)) as store:
         assert store.queue_range("Other", 0)[1] == number + 1
         assert [offset for offset, _ in pulled(store, "Other", 0)] == list(range(number + 1))
@@ -178,7 +178,7 @@ def test_a_damaged_record_is_skipped_and_reported(
         assert part in line
 
 
-def test_garbage_in_an_old_segment_takes_only_what_it_covers(
+def test_garbage_in_an_old_segment_affects_only_what_it_covers(
     whole: Path, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Store.open(whole, CONFIG) as store:
@@ -268,7 +268,7 @@ def test_many_units_with_addresses_of_both_kinds(tmp_path: Path) -> None:
             assert store.damage.repaired_units == (path is not None)
 
 
-def test_a_segment_that_is_cut_under_an_open_store(root: Path) -> None:
+def test_a_segment_truncated_under_an_open_store(root: Path) -> None:
     with Store.open(root, CONFIG) as store:
         expected = everything(store)
         path = sorted((root / "commitlog").iterdir())[1]
@@ -307,7 +307,7 @@ def test_a_search_in_the_log_is_bounded_per_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", range(1, 9))
-def test_a_reader_who_begins_among_damaged_units_gets_all_that_follow(
+def test_a_reader_that_starts_among_damaged_units_gets_all_that_follow(
     offset: int, whole: Path, root: Path
 ) -> None:
     path = unit_file(root)
@@ -323,7 +323,7 @@ def test_a_reader_who_begins_among_damaged_units_gets_all_that_follow(
         assert store.damage.messages == 0
 
 
-def test_searches_for_more_queues_than_are_searched_at_once_all_end(
+def test_searches_beyond_the_concurrency_limit_all_end(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unit_repair, "_SEARCHES_MAX", 2)
@@ -343,7 +343,7 @@ def test_searches_for_more_queues_than_are_searched_at_once_all_end(
         assert [len(messages) for messages in everything(store).values()] == [COUNT // 3] * 3
 
 
-def test_a_queue_file_before_lost_messages_is_kept(whole: Path, root: Path) -> None:
+def test_a_queue_file_before_lost_messages_is_preserved(whole: Path, root: Path) -> None:
     with Store.open(whole, CONFIG) as store:
         expected = everything(store)["Topic", 0]
     # The last messages of the queue's first file, and the first ones of the next.
@@ -361,7 +361,7 @@ def test_a_queue_file_before_lost_messages_is_kept(whole: Path, root: Path) -> N
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_a_topic_made_again_whose_last_messages_are_lost_is_kept(
+def test_a_recreated_topic_whose_last_messages_are_lost_is_preserved(
     crashed: bool, tmp_path: Path
 ) -> None:
     with Store.open(tmp_path, CONFIG) as store:
@@ -383,7 +383,7 @@ def test_a_topic_made_again_whose_last_messages_are_lost_is_kept(
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_a_damaged_body_of_the_last_message_is_kept(root: Path, crashed: bool) -> None:
+def test_a_damaged_body_of_the_last_message_is_preserved(root: Path, crashed: bool) -> None:
     with Store.open(root, CONFIG) as store:
         last = decode_record(everything(store)["Other", 0][-1][1])
         end = store.written_end
@@ -399,7 +399,7 @@ def test_a_damaged_body_of_the_last_message_is_kept(root: Path, crashed: bool) -
 
 
 def places(root: Path) -> list[Path]:
-    """Return the files that are not written any more, and all queues and index files."""
+    """Return the files that are no longer written, and all queues and index files."""
     logs = sorted((root / "commitlog").iterdir())[:-1]
     return logs + sorted(
         path
@@ -433,7 +433,7 @@ def check_all_but_one(
     hit: int,
     reported: int,
 ) -> None:
-    """All messages come in order; only the one with the flipped bit may be missing or differ."""
+    """All messages are read in order; only the one with the flipped bit may be missing or wrong."""
     missing = 0
     for queue, messages in expected.items():
         for offset, message in messages:

@@ -1,4 +1,4 @@
-"""Records that are checked by the column are found exactly as one by one, whatever is damaged."""
+"""Records checked by column are found exactly as one by one, whatever is damaged."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LogBytes:
 
 @contextmanager
 def runs(*, allowed: bool) -> Iterator[None]:
-    """Look for runs, however short, or at records one by one only."""
+    """Search for runs, however short, or examine records only one by one."""
     with pytest.MonkeyPatch.context() as patch:
         if allowed:
             patch.setattr(log_scan, "_PIECE_BYTES", 1000)
@@ -92,7 +92,7 @@ DAMAGES = st.lists(
 
 
 def log_of(groups: list[tuple[Record, int]], damages: list[tuple[int, bytes]]) -> LogBytes:
-    """Return a log with each record as often as is told, as much as fits."""
+    """Return a log with each record as often as given, as much as fits."""
     data = bytearray()
     for each, count in groups:
         for number in range(count):
@@ -107,7 +107,7 @@ def log_of(groups: list[tuple[Record, int]], damages: list[tuple[int, bytes]]) -
         if damage:
             data[at : at + len(damage)] = damage
         else:
-            # Torn: everything behind is gone.
+            # Torn: everything behind it is lost.
             data[at:] = bytes(len(data) - at)
     return LogBytes(bytes(data[: 2 * SEGMENT_BYTES]))
 
@@ -134,7 +134,7 @@ def test_scans_find_the_same(
 
 
 def test_ordinary_records_are_found_as_runs() -> None:
-    """Or the comparison above would compare nothing."""
+    """Otherwise the comparison above would compare nothing."""
     log = cast(CommitLog, log_of([(record(), 20), (record(b"other"), 20)], []))
     with runs(allowed=True):
         found = list(scan_runs(log, PhysicalOffset(0), check_crc=True))
@@ -243,14 +243,14 @@ CUTS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(SENDS, CUTS, st.booleans(), st.booleans())
-def test_slaves_enter_the_same(
+def test_slaves_add_the_same_entries(
     tmp_path_factory: pytest.TempPathFactory,
     sends: list[tuple[str, int, int, dict[str, str], int]],
     cuts: list[tuple[int, int]],
     begins_late: bool,
     is_told: bool,
 ) -> None:
-    """Wherever pieces end, and however far behind them messages are confirmed to be on disk."""
+    """Wherever chunks end, and however far behind them messages are confirmed to be on disk."""
     root = tmp_path_factory.mktemp("slaves")
     with Store.open(root / "m", SLAVE_CONFIG, machine=Machine(clock=ManualClock())) as master:
         removed = sent(master, sends)
@@ -290,7 +290,7 @@ def followed(
     removed: dict[str, int],
     is_told: bool,
 ) -> list[Any]:
-    """Return the state of a slave after each piece of a master's log."""
+    """Return the state of a slave after each chunk of a master's log."""
     steps: list[Any] = []
     confirmed = PhysicalOffset(0)
     watched = {("a", 0): Watch({tags_code("t1"), 0}), ("b", 1): Watch({ANY_TAG})}
@@ -302,7 +302,7 @@ def followed(
         patch.setattr(Store, "readable_end", property(lambda _: confirmed))
         if is_told:
             slave.listen(told.extend, watched)
-        # A log has thousands of pieces of a few bytes, and all of them are alike.
+        # A log has thousands of chunks of a few bytes, all of the same layout.
         large = repeat((SLAVE_CONFIG.segment_bytes, 0))
         for size, unconfirmed in chain(islice(cycle(cuts), SMALL_PIECES_MAX), large):
             piece = raw(master, position, size)
@@ -331,7 +331,7 @@ def raw(master: Store, position: PhysicalOffset, size: int) -> bytes:
 
 
 def state(slave: Store) -> Any:
-    """Return what is entered, and what a checkpoint would be made of."""
+    """Return the entries, and what a checkpoint would contain."""
     queues = {
         queue.key: (queue.min_offset, queue.max_offset, queue.next_offset, queue.physical_end)
         for queue in slave._queues
@@ -344,8 +344,8 @@ def state(slave: Store) -> Any:
     )  # fmt: skip
 
 
-def test_a_slave_enters_ordinary_messages_by_column(tmp_path: Path) -> None:
-    """Or the comparison above would compare nothing."""
+def test_a_slave_adds_ordinary_messages_by_column(tmp_path: Path) -> None:
+    """Otherwise the comparison above would compare nothing."""
     with (
         Store.open(tmp_path / "m", SLAVE_CONFIG) as master,
         Store.open(tmp_path / "s", SLAVE_CONFIG) as slave,

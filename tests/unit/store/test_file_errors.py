@@ -1,4 +1,4 @@
-"""An error of the operating system names the file and what was tried."""
+"""An error of the operating system names the file and the operation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = Files()
 
 
 def on_closed_for_writing(path: Path, call: Callable[[int], object]) -> None:
-    """Call with a descriptor that may only be read."""
+    """Call with a read-only descriptor."""
     path.touch()
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -65,7 +65,7 @@ def test_each_operation_and_its_file(operation: str, tmp_path: Path) -> None:
     assert str(tmp_path) in str(error)
     said = "open directory" if operation == "flush directory" else operation
     assert f"cannot {said}: " in str(error)
-    # It stays what callers know it by.
+    # Its type stays what callers expect.
     assert type(error) is type(OSError(error.errno, ""))
 
 
@@ -75,13 +75,13 @@ def test_an_error_is_named_once(tmp_path: Path) -> None:
     assert str(failed.value).count("cannot") == 1
 
 
-def test_an_unknown_descriptor_is_told_by_its_number() -> None:
+def test_an_unknown_descriptor_is_named_by_its_number() -> None:
     text = "cannot write: Bad file descriptor: 'file descriptor 98765'"
     with pytest.raises(OSError, match=text):
         FILES.write(98765, b"x", 0)
 
 
-def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "short"
     path.write_bytes(b"x")
     fd = FILES.open(path)
@@ -92,7 +92,7 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
         FILES.close(fd)
 
 
-def test_what_the_store_raises_names_the_file(tmp_path: Path) -> None:
+def test_store_errors_name_the_file(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         for _ in range(12):
             store.append([record(b"x" * 900)])

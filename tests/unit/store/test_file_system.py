@@ -1,4 +1,4 @@
-"""What the store asks of the system, where that is old or refuses."""
+"""What the store requires of the system, where that is old or rejects it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CACHED = file_system._syncfs
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> Iterator[None]:
+def clear_cache() -> Iterator[None]:
     CACHED.cache_clear()
     yield
     CACHED.cache_clear()
@@ -34,7 +34,7 @@ def test_a_failed_sync_of_a_file_system_is_an_error(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("release", ["4.18.0-553.el8", "5.7.19", "strange"])
-def test_a_system_that_tells_of_no_loss_is_not_relied_upon(
+def test_a_system_that_does_not_report_sync_errors_is_not_relied_upon(
     release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
@@ -45,7 +45,7 @@ def test_a_system_that_tells_of_no_loss_is_not_relied_upon(
     ("dirty_kb", "count", "synced"),
     [(60_000, 1, True), (70_000, 1, False), (70_000, 3000, True), (100_000, 3000, False)],
 )
-def test_nobody_waits_for_much_that_others_have_written(
+def test_a_file_system_with_many_dirty_pages_is_not_synced_as_a_whole(
     dirty_kb: int, count: int, synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = tmp_path / "meminfo"
@@ -64,7 +64,7 @@ def _is_synced(path: Path, count: int = 1) -> bool:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_lock_where_open_files_cannot_have_any(
+def test_locking_where_open_file_locks_are_unavailable(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[object] = []

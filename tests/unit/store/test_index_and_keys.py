@@ -206,8 +206,8 @@ def test_the_index_is_repaired_after_a_crash_whatever_its_slots_say(tmp_path: Pa
             assert [decode_record(one).stored_body for one in found] == [b"%d" % number]
 
 
-def test_keys_of_a_message_that_were_cut_in_two_are_complete_again(tmp_path: Path) -> None:
-    """Killed when only the first file of two had its share of the last message's keys."""
+def test_partially_indexed_keys_of_a_message_are_completed(tmp_path: Path) -> None:
+    """Killed when only the first of two files had its share of the last message's keys."""
     config = small_config(index_slots=20, index_entries=11)
     with Store.open(tmp_path, config) as store:
         for number in range(3):
@@ -225,10 +225,10 @@ def test_keys_of_a_message_that_were_cut_in_two_are_complete_again(tmp_path: Pat
                 assert [decode_record(one).stored_body for one in found] == [b"%d" % number]
 
 
-def test_files_of_another_size_are_refused(tmp_path: Path) -> None:
+def test_files_of_another_size_are_rejected(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         store.append([record(KEYS="k")])
-        # Of one queue file alone a start cannot tell a wrong setting from damage.
+        # From one queue file alone, a start cannot distinguish a wrong setting from damage.
         store.append([record(topic="Other")])
     others = (
         small_config(index_slots=9),
@@ -243,7 +243,7 @@ def test_files_of_another_size_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["commitlog", "index", "consumequeue/Topic/0", "consumequeue/T"])
-def test_foreign_files_are_refused(tmp_path: Path, part: str) -> None:
+def test_foreign_files_are_rejected(tmp_path: Path, part: str) -> None:
     with Store.open(tmp_path, small_config()) as store:
         store.append([record(KEYS="k")])
     (tmp_path / part).mkdir(exist_ok=True)
@@ -252,7 +252,7 @@ def test_foreign_files_are_refused(tmp_path: Path, part: str) -> None:
         Store.open(tmp_path, small_config())
 
 
-def test_a_missing_file_in_the_row_is_refused(tmp_path: Path) -> None:
+def test_a_gap_in_the_files_is_rejected(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         for _ in range(12):
             store.append([record(b"x" * 900)])
@@ -267,7 +267,7 @@ def test_delay_levels() -> None:
         parse_delay_levels("1s 5x")
 
 
-def test_slots_are_written_seldom_and_made_again_after_a_crash(tmp_path: Path) -> None:
+def test_slots_are_written_rarely_and_rebuilt_after_a_crash(tmp_path: Path) -> None:
     clock = ManualClock()
     config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=500)
     slots = slice(40, 40 + 4 * 100)
@@ -290,8 +290,8 @@ def test_slots_are_written_seldom_and_made_again_after_a_crash(tmp_path: Path) -
         assert decode_record(found).body == b"17"
 
 
-def test_slots_of_a_full_file_are_written_at_once(tmp_path: Path) -> None:
-    """After a crash nobody looks at such a file again."""
+def test_slots_of_a_full_file_are_written_immediately(tmp_path: Path) -> None:
+    """After a crash such a file is not checked again."""
     clock = ManualClock()
     config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=51)
     with Store.open(tmp_path / "store", config, machine=Machine(clock=clock)) as store:

@@ -1,4 +1,4 @@
-"""``python -m turbopump.store inspect``: says what is there, and changes nothing."""
+"""``python -m turbopump.store inspect``: prints what exists, and changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("archive", ["store", "store_crash", "store_trimmed", "store_v6"])
-def test_every_message_of_the_original_as_a_line(
+def test_every_message_of_an_apache_rocketmq_store_as_a_line(
     archive: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = unpack(archive, tmp_path)
@@ -48,7 +48,7 @@ def test_every_message_of_the_original_as_a_line(
 
 
 @pytest.mark.parametrize("archive", ["store", "store_crash", "store_trimmed", "store_v6"])
-def test_the_report_of_a_store_of_the_original(
+def test_the_report_of_an_apache_rocketmq_store(
     archive: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = unpack(archive, tmp_path)
@@ -188,7 +188,7 @@ def test_output_that_cannot_be_written(options: str, tmp_path: Path) -> None:
         f"{command} > /dev/full", shell=True, capture_output=True, text=True, check=False
     )
     assert (full.returncode, full.stderr) == (2, "error: [Errno 28] No space left on device\n")
-    # The reader is gone before anything is written.
+    # The reader closes the pipe before anything is written.
     piped = subprocess.run(
         f"(sleep 0.01; {command}; echo $? >&2) | true",
         shell=True, capture_output=True, text=True, check=False,
@@ -211,7 +211,7 @@ def test_an_unwritten_file_between_others_is_damage(
     assert any(found["path"] == str(second) for found in damage)
 
 
-def test_a_running_store_can_be_looked_at(
+def test_a_running_store_can_be_inspected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store.open(tmp_path, small_config()) as store:

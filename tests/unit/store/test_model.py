@@ -1,4 +1,4 @@
-"""A store against a simple model: whatever is done in whatever order, it holds what was stored."""
+"""A store against a simple model: after operations in any order, it holds what was stored."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The process is killed: what is in memory only is gone."""
+        """The process is killed: everything only in memory is lost."""
         self.store._flusher.wait_idle()
         copy = self.root / "copy"
         shutil.copytree(self.root / "store", copy)
@@ -113,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
         outcome = self.store.read("Topic", queue, low, 100, wanted)
         assert isinstance(outcome, Found | NoMatch)
         seen = range(low, outcome.next_offset)
-        # The queue knows hashes only, and those of Aa and BB are the same.
+        # The queue stores only hashes, and those of Aa and BB are the same.
         stored = [self.queues[queue][at] for at in seen]
         expected = [body for body, other in stored if tags_code(other) == tags_code(tag)]
         found = outcome.messages if isinstance(outcome, Found) else []

@@ -61,7 +61,7 @@ with open(sys.argv[1], "r+b") as file:
 """
 
 
-def test_the_lock_survives_a_copy_made_by_its_owner(tmp_path: Path) -> None:
+def test_the_lock_survives_a_copy_by_its_owner(tmp_path: Path) -> None:
     root = tmp_path / "store"
     command = [sys.executable, "-c", LOCK, str(root / "lock")]
     with Store.open(root, small_config()):
@@ -72,7 +72,7 @@ def test_the_lock_survives_a_copy_made_by_its_owner(tmp_path: Path) -> None:
 
 
 class FewFiles(Files):
-    """The process may have so many files open, and others have most of them."""
+    """The process may have n files open, and other code has most of them open."""
 
     def __init__(self) -> None:
         self.limit = 1000
@@ -106,14 +106,14 @@ class FewFiles(Files):
         return 400
 
 
-def test_cached_files_give_way_when_the_process_has_too_many(tmp_path: Path) -> None:
+def test_cached_files_are_closed_when_the_process_has_too_many(tmp_path: Path) -> None:
     files = FewFiles()
     with Store.open(tmp_path, small_config(), machine=Machine(files=files)) as store:
         for number in range(200):
             store.append([record(b"%d" % number, topic=f"T{number}")])
         store.dispatch()
         store._behind.write_all()
-        # A quarter of what the process may have.
+        # A quarter of the process's limit.
         assert len(store._open_files) == 100
         files.limit = len(files._opened)
         for number in range(200):
@@ -128,7 +128,7 @@ def test_cached_files_give_way_when_the_process_has_too_many(tmp_path: Path) -> 
 
 
 class OtherDisks(Files):
-    """Every directory of the store is a disk of its own."""
+    """Every directory of the store is a separate disk."""
 
     def rename(self, old: Path, new: Path) -> None:
         if old.parent != new.parent:
@@ -136,12 +136,12 @@ class OtherDisks(Files):
         super().rename(old, new)
 
 
-def test_parts_may_lie_on_disks_of_their_own(tmp_path: Path) -> None:
+def test_parts_may_be_on_separate_disks(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(), machine=Machine(files=OtherDisks())) as store:
         for number in range(10):
             store.append([record(b"%d" % number * 500, KEYS="k")])
     for part in ("commitlog", "consumequeue/Topic/0", "index"):
-        # As after a kill at the wrong moment.
+        # As after a kill between two steps.
         (tmp_path / part / "spare.tmp").touch()
     with Store.open(tmp_path, small_config(), machine=Machine(files=OtherDisks())) as store:
         assert bodies(store) == [b"%d" % number * 500 for number in range(10)]
@@ -154,7 +154,7 @@ def stored(store: Store, *args: bytes, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("extra", [1, 2])
-def test_files_made_in_advance_are_no_obstacle(tmp_path: Path, extra: int) -> None:
+def test_preallocated_files_are_accepted(tmp_path: Path, extra: int) -> None:
     with Store.open(tmp_path, small_config()) as store:
         stored(store, b"before")
     for number in range(extra):
@@ -174,7 +174,7 @@ def test_a_torn_message_and_a_file_that_ends_with_a_blank(tmp_path: Path) -> Non
         store.append([record(b"next file")])
     last = tmp_path / "commitlog" / f"{4096:020d}"
     last.write_bytes(bytes(4096))
-    # Nothing vouches for the last message.
+    # Nothing confirms the last message.
     write_checkpoint(Files(), tmp_path / "checkpoint", Checkpoint(log_end=PhysicalOffset(4 * 996)))
     for crashed in (False, True):
         if crashed:

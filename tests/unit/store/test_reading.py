@@ -1,4 +1,4 @@
-"""Reads of everything take short cuts, and find what a look at each unit finds."""
+"""Unfiltered reads take fast paths, and find what an examination of each unit finds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUEUES = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 300)), min_size=1,
 
 
 def content(outcome: ReadOutcome) -> object:
-    """Return all that can be seen of an outcome."""
+    """Return everything observable of an outcome."""
     if not isinstance(outcome, Found):
         return outcome
     messages = [bytes(message) for message in outcome.messages]
@@ -62,7 +62,7 @@ def content(outcome: ReadOutcome) -> object:
 @settings(max_examples=40, deadline=None)
 @given(QUEUES, LIMITS, st.integers(-1, 20), st.integers(0, 60))
 @example(
-    # Recent messages are added where the limits of older ones are reached already.
+    # Recent messages are added where the limits of older ones are already reached.
     queues=[(0, 0), (0, 0)],
     limits=ReadLimits(
         memory_bytes_max=192,
@@ -74,7 +74,7 @@ def content(outcome: ReadOutcome) -> object:
     count_max=2,
     written=0,
 )
-def test_the_short_cut_finds_the_same(
+def test_the_fast_path_finds_the_same(
     queues: list[tuple[int, int]], limits: ReadLimits, count_max: int, written: int
 ) -> None:
     clock = ManualClock()
@@ -85,7 +85,7 @@ def test_the_short_cut_finds_the_same(
         for number, (queue_id, size) in enumerate(queues):
             store.append([record(b"x" * size, queue_id=queue_id)])
             if number == written:
-                # Units that come later wait in memory.
+                # Later units wait in memory.
                 for _ in range(3):
                     clock.advance(2000)
                     store.tick()
@@ -100,14 +100,14 @@ def test_the_short_cut_finds_the_same(
 
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 1000])
-def test_units_are_read_alike_however_many_they_are(count: int) -> None:
+def test_units_are_read_the_same_way_however_many_there_are(count: int) -> None:
     units = [(number * 100, 2**31 - 1 - number, number) for number in range(count + 2)]
     data = b"".join(UNIT.pack(*unit) for unit in units)
     found = positions_and_sizes(data, 1, count)
     assert list(found) == [each for unit in units[1 : count + 1] for each in unit[:2]]
 
 
-def test_little_is_kept_however_many_numbers_of_units_are_asked_for() -> None:
+def test_caches_stay_small_however_many_unit_counts_are_requested() -> None:
     data = bytes(20 * 2000)
     gc.collect()
     tracemalloc.start()
@@ -140,7 +140,7 @@ class CountingFiles(Files):
         return super().read(fd, size, at)
 
 
-def test_whoever_reads_on_needs_few_reads_of_the_file(tmp_path: Path) -> None:
+def test_sequential_reads_need_few_reads_of_the_file(tmp_path: Path) -> None:
     config = small_config(segment_bytes=1 << 20, queue_segment_units=1000)
     with Store.open(tmp_path, config) as store:
         store.append_all([[record(b"%d" % number)] for number in range(900)])
@@ -159,7 +159,7 @@ def test_whoever_reads_on_needs_few_reads_of_the_file(tmp_path: Path) -> None:
     ("weight", "count_max", "per_read"),
     [
         (0, 32, 800),
-        # However much a reader asks for, and however long its expression is.
+        # However much a reader requests, and however long its expression is.
         (0, 1_000_000, FILTERED_BYTES_MAX // FILTERED_BYTES + 1),
         (16_384, 32, FILTERED_BYTES_MAX // (16_384 + FILTERED_BYTES) + 1),
     ],
@@ -167,7 +167,7 @@ def test_whoever_reads_on_needs_few_reads_of_the_file(tmp_path: Path) -> None:
 def test_a_rare_match_is_searched_for_in_bounded_slices(
     tmp_path: Path, weight: int, count_max: int, per_read: int
 ) -> None:
-    """Each message is looked at once, and the next offset moves on by what was looked at."""
+    """Each message is examined once, and the next offset advances by what was examined."""
     count, looked_at = 10_000, [0]
 
     def is_wanted(properties: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Retention: what may go when, what follows the log, and readers that are still at it."""
+"""Retention: what may be deleted when, what follows the log, and active readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_judgement(now_ms: int, ratio: float, any_hour: bool, expected: Verdict)
     assert judge(config, ages_ms, now_ms, ratio, at_any_hour=any_hour) == expected
 
 
-def test_a_run_deletes_only_so_many() -> None:
+def test_a_run_deletes_a_bounded_number() -> None:
     config = RetentionConfig(
         segments_per_run_max=3, delete_hours=frozenset({12}), reserved_ms=HOUR_MS,
         early_ratio=0.2, forced_ratio=0.3, full_ratio=0.4,
@@ -52,9 +52,7 @@ def test_a_run_deletes_only_so_many() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("set_by_ms", [-100 * HOUR_MS, -HOUR_MS, HOUR_MS, 100 * HOUR_MS])
-def test_ages_follow_the_time_that_passes_though_the_clock_is_set(
-    tmp_path: Path, set_by_ms: int
-) -> None:
+def test_ages_follow_elapsed_time_even_if_the_clock_is_set(tmp_path: Path, set_by_ms: int) -> None:
     clock = ManualClock(NOON)
 
     def fill(store: Store) -> None:
@@ -71,14 +69,14 @@ def test_ages_follow_the_time_that_passes_though_the_clock_is_set(
         before = len(store._log.starts)
         clock.advance(72 * HOUR_MS - 20_000)
         deleted = store.retain(at_any_hour=True).segments
-        assert 0 < deleted < before - 1, "those of before the clock was set, and no others"
+        assert 0 < deleted < before - 1, "only those stored before the clock was set"
         clock.advance(20_000)
         store.retain(at_any_hour=True)
         assert len(store._log.starts) == 1
 
 
 @pytest.mark.parametrize("set_by_ms", [-100 * HOUR_MS, 100 * HOUR_MS])
-def test_what_was_stored_before_the_start_counts_as_young_as_it_may_be(
+def test_messages_stored_before_the_start_count_as_young_as_possible(
     tmp_path: Path, set_by_ms: int
 ) -> None:
     clock = ManualClock(NOON)
@@ -131,7 +129,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
         assert store.messages_by_key("Topic", "k99", 9, 0, 1 << 60)
         assert store.message_at(PhysicalOffset(0)) is None
         assert store.offset_by_time("Topic", 0, 0) == low
-        # Who was still reading is not disturbed.
+        # Active readers are not disturbed.
         views = [decode_record(message, check_crc=True) for message in held.messages]
         assert [view.stored_body for view in views] == [b"0" * 100, b"1" * 100, b"2" * 100]
     with Store.open(tmp_path, small_config()) as store:
@@ -139,7 +137,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
         assert bodies(store, "Quiet") == [b"loud"]
 
 
-def test_the_segment_being_written_and_unflushed_ones_stay(tmp_path: Path) -> None:
+def test_the_active_segment_and_unflushed_ones_are_retained(tmp_path: Path) -> None:
     files = FaultyFiles()
     config = small_config()
     with Store.open(tmp_path, config, machine=Machine(files=files)) as store:
@@ -208,14 +206,14 @@ def filled(root: Path, files: FaultyFiles) -> Store:
     return store
 
 
-def test_young_segments_go_only_until_there_is_room(tmp_path: Path) -> None:
+def test_young_segments_are_deleted_only_until_there_is_room(tmp_path: Path) -> None:
     files = ShrinkingFiles()
     with filled(tmp_path, files) as store:
         files.ratio = 0.865
         assert store.retain() == Verdict(2, False)
         assert store.retain() == Verdict(0, False)
         files.ratio = 0.915
-        # The last look counts.
+        # The last check counts.
         assert store.retain() == Verdict(7, False)
         assert store.refusal is None
 
@@ -235,7 +233,7 @@ def test_a_segment_that_cannot_be_deleted_stops_nothing_else(tmp_path: Path) -> 
         assert store.retain().segments
 
 
-def test_a_queue_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> None:
+def test_deleting_a_queue_file_is_retried_after_a_failure(tmp_path: Path) -> None:
     class QueueFails(FaultyFiles):
         fails = True
 
@@ -259,7 +257,7 @@ def test_a_queue_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> N
             store.retain()
         assert store.queue_range("First", 0)[0] == 0
         assert store.queue_range("Second", 0)[0] > 0
-        # That the disk is full is noticed nevertheless.
+        # A full disk is noticed nevertheless.
         assert isinstance(store.refusal, DiskFull)
         files.ratio, files.fails = 0.1, False
         assert store.retain() == Verdict(0, False)

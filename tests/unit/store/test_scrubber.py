@@ -1,4 +1,4 @@
-"""The scrubber finds damage that nobody has read yet, a slice at a time."""
+"""The scrubber finds damage before it is read, a slice at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY_BYTES = 4000
 
 
 def fill(root: Path) -> list[int]:
-    """Return where the messages lie."""
+    """Return the positions of the messages."""
     with Store.open(root, CONFIG) as store:
         return [
             store.append([record(b"%04d" % number * (BODY_BYTES // 4), TAGS="a")]).physical_offset
@@ -41,7 +41,7 @@ def log_file(root: Path, position: int) -> tuple[Path, int]:
 
 
 def scrub(store: Store) -> int:
-    """Go through everything; return how many slices that took."""
+    """Scan everything; return how many slices that took."""
     passes, slices = store.damage.scrub_passes, 0
     while store.damage.scrub_passes == passes:
         store.scrub()
@@ -50,7 +50,7 @@ def scrub(store: Store) -> int:
     return slices
 
 
-def test_a_whole_store_is_scrubbed_slice_by_slice(tmp_path: Path) -> None:
+def test_an_intact_store_is_scrubbed_slice_by_slice(tmp_path: Path) -> None:
     fill(tmp_path)
     with Store.open(tmp_path, CONFIG) as store:
         slices = scrub(store)
@@ -62,7 +62,7 @@ def test_a_whole_store_is_scrubbed_slice_by_slice(tmp_path: Path) -> None:
         assert (damage.messages, damage.log_ranges, damage.repaired_units) == (0, 0, 0)
 
 
-def test_each_kind_of_damage_is_found_and_what_can_be_rebuilt_is(
+def test_each_kind_of_damage_is_found_and_rebuilt_if_possible(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     positions = fill(tmp_path)
@@ -110,7 +110,7 @@ def test_damaged_units_of_many_queues_are_rebuilt_without_a_search(
 
 @pytest.mark.parametrize("rate", [0, SLICE_BYTES])
 @virtual_time()
-async def test_the_broker_scrubs_only_if_asked_to(tmp_path: Path, rate: int) -> None:
+async def test_the_broker_scrubs_only_if_configured(tmp_path: Path, rate: int) -> None:
     store = StoreConfig(
         segment_bytes=8 << 20, index_slots=100, index_entries=100, scrub_bytes_per_s=rate
     )

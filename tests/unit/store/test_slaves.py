@@ -49,7 +49,7 @@ def test_a_slave_copies_the_log_byte_for_byte(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_a_message_is_not_read_before_all_of_it_is_on_disk(tmp_path: Path) -> None:
-    """A flush may end between two pieces of a message: power lost then takes the rest of it."""
+    """A flush may end between two chunks of a message: a power loss then takes the rest of it."""
     config, disk = small_config(FlushMode.SYNC), Disk(virtual_loop())
     with Store.open(tmp_path, config) as master:
         stored(master, b"x" * 300)
@@ -82,12 +82,12 @@ def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:
         assert (slave.min_offset, high) == (position, 40)
         assert low > 30
         assert bodies(slave) == bodies(master)[low:]
-        # The master is gone; the slave goes on with its offsets.
+        # The master is gone; the slave continues with its offsets.
         assert slave.append([record(b"mine")]).queue_offset == 40
         assert bodies(slave)[-1] == b"mine"
 
 
-def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
+def test_a_slave_whose_disk_fails_copies_the_bytes_again(tmp_path: Path) -> None:
     config = small_config(FlushMode.SYNC)
     files, clock = FaultyFiles(), ManualClock()
     with (
@@ -103,7 +103,7 @@ def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
             try:
                 slave.append_raw(position, piece)
             except (WriteFailed, InvalidArgument):
-                # Refused, or mended meanwhile: then what could not be flushed is asked for again.
+                # Rejected, or repaired in the meantime: then unflushed bytes are requested again.
                 files.sync_error = None
                 clock.advance(1000)
             slave._flusher.wait_idle()
@@ -124,7 +124,7 @@ def test_a_new_slave_whose_first_write_fails_is_new_again(
         assert slave.written_end == 0
         files.bytes_left = files.erase_error = None
         clock.advance(1000)
-        # The master may have deleted the file meanwhile.
+        # The master may have deleted the file in the meantime.
         slave.append_raw(PhysicalOffset(8192), data)
         assert bodies(slave) == [b"first"]
     with Store.open(tmp_path, small_config()) as slave:
@@ -133,7 +133,7 @@ def test_a_new_slave_whose_first_write_fails_is_new_again(
 
 
 def copied(master: Store, slave: Store, end: int | None = None) -> None:
-    """Have a slave copy the log from its end on, up to a position."""
+    """Let a slave copy the log from its end up to a position."""
     while (piece := master.raw(slave.written_end, 700)) is not None:
         position = slave.written_end
         left = len(piece) if end is None else min(len(piece), end - position)
@@ -144,7 +144,7 @@ def copied(master: Store, slave: Store, end: int | None = None) -> None:
 
 @pytest.mark.parametrize("mode", FlushMode)
 @pytest.mark.parametrize("is_reopened", [False, True])
-def test_a_tail_that_differs_is_cut_and_kept(
+def test_a_tail_that_differs_is_truncated_and_saved_aside(
     mode: FlushMode, is_reopened: bool, tmp_path: Path
 ) -> None:
     config = small_config(mode)
@@ -181,7 +181,7 @@ def test_a_tail_that_differs_is_cut_and_kept(
         slave.close()
 
 
-def test_a_cut_that_fails_can_be_repeated_after_the_disk_is_well(tmp_path: Path) -> None:
+def test_a_failed_truncation_can_be_repeated_after_the_disk_recovers(tmp_path: Path) -> None:
     class FailingLater(FaultyFiles):
         syncs_left = 1 << 30
 
@@ -234,7 +234,7 @@ def _is_closed(store: Store) -> bool:
     return False
 
 
-def test_a_store_that_a_failed_cut_has_left_closed_can_be_closed(tmp_path: Path) -> None:
+def test_a_store_closed_by_a_failed_truncation_can_be_closed_again(tmp_path: Path) -> None:
     files = FaultyFiles()
     slave = Store.open(tmp_path, small_config(), machine=Machine(files=files))
     stored(slave, *[b"%02d" % number * 100 for number in range(40)])
@@ -267,12 +267,12 @@ def test_a_log_that_is_dropped_as_a_whole_begins_anywhere(tmp_path: Path) -> Non
         assert bodies(slave) == bodies(master)[low:]
 
 
-def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_a_record_are_rejected(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as slave:
         good = record(b"good").encode(QueueOffset(0), PhysicalOffset(0), 1_700_000_000_000)
         slave.append_raw(PhysicalOffset(0), good[:50])
         for bad in (b"\0" * 100, good[:4] + b"\1" * 100, b"\x7f" + good[1:]):
-            # The rest of the first record, and something else behind it.
+            # The rest of the first record, followed by other bytes.
             with pytest.raises(InvalidArgument, match=f"no record at {len(good)}"):
                 slave.append_raw(PhysicalOffset(50), good[50:] + bad)
             assert slave.written_end == 50
@@ -304,7 +304,7 @@ def copy_all(master: Store, slave: Store) -> None:
 
 
 @pytest.mark.parametrize("is_told_of_it", [True, False])
-def test_a_topic_made_again_before_the_slave_heard_of_its_deletion(
+def test_a_topic_recreated_before_the_slave_learned_of_its_deletion(
     tmp_path: Path, *, is_told_of_it: bool
 ) -> None:
     config = small_config()
@@ -317,7 +317,7 @@ def test_a_topic_made_again_before_the_slave_heard_of_its_deletion(
             stored(master, b"new 0", b"new 1")
             copy_all(master, slave)
             if is_told_of_it:
-                # The table of topics from then comes late.
+                # The table of topics from that time arrives late.
                 slave.remove_topic("Topic", end)
             assert bodies(slave) == bodies(master) == [b"new 0", b"new 1"]
             stored(master, b"new 2", b"new 3")
@@ -329,14 +329,14 @@ def test_a_topic_made_again_before_the_slave_heard_of_its_deletion(
             assert slave.append([record(b"mine")]).queue_offset == 4
 
 
-def test_a_deletion_hides_no_message_that_comes_after_it(tmp_path: Path) -> None:
+def test_a_deletion_hides_no_message_stored_after_it(tmp_path: Path) -> None:
     config = small_config()
     with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
         stored(master, b"old 0")
         copy_all(master, slave)
         stored(master, b"old 1")
         master.remove_topic("Topic")
-        # The slave lags: what it has not copied yet is deleted too.
+        # The slave lags: messages it has not copied yet are deleted too.
         slave.remove_topic("Topic", master.written_end)
         stored(master, b"new 0")
         copy_all(master, slave)

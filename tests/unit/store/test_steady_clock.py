@@ -1,4 +1,4 @@
-"""Ages of messages while the wall clock is set: by the time that has passed."""
+"""Ages of messages while the wall clock is set: by elapsed time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_small_steps_are_ignored_until_they_are_large() -> None:
 def test_a_wall_clock_that_lags_by_less_than_a_step_makes_nothing_early() -> None:
     clock = ManualClock()
     steady_clock = SteadyClock(clock)
-    # Rounded otherwise than the time since boot, or slowed down.
+    # Rounded differently from the time since boot, or slowed down.
     clock.wall_ms -= 1
     clock.advance(1000)
     assert steady_clock.now_ms() == clock.now_ms()
@@ -79,7 +79,7 @@ def test_the_first_message_after_a_step_counts_with_the_new_time(
         assert store.steady_clock.stored_ms(at(0), 5) == 5
 
 
-def test_positions_of_a_log_that_was_cut_count_for_what_is_stored_there_later(
+def test_positions_of_a_truncated_log_apply_to_messages_stored_there_later(
     tmp_path: Path,
 ) -> None:
     clock, files = ManualClock(), FaultyFiles()

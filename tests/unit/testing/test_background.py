@@ -32,7 +32,7 @@ async def test_jobs_run_on_the_loop_in_the_order_of_submission() -> None:
         worker.submit(partial(lambda each: seen.append((each, threading.get_ident())), number))
         for number in range(3)
     ]
-    assert not seen, "not before the loop turns"
+    assert not seen, "not before the next loop iteration"
     await asyncio.wrap_future(jobs[-1])
     assert seen == [(0, here), (1, here), (2, here)]
 
@@ -47,7 +47,7 @@ async def test_an_error_of_a_job_is_its_futures() -> None:
 
 
 @virtual_time()
-async def test_a_job_waits_for_a_slow_disk_and_others_go_on() -> None:
+async def test_a_job_waits_for_a_slow_disk_and_others_continue() -> None:
     loop, disk = virtual_loop(), slow_disk(200)
     job = disk.background.worker("w").submit(lambda: sync_path(disk, FILE))
     for _ in range(3):
@@ -84,7 +84,7 @@ async def test_power_may_fail_during_a_sync() -> None:
 
 
 @virtual_time()
-async def test_a_stalled_disk_lets_jobs_wait_until_it_is_healed() -> None:
+async def test_jobs_wait_for_a_stalled_disk_until_it_recovers() -> None:
     disk = slow_disk(0)
     disk.stall()
     worker = disk.background.worker("w")
@@ -97,7 +97,7 @@ async def test_a_stalled_disk_lets_jobs_wait_until_it_is_healed() -> None:
 
 
 @virtual_time()
-async def test_whoever_cannot_wait_on_the_loop_moves_the_clock_on() -> None:
+async def test_a_caller_that_cannot_wait_on_the_loop_advances_the_clock() -> None:
     disk = slow_disk(300)
     worker = disk.background.worker("w")
     jobs = [worker.submit(lambda: sync_path(disk, FILE)) for _ in range(2)]
@@ -109,7 +109,7 @@ async def test_whoever_cannot_wait_on_the_loop_moves_the_clock_on() -> None:
     stuck = worker.submit(lambda: sync_path(disk, FILE))
     await asyncio.sleep(5)
     worker.close()
-    assert stuck.done(), "nobody else could heal it"
+    assert stuck.done(), "nothing else could heal it"
     with pytest.raises(RuntimeError, match="closed"):
         worker.submit(lambda: None)
 
@@ -131,7 +131,7 @@ async def test_a_lock_hurries_the_job_that_holds_it() -> None:
         assert virtual_loop().time() == pytest.approx(0.3)
 
 
-def test_without_a_loop_jobs_run_at_once() -> None:
+def test_without_a_loop_jobs_run_immediately() -> None:
     disk = Disk()
     worker = disk.background.worker("w")
     assert worker.submit(lambda: 7).result(0) == 7

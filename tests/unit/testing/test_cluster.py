@@ -1,4 +1,4 @@
-"""The cluster that users test with: its clients, what is known of it, time, and limits."""
+"""The cluster that users test with: its clients, its state, time, and limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from turbopump.testing import (
 
 TURNS_MAX = 9_500
 TIMERS_MAX = 6_500
-"""Of the loop in the 4 h 46 min of all retries: about 8,300 and 5,500."""
+"""Loop iterations and timers in the 4 h 46 min of all retries: about 8,300 and 5,500."""
 
 LADDER_S = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
 """How long a message waits before each of its sixteen retries."""
@@ -44,7 +44,7 @@ SHORT = {"messageDelayLevel": " ".join(["1s"] * 18)}
 
 
 class Handled:
-    """A listener that answers as told, and remembers when it was called with what."""
+    """A listener with configured results, which records when it was called with what."""
 
     def __init__(self, world: Cluster, answer: ConsumeResult = ConsumeResult.SUCCESS) -> None:
         self._world = world
@@ -61,7 +61,7 @@ class Handled:
 
 
 def consumer_of(world: Cluster, listener: object, group: str = "billing") -> PushConsumer:
-    """Make a consumer as applications do, which know nothing but the address."""
+    """Create a consumer as applications do, which know only the address."""
     return PushConsumer(
         group,
         listener,  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_a_message_that_always_fails_becomes_a_dead_letter(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_all_retries_take_their_hours_and_cost_the_same_each_time(tmp_path: Path) -> None:
+def test_all_retries_take_hours_and_cost_the_same_each_time(tmp_path: Path) -> None:
     turns, timers_set = cost_of_all_retries(tmp_path / "first")
     assert turns < TURNS_MAX
     assert timers_set < TIMERS_MAX
@@ -132,7 +132,7 @@ def test_all_retries_take_their_hours_and_cost_the_same_each_time(tmp_path: Path
 
 
 def cost_of_all_retries(directory: Path) -> tuple[int, int]:
-    """Let a message fail until it is a dead letter; return the loop's turns and timers."""
+    """Let a message fail until it is dead-lettered; return the loop's iterations and timers."""
 
     async def fail(world: Cluster) -> list[int]:
         handled = Handled(world, ConsumeResult.RETRY_LATER)
@@ -153,7 +153,7 @@ def cost_of_all_retries(directory: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_listener_fails_as_often_as_it_is_told_to(world: Cluster, is_async: bool) -> None:
+def test_a_listener_fails_as_often_as_configured(world: Cluster, is_async: bool) -> None:
     calls: list[bytes] = []
 
     def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
@@ -188,7 +188,7 @@ def test_a_listener_can_fail_by_an_answer_or_an_error_of_its_own() -> None:
         failing(lambda _m, _c: ConsumeResult.SUCCESS, -1)
 
 
-def test_time_passes_when_it_is_told_to(world: Cluster) -> None:
+def test_time_passes_on_request(world: Cluster) -> None:
     async def wait() -> list[str]:
         done: list[str] = []
         asyncio.get_running_loop().call_later(3600, done.append, "an hour")
@@ -206,7 +206,7 @@ def test_time_passes_when_it_is_told_to(world: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_days_that_were_asked_for_do_not_count_as_waiting(world: Cluster) -> None:
+def test_requested_days_do_not_count_as_waiting(world: Cluster) -> None:
     async def wait() -> None:
         await world.advance(days=1, hours=7)
 
@@ -214,7 +214,7 @@ def test_days_that_were_asked_for_do_not_count_as_waiting(world: Cluster) -> Non
     assert world.run(_elapsed_s()) == pytest.approx(31 * 3600, abs=1)
 
 
-def test_who_waits_in_vain_is_told_what_there_is(world: Cluster) -> None:
+def test_a_wait_that_times_out_reports_the_current_state(world: Cluster) -> None:
     async def wait() -> None:
         async with consumer_of(world, Handled(world, ConsumeResult.RETRY_LATER)):
             await world.send(Message("orders", b"1"))
@@ -231,12 +231,12 @@ def test_who_waits_in_vain_is_told_what_there_is(world: Cluster) -> None:
     assert "group billing: lag 0, 1 wait to be tried again, 0 dead letters" in text
 
 
-def test_a_group_that_nobody_knows_is_never_done(world: Cluster) -> None:
+def test_an_unknown_group_is_never_done(world: Cluster) -> None:
     with pytest.raises(AssertionError, match="within 10 s of virtual time: group nobody has"):
         world.run(world.until_consumed("nobody", seconds=10))
 
 
-def test_what_a_fact_raises_is_raised(world: Cluster) -> None:
+def test_an_exception_in_a_condition_is_raised(world: Cluster) -> None:
     tries: list[int] = []
 
     def fact() -> bool:
@@ -249,7 +249,7 @@ def test_what_a_fact_raises_is_raised(world: Cluster) -> None:
         world.run(world.until(fact))
 
 
-def test_waiting_for_what_never_comes_fails(world: Cluster) -> None:
+def test_waiting_for_what_never_happens_fails(world: Cluster) -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
 
@@ -258,7 +258,7 @@ def test_waiting_for_what_never_comes_fails(world: Cluster) -> None:
     assert world.run(asyncio.sleep(1, "goes on")) == "goes on"
 
 
-def test_a_test_that_cannot_be_cancelled_is_named_and_left(world: Cluster) -> None:
+def test_a_test_that_cannot_be_cancelled_is_named_and_abandoned(world: Cluster) -> None:
     ended: list[bool] = []
 
     async def wait() -> None:
@@ -271,7 +271,7 @@ def test_a_test_that_cannot_be_cancelled_is_named_and_left(world: Cluster) -> No
     ended.append(True)
 
 
-def test_turning_round_for_ever_fails(world: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_loop_fails(world: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "REAL_LIMIT_S", 0.1)
 
     async def spin() -> None:
@@ -339,7 +339,7 @@ def test_settings_are_the_brokers_and_wrong_ones_are_named(tmp_path: Path) -> No
 
 
 @virtual_time()
-async def test_a_cluster_in_a_loop_of_the_tests_own(tmp_path: Path) -> None:
+async def test_a_cluster_in_the_tests_own_loop(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as world:
         await world.send(Message("orders", b"1"))
         assert len(world.messages("orders")) == 1

@@ -1,4 +1,4 @@
-"""The switches of the cluster that users test with: each of them does what it says."""
+"""The fault switches of the cluster that users test with: each does what it says."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def careful(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def impatient(world: Cluster) -> Producer:
-    """A producer that tries once."""
+    """A producer without retries."""
     config = ProducerConfig(retries_max=0, wait_for_brokers=False)
     return Producer("shop", nameserver=world.nameserver, config=config)
 
 
 class Billing:
-    """A consumer of orders that remembers them."""
+    """A consumer of orders that records them."""
 
     def __init__(self, world: Cluster) -> None:
         self.bodies: list[bytes] = []
@@ -71,7 +71,7 @@ def bodies(world: Cluster) -> list[bytes]:
 # --- brokers --------------------------------------------------------------------------------------
 
 
-def test_what_the_operating_system_had_survives_a_crash(world: Cluster) -> None:
+def test_data_in_the_operating_system_survives_a_crash(world: Cluster) -> None:
     async def crash() -> None:
         billing = Billing(world)
         async with billing.consumer:
@@ -90,7 +90,7 @@ def test_what_the_operating_system_had_survives_a_crash(world: Cluster) -> None:
     assert bodies(world) == [b"1", b"2"]
 
 
-def test_a_crash_is_no_clean_end(world: Cluster) -> None:
+def test_a_crash_is_not_a_clean_stop(world: Cluster) -> None:
     async def crash() -> Path:
         await world.send(Message("orders", b"1"))
         directory = world.broker().config.directory
@@ -104,7 +104,7 @@ def test_a_crash_is_no_clean_end(world: Cluster) -> None:
     assert not world.disk().exists(directory / "abort")
 
 
-def test_a_power_loss_takes_what_was_not_flushed(world: Cluster) -> None:
+def test_a_power_loss_loses_unflushed_messages(world: Cluster) -> None:
     async def lose() -> None:
         await world.send(Message("orders", b"old"))
         await world.advance(seconds=15)
@@ -117,7 +117,7 @@ def test_a_power_loss_takes_what_was_not_flushed(world: Cluster) -> None:
     assert bodies(world) == [b"old"]
 
 
-def test_a_power_loss_takes_nothing_that_was_promised(careful: Cluster) -> None:
+def test_a_power_loss_loses_nothing_that_was_acknowledged(careful: Cluster) -> None:
     async def lose() -> None:
         await careful.send(*(Message("orders", b"%d" % number) for number in range(5)))
         await careful.crash(lose_unflushed=True)
@@ -127,7 +127,7 @@ def test_a_power_loss_takes_nothing_that_was_promised(careful: Cluster) -> None:
     assert bodies(careful) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_consumers_go_on_after_a_stop_and_a_start(world: Cluster) -> None:
+def test_consumers_resume_after_a_stop_and_a_start(world: Cluster) -> None:
     async def restart() -> list[bytes]:
         billing = Billing(world)
         async with billing.consumer:
@@ -143,7 +143,7 @@ def test_consumers_go_on_after_a_stop_and_a_start(world: Cluster) -> None:
     assert world.run(restart()) == [b"1", b"2"]
 
 
-def test_brokers_that_are_not_there_are_named(world: Cluster) -> None:
+def test_unknown_brokers_are_named(world: Cluster) -> None:
     async def mistakes() -> None:
         with pytest.raises(InvalidArgument, match="'broker-x': there are broker-a"):
             await world.crash("broker-x")
@@ -169,7 +169,7 @@ def test_a_broker_joins(world: Cluster) -> None:
 # --- network --------------------------------------------------------------------------------------
 
 
-def test_connections_are_cut_and_made_again(world: Cluster) -> None:
+def test_connections_are_cut_and_reestablished(world: Cluster) -> None:
     async def cut() -> list[bytes]:
         billing = Billing(world)
         async with billing.consumer:
@@ -203,7 +203,7 @@ def test_a_client_is_isolated(world: Cluster) -> None:
     world.run(isolate())
 
 
-def test_a_broker_is_isolated_also_from_those_who_come_later(world: Cluster) -> None:
+def test_a_broker_is_isolated_from_later_clients_too(world: Cluster) -> None:
     async def isolate() -> None:
         await world.make_topic("orders")
         world.isolate("broker-a")
@@ -235,7 +235,7 @@ def test_new_connections_are_refused(world: Cluster) -> None:
 # --- disk -----------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_refuses_messages_until_it_is_healed(world: Cluster) -> None:
+def test_a_full_disk_rejects_messages_until_it_recovers(world: Cluster) -> None:
     async def fill() -> None:
         await world.send(Message("orders", b"1"))
         async with impatient(world) as producer:
@@ -250,7 +250,7 @@ def test_a_full_disk_refuses_messages_until_it_is_healed(world: Cluster) -> None
     assert bodies(world) == [b"1", b"3"]
 
 
-def test_a_disk_that_is_nearly_full_refuses_messages(world: Cluster) -> None:
+def test_a_nearly_full_disk_rejects_messages(world: Cluster) -> None:
     async def fill() -> None:
         await world.send(Message("orders", b"1"))
         world.disk().fullness = 0.95
@@ -323,7 +323,7 @@ def test_a_slow_disk_makes_senders_wait_in_virtual_time(careful: Cluster) -> Non
 
 
 @pytest.mark.parametrize("trouble", ["slow", "hung"])
-def test_a_disk_that_takes_time_for_tables_holds_up_no_send(world: Cluster, trouble: str) -> None:
+def test_a_disk_that_is_slow_for_tables_delays_no_send(world: Cluster, trouble: str) -> None:
     async def send() -> None:
         loop, disk = asyncio.get_running_loop(), world.disk()
         await world.make_topic("orders")
@@ -338,7 +338,7 @@ def test_a_disk_that_takes_time_for_tables_holds_up_no_send(world: Cluster, trou
                 before_s = loop.time()
                 await producer.send(Message(topic, b"1"))
                 assert loop.time() - before_s < 0.05
-            assert not making.done(), "an operator is told when it is on disk"
+            assert not making.done(), "an operator is notified when it is on disk"
             if trouble == "hung":
                 disk.heal()
             await making
@@ -351,7 +351,7 @@ def test_a_disk_that_takes_time_for_tables_holds_up_no_send(world: Cluster, trou
     world.run(send())
 
 
-def test_a_disk_that_hangs_lets_senders_know(careful: Cluster) -> None:
+def test_a_disk_that_hangs_is_reported_to_senders(careful: Cluster) -> None:
     async def hang() -> SendStatus:
         await careful.send(Message("orders", b"1"))
         careful.disk().stall()

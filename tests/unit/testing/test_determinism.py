@@ -1,4 +1,4 @@
-"""The same seed gives the same run, event by event, whatever else the machine has to do."""
+"""The same seed gives the same run, event by event, whatever the load of the machine."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def send_some(cluster: Cluster, numbers: range) -> None:
 
 @contextmanager
 def busy_machine() -> Iterator[None]:
-    """Have threads that want the processor all the time, and get it at any moment."""
+    """Run threads that use the processor continuously, preempting at any time."""
     is_over, interval_s = threading.Event(), sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
 

@@ -1,4 +1,4 @@
-"""The disk in memory: what it keeps, what it loses, and how it fails."""
+"""The disk in memory: what it retains, what it loses, and how it fails."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lose_power(disk: Disk) -> None:
 
 
 def tour(files: Files, home: Path) -> list[object]:
-    """Do everything once, and return what was seen of it."""
+    """Perform every operation once, and return the results."""
     seen: list[object] = []
     files.make_directory(home / "a" / "b")
     fd = files.open_new(home / "a" / "one")
@@ -99,7 +99,7 @@ def test_it_does_what_the_real_disk_does(tmp_path: Path) -> None:
         (lambda files, home: files.map(files.open_new(home / "short"), 5), OSError),
     ],
 )
-def test_it_refuses_what_the_real_disk_refuses(
+def test_it_rejects_what_the_real_disk_rejects(
     tmp_path: Path, wrong: Callable[[Files, Path], object], kind: type[OSError]
 ) -> None:
     disk, home = Disk(), Path("/home")
@@ -123,7 +123,7 @@ def test_only_one_may_lock_a_file() -> None:
     disk.lock(second)
 
 
-# --- loss of power --------------------------------------------------------------------------------
+# --- power loss -----------------------------------------------------------------------------------
 
 
 def test_data_that_was_not_synced_is_lost() -> None:
@@ -194,8 +194,8 @@ def test_a_whole_file_system_is_synced_with_all_names() -> None:
     assert read_file(disk, HOME / "made") == b"1"
 
 
-def test_what_a_failed_sync_dropped_is_not_on_disk_after_the_next_one() -> None:
-    """As on Linux: the pages count as clean, and the error was told."""
+def test_data_dropped_by_a_failed_sync_is_not_on_disk_after_the_next_one() -> None:
+    """As on Linux: the pages count as clean, and the error was reported."""
     disk = disk_with()
     overwrite(disk, b"new")
     disk.fail_syncs()
@@ -208,7 +208,7 @@ def test_what_a_failed_sync_dropped_is_not_on_disk_after_the_next_one() -> None:
     assert read_file(disk, FILE) == b"old" * 400
 
 
-def test_what_a_failed_sync_dropped_can_be_written_again() -> None:
+def test_data_dropped_by_a_failed_sync_can_be_written_again() -> None:
     disk = disk_with()
     overwrite(disk, b"new")
     disk.fail("sync", times=1)
@@ -260,7 +260,7 @@ def test_the_same_seed_loses_the_same() -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_any_operation_fails_where_when_and_as_often_as_it_is_told_to() -> None:
+def test_any_operation_fails_where_when_and_as_often_as_configured() -> None:
     disk = disk_with()
     disk.fail("rename", number=errno.EXDEV, matching="*/store/*", after=1, times=1)
     disk.rename(FILE, HOME / "second")
@@ -314,7 +314,7 @@ def test_writes_fail_and_are_torn_by_chance() -> None:
     assert found == {"whole", errno.ENOSPC, errno.EIO, "torn", "nothing"}
 
 
-def test_reads_fail_by_chance_until_they_are_healed() -> None:
+def test_reads_fail_by_chance_until_the_disk_is_healed() -> None:
     disk = disk_with(random=Random(1))
     fd = disk.open(FILE)
     disk.chances.read_fails = 1.0
@@ -359,7 +359,7 @@ def test_bits_flip() -> None:
     assert sum(map(bool, read_file(disk, FILE))) == (1 if at == 7 else 2)
 
 
-def test_operations_are_counted_and_told_before_they_happen() -> None:
+def test_operations_are_counted_and_reported_before_they_happen() -> None:
     disk = disk_with()
     told: list[tuple[str, str]] = []
 
@@ -376,14 +376,14 @@ def test_operations_are_counted_and_told_before_they_happen() -> None:
     disk.close_all()
     assert told == [("open", "file"), ("sync", "file"), ("remove", "file")]
     assert disk.operations["sync"] == before + 1
-    assert disk.exists(FILE), "it died of being told"
+    assert disk.exists(FILE), "it died when the operation was reported"
 
 
 # --- time -----------------------------------------------------------------------------------------
 
 
 @virtual_time()
-async def test_a_sync_on_the_loops_own_thread_holds_up_everything() -> None:
+async def test_a_sync_on_the_loops_own_thread_blocks_everything() -> None:
     disk = Disk(virtual_loop())
     make_directory_durable(disk, HOME)
     write_file(disk, FILE, b"1")
@@ -397,7 +397,7 @@ async def test_a_sync_on_the_loops_own_thread_holds_up_everything() -> None:
 
 
 @pytest.mark.parametrize("last", range(1, 8))
-def test_a_directory_is_durable_although_its_maker_was_killed(last: int) -> None:
+def test_a_directory_is_durable_although_its_creator_was_killed(last: int) -> None:
     """Whichever operation was the last before the kill, the next call makes up for it."""
     disk = Disk()
     counted = 0

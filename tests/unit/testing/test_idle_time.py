@@ -1,4 +1,4 @@
-"""Hours in which nothing happens are left out, and nobody can tell but by the cost."""
+"""Idle hours are skipped, which changes nothing except the cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 HOUR_S = 3600.0
 TURNS_OF_AN_HOUR = 7000
-"""Of the loop, with an idle consumer of four queues when nothing is left out; about 7,300."""
+"""Loop iterations with an idle consumer of four queues when nothing is skipped; about 7,300."""
 
 
 def consumer_of(world: Cluster, listener: Any, group: str = "billing") -> PushConsumer:
@@ -47,7 +47,7 @@ def run(
     *,
     skips_idle_time: bool = True,
 ) -> tuple[T, int]:
-    """Run something in a cluster with one topic; return its result and the turns of the loop."""
+    """Run something in a cluster with one topic; return its result and the loop iterations."""
 
     async def main(world: Cluster) -> tuple[T, int]:
         await world.make_topic("orders")
@@ -59,7 +59,7 @@ def run(
         return world.run(main(world))
 
 
-def test_what_is_repeated_for_hours_is_left_out(tmp_path: Path) -> None:
+def test_work_repeated_for_hours_is_skipped(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> list[float]:
         loop, clock = virtual_loop(), world.clock
         before = clock.now_ms(), clock.monotonic_ms(), loop.time()
@@ -75,7 +75,7 @@ def test_what_is_repeated_for_hours_is_left_out(tmp_path: Path) -> None:
     assert turns < TURNS_OF_AN_HOUR / 2
 
 
-def test_nothing_is_left_out_if_not_wanted(tmp_path: Path) -> None:
+def test_nothing_is_skipped_if_disabled(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> None:
         async with consumer_of(world, consume):
             await world.advance(minutes=30)
@@ -85,7 +85,7 @@ def test_nothing_is_left_out_if_not_wanted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everybody_is_there_afterwards(tmp_path: Path) -> None:
+def test_all_members_are_present_afterwards(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> None:
         seen: list[bytes] = []
 
@@ -108,7 +108,7 @@ def test_everybody_is_there_afterwards(tmp_path: Path) -> None:
     run(tmp_path, wait)
 
 
-def test_who_waits_for_a_time_is_woken_at_that_time(tmp_path: Path) -> None:
+def test_a_waiter_for_a_deadline_is_woken_at_that_deadline(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> list[float]:
         times_s = []
 
@@ -168,12 +168,12 @@ def test_message_that_is_never_finished_is_sent_back_in_time(
             await world.advance(minutes=40)
         return times_ms[1] - times_ms[0]
 
-    # 15 minutes, the next look at what takes long, and the delay of a message sent back so.
+    # 15 minutes, the next check for slow messages, and the delay of a message sent back.
     waited_ms, _ = run(tmp_path, wait, skips_idle_time=skips_idle_time)
     assert 15 * 60_000 < waited_ms < 33 * 60_000
 
 
-def test_who_vanishes_is_missed_in_time(tmp_path: Path) -> None:
+def test_a_vanished_client_is_detected_in_time(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> None:
         async with (
             consumer_of(world, consume, "gone"),
@@ -192,7 +192,7 @@ def test_who_vanishes_is_missed_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_polls_gets_his_answer_after_his_own_time(tmp_path: Path) -> None:
+def test_a_poller_gets_its_answer_after_its_own_timeout(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> float:
         async with LitePullConsumer(
             "lite", nameserver=world.nameserver, subscriptions={"orders": "*"}, start_from="first"
@@ -209,7 +209,7 @@ def test_who_polls_gets_his_answer_after_his_own_time(tmp_path: Path) -> None:
 def both_ways(
     directory: Path, work: Callable[[Cluster], Coroutine[Any, Any, T]], **settings: str
 ) -> tuple[T, T]:
-    """Return what comes of something with all that is repeated, and without."""
+    """Return the results with all repeated work, and without."""
     found = []
     for skips in (False, True):
         path = directory / str(skips)
@@ -233,7 +233,7 @@ def test_messages_expire_at_their_hour(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_repeated_seldom_is_done(tmp_path: Path) -> None:
+def test_rarely_repeated_work_is_done(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> int:
         await world.make_topic("orders", queues=2)
         async with world.session(route_interval_ms=600_000) as session:
@@ -247,7 +247,7 @@ def test_what_is_repeated_seldom_is_done(tmp_path: Path) -> None:
     assert both_ways(tmp_path, wait) == (5, 5)
 
 
-def test_what_is_not_on_disk_gets_there(tmp_path: Path) -> None:
+def test_unflushed_data_reaches_the_disk(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> int:
         await world.send(Message("orders", b"1"), Message("orders", b"2"))
         await world.advance(hours=2)
@@ -268,7 +268,7 @@ def test_what_is_not_on_disk_gets_there(tmp_path: Path) -> None:
         lambda world: world.isolate(),
     ],
 )
-def test_nothing_is_left_out_while_something_is_wrong(
+def test_nothing_is_skipped_during_a_fault(
     tmp_path: Path, disturb: Callable[[Cluster], None]
 ) -> None:
     async def wait(world: Cluster) -> int:
@@ -307,7 +307,7 @@ def test_two_clusters_in_one_loop_do_not_disturb_each_other(tmp_path: Path) -> N
     run(tmp_path / "first", wait)
 
 
-def test_a_fact_about_time_is_seen_within_a_minute(tmp_path: Path) -> None:
+def test_a_condition_on_time_is_seen_within_a_minute(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> float:
         start_ms = world.clock.now_ms()
         async with consumer_of(world, consume):

@@ -21,7 +21,7 @@ from turbopump.testing.memory_transport import WINDOW_BYTES
 
 
 class End(asyncio.Protocol):
-    """One end of a connection that writes down what happens to it."""
+    """One end of a connection that records what happens to it."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -99,7 +99,7 @@ async def test_latency_and_names_are_as_set() -> None:
 
 
 @virtual_time()
-async def test_a_reader_that_pauses_pauses_the_writer_and_bounds_what_is_held() -> None:
+async def test_a_paused_reader_pauses_the_writer_and_bounds_the_buffer() -> None:
     near, far = await pair(MemoryNetwork())
     far.transport.pause_reading()
     while "pause" not in near.events:
@@ -141,18 +141,18 @@ async def test_an_abort_travels_as_long_as_bytes_and_does_not_overtake_them() ->
 
 
 @virtual_time()
-async def test_an_abort_forgets_what_is_not_sent_yet() -> None:
+async def test_an_abort_discards_unsent_bytes() -> None:
     near, far = await pair(MemoryNetwork())
     far.transport.pause_reading()
     near.transport.write(bytes(WINDOW_BYTES + 1000))
     near.transport.abort()
     assert near.transport.get_write_buffer_size() == 0
     await wait_until(lambda: "lost" in far.events)
-    assert len(far.received) == WINDOW_BYTES, "what has arrived is read, as from a socket's buffer"
+    assert len(far.received) == WINDOW_BYTES, "received data is read, as from a socket's buffer"
 
 
 class Broken(End):
-    """Fails on whatever comes."""
+    """Fails on any input."""
 
     def data_received(self, data: bytes) -> None:
         raise RuntimeError("cannot read")
@@ -182,7 +182,7 @@ async def test_a_protocol_that_raises_is_reported_and_closed(call: str) -> None:
 
 
 @virtual_time()
-async def test_writing_to_a_peer_that_is_gone_is_a_reset() -> None:
+async def test_writing_to_a_closed_peer_is_a_reset() -> None:
     network = MemoryNetwork(LinkQuality(latency_ms=10))
     near, far = await pair(network)
     near.transport.pause_reading()
@@ -193,7 +193,7 @@ async def test_writing_to_a_peer_that_is_gone_is_a_reset() -> None:
 
 
 @virtual_time()
-async def test_what_was_sent_before_closing_arrives_before_the_reset() -> None:
+async def test_bytes_sent_before_closing_arrive_before_the_reset() -> None:
     near, far = await pair(MemoryNetwork(LinkQuality(latency_ms=10, jitter_ms=0, cut_chance=0)))
     far.transport.write(b"the last answer")
     far.transport.close()
@@ -245,7 +245,7 @@ async def test_a_connection_closed_during_a_partition_is_noticed_after_it() -> N
 
 
 @virtual_time()
-async def test_what_was_sent_before_closing_in_a_partition_arrives_after_it() -> None:
+async def test_bytes_sent_before_closing_in_a_partition_arrive_after_it() -> None:
     network = MemoryNetwork()
     near, far = await pair(network)
     network.partition("a", "b")
@@ -274,7 +274,7 @@ async def test_lost_bytes_are_lost_one_way_only() -> None:
 
 
 @virtual_time()
-async def test_a_frozen_host_takes_nothing_until_it_thaws() -> None:
+async def test_a_frozen_host_receives_nothing_until_it_thaws() -> None:
     network = MemoryNetwork()
     near, far = await pair(network)
     network.stop_reading("b")
@@ -314,7 +314,7 @@ async def test_hosts_listen_at_themselves_only() -> None:
         ((0, 0, 2), "cut_chance must be 0 to 1, got 2"),
     ],
 )
-def test_bad_qualities_are_refused(quality: tuple[float, float, float], text: str) -> None:
+def test_invalid_link_settings_are_rejected(quality: tuple[float, float, float], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         LinkQuality(*quality)
 

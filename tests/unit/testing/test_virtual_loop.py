@@ -111,7 +111,7 @@ async def test_time_stands_still_while_a_thread_works() -> None:
 
 
 @virtual_time()
-async def test_a_failing_thread_lets_time_go_on() -> None:
+async def test_time_continues_after_a_thread_fails() -> None:
     with pytest.raises(ZeroDivisionError):
         await asyncio.to_thread(lambda: 1 // 0)
     await asyncio.sleep(5)
@@ -128,7 +128,7 @@ async def test_time_stands_still_until_the_thread_of_a_cancelled_job_ends() -> N
         ended.set()
 
     job = virtual_loop().run_in_executor(None, work)
-    # A job that no thread has taken yet would be cancelled for good.
+    # A job that no thread has taken yet would be cancelled permanently.
     assert started.wait(10)
     job.cancel()
     threading.Timer(0.05, release.set).start()
@@ -137,7 +137,7 @@ async def test_time_stands_still_until_the_thread_of_a_cancelled_job_ends() -> N
 
 
 @virtual_time()
-async def test_a_job_cancelled_before_it_starts_lets_time_go_on() -> None:
+async def test_time_continues_after_a_job_is_cancelled_before_it_starts() -> None:
     release = threading.Event()
     ran: list[str] = []
     with ThreadPoolExecutor(1) as executor:
@@ -152,7 +152,7 @@ async def test_a_job_cancelled_before_it_starts_lets_time_go_on() -> None:
 
 
 @virtual_time()
-async def test_the_default_executor_may_be_ones_own() -> None:
+async def test_the_default_executor_may_be_custom() -> None:
     executor = ThreadPoolExecutor(1, thread_name_prefix="own")
     virtual_loop().set_default_executor(executor)
     assert (await asyncio.to_thread(lambda: threading.current_thread().name)).startswith("own")
@@ -170,7 +170,7 @@ def test_a_thread_may_outlive_the_loop(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.text == ""
 
 
-def test_a_thread_that_never_comes_back_is_named_and_left() -> None:
+def test_a_thread_that_never_returns_is_named_and_abandoned() -> None:
     release, begun = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -188,14 +188,14 @@ def test_a_thread_that_never_comes_back_is_named_and_left() -> None:
             runner.run(wait())
         assert begun.is_set()
         loop.limit_real_time(10)
-        # Time goes on without it.
+        # Time continues without it.
         runner.run(asyncio.sleep(3600))
         assert loop.time() >= 3600
     release.set()
 
 
 @virtual_time()
-async def test_a_thread_of_ones_own_may_wake_the_loop() -> None:
+async def test_a_custom_thread_may_wake_the_loop() -> None:
     loop = virtual_loop()
     woken = asyncio.Event()
     loop.call_later(60, lambda: None)
@@ -229,7 +229,7 @@ def test_the_seed_decides_the_chance() -> None:
 
 
 @virtual_time()
-async def test_waiting_for_a_fact_ends_when_it_is_one() -> None:
+async def test_waiting_for_a_condition_ends_when_it_holds() -> None:
     facts: list[int] = []
     virtual_loop().call_later(5, facts.append, 1)
     await wait_until(lambda: facts)
@@ -237,7 +237,7 @@ async def test_waiting_for_a_fact_ends_when_it_is_one() -> None:
 
 
 @virtual_time()
-async def test_a_fact_is_checked_rarely_while_nothing_happens() -> None:
+async def test_a_condition_is_checked_rarely_while_nothing_happens() -> None:
     loop, checks, facts = virtual_loop(), list[float](), list[int]()
     loop.call_later(0.25, facts.append, 1)
     loop.call_later(0.257, facts.append, 2)
@@ -251,14 +251,14 @@ async def test_a_fact_is_checked_rarely_while_nothing_happens() -> None:
 
 
 @virtual_time()
-async def test_a_fact_about_time_is_noticed_soon() -> None:
+async def test_a_condition_on_time_is_noticed_soon() -> None:
     loop = virtual_loop()
     await wait_until(lambda: loop.time() > 1.55)
     assert loop.time() < 1.66
 
 
 @virtual_time()
-async def test_a_fact_may_come_from_a_thread() -> None:
+async def test_a_condition_may_be_set_by_a_thread() -> None:
     loop, facts = virtual_loop(), list[int]()
     job = loop.run_in_executor(None, lambda: loop.call_soon_threadsafe(facts.append, 1))
     await wait_until(lambda: facts)
@@ -267,12 +267,12 @@ async def test_a_fact_may_come_from_a_thread() -> None:
 
 
 @virtual_time()
-async def test_waiting_for_a_fact_that_never_comes_says_which() -> None:
+async def test_waiting_for_a_condition_that_never_holds_names_it() -> None:
     with pytest.raises(AssertionError, match=r"not true within 2 s: .*lambda.*\.py:\d+"):
         await wait_until(lambda: False, 2)
 
 
-def test_virtual_helpers_say_when_they_are_used_in_real_time() -> None:
+def test_virtual_helpers_raise_when_used_in_real_time() -> None:
     async def main() -> None:
         virtual_loop()
 
@@ -281,7 +281,7 @@ def test_virtual_helpers_say_when_they_are_used_in_real_time() -> None:
 
 
 @virtual_time()
-async def test_time_stands_still_while_others_are_busy_and_goes_on_after_that() -> None:
+async def test_time_stands_still_while_others_are_busy_and_continues_afterwards() -> None:
     loop = virtual_loop()
     told = asyncio.Event()
     busy = threading.Event()
@@ -303,7 +303,7 @@ async def test_time_stands_still_while_others_are_busy_and_goes_on_after_that() 
 
 
 @virtual_time()
-async def test_who_watches_is_asked_when_everybody_waits_and_may_wake_somebody() -> None:
+async def test_watchers_are_called_when_all_tasks_wait_and_may_wake_one() -> None:
     loop = virtual_loop()
     done: list[str] = []
     seen_at: list[float] = []
@@ -320,7 +320,7 @@ async def test_who_watches_is_asked_when_everybody_waits_and_may_wake_somebody()
         loop.call_later(delay_s, done.append, f"after {delay_s} s")
     with loop.watched(look):
         await woken.wait()
-    assert loop.time() == 20, "not later than the fact"
+    assert loop.time() == 20, "not later than the condition"
     assert seen_at == [0, 10, 20]
 
 

@@ -1,4 +1,4 @@
-"""Properties laid out alike are looked at by the column, others are not."""
+"""Properties with the same layout are parsed by column, others are not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_values_are_found_in_all_texts_where_they_stand_in_the_first() -> None:
 
 
 @pytest.mark.parametrize("form", [ALIKE, "", "A\x01%03d\0", "A\x01%03d\x7f\x80"])
-def test_texts_that_have_to_be_looked_at_closely(form: str) -> None:
+def test_texts_that_need_a_full_parse(form: str) -> None:
     assert texts_of(form).columns is None
 
 
@@ -50,7 +50,7 @@ def test_texts_that_have_to_be_looked_at_closely(form: str) -> None:
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 15, 16, 39])
-def test_one_text_that_is_laid_out_otherwise(other: bytes, at: int) -> None:
+def test_one_text_with_another_layout(other: bytes, at: int) -> None:
     texts = [b"A\x01123"] * 40
     assert PropertyTexts(texts).columns is not None
     texts[at] = other
@@ -60,7 +60,7 @@ def test_one_text_that_is_laid_out_otherwise(other: bytes, at: int) -> None:
     assert PropertyTexts(rows[:0]).columns is None
 
 
-def test_few_texts_are_not_looked_at_by_the_column() -> None:
+def test_few_texts_are_not_parsed_by_column() -> None:
     assert texts_of("A\x01%03d", ROWS_MIN - 1).columns is None
     assert texts_of("A\x01%03d", ROWS_MIN).columns is not None
 

@@ -103,7 +103,7 @@ def test_heartbeat_of_a_client_that_sends_places_instead_of_names() -> None:
         Heartbeat.decode(b'{"clientID":"c","consumerDataSet":[1]}')
 
 
-def test_members_that_are_none_are_left_out() -> None:
+def test_members_that_are_none_are_omitted() -> None:
     assert b"orderTopicConf" not in ROUTE.encode()
     assert b"null" not in ConsumerData(group_name="g").encode()
 
@@ -118,7 +118,7 @@ def test_members_that_are_none_are_left_out() -> None:
         (b"\xff\xfe", "not UTF-8"),
     ],
 )
-def test_bodies_of_another_kind_are_refused(data: bytes, complaint: str) -> None:
+def test_bodies_of_the_wrong_type_are_rejected(data: bytes, complaint: str) -> None:
     with pytest.raises(BodyError, match=complaint):
         LockedQueues.decode(data)
 
@@ -138,7 +138,7 @@ def test_direct_result_as_a_place_or_a_name(place: int, name: str) -> None:
         assert DirectConsumption.decode(body.encode()).consume_result == f"CR_{name}"
 
 
-def test_direct_results_that_nobody_knows() -> None:
+def test_unknown_direct_results() -> None:
     assert DirectConsumption.decode(b'{"consumeResult":"CR_NEW"}').consume_result == "CR_NEW"
     assert DirectConsumption.decode(b'{"consumeResult":null}').consume_result is None
     with pytest.raises(BodyError, match="consumeResult"):

@@ -39,7 +39,7 @@ def test_json_keeps_empty_texts(fields: dict[str, str]) -> None:
     assert framing.decode(framing.encode(command)) == command
 
 
-def test_binary_form_takes_empty_texts_for_missing_ones() -> None:
+def test_the_binary_form_reads_empty_texts_as_missing() -> None:
     command = Command(
         code=1, ext_fields={"a": "", "b": "c"}, remark="", serialize=Serialize.ROCKETMQ
     )
@@ -48,7 +48,7 @@ def test_binary_form_takes_empty_texts_for_missing_ones() -> None:
     assert read.remark is None
 
 
-def test_answers_come_in_the_encoding_of_the_request() -> None:
+def test_responses_use_the_encoding_of_the_request() -> None:
     for serialize in Serialize:
         asked = Command(code=33, opaque=-7, serialize=serialize, ext_fields={"offset": "1"})
         answer = asked.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=5), body=b"x")
@@ -57,7 +57,7 @@ def test_answers_come_in_the_encoding_of_the_request() -> None:
         assert answer.ext_fields == {"offset": "5"}
 
 
-def test_no_header_and_an_empty_header_are_told_apart() -> None:
+def test_no_header_and_an_empty_header_are_distinguished() -> None:
     asked = request(15)
     assert asked.ext_fields is None
     assert b"extFields" not in encode_header(asked.answer(0))
@@ -144,7 +144,7 @@ def test_unknown_language_number_in_the_binary_form() -> None:
     assert decode_header(unknown, Serialize.ROCKETMQ).language is None
 
 
-def test_what_does_not_fit_into_a_binary_header_is_refused() -> None:
+def test_values_too_large_for_a_binary_header_are_rejected() -> None:
     with pytest.raises(InvalidArgument, match="code 40000 does not fit into a binary header"):
         encode_header(Command(code=40000, serialize=Serialize.ROCKETMQ))
     long_name = Command(code=1, ext_fields={"n" * 40000: "v"}, serialize=Serialize.ROCKETMQ)

@@ -1,4 +1,4 @@
-"""Reading what a peer sends costs steps in proportion to its length, whatever it is.
+"""Decoding what a peer sends takes steps in proportion to its length, whatever it is.
 
 Counted are calls of Python and C functions, which include each comparison of two keys. What one
 call of a pattern or of msgspec does is out of sight here; their inputs are in the same list.
@@ -24,7 +24,7 @@ STEPS_PER_BYTE_MAX = 12
 
 
 def steps(call: Callable[[], object]) -> int:
-    """Count the calls that a call makes; errors that peers are told of are fine."""
+    """Count the calls that a call makes; errors that are reported to peers are fine."""
     count = 0
 
     def note(_frame: FrameType, event: str, _argument: object) -> None:

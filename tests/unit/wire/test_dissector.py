@@ -34,7 +34,7 @@ def decoded(dissect: Any, *names: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_every_golden_frame_there_and_back(dissect: Any) -> None:
+def test_every_golden_frame_round_trips(dissect: Any) -> None:
     hex_lines = "".join(vector["hex"] + "\n" for vector in frames())
     code, out, _ = dissect("decode", hex_lines)
     assert code == 0
@@ -159,7 +159,7 @@ def test_lines_before_a_bad_one_are_printed(dissect: Any) -> None:
     assert err.startswith("line 2: ")
 
 
-def test_encode_fills_in_defaults_and_takes_json_bodies(dissect: Any) -> None:
+def test_encode_fills_in_defaults_and_accepts_json_bodies(dissect: Any) -> None:
     code, out, _ = dissect("encode", '{"code":34,"body":{"clientID":"c","producerDataSet":[]}}')
     assert code == 0
     code, out, _ = dissect("decode", out)
@@ -180,7 +180,7 @@ FROM_JSON = [
 
 
 @pytest.mark.parametrize("name", FROM_JSON)
-def test_frames_are_made_from_their_decoded_body_too(dissect: Any, name: str) -> None:
+def test_frames_are_also_encoded_from_their_decoded_body(dissect: Any, name: str) -> None:
     [fields] = decoded(dissect, name)
     without_hex = json.dumps({key: item for key, item in fields.items() if key != "body_hex"})
     code, out, err = dissect("encode", without_hex)

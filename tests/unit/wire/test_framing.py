@@ -35,7 +35,7 @@ def test_byte_by_byte() -> None:
     assert received
 
 
-def test_a_length_beyond_the_limit_is_refused_before_the_frame_is_there() -> None:
+def test_a_length_beyond_the_limit_is_rejected_before_the_frame_arrives() -> None:
     decoder = FrameDecoder(frame_bytes_max=1000)
     with pytest.raises(
         FrameError, match=r"a frame must be 4 to 1000 bytes, got 1001 \(at byte 0\)"
@@ -44,7 +44,7 @@ def test_a_length_beyond_the_limit_is_refused_before_the_frame_is_there() -> Non
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 0, 3])
-def test_a_length_that_cannot_be(length: int) -> None:
+def test_an_invalid_length(length: int) -> None:
     with pytest.raises(FrameError, match=f"bytes, got {length} "):
         list(FrameDecoder().feed(length.to_bytes(4, "big", signed=True)))
 
@@ -111,7 +111,7 @@ def test_unknown_header_encoding() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", framing.encode(request(34)) * 2, STREAM[:30]])
-def test_decode_wants_exactly_one_frame(data: bytes) -> None:
+def test_decode_expects_exactly_one_frame(data: bytes) -> None:
     with pytest.raises(WireError, match="expected one whole frame"):
         framing.decode(data)
 
@@ -155,7 +155,7 @@ def test_protocol_example_of_the_json_form() -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1000, 70_000, 300_000])
-def test_a_large_body_is_kept_as_it_came_until_it_is_wanted_whole(chunk_bytes: int) -> None:
+def test_a_large_body_is_kept_in_pieces_until_it_is_requested_whole(chunk_bytes: int) -> None:
     commands = [
         Command(code=10, opaque=number, body=bytes([number]) * (100_000 + number))
         for number in range(3)
@@ -187,7 +187,7 @@ def test_a_header_is_read_where_it_lies_once_its_frame_is_whole() -> None:
             framing.read_header(memoryview(bad), 0, 8)
 
 
-def test_header_that_no_peer_needs_is_refused() -> None:
+def test_an_oversized_header_is_rejected() -> None:
     header = b'{"code":1,"remark":"' + b"x" * framing.HEADER_BYTES_MAX + b'"}'
     frame = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
     with pytest.raises(FrameError, match="header must be at most 1048576 bytes"):

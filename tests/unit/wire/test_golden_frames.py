@@ -1,4 +1,4 @@
-"""Every frame that the original's peers sent is read as described and written back to the byte."""
+"""Every frame recorded from Apache RocketMQ is decoded as described and re-encoded exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vectors import Vector, frames
 FRAMES = frames()
 IDS = [vector["name"] for vector in FRAMES]
 UNDECLARED_FIELDS = {"ReqT", "AccessKey", "Signature"}
-"""Added by hooks to any request; headers pass over them."""
+"""Added by hooks to any request; headers ignore them."""
 
 
 def command_of(vector: Vector) -> Command:
@@ -29,7 +29,7 @@ def command_of(vector: Vector) -> Command:
 
 
 def asked_code(vector: Vector) -> int | None:
-    """Return the request's code, also of an answer; None where it has no name."""
+    """Return the request's code, also of a response; None where it has no name."""
     if vector["kind"] != "response":
         return int(vector["code"])
     known = vector["answers"] in RequestCode.__members__
@@ -57,7 +57,7 @@ def _check_header(vector: Vector, command: Command) -> None:
     assert command.version == header["version"]
     assert command.language == expected
     assert command.remark == header.get("remark")
-    # The binary form cannot tell no fields from an empty set of them.
+    # The binary form cannot distinguish no fields from an empty set of them.
     assert (command.ext_fields or {}) == (header.get("extFields") or {})
 
 
@@ -132,7 +132,7 @@ def _check_json_body(kind: type[Body], body: bytes) -> None:
 
 
 def _comparable(value: Any) -> Any:
-    """Bring keys to one form: integers and objects as texts, objects with their names sorted."""
+    """Normalise keys: integers and objects as texts, objects with their names sorted."""
     if isinstance(value, Mapping):
         return {_key(key): _comparable(item) for key, item in value.items()}
     return [_comparable(item) for item in value] if isinstance(value, list) else value

@@ -46,7 +46,7 @@ def test_letters_carry_the_same_fields() -> None:
     assert set(short.to_ext_fields()) == set("abcdefghm")
 
 
-def test_values_travel_as_texts_and_none_stays_home() -> None:
+def test_values_are_sent_as_text_and_none_is_omitted() -> None:
     fields = ResetOffset(topic="T", group="g", timestamp=-1, is_force=True).to_ext_fields()
     assert fields == {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
     assert UnregisterClient(client_id="c").to_ext_fields() == {"clientID": "c"}
@@ -67,7 +67,7 @@ def test_numbers_with_a_sign() -> None:
     assert (read.timestamp, read.topic) == (5, "+T")
 
 
-def test_unknown_fields_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     answer = SendMessageAnswer.from_ext_fields(
         {"msgId": "m", "queueId": "0", "queueOffset": "5", "TRACE_ON": "true", "new": "x"}
     )

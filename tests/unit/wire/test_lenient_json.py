@@ -60,7 +60,7 @@ def test_writing_keys_that_are_not_texts() -> None:
     )
 
 
-def test_pretty_files_of_the_original() -> None:
+def test_pretty_printed_files_of_apache_rocketmq() -> None:
     text = '{\n\t"offsetTable":{{\n\t\t\t"queueId":3,\n\t\t\t"topic":"T"\n\t\t}:0,\n\t\t1:2\n\t}\n}'
     assert loads(text) == {"offsetTable": {ObjectKey({"queueId": 3, "topic": "T"}): 0, "1": 2}}
 
@@ -111,7 +111,7 @@ def test_reference_to_the_value_of_a_queue() -> None:
         ('{1:2,"é":{{"a":1}:2}', 21),
     ],
 )
-def test_errors_tell_the_byte(text: str, position: int) -> None:
+def test_errors_name_the_byte(text: str, position: int) -> None:
     with pytest.raises(BodyError, match="not JSON") as failure:
         loads(text)
     assert failure.value.position == position
@@ -144,7 +144,7 @@ def test_whatever_is_wrong_is_a_body_error(text: str) -> None:
         loads(text)
 
 
-def test_odd_keys_and_paths_that_are_all_right() -> None:
+def test_odd_keys_and_paths_that_are_valid() -> None:
     assert list(loads('{{1:2,"a":3}:4}').values()) == [4]
     assert loads('{"r":{"$ref":"$.a[' + "9" * 5000 + ']"}}') == {"r": None}
     assert loads('{"a":{"$ref":"$.b"},"b":{"$ref":"$.a"}}') == {"a": None, "b": None}

@@ -1,4 +1,4 @@
-"""Prepared answers to pulls: the same bytes as those made the usual way."""
+"""Prepared responses to pulls: the same bytes as those encoded the usual way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODIES = st.binary(max_size=9)
 
 
 @given(CODES, st.integers(0, 7), REMARKS, OPAQUES, st.tuples(OFFSETS, OFFSETS, OFFSETS), BODIES)
-def test_the_bytes_are_those_of_an_answer_made_the_usual_way(
+def test_the_bytes_equal_those_of_a_response_encoded_the_usual_way(
     code: ResponseCode,
     broker_id: int,
     remark: str,

@@ -156,7 +156,7 @@ def plain_view(body: bytes = b"hello", text: str = "", sys_flag: int = 0) -> Mes
     return decode_record(record.encode(QueueOffset(1), PhysicalOffset(12345), 2))
 
 
-def test_nothing_is_parsed_or_inflated_before_it_is_asked_for() -> None:
+def test_nothing_is_parsed_or_inflated_before_it_is_accessed() -> None:
     view = plain_view(body=b"this is not zlib", text="TAGS\x01a", sys_flag=COMPRESSED)
     assert view._properties is None
     assert view._body is None
@@ -167,7 +167,7 @@ def test_nothing_is_parsed_or_inflated_before_it_is_asked_for() -> None:
         _ = view.body
 
 
-def test_what_users_see() -> None:
+def test_the_view_for_users() -> None:
     text = properties.encode({"TAGS": "a", "KEYS": "k1  k2", "UNIQ_KEY": "U"})
     view = plain_view(text=text, sys_flag=Transaction.COMMIT)
     assert (view.tags, view.keys, view.unique_key) == ("a", ["k1", "k2"], "U")
@@ -216,7 +216,7 @@ def test_damage_is_described_with_its_position() -> None:
     assert decode_record(bytes(bad_body)).body != b"hello"
 
 
-def test_records_that_cannot_be_stored_are_refused() -> None:
+def test_records_that_cannot_be_stored_are_rejected() -> None:
     with pytest.raises(InvalidArgument, match="topic must be 1 to 127 bytes, got 128"):
         Record(
             topic=b"t" * 128,

@@ -1,4 +1,4 @@
-"""The records of a batch made at once are those made one by one."""
+"""The records of a batch encoded in one call equal those encoded one by one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EQUAL = st.integers(0, 3).flatmap(
 
 
 def one_by_one(body: bytes) -> list[Record]:
-    """Make the records as they are made for small batches."""
+    """Encode the records as for small batches."""
     records = []
     for entry in decode_batch(body):
         separated = entry.properties and not entry.properties.endswith(b"\x02")
@@ -99,7 +99,7 @@ def test_batches_become_the_same_records(entries: list[BatchEntry]) -> None:
 
 @pytest.mark.parametrize("body_bytes", [2, 1000])
 @pytest.mark.parametrize("end", [b"", b"\x02"])
-def test_messages_of_the_same_lengths_are_not_taken_out_one_by_one(
+def test_messages_of_the_same_lengths_are_not_extracted_one_by_one(
     body_bytes: int, end: bytes
 ) -> None:
     body = encode_batch(
@@ -113,7 +113,7 @@ def test_messages_of_the_same_lengths_are_not_taken_out_one_by_one(
     check_same(batch, body)
 
 
-def test_usual_batches_are_not_left_to_be_looked_at() -> None:
+def test_usual_batches_do_not_take_the_slow_path() -> None:
     for end in (b"", b"\x02"):
         body = encode_batch(
             BatchEntry(b"%d" % number, b"KEYS\x01k%d" % number + end) for number in range(200)
@@ -131,7 +131,7 @@ def test_properties_that_are_too_long_with_the_shared_ones(large: bytes) -> None
 
 
 @given(st.data())
-def test_damaged_batches_are_left_to_be_looked_at(data: st.DataObject) -> None:
+def test_damaged_batches_take_the_slow_path(data: st.DataObject) -> None:
     body = bytearray(encode_batch([BatchEntry(b"abc", b"A\x01b")] * (MESSAGES_MIN + 8)))
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -145,7 +145,7 @@ def test_damaged_batches_are_left_to_be_looked_at(data: st.DataObject) -> None:
         assert batch is None or list(batch.records()) == wanted
 
 
-def test_few_messages_are_left_to_others() -> None:
+def test_small_batches_take_the_slow_path() -> None:
     body = encode_batch([BatchEntry(b"abc", b"A\x01b")] * (MESSAGES_MIN - 1))
     assert record_batch(LIKE, body, SHARED) is None
 
@@ -166,7 +166,7 @@ ROWS = 20_000
 
 
 @pytest.mark.parametrize("in_a_row", [1, 2, 4, 8, 70, 5000, ROWS])
-def test_looking_for_messages_of_equal_length_stays_in_proportion(
+def test_the_search_for_messages_of_equal_length_is_linear(
     monkeypatch: pytest.MonkeyPatch, in_a_row: int
 ) -> None:
     looks = []

@@ -1,4 +1,4 @@
-"""The records of a batch of few messages are those made one by one."""
+"""The records of a batch of few messages equal those encoded one by one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_batches_of_many_messages_have_the_same_bytes(entries: list[BatchEntry])
 
 
 @given(st.data())
-def test_damaged_batches_are_refused(data: st.DataObject) -> None:
+def test_damaged_batches_are_rejected(data: st.DataObject) -> None:
     body = bytearray(encode_batch([BatchEntry(b"abc", b"A\x01b")] * 5))
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""Prepared send requests: the same bytes as those that are encoded the usual way."""
+"""Prepared send requests: the same bytes as those encoded the usual way."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_a_long_body_is_not_copied() -> None:
     assert made.frame_parts(1, 0, FRAME_BYTES_MAX)[1] is body
 
 
-def test_properties_that_are_not_unicode_are_refused() -> None:
+def test_properties_that_are_not_unicode_are_rejected() -> None:
     frames = send_request_frames("g", "T", "b", 4, False)
     made = SendRequest(frames, 0, 0, 0, 0, "name\x01\ud800", b"x")
     with pytest.raises(InvalidArgument, match="properties must be UTF-8 text"):
         made.frame_parts(1, 0, FRAME_BYTES_MAX)
 
 
-def test_a_frame_above_the_limit_is_refused() -> None:
+def test_a_frame_above_the_limit_is_rejected() -> None:
     made = SendRequest(send_request_frames("g", "T", "b", 4, False), 0, 0, 0, 0, "", b"x" * 900)
     assert made.frame_parts(1, 0, 2000)
     with pytest.raises(InvalidArgument, match="a frame must be at most 1000 bytes, got"):

@@ -33,7 +33,7 @@ POSITIONS = st.integers(0, 2**63 - 1)
     st.integers(0, 2**31 - 1),
     POSITIONS,
 )
-def test_the_bytes_are_those_of_an_answer_made_the_usual_way(
+def test_the_bytes_equal_those_of_a_response_encoded_the_usual_way(
     traits: BrokerTraits, store_host: Host, opaque: int, position: int, queue: int, offset: int
 ) -> None:
     at = PhysicalOffset(position)
@@ -51,7 +51,7 @@ def test_the_bytes_are_those_of_an_answer_made_the_usual_way(
 
 
 @given(HOSTS, st.lists(POSITIONS, min_size=1, max_size=5))
-def test_the_bytes_of_batches_are_those_of_an_answer_made_the_usual_way(
+def test_the_bytes_of_batches_equal_those_of_a_response_encoded_the_usual_way(
     store_host: Host, positions: list[int]
 ) -> None:
     traits = BrokerTraits(region="%d", trace_on=True).to_ext_fields()

@@ -1,4 +1,4 @@
-"""Properties, hashes, ids, batches, compression, flags, hosts: against the original's results."""
+"""Properties, hashes, ids, batches, compression, flags, hosts: as Apache RocketMQ has them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_properties_round_trip(given_properties: dict[str, str]) -> None:
 
 
 @given(st.dictionaries(plain, plain, max_size=6), plain, st.booleans())
-def test_taking_one_property_out(all_of_them: dict[str, str], name: str, ended: bool) -> None:
+def test_extracting_one_property(all_of_them: dict[str, str], name: str, ended: bool) -> None:
     text = properties.encode(all_of_them) + (properties.ENTRY_END if ended else "")
     rest, value = properties.taken_out(text, name)
     assert value == all_of_them.get(name)
@@ -135,7 +135,7 @@ def test_offset_ids(vector: Vector) -> None:
 
 @pytest.fixture
 def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ids count from the start of the local month: the vectors were made in UTC."""
+    """Ids count from the start of the local month: the vectors were created in UTC."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -185,7 +185,7 @@ def epoch_ms(
 
 
 @pytest.mark.usefixtures("_utc")
-def test_unique_ids_over_the_turn_of_a_month() -> None:
+def test_unique_ids_across_the_turn_of_a_month() -> None:
     clock = HandClock(epoch_ms(2026, 10, 31, 23, 59, 59))
     made = ids.UniqueIds(clock, bytes([127, 0, 0, 1]), process=0x12345, maker=-1)
     first = parts_of(made.next())
@@ -234,7 +234,7 @@ def test_several_unique_ids_follow_one_another() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7F", "zz" * 16, "7F" * 15, "7F 00" * 6, "7F" * 17])
-def test_ids_that_are_none(text: str) -> None:
+def test_invalid_ids(text: str) -> None:
     with pytest.raises(InvalidArgument, match="must be 32 or 56 hex digits"):
         ids.parse_offset_id(text)
 
@@ -284,7 +284,7 @@ def test_batch_properties_that_are_too_long() -> None:
 
 
 @pytest.mark.parametrize("vector", CODECS["compress"])
-def test_bodies_compressed_by_the_original(vector: Vector) -> None:
+def test_bodies_compressed_by_apache_rocketmq(vector: Vector) -> None:
     body = bytes.fromhex(vector["bodyHex"])
     forms = {name: value for name, value in vector.items() if name != "bodyHex"}
     assert forms
@@ -320,7 +320,7 @@ def test_flag_bits(vector: Vector) -> None:
 
 
 @pytest.mark.parametrize("kind", [4, 5, 6, 7])
-def test_compression_that_nobody_knows(kind: int) -> None:
+def test_unknown_compression(kind: int) -> None:
     with pytest.raises(RecordError, match=f"unknown compression type {kind}"):
         sysflag.compression_of(kind << 8 | 1)
 
@@ -389,7 +389,7 @@ def test_addresses(text: str, parts: tuple[str, int]) -> None:
         "[::1]]:1",
     ],
 )
-def test_addresses_that_are_none(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(InvalidArgument, match="expected host:port"):
         split_address(text)
 

@@ -1,4 +1,4 @@
-"""Headers that are typed while they are read are those that are typed afterwards."""
+"""Headers typed while they are decoded equal those typed afterwards."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def header_of(command: Command) -> object:
 
 
 @given(st.sampled_from([310, 320, 11]), MEMBERS)
-def test_what_is_read_is_what_would_be_read_afterwards(
-    code: int, members: dict[str, object]
-) -> None:
+def test_typed_headers_equal_those_converted_later(code: int, members: dict[str, object]) -> None:
     data = json.dumps({"code": code, **members}, separators=(",", ":")).encode()
     typed = decode_typed(data, TYPED, b"body")
     if typed is None or typed.code == 11:
@@ -72,7 +70,7 @@ def test_what_is_read_is_what_would_be_read_afterwards(
         b'{"code":10,"extFields":{}}',
     ],
 )
-def test_others_are_left_to_be_read_as_usual(data: bytes) -> None:
+def test_other_headers_are_read_as_usual(data: bytes) -> None:
     assert decode_typed(data, TYPED, b"") is None
 
 

@@ -65,7 +65,7 @@ def _outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
     if jobs == 1:
         yield from map(simulate, seeds)
         return
-    # Not by fork: each process begins with nothing of this one's.
+    # Not by fork: each process starts without this one's state.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(simulate, seeds, chunksize=4)
 

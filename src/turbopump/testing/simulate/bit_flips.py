@@ -1,8 +1,8 @@
-"""Flips bits in the files of a broker that is down, and notes what that damages.
+"""Flips bits in the files of a broker that is down, and records what that damages.
 
-Only where damage can be noticed: bodies have a checksum, units are compared with their records, and
-a table is no longer valid JSON. Bodies only up to the checkpoint: beyond it, a start cannot tell
-damage from a write that a crash has torn.
+Only where damage can be detected: bodies have a checksum, units are compared with their records,
+and a table is no longer valid JSON. Bodies only up to the checkpoint: beyond it, a start cannot
+distinguish damage from a write that a crash has torn.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class BitFlips:
         return bool(found)
 
     def table(self) -> bool:
-        """Damage a table that has a backup, so that it is no text any more."""
+        """Damage a table that has a backup, so that it is no longer text."""
         found = [path for path in map(self._directory.config.joinpath, _TABLES) if self._may(path)]
         if not found:
             return False

@@ -1,4 +1,4 @@
-"""Bodies that tell which message they are, and whether they are whole."""
+"""Bodies that identify their message, and show whether they are intact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def body_of(key: str, size: int) -> bytes:
 
 
 def key_of(body: bytes) -> str | None:
-    """Return which message a body is; None if it is not one that was ever sent."""
+    """Return the message of a body; None if it was never sent."""
     try:
         key, size, _ = body.split(b"|", 2)
         return key.decode() if body == body_of(key.decode(), int(size)) else None
@@ -22,15 +22,15 @@ def key_of(body: bytes) -> str | None:
 
 
 class Bodies:
-    """Which messages bodies were before faults have flipped bits in them."""
+    """The messages of bodies before faults flipped bits in them."""
 
     def __init__(self) -> None:
         self._damaged: dict[bytes, str] = {}
 
     def damage(self, body: bytes, key: str) -> None:
-        """Note what the body of a message has become."""
+        """Record what the body of a message has become."""
         self._damaged[body] = key
 
     def damaged_key(self, body: bytes) -> str | None:
-        """Return which message a damaged body was; None if no fault has made it."""
+        """Return the message of a damaged body; None if no fault has damaged it."""
         return self._damaged.get(body)

@@ -1,4 +1,4 @@
-"""Background work that fails once as if it had a bug: it must be reported, and started again."""
+"""Background work that fails once as if it had a bug: it must be reported and restarted."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class BrokenWork:
     ) -> None:
         self.name = name
         self._is_running = is_running
-        """Whether its process is alive; while that stops, the method is no background work."""
+        """Whether its process is alive; while that stops, the method is not background work."""
         self._is_regular = is_regular
-        """Whether it is called again in any case, not only if there is something to do."""
+        """Whether it is called again in any case, not only if there is work to do."""
         self._error = InjectedFailure(f"{name} fails as planned")
         self._is_reported = False
         self._failed_s = math.inf
@@ -46,11 +46,11 @@ class BrokenWork:
         return self._call(*args, **kwargs)
 
     def heard(self, error: BaseException | None) -> None:
-        """Note what was reported."""
+        """Record what was reported."""
         self._is_reported |= error is self._error
 
     def violations(self, now_s: float) -> Iterator[str]:
-        """Return whether it was not reported, or not started again."""
+        """Return whether it was not reported, or not restarted."""
         if now_s < self._failed_s:
             return
         if not self._is_reported:

@@ -1,4 +1,4 @@
-"""The members of consumer groups: they note every call, and do what the plan says."""
+"""The members of consumer groups: they record every call, and do what the plan says."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Member:
         self._polling: asyncio.Task[None] | None = None
         self._consumer: PushConsumer | LitePullConsumer | None = None
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the group, as soon as that is possible."""
@@ -87,7 +87,7 @@ class Member:
         )
 
     async def leave(self) -> None:
-        """Leave the group in order."""
+        """Leave the group cleanly."""
         self.is_leaving = True
         world = self._world
         world.history.add(Left(world.now_us, self.group.name, self.name, is_crash=False))
@@ -112,7 +112,7 @@ class Member:
             await self._consumer.close()
 
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """Return the queues that it owns now, those of retry topics too."""
+        """Return the queues that it owns now, including those of retry topics."""
         is_over = self.is_dead or self.is_leaving or not self.session.is_running
         if is_over or not self.is_started or self._consumer is None:
             return ()
@@ -156,7 +156,7 @@ class Member:
             try:
                 messages = await consumer.poll(timeout_ms=_POLL_MS)
             except DamagedMessage:
-                # Polled over; the next poll continues behind it.
+                # Skipped; the next poll continues behind it.
                 continue
             is_uncommitted = is_uncommitted or bool(messages)
             for message in messages:
@@ -192,7 +192,7 @@ class Member:
         is_orderly = self.group.kind is GroupKind.ORDERLY
         return min(work_s, _ORDERLY_WORK_S_MAX) if is_orderly else work_s
 
-    # --- noting -----------------------------------------------------------------------------------
+    # --- recording --------------------------------------------------------------------------------
 
     def _begin(self, messages: Sequence[MessageView], queue: MessageQueue) -> int:
         self._next_call += 1
@@ -217,6 +217,6 @@ class Member:
         return self._next_call
 
     def _end(self, call: int, result: Result) -> None:
-        """Note the end of a call; one of a dead process has ended with it."""
+        """Record the end of a call; one of a dead process has ended with it."""
         for began in self._calls.pop(call, ()):
             self._world.history.add(began.ended(self._world.now_us, result))

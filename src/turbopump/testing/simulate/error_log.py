@@ -19,11 +19,11 @@ _LOGGERS = ("turbopump", "asyncio")
 _UNHANDLED = "unhandled: "
 
 OnError = Callable[[str, BaseException | None], None]
-"""Told of everything that is logged as an error, or that no code has handled."""
+"""Called with every logged error, and every error that no code has handled."""
 
 
 class _Errors(logging.Handler):
-    """Hears of every error that is logged."""
+    """Receives every error that is logged."""
 
     def __init__(self, tell: OnError) -> None:
         super().__init__(logging.ERROR)
@@ -35,9 +35,9 @@ class _Errors(logging.Handler):
 
 
 def is_bug(text: str, error: BaseException | None) -> bool:
-    """Whether what was logged cannot come from a fault that was planned, or was not handled."""
+    """Whether a logged error cannot come from a planned fault, or was not handled."""
     if text.startswith(_UNHANDLED):
-        # Whatever it was, its owner did not look at what became of its task.
+        # Whatever it was, its owner did not retrieve its task's result.
         return True
     # Only flipped bits damage what was synced, and what was not is not served.
     if error is None:
@@ -47,7 +47,7 @@ def is_bug(text: str, error: BaseException | None) -> bool:
 
 @contextmanager
 def capture_errors(tell: OnError) -> Iterator[Callable[[asyncio.AbstractEventLoop], None]]:
-    """Hear of errors, and of nothing else, in the log; yields what adds those of a loop."""
+    """Record errors, and nothing else, in the log; yields what adds those of a loop."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(log, log.level, log.propagate) for log in loggers]
     handler = _Errors(tell)

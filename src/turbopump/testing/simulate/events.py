@@ -1,4 +1,4 @@
-"""What happens in a run: facts with a time, which the checks judge and people read.
+"""What happens in a run: facts with a time, which the checks judge and users read.
 
 Times are microseconds of virtual time since the start of the run.
 """
@@ -16,7 +16,7 @@ from turbopump.message import MessageQueue
 US_PER_S = 1_000_000
 US_PER_MS = 1000
 DAMAGED = "damaged"
-"""In place of the key of a message, if its body is not one that was ever sent."""
+"""In place of the key of a message, if its body was never sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SendBegan(OfProducer):
     topic: str
     delay_us: int = 0
     is_durable: bool = True
-    """Whether an acknowledgement promises what the flush mode does; not for WAIT=false."""
+    """Whether an acknowledgement guarantees what the flush mode does; not for WAIT=false."""
     in_burst: bool = False
     """Whether others are sent at the same time, in any order."""
 
@@ -78,7 +78,7 @@ class Acknowledged(OfProducer):
     queue: MessageQueue
     offset: int
     machine: str = ""
-    """Which machine of the broker's name has stored it; empty if there is one master only."""
+    """Which machine of the broker's name has stored it; empty if there is only one master."""
 
     def __str__(self) -> str:
         return f"{self.key} acknowledged: {self.queue} offset {self.offset}"
@@ -86,7 +86,7 @@ class Acknowledged(OfProducer):
 
 @dataclass(frozen=True, slots=True)
 class SendFailed(OfProducer):
-    """A send failed, or its outcome is not certain."""
+    """A send failed, or its outcome is unknown."""
 
     reason: str
 
@@ -113,7 +113,7 @@ class Result(Enum):
     SUCCESS = "success"
     FAILURE = "failure"
     CUT = "cut off"
-    """The process died, or the call was cancelled: whatever it did, no answer left it."""
+    """The process died, or the call was cancelled: whatever it did, no response was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Consuming(OfMember):
     offset: int
     key: str
     times: int
-    """How often the message was retried before."""
+    """The number of earlier retries."""
     call: int
 
 
@@ -196,10 +196,10 @@ class Stored:
     """A message in a queue."""
 
     key: str | None
-    """None when the body is not one that was ever sent."""
+    """None if the body was never sent."""
     times: int = 0
     record: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
-    """Where in the log and when it was stored: another one if it is stored again."""
+    """Where in the log and when it was stored: different if it is stored again."""
     is_damaged: bool = field(default=False, compare=False)
     """Whether its body has the bits that a fault has flipped in it, or in another copy."""
 
@@ -322,12 +322,12 @@ class Replicated(OfReplica):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHolds(OfReplica):
-    """A slave has started, or has cut its log: what it holds then, by its master's queues."""
+    """A slave has started, or has truncated its log: what it holds then, by its master's queues."""
 
     contents: Mapping[MessageQueue, tuple[int, tuple[Stored, ...]]]
     is_start: bool
     followed: str = ""
-    """The machine with whose log it has compared its own; perhaps a master that was replaced."""
+    """The machine with whose log it has compared its own; perhaps a replaced master."""
 
     def __str__(self) -> str:
         count = sum(len(messages) for _, messages in self.contents.values())
@@ -375,7 +375,7 @@ class OfFault(Event):
 
 @dataclass(frozen=True, slots=True)
 class FaultBegan(OfFault):
-    """Something is made to go wrong."""
+    """A fault starts."""
 
     kind: str
     target: str
@@ -387,7 +387,7 @@ class FaultBegan(OfFault):
 
 @dataclass(frozen=True, slots=True)
 class FaultEnded(OfFault):
-    """What was made to go wrong is repaired."""
+    """A fault is repaired."""
 
     kind: str
     target: str
@@ -408,9 +408,9 @@ class BitFlipped(OfFault):
     offset: int = 0
     key: str = ""
     topic: str = ""
-    """Where the message was to go, if it was delayed; else that of its queue."""
+    """The target of the message, if it was delayed; otherwise that of its queue."""
     committed: Mapping[tuple[str, MessageQueue], int] | None = None
-    """What the backup of a table of offsets has, if it is one."""
+    """The content of the backup, for a table of offsets."""
 
     def __str__(self) -> str:
         what = f", in {self.key} of {self.queue} offset {self.offset}" if self.queue else ""

@@ -1,4 +1,4 @@
-"""Which faults a seed chooses: few kinds in each run, several times, as swarm testing has it."""
+"""Which faults a seed chooses: few kinds in each run, several times, as in swarm testing."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ WORK_FAULTS = (FaultKind.BROKEN_WORK,)
 HOST_FAULTS = (FaultKind.RESET, FaultKind.ISOLATE, FaultKind.FREEZE)
 LINK_FAULTS = (FaultKind.PARTITION, FaultKind.LOSE)
 SLAVE_FAULTS = (FaultKind.NEW_DISK, FaultKind.PROMOTE)
-"""Of slaves only: a master without its disk has lost its messages."""
+"""Only for slaves: a master without its disk has lost its messages."""
 MACHINE_FAULTS = (
     FaultKind.ONE_CLOCK_JUMP,
     FaultKind.NAMESERVER_POWER_LOSS,
     FaultKind.CRASH_NAMESERVER_AT_CHANGE,
 )
 READ_FAULTS = (FaultKind.FAIL_READS, FaultKind.FLIP_BITS)
-"""Decided apart from the others, see `machine_plan`."""
+"""Decided separately from the others, see `machine_plan`."""
 
 _CALM_SHARE = 0.08
-"""So many runs have no fault at all: there, nothing may be late or delivered twice."""
+"""The share of runs without any fault: there, nothing may be late or delivered twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ class Fault:
     """The other end of a link."""
     duration_s: float = 0.0
     amount: float = 0.0
-    """What the kind makes of it: milliseconds, hours, an error number."""
+    """A parameter of the kind: milliseconds, hours, an error number."""
     turns: int = 0
-    """How many turns of the event loop after its time, to hit any await."""
+    """How many loop iterations after its time, to hit any await."""
 
     def __str__(self) -> str:
         target = f"{self.target} and {self.other}" if self.other else self.target

@@ -1,4 +1,4 @@
-"""Makes the planned faults happen, and repairs them."""
+"""Injects the planned faults, and repairs them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DOWN = {
 
 
 class Faults:
-    """Carries out the faults of a plan."""
+    """Injects the faults of a plan."""
 
     def __init__(self, world: World, load: Load, broken: list[BrokenWork]) -> None:
         self.injected: Counter[str] = Counter()
@@ -62,12 +62,12 @@ class Faults:
             producer.crash_broker = self._crash_soon
 
     async def run(self) -> None:
-        """Let all faults happen, and return when none is under way."""
+        """Inject all faults, and return when none is active."""
         self._happening += [
             asyncio.create_task(self._happen(fault)) for fault in self._world.plan.faults
         ]
         while self._happening:
-            # More may begin meanwhile.
+            # More may start in the meantime.
             begun, self._happening = self._happening, []
             await asyncio.gather(*begun)
         for producer in self._load.transacting.values():
@@ -202,7 +202,7 @@ class Faults:
         return True
 
     async def _flip_bits(self, fault: Fault) -> bool:
-        """Flip bits while a broker is down: what is in memory hides what is on the disk."""
+        """Flip bits while a broker is down: state in memory would hide what is on the disk."""
         name, flipped = fault.target, 0
         if name in self._restarting or name not in self._world.brokers:
             return False
@@ -217,14 +217,14 @@ class Faults:
         return flipped > 0
 
     async def _promote(self, fault: Fault) -> bool:
-        """Promote a slave, as an operator does; what fails half way is completed at the end."""
+        """Promote a slave, as an operator does; partial promotions are completed at the end."""
         self._began(fault)
         is_done = await self._world.promote(fault.target)
         self._ended(fault)
         return is_done
 
     async def _complete_promotions(self) -> None:
-        """Have a master for each broker name, as promotions may have failed half way."""
+        """Ensure a master for each broker name, as promotions may have failed half way."""
         world = self._world
         for name in world.plan.brokers:
             for _ in range(_PROMOTIONS_MAX):
@@ -235,7 +235,7 @@ class Faults:
                 await world.promote(name)
 
     async def restart_failed(self) -> None:
-        """Start processes again that have ended because they could not change their roles."""
+        """Restart processes that have ended because they could not change their roles."""
         for name in self._world.failed_machines():
             if name not in self._restarting:
                 await self._restart(name, Down.KILLED, 0)
@@ -300,7 +300,7 @@ class Faults:
         return True
 
     async def _replace_member(self, fault: Fault) -> bool:
-        """Kill a member, or let it leave; another process takes its place."""
+        """Kill a member, or let it leave; another process replaces it."""
         member = self._load.any_member(fault.target, fault.turns)
         if member is None:
             return False
@@ -414,7 +414,7 @@ class Faults:
         self._note(ClockJumped(self._world.now_us, by_ms * 1000, machine))
         return True
 
-    # --- noting -----------------------------------------------------------------------------------
+    # --- recording --------------------------------------------------------------------------------
 
     def _began(self, fault: Fault, text: str = "") -> None:
         target = f"{fault.target} {fault.other}".strip()

@@ -1,4 +1,4 @@
-"""The history of a run: every event in order, judged as it comes."""
+"""The history of a run: every event in order, judged as it is added."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A guarantee that was not kept."""
+    """A violated guarantee."""
 
     at_us: int
     check: str
@@ -51,7 +51,7 @@ class Violation:
 
 
 class History:
-    """Keeps events, and has the checks judge each of them."""
+    """Stores events, and has the checks judge each of them."""
 
     def __init__(self, followers: Sequence[Follower] = ()) -> None:
         self.events: list[Event] = []
@@ -64,7 +64,7 @@ class History:
                 self._handlers[kind].append((follower.name, handler))
 
     def add(self, event: Event) -> None:
-        """Note an event; calls `on_violation` if it must not have happened."""
+        """Add an event; calls `on_violation` if it must not have happened."""
         if self.is_closed:
             return
         self.events.append(event)
@@ -78,15 +78,15 @@ class History:
             self.on_violation()
 
     def close(self) -> None:
-        """Note nothing any more: what comes only ends the run."""
+        """Add nothing more: later events only end the run."""
         self.is_closed = True
 
     def lines(self) -> list[str]:
-        """Return the events as text: time, who, what."""
+        """Return the events as text: time, process, event."""
         return [
             f"{event.at_us / US_PER_S:12.6f}  {event.who:<12}  {event}" for event in self.events
         ]
 
     def digest(self) -> str:
-        """Return what is the same for the same history only."""
+        """Return a digest that is equal only for equal histories."""
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()

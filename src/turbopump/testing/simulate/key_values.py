@@ -1,4 +1,4 @@
-"""An operator who stores values on name servers, and reads them again when all faults are over."""
+"""An operator that stores values on name servers, and reads them again when all faults are over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks have in common: what was sent, what is stored, what was consumed, what was lost.
+"""Shared by the checks: what was sent, what is stored, what was consumed, what was lost.
 
 It judges nothing.
 """
@@ -44,10 +44,10 @@ from turbopump.wire.names import (
 )
 
 UNFLUSHED_US = 11 * US_PER_S
-"""So much may be lost with the power in asynchronous mode: 10 s, and the flush itself."""
+"""How much may be lost in a power loss in asynchronous mode: 10 s, and the flush itself."""
 
 _SKEW_US = 60 * US_PER_S
-"""By less than this the clocks of brokers may differ for consumers to find what replaces a loss."""
+"""How far the clocks of brokers may differ for consumers to find what replaces a loss."""
 
 _OWN_OF_BROKERS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
 
@@ -61,15 +61,15 @@ class Attempts:
     begun_us: dict[tuple[str, int], int] = field(default_factory=dict)
     """Calls that run, by member and number."""
     results: set[tuple[Result, int]] = field(default_factory=set)
-    """How calls ended, and how often the message had been retried before."""
+    """How calls ended, and the number of earlier retries of the message."""
 
     def is_done(self, group: Group) -> bool:
-        """Whether the group may commit an offset beyond this message, as far as calls tell."""
+        """Whether the group may commit an offset beyond this message, according to its calls."""
         if any(result is Result.SUCCESS for result, _ in self.results):
             return True
         failures = [times for result, times in self.results if result is Result.FAILURE]
         if group.kind is GroupKind.ORDERLY:
-            # Not sent back before it was tried often enough, as that would change the order.
+            # Not sent back before its retries are exhausted, as that would change the order.
             return any(times >= group.attempts_max for times in failures)
         return bool(failures)
 
@@ -89,14 +89,14 @@ class Ledger(Follower):
         self.sends: dict[str, SendBegan] = {}
         self.acknowledged: dict[str, Acknowledged] = {}
         self.stored: defaultdict[MessageQueue, dict[int, Stored]] = defaultdict(dict)
-        """What can be read now, or could when the broker ran last."""
+        """What can be read now, or could be when the broker last ran."""
         self.stored_us: dict[tuple[MessageQueue, int], int] = {}
         self.doubtful: defaultdict[MessageQueue, set[int]] = defaultdict(set)
         """Offsets that the last start may have found lost, and whose messages were stored again."""
         self._attempts: defaultdict[Place, defaultdict[tuple[int, str | None], Attempts]] = (
             defaultdict(lambda: defaultdict(Attempts))
         )
-        """By offset and key: one that was lost with the power leaves its offset to another."""
+        """By offset and key: one lost in a power loss leaves its offset to another."""
         self.running = 0
         """How many calls of listeners run, counted by message."""
         self.consumed_us = 0
@@ -111,21 +111,21 @@ class Ledger(Follower):
         self._up_since_us: dict[str, int] = {}
         self.power_losses_us: list[int] = []
         self.lost: set[str] = set()
-        """Keys of messages of which a copy was lost with the power, wherever it was stored."""
+        """Keys of messages of which a copy was lost in a power loss, wherever it was stored."""
         self._stored_by_us: defaultdict[str, list[int]] = defaultdict(list)
         """When a broker was asked to store a message, by key: by a producer, or after a failure."""
         self._unsettled_us: defaultdict[str, int] = defaultdict(int)
-        """When members of a group last changed, by group; "" is for what concerns all of them."""
+        """When members of a group last changed, by group; "" is for changes of all groups."""
         self.copies: defaultdict[str, dict[tuple[MessageQueue, int], tuple[Stored, int]]] = (
             defaultdict(dict)
         )
         """What each slave has of its master's queues, and since when."""
         self._lost_copies: defaultdict[str, set[tuple[MessageQueue, int]]] = defaultdict(set)
-        """By slave: the places of messages that it had and lost, as it may."""
+        """By slave: the positions of messages that it had and was permitted to lose."""
         self._copied: defaultdict[str, set[tuple[str, tuple[MessageQueue, int] | None]]] = (
             defaultdict(set)
         )
-        """What each slave ever had: keys with their places, and without."""
+        """What each slave ever had: keys with their positions, and without."""
         self._copied_records: defaultdict[str, set[tuple[MessageQueue, int, tuple[int, int]]]] = (
             defaultdict(set)
         )
@@ -139,12 +139,12 @@ class Ledger(Follower):
         self._replaced: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """By broker name: when messages may have been lost, and by how much its clock was off."""
         self._damaged: dict[tuple[MessageQueue, int], BitFlipped] = {}
-        """Messages in whose bodies bits were flipped, by their places."""
+        """Messages in whose bodies bits were flipped, by their positions."""
 
     # --- questions --------------------------------------------------------------------------------
 
     def may_be_lost(self, broker: str, since_us: int) -> bool:
-        """Whether what was written then may be gone, given how the broker ended the last time.
+        """Whether data written then may be lost, given how the broker ended the last time.
 
         For messages that are not flushed before they are acknowledged: asynchronous mode, or
         sends that do not wait for the disk.
@@ -233,7 +233,7 @@ class Ledger(Follower):
     def may_be_hidden(self, queue: MessageQueue, offset: int) -> bool:
         """Whether consumers may skip a message: it is damaged, or has the offset of a lost one.
 
-        They look for the latter by time, from a minute before the lost one on. They miss it if it
+        They search for the latter by time, from a minute before the lost one. They miss it if it
         was stored by a clock that is behind by more than that.
         """
         if (queue, offset) in self._damaged:
@@ -273,7 +273,7 @@ class Ledger(Follower):
         ]
 
     def is_hidden_in(self, topics: Container[str], key: str) -> bool:
-        """Whether consumers may skip a message wherever topics have it."""
+        """Whether consumers may skip a message in every topic that has it."""
         return bool(self._jumps or self._damaged) and all(
             self.may_be_hidden(queue, offset)
             for queue, messages in self.stored.items()
@@ -396,7 +396,7 @@ class Ledger(Follower):
                     self.stored_us[queue, offset] = event.at_us
 
     def _promoted(self, event: BrokerUp) -> None:
-        """Take another machine for the master: what it has, it has since it was copied."""
+        """Treat another machine as the master: what it has, it has since it was copied."""
         self.former_masters.add(self.masters[event.broker])
         machine = self.masters[event.broker] = event.promoted
         for place, (_, since_us) in self.copies.pop(machine, {}).items():

@@ -1,4 +1,4 @@
-"""The clients of a run: producers, and groups whose members come and go."""
+"""The clients of a run: producers, and groups whose members join and leave."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Load:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the members that groups begin with."""
+        """Start the initial members of groups."""
         for group in self._groups.values():
             for _ in range(group.members):
                 await self.add_member(group.name)
         self._watching = asyncio.create_task(self._watch())
 
     async def send_all(self) -> None:
-        """Have every producer send what it has to send."""
+        """Let every producer send its messages."""
         await asyncio.gather(*(producer.run() for producer in self._producers.values()))
 
     async def close(self) -> None:
-        """End everything in order."""
+        """Stop everything cleanly."""
         if self._watching is not None:
             self._watching.cancel()
         for producer in self._producers.values():
@@ -53,7 +53,7 @@ class Load:
         await asyncio.gather(*(self.leave(member) for member in members))
 
     async def crash_producer(self, name: str) -> None:
-        """Kill a producer; another process takes its place."""
+        """Kill a producer; another process replaces it."""
         await self._producers[name].crash()
 
     @property
@@ -68,7 +68,7 @@ class Load:
 
     @property
     def owns_everything(self) -> bool:
-        """Whether every queue has an owner in every group, but for those that poll."""
+        """Whether every queue has an owner in every group, except those that poll."""
         plan = self._world.plan
         return all(
             sum(
@@ -100,7 +100,7 @@ class Load:
         self._observer.note_assignments(member.group.name, member.name, ())
 
     async def leave(self, member: Member) -> None:
-        """Let a member leave in order."""
+        """Let a member leave cleanly."""
         self._members[member.group.name].remove(member)
         await member.leave()
         self._observer.note_assignments(member.group.name, member.name, ())

@@ -1,6 +1,6 @@
 """Which seeds have faults of one machine's clock, of name servers' disks, or of stored data.
 
-Decided by random numbers of its own, so that everything else that a seed decides stays the same.
+Uses its own random numbers, so that everything else that a seed decides stays the same.
 """
 
 from __future__ import annotations

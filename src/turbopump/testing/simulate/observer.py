@@ -1,4 +1,4 @@
-"""Sees what brokers hold, at every instant of virtual time at which anything has changed."""
+"""Observes what brokers hold, at every instant of virtual time at which anything has changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Seen:
 
 
 class Observer:
-    """Looks into brokers, and adds what is new to the history."""
+    """Inspects brokers, and adds what is new to the history."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -46,7 +46,7 @@ class Observer:
         """By machine: what a broker had loaded when it began to serve, until its start is over."""
 
     def look(self) -> bool:
-        """Look at all brokers; called when everything else is done at an instant."""
+        """Inspect all brokers; called when everything else is done at an instant."""
         with self._world.reads_succeeding():
             self._look()
         return False
@@ -76,7 +76,7 @@ class Observer:
             self.replicas.look()
 
     def note_assignments(self, group: str, member: str, queues: tuple[MessageQueue, ...]) -> None:
-        """Note the queues of a member if they have changed."""
+        """Record the queues of a member if they have changed."""
         if self._assigned.get(member, ()) != queues:
             self._assigned[member] = queues
             self._world.history.add(Assigned(self._world.now_us, group, member, queues))
@@ -89,7 +89,7 @@ class Observer:
                 self._note_commits(name, seen)
 
     def _note_loaded(self) -> None:
-        """Note what brokers have loaded, before clients commit anything to them."""
+        """Record what brokers have loaded, before clients commit anything to them."""
         for machine, broker in self._world.starting.items():
             before, _ = self._loaded.get(machine, (None, None))
             if before is not broker and is_ready(broker):

@@ -1,4 +1,4 @@
-"""What a seed decides: the cluster, its settings, its load, and what goes wrong when."""
+"""What a seed decides: the cluster, its settings, its load, and which faults happen when."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONSUME_TIMEOUT_S = 60
 
 
 _BURSTS_SHARE = 0.4
-"""Of the runs, and of the sends in them that may be bursts."""
+"""The share of runs, and of their sends, that may be bursts."""
 _BURST_SHARE = 0.3
 _BURST_WORK_S = (0.0, 0.0, 0.001, 0.05)
 
@@ -63,13 +63,13 @@ class Send:
     pause_s: float
     mode: SendMode
     keys: tuple[str, ...]
-    """Those of a batch, else one."""
+    """Those of a batch, otherwise one."""
     size: int
     delay_level: int = 0
     shard: int = 0
     """What a send in order is hashed by."""
     beside: tuple[str, ...] = ()
-    """Keys of messages of the same kind that are sent at the same time, each on its own."""
+    """Keys of messages of the same kind that are sent at the same time, each separately."""
 
     def parts(self) -> tuple[Send, ...]:
         """Return the sends that begin at the same time."""
@@ -92,7 +92,7 @@ class FateKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a message in a group."""
+    """What happens to a message in a group."""
 
     kind: FateKind
     work_s: float
@@ -100,7 +100,7 @@ class Fate:
     """How often it fails before it succeeds."""
 
     def fails(self, times: int) -> bool:
-        """Whether the listener fails, when the message was retried so often before."""
+        """Whether the listener fails after this number of retries."""
         return self.kind is FateKind.ALWAYS_FAILS or times < self.failures
 
 
@@ -121,7 +121,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is decided before a run begins."""
+    """Everything that is decided before a run starts."""
 
     seed: int
     nameservers: int
@@ -138,13 +138,13 @@ class Plan:
     load_s: float
     """How long the load, and with it the faults, last."""
     sync_ms: int
-    """How long a disk takes to sync when nothing is wrong with it."""
+    """How long a disk takes to sync without faults."""
     keeps_some: bool
-    """Whether a loss of power leaves some sectors of what was not synced, or nothing."""
+    """Whether a power loss leaves some sectors of unsynced data, or nothing."""
     last_restart: Down | None
-    """How a broker ends in the calm after the load, to start again."""
+    """How a broker ends in the calm after the load, before it restarts."""
     opens_twice: bool
-    """Whether a broker that crashed has its store opened, and abandoned, before it starts."""
+    """Whether the store of a crashed broker is opened, and abandoned, before it starts."""
     replicas: ReplicaPlan = field(default_factory=ReplicaPlan)
     transactions: TransactionPlan = field(default_factory=TransactionPlan)
     machine: MachinePlan = field(default_factory=MachinePlan)
@@ -159,7 +159,7 @@ class Plan:
         return "SYNC_FLUSH" if self.is_sync else "ASYNC_FLUSH"
 
     def described(self) -> list[str]:
-        """Describe the run for people."""
+        """Describe the run for users."""
         groups = ", ".join(
             f"{group.name} ({group.kind.value}, {group.members} members, "
             f"{group.attempts_max} retries, topics {'+'.join(group.topics)})"
@@ -281,7 +281,7 @@ def _with_disk_faults(plan: Plan) -> Plan:
 
 
 def _with_bursts(plan: Plan) -> Plan:
-    """Let producers send several messages at once, in the runs that the seed decides on.
+    """Let producers send several messages concurrently, in the runs that the seed decides on.
 
     They arrive in one chunk if they are for the same broker, and are stored with one write. They
     draw from their own random numbers, so that everything else stays the same.
@@ -373,7 +373,7 @@ def _group(chance: Random, name: str, kind: GroupKind, keys: list[str]) -> Group
         members=chance.choice((1, 1, 2, 2, 3)),
         attempts_max=attempts_max,
         threads=chance.choice((1, 2, 20)),
-        # A call fails or succeeds as a whole, so messages that fail are not called with others.
+        # A call fails or succeeds as a whole, so failing messages are not passed with others.
         batch_max=1 if failing or hangs else chance.choice((1, 4)),
         fates={key: _fate(chance, failing, attempts_max, hangs=hangs) for key in keys},
     )

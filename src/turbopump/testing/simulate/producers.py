@@ -1,4 +1,4 @@
-"""Producers: each sends what the plan says, one message after the other or several at once."""
+"""Producers: each sends what the plan says, one message after the other or several concurrently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _sending: ContextVar[tuple[str, ...]] = ContextVar("sending", default=())
 
 
 class Sender:
-    """One producer, across the processes that it has one after the other."""
+    """One producer, across its successive processes."""
 
     def __init__(self, world: World, name: str, sends: Sequence[Send]) -> None:
         self.name = name
@@ -47,12 +47,12 @@ class Sender:
             await self.send(send)
 
     async def close(self) -> None:
-        """End in order."""
+        """Stop cleanly."""
         if self._producer is not None:
             await self._producer.close()
 
     async def crash(self) -> None:
-        """Die and begin again as another process; the message under way may be sent or not."""
+        """Die and restart as another process; the message in flight may be sent or not."""
         producer, session = self._producer, self._session
         self._world.kill_client(session)
         self._session = self._world.client(self.name)
@@ -68,7 +68,7 @@ class Sender:
     # --- one message ------------------------------------------------------------------------------
 
     async def send(self, send: Send) -> None:
-        """Send a message, a batch or several messages at once, and note what becomes of them."""
+        """Send a message, a batch or several messages concurrently, and record the outcomes."""
         if send.beside:
             await asyncio.gather(*(self._send_one(part, in_burst=True) for part in send.parts()))
         else:
@@ -93,7 +93,7 @@ class Sender:
             self._stored(send, receipt)
 
     def tried(self) -> None:
-        """Note that a request leaves."""
+        """Record that a request is sent."""
         for key in _sending.get():
             self._note(SendTried(self._world.now_us, self.name, key))
 
@@ -143,7 +143,7 @@ class Sender:
 
 
 class Tries:
-    """Notes each request of a producer, retries included."""
+    """Records each request of a producer, retries included."""
 
     def __init__(self, tried: Callable[[], None]) -> None:
         self._tried = tried

@@ -1,4 +1,4 @@
-"""Sees what slaves hold, and compares their logs with those of their masters."""
+"""Observes what slaves hold, and compares their logs with those of their masters."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class _Seen:
     slave: Slave
     broker: Broker
     cut_bytes: int
-    """How much it has cut off its log."""
+    """How much of its log it has truncated."""
     end: PhysicalOffset
     ends: dict[MessageQueue, int] = field(default_factory=dict)
     master: Broker | None = None
     link: MasterConnection | None = None
     address: str = ""
-    """The slave's end of the connection whose reports were compared last."""
+    """The slave's end of the connection whose reports were last compared."""
     compared: PhysicalOffset = field(default=PhysicalOffset(0))
 
 
 @dataclass(slots=True)
 class _Stale:
-    """What is known of a machine that takes itself for a master, as it was last seen."""
+    """What is known of a machine that considers itself a master, as it was last seen."""
 
     broker: Broker
     end: PhysicalOffset
@@ -52,11 +52,11 @@ class _Stale:
     record: RoleRecord
     started_us: int
     knows_successor: bool
-    """Whether it has written down that it was replaced."""
+    """Whether it has recorded that it was replaced."""
 
 
 class ReplicaObserver:
-    """Looks into slaves, and adds what is new to the history."""
+    """Inspects slaves, and adds what is new to the history."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -64,7 +64,7 @@ class ReplicaObserver:
         self._stale: dict[str, _Stale] = {}
 
     def look(self) -> None:
-        """Look at all slaves that run."""
+        """Inspect all running slaves."""
         for slave in self._world.slaves_seen:
             broker = self._world.brokers.get(slave.name)
             if broker is None or slave.name in self._world.doomed or not _is_readable(broker):
@@ -82,7 +82,7 @@ class ReplicaObserver:
             end, ends = broker.store.readable_end, ends_of(contents)
             seen = _Seen(slave, broker, cut_bytes, end, ends)
             self._seen[slave.name] = seen
-            # Its log may be cut before it is promoted, if it ever is.
+            # Its log may be truncated before it is promoted, if it ever is.
             self._world.abandoned.pop(slave.name, None)
             now_us, followed = self._world.now_us, "" if is_start else self._followed(broker)
             self._world.history.add(ReplicaHolds(now_us, slave.name, contents, is_start, followed))
@@ -96,7 +96,7 @@ class ReplicaObserver:
         return self._world.machine_at(host) if host else ""
 
     def _note_last_copies(self) -> None:
-        """Note what slaves have reported to their master just before they change their role."""
+        """Record what slaves have reported to their master just before they change their role."""
         for name, seen in self._seen.items():
             broker = self._world.brokers.get(name)
             is_closing = broker is seen.broker and not is_ready(broker)
@@ -142,7 +142,7 @@ class ReplicaObserver:
     # --- replaced masters -------------------------------------------------------------------------
 
     def _look_for_stale_writes(self) -> None:
-        """Note what is written by machines that take themselves for masters and are not."""
+        """Record writes of machines that consider themselves masters and are not."""
         for name, machine, broker in self._world.roles.masters_then:
             before, end = self._stale.get(machine), broker.store.written_end
             mastership = broker._mastership  # noqa: SLF001 - also while it accepts writes
@@ -168,7 +168,7 @@ class ReplicaObserver:
 def _must_know(before: _Stale, seen: _Stale, promoted_us: int) -> str:
     """Return why a machine that has written should have known; empty if it need not have.
 
-    What it learns at the same instant at which it writes, it may have learned after that.
+    What it learns at the instant of its write, it may have learned after the write.
     """
     if before.knows_successor:
         return "it has heard that it was replaced"
@@ -185,7 +185,7 @@ def _cut_bytes(slave: Broker) -> int:
 
 
 def _is_readable(broker: Broker) -> bool:
-    """Whether its store is open: not if its log could not be cut, until that is tried again."""
+    """Whether its store is open: not after a failed truncation, until that is retried."""
     return broker.store._open  # noqa: SLF001 - brokers have no need to know
 
 
@@ -199,7 +199,7 @@ def _master_connection(slave: Broker) -> MasterConnection | None:
 
 
 def _reported(master: Broker, address: str) -> PhysicalOffset:
-    """Return how far a slave has reported to have its master's log."""
+    """Return how much of its master's log a slave has reported."""
     for slave in master.replication.slaves._connected:  # noqa: SLF001 - without a whole status at every look
         if slave.has_reported and slave.address == address:
             return slave.acknowledged

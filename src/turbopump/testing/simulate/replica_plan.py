@@ -1,6 +1,6 @@
 """Which seeds have slaves, and what goes wrong with them.
 
-Decided by random numbers of its own, so that everything else that a seed decides stays the same.
+Uses its own random numbers, so that everything else that a seed decides stays the same.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CRASHES = (
 )
 _LINKS = (FaultKind.PARTITION, FaultKind.LOSE, FaultKind.RESET, FaultKind.FREEZE, FaultKind.ISOLATE)
 _AWAY_S = (1.0, 15.0, 40.0)
-"""How long a master is away: consumers move to the slave after a few seconds."""
+"""How long a master is down: consumers move to the slave after a few seconds."""
 
 _PROMOTED_SHARE = 0.4
-"""Of the runs with slaves and faults."""
+"""The share of the runs with slaves and faults."""
 _LOSSES = (
     None,
     FaultKind.KILL_BROKER,
@@ -57,11 +57,11 @@ class ReplicaPlan:
 
     slaves: tuple[Slave, ...] = ()
     is_sync_master: bool = False
-    """Whether an acknowledgement promises that a slave has the message."""
+    """Whether an acknowledgement guarantees that a slave has the message."""
     settings: Mapping[str, str] = field(default_factory=dict)
     recent_bytes: int | None = None
-    """Whoever reads messages that are further from the end of the log is sent to a slave; with
-    None, only those who are far behind, as it is by default."""
+    """Consumers that read messages further from the end of the log are redirected to a slave; with
+    None, only those that are far behind, which is the default."""
     faults: tuple[Fault, ...] = ()
     promotes: bool = False
     """Whether slaves are promoted."""
@@ -79,7 +79,7 @@ class ReplicaPlan:
         return [broker, *(slave.name for slave in self.of(broker))]
 
     def described(self) -> list[str]:
-        """Describe the slaves for people; nothing if there are none."""
+        """Describe the slaves for users; empty if there are none."""
         if not self.slaves:
             return []
         settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
@@ -106,7 +106,7 @@ def planned_replicas(
         "haTransferBatchSize": chance.choice(("1024", "32768")),
         "maxHaTransferByteInSecond": chance.choice(("0", "0", "20000")),
         "slaveTimeout": chance.choice(("500", "3000")),
-        # The later a master flushes, the more slaves have that it loses with its power.
+        # The later a master flushes, the more messages slaves have that it loses in a power loss.
         "flushIntervalCommitLog": chance.choice(("500", "5000")),
     }
     recent_bytes = chance.choice((1, 5000, None))
@@ -121,7 +121,7 @@ def planned_replicas(
 def _promotions(seed: int, brokers: tuple[str, ...], load_s: float) -> tuple[Fault, ...]:
     """Choose promotions, each after a fault of the machine that is configured as master.
 
-    Decided by random numbers of their own: runs without promotions stay the same.
+    Uses its own random numbers: runs without promotions stay the same.
     """
     chance = Random(f"promotions of {seed}")  # noqa: S311 - the same in every run
     if chance.random() >= _PROMOTED_SHARE:

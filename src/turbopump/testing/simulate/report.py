@@ -1,4 +1,4 @@
-"""What many runs came to."""
+"""The results of many runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machine is the master of each broker name, as it changes by promotions."""
+"""Which machine is the master of each broker name, across promotions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from turbopump.testing.simulate.replica_plan import Slave
 
 
 def is_ready(broker: Broker) -> bool:
-    """Whether a broker serves: not while it starts again in another role."""
+    """Whether a broker serves: not while it restarts in another role."""
     return broker._ready  # noqa: SLF001 - a broker in the midst of that has no parts to look at
 
 
 class Roles:
-    """Follows the roles of all machines; ``brokers`` are those that run, by machine."""
+    """Follows the roles of all machines; ``brokers`` are the running ones, by machine."""
 
     def __init__(self, plan: Plan, brokers: Mapping[str, Broker]) -> None:
         self._brokers = brokers
         self._machines = {name: plan.replicas.machines_of(name) for name in plan.brokers}
         self.masters = {name: name for name in plan.brokers}
-        """By broker name: the machine that is its master, or was the last one."""
+        """By broker name: the machine that is its master, or was its last one."""
         self.terms: Counter[str] = Counter()
         """By broker name: how often another machine has become its master."""
         self.since_us: dict[str, int] = {}
-        """By broker name: when that was the last time."""
+        """By broker name: when that last happened."""
         self._epochs: Counter[str] = Counter()
         self._replaced: set[str] = set()
         """Broker names whose master has become a slave, and which have no other yet."""
@@ -59,7 +59,7 @@ class Roles:
         ]
 
     def all_masters(self) -> list[tuple[str, str, Broker]]:
-        """Return machines that take themselves for masters: name, machine, broker."""
+        """Return machines that consider themselves masters: name, machine, broker."""
         return [
             (name, machine, self._brokers[machine])
             for name, machines in self._machines.items()
@@ -80,7 +80,7 @@ class Roles:
         )
 
     def update(self, now_us: int) -> None:
-        """Take notice of who has become master since the last call."""
+        """Record which machines have become master since the last call."""
         marks = [_mark(self._brokers.get(each)) for of in self._machines.values() for each in of]
         if marks == self._marks:
             return

@@ -1,4 +1,4 @@
-"""Runs one seed: load under faults, healing, draining, a last look at everything."""
+"""Runs one seed: load under faults, healing, draining, a final check of everything."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ _SETTLE_S = 60.0
 """After this time without faults, every client and server has recovered."""
 
 _RESUME_EVERY_S = 20.0
-"""Longer than all checks of a transaction that is given up after two."""
+"""Longer than all checks of a transaction that is abandoned after two."""
 _IDLE_S = 3.0
 _ARRIVED_S = 10.0
-"""Nothing travels longer than that, not even over slow links."""
+"""No message is in flight for longer, not even over slow links."""
 _SAVED_S = 12.0
 _RECONNECTED_S = 40.0
-"""More than the 35 s for which a broker that has started counts on the members of before."""
+"""More than the 35 s for which a restarted broker expects its earlier members."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     violations: list[Violation]
@@ -72,13 +72,13 @@ class Outcome:
     virtual_s: float
     faults: Counter[str]
     counts: Counter[str]
-    """Of messages and transactions, by what became of them."""
+    """Of messages and transactions, by outcome."""
     processor_s: float = 0.0
     history: list[str] = field(default_factory=list)
 
 
 def simulate(seed: int, *, keeps_history: bool = False) -> Outcome:
-    """Run a seed; the history is kept if it is wanted, or if a check fails."""
+    """Run a seed; the history is returned if requested, or if a check fails."""
     plan = planned(seed)
     run = _Run(plan)
     start_s = time.process_time()
@@ -93,7 +93,7 @@ def simulate(seed: int, *, keeps_history: bool = False) -> Outcome:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Collect no garbage by chance, but when the run asks for it, and only its own."""
+    """Collect garbage only when the run requests it, and only its own."""
     was_enabled, is_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()
@@ -127,7 +127,7 @@ class _Run:
         """Run to the end, or to the first violation."""
         self._loop = loop = VirtualTimeLoop(self.plan.seed)
         loop.limit_real_time(REAL_LIMIT_S)
-        # Also while the loop is closed, which ends what a violation has left running.
+        # Even while the loop is closed, which ends what a violation has left running.
         with capture_errors(self._heard) as hear:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 hear(runner.get_loop())
@@ -269,7 +269,7 @@ class _Run:
 
     async def _restart_in_calm(self, world: World, how: Down) -> None:
         """Restart a broker when nothing else happens: no member may notice."""
-        # Until the latest offsets are saved, and until members that are missed are given up.
+        # Until the latest offsets are saved, and until missing members are dropped.
         await asyncio.sleep(_SAVED_S)
         name = world.roles.masters[self.plan.brokers[-1]]
         await world.end_broker(name, how)
@@ -290,7 +290,7 @@ class _Run:
         """Wait until all slaves have what their masters have."""
         for slave in world.slaves:
             if not self.plan.is_sync and _is_refused(world, slave):
-                # Its master has lost all that they had in common: do what the error asks for.
+                # Its master has lost everything they had in common: do what the error asks for.
                 await world.end_broker(slave.name, Down.STOPPED)
                 world.replace_disk(slave.name)
                 await world.begin_broker(slave.name)
@@ -304,7 +304,7 @@ class _Run:
 
     async def _settle(self, load: Load) -> None:
         """Wait until no member is busy and every queue has one owner in each group."""
-        # Duplicates may keep members busy, and locks of members that died queues without an owner.
+        # Duplicates may keep members busy, and locks of dead members may orphan queues.
         try:
             await until(lambda: self._is_idle and load.owns_everything, _DRAIN_S, pause_s=1)
         except AssertionError:
@@ -315,7 +315,7 @@ class _Run:
         if any(True for _ in self._ends.missing()) or any(True for _ in self._ends.unfinished()):
             return False
         brokers = list(world.masters.values())
-        # Whoever commits by hand does not commit again what a crash of the broker has lost.
+        # Consumers that commit manually do not commit again what a crash of the broker has lost.
         pushed = [group.name for group in self.plan.groups if group.kind is not GroupKind.PULL]
         return not any(cluster_state.lag(brokers, name) for name in pushed)
 
@@ -332,7 +332,7 @@ class _Run:
         ):
             key = f"probe-{part}-{number}"
             await sender.send(Send(0, mode, (key,), 20, shard=number))
-        # Those that do not come in time are reported at the end.
+        # Those that do not arrive in time are reported at the end.
         with suppress(AssertionError):
             await until(lambda: not self._prompt.waiting, 2 * PROMPT_US / US_PER_S)
 
@@ -367,6 +367,6 @@ def _transactions_left(world: World) -> Iterator[TransactionsLeft]:
 
 
 def _is_refused(world: World, slave: Slave) -> bool:
-    """Whether a slave does not follow, as its log has nothing in common with the master's."""
+    """Whether a slave does not follow because its log has nothing in common with the master's."""
     link = world.broker(slave.name).replication.status.master
     return link is not None and "no message in common" in link.last_error

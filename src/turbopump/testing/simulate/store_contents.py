@@ -40,7 +40,7 @@ def ends_of(contents: Contents) -> dict[MessageQueue, int]:
 def new_messages(
     store: Store, broker: str, ends: dict[MessageQueue, int], bodies: Bodies
 ) -> Iterator[tuple[MessageQueue, int, Stored]]:
-    """Return the messages beyond the known ends of queues, which are moved on."""
+    """Return the messages beyond the known ends of queues, which are advanced."""
     for topic, queue_id in queues_of(store):
         queue = MessageQueue(topic, broker, queue_id)
         known = ends.get(queue, 0)
@@ -51,7 +51,7 @@ def new_messages(
 
 
 def queues_of(store: Store) -> list[tuple[str, int]]:
-    """Return the queues that hold messages of the run, and not events of the broker's own."""
+    """Return the queues that hold messages of the run, excluding the broker's own events."""
     return sorted(queue for queue in store.queue_ids() if queue[0] not in _WITHOUT_MESSAGES)
 
 
@@ -69,7 +69,7 @@ def differences(
 def messages_of(
     store: Store, topic: str, queue_id: int, start: int, bodies: Bodies
 ) -> Iterator[tuple[int, Stored]]:
-    """Return the messages of a queue with their offsets, which each of them says itself too."""
+    """Return the messages of a queue with their offsets, which each of them also contains."""
     views = queue_messages(store, topic, queue_id, QueueOffset(start))
     for offset, view in enumerate(views, start):
         key = key_of(view.body)

@@ -1,4 +1,4 @@
-"""Producers with transactions, their database, and the operator who resumes what was given up."""
+"""Producers with transactions, their database, and an operator that resumes abandoned ones."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _START_AGAIN_S = 1.0
 
 
 class Database:
-    """What all producers of the group look answers up in: it survives them."""
+    """The database in which all producers of the group look up answers: it survives them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._states: dict[str, TransactionState] = {}
 
     def decide(self, producer: str, key: str, state: TransactionState) -> bool:
-        """End a local transaction; False if it has ended already."""
+        """End a local transaction; False if it has already ended."""
         if key in self._states:
             return False
         self._states[key] = state
@@ -55,7 +55,7 @@ class Database:
 
 
 class TransactingProducer:
-    """One producer with transactions, across the processes that it has one after the other."""
+    """One producer with transactions, across its successive processes."""
 
     def __init__(self, world: World, name: str, deeds: Sequence[Deed], database: Database) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class TransactingProducer:
         self.crash_broker: Callable[[str, int], None] | None = None
         """Lets a broker die at one of the next changes on its disk, if that is planned."""
         self._key = ""
-        """Of the transaction that runs."""
+        """Of the running transaction."""
         self._lives = 0
 
     async def run(self) -> None:
@@ -79,12 +79,12 @@ class TransactingProducer:
             await self._do(deed)
 
     async def close(self) -> None:
-        """End in order."""
+        """Stop cleanly."""
         if self._producer is not None:
             await self._producer.close()
 
     async def crash(self) -> None:
-        """Die and begin again as another process; the local transaction that runs is lost."""
+        """Die and restart as another process; the running local transaction is lost."""
         producer, session = self._producer, self._session
         self._producer = None
         self._started.clear()
@@ -117,7 +117,7 @@ class TransactingProducer:
                 self._started.set()
 
     def tried(self) -> None:
-        """Note that a half message leaves."""
+        """Record that a half message is sent."""
         self._note(SendTried(self._world.now_us, self.name, self._key))
 
     # --- one transaction --------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class TransactingProducer:
 
 
 async def resume_given_up(world: World) -> None:
-    """Have the producers asked again about all transactions that were given up, as operators do."""
+    """Let producers be asked again about all abandoned transactions, as operators do."""
     async with Admin(session=world.session()) as admin:
         try:
             found = [each async for each in admin.transactions.list()]
@@ -182,5 +182,5 @@ async def resume_given_up(world: World) -> None:
                 if pending.state is PendingState.GIVEN_UP:
                     await admin.transactions.resume(pending)
         except TurbopumpError:
-            # It is tried again.
+            # It is retried.
             return

@@ -1,6 +1,6 @@
-"""Which seeds have transactions, how they end, and what goes wrong with their producers.
+"""Which seeds have transactions, how they end, and which faults their producers have.
 
-Decided by random numbers of its own, so that everything else that a seed decides stays the same.
+Uses its own random numbers, so that everything else that a seed decides stays the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ending(Enum):
 
     @property
     def commits(self) -> bool:
-        """Whether the local transaction commits, if nothing else goes wrong."""
+        """Whether the local transaction commits, if nothing else fails."""
         return self in (Ending.COMMITS, Ending.COMMITS_UNSAID, Ending.DIES_AFTER)
 
     @property
@@ -63,7 +63,7 @@ class Deed:
     """How long the local transaction takes."""
     ending: Ending
     crash_at_change: int = 0
-    """At which change on its disk the broker dies from the end on, if it does."""
+    """At which change on its disk after the end was sent the broker dies, if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class TransactionPlan:
     """The transactions of a run, and what they change."""
 
     transacting: Mapping[str, tuple[Deed, ...]] = field(default_factory=dict)
-    """By producer; all are of one group, and answer for each other."""
+    """By producer; all are in one group, and answer for each other."""
     settings: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
@@ -80,7 +80,7 @@ class TransactionPlan:
         return tuple(deed.key for deeds in self.transacting.values() for deed in deeds)
 
     def described(self) -> list[str]:
-        """Describe the transactions for people; nothing if there are none."""
+        """Describe the transactions for users; empty if there are none."""
         return [
             f"{name}: " + ", ".join(f"{deed.key} {deed.ending.value}" for deed in deeds)
             for name, deeds in self.transacting.items()
@@ -101,7 +101,7 @@ def planned_transactions(
     settings = {
         "transactionCheckInterval": chance.choice(("1000", "3000")),
         "transactionTimeOut": chance.choice(("500", "2000")),
-        # With few, transactions are given up, and an operator has to resume them.
+        # With few, transactions are abandoned, and an operator has to resume them.
         "transactionCheckMax": chance.choice(("2", "15", "15")),
         # After a crash, a commit is found by its key; without the index it may be stored twice.
         "messageIndexEnable": "true",

@@ -1,4 +1,4 @@
-"""The cluster of a run: every process can be killed and started again, and goes by a name."""
+"""The cluster of a run: every process can be killed and restarted, and has a name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from turbopump.testing.simulate.store_contents import Contents, contents_of, dif
 OnDeath = Callable[[], object]
 
 _DIRECTORY = Path("/")
-"""On the disks in memory, of which each broker has its own."""
+"""On the in-memory disks, one for each broker."""
 _START_AGAIN_S = 1.0
 _FULL = 0.97
 _NAMESERVER = "ns"
@@ -78,18 +78,18 @@ class World(Cluster):
         """All brokers and clients of the run."""
         self.down_nameservers: set[int] = set()
         self.doomed: dict[str, Down] = {}
-        """Brokers that died in the midst of something, and still have to be cleared away."""
+        """Brokers that died during an operation, and still have to be cleaned up."""
         self.stopped: list[Broker] = []
-        """Brokers that have stopped, and were not seen since: they took commits until then."""
+        """Brokers that stopped, and were not inspected since: they accepted commits until then."""
         self.starting: dict[str, Broker] = {}
-        """Brokers whose start is not over: they serve before, while name servers do not answer."""
+        """Brokers whose start is not over: they already serve while name servers do not answer."""
         self.abandoned: dict[str, Contents] = {}
         """What brokers held that recovered, and crashed before they served."""
         self.bodies = Bodies()
         self._reads_fail = any(fault.kind is FaultKind.FAIL_READS for fault in plan.faults)
         self.roles = Roles(plan, self.brokers)
         self._lives: dict[str, ReplicatedBroker] = {}
-        """Where slaves are promoted: what changes the roles of each machine that runs."""
+        """Where slaves are promoted: what changes the roles of each running machine."""
         self._nameserver_disks: dict[int, Disk] = {}
         self._clocks: dict[int, BusyTimeClock] = {}
         """By the number of a broker's machine; across all its starts."""
@@ -133,17 +133,17 @@ class World(Cluster):
 
     @property
     def masters_seen(self) -> Mapping[str, Broker]:
-        """The same, as the last call of `follow_roles` has found them."""
+        """The same, as found by the last call of `follow_roles`."""
         return self.roles.serving_then if self.promotes else self.masters
 
     @property
     def slaves_seen(self) -> Sequence[Slave]:
-        """The slaves, as the last call of `follow_roles` has found them."""
+        """The slaves, as found by the last call of `follow_roles`."""
         return self.roles.slaves_then if self.promotes else self.slaves
 
     @property
     def slaves(self) -> Sequence[Slave]:
-        """The slaves: as planned, or as it is after promotions."""
+        """The slaves: as planned, or as they are after promotions."""
         plan = self.plan.replicas
         return self.roles.slaves() if plan.promotes else plan.slaves
 
@@ -172,7 +172,7 @@ class World(Cluster):
         await (broker if lives is None else lives).close()
 
     def follow_roles(self) -> None:
-        """Take notice of brokers that have started again in another role."""
+        """Record brokers that have restarted in another role."""
         for name, lives in self._lives.items():
             current = lives.current
             if self.brokers.get(name) not in (None, current) and is_ready(current):
@@ -208,33 +208,33 @@ class World(Cluster):
     # --- clients ----------------------------------------------------------------------------------
 
     def client(self, name: str, **changes: Any) -> Session:
-        """Return a session on a host of its own, which belongs to a producer or group."""
+        """Return a session on its own host, which belongs to a producer or group."""
         session = self.session(instance=f"client-{len(self.clients)}", **changes)
         self.hosts.setdefault(name, []).append(session.config.host)
         self.made.append(weakref.ref(session))
         return session
 
     def kill_client(self, session: Session) -> None:
-        """Cut off a client for ever: nothing that it does from now on reaches anybody."""
+        """Isolate a client permanently: nothing it does from now on reaches another process."""
         host = session._network  # noqa: SLF001 - which is the host that this cluster has given it
         assert isinstance(host, MemoryHost)
         self.network.kill(host)
         self.forget_client(session)
 
     def forget_client(self, session: Session) -> None:
-        """Choose this client for no more faults."""
+        """Exclude this client from further faults."""
         for hosts in self.hosts.values():
             if session.config.host in hosts:
                 hosts.remove(session.config.host)
 
     def host_names(self, name: str) -> list[str]:
-        """Return the hosts that go by a name now: of a broker, name server, producer or group."""
+        """Return the hosts with a name now: of a broker, name server, producer or group."""
         if name in self._places:
             return [self._places[name].host.name]
         return [name] if name.startswith("ns") else self.hosts.get(name, [])
 
     def all_hosts(self) -> list[str]:
-        """Return the hosts of all processes that run now."""
+        """Return the hosts of all running processes."""
         brokers = [place.host.name for place in self._places.values()]
         names = [_host(server) for server in self.nameservers]
         return [*brokers, *names, *(host for hosts in self.hosts.values() for host in hosts)]
@@ -258,7 +258,7 @@ class World(Cluster):
     # --- brokers ----------------------------------------------------------------------------------
 
     def calm_disk(self, name: str) -> None:
-        """Let a disk work as it does when nothing is wrong."""
+        """Restore the normal behaviour of a disk."""
         disk = self.disk_of(name)
         disk.heal()
         if name in self._places:
@@ -271,7 +271,7 @@ class World(Cluster):
         return self._nameserver_disk(int(machine.removeprefix(_NAMESERVER)))
 
     def store_directory(self, name: str) -> StoreDirectory:
-        """Return where a broker has its files."""
+        """Return where a broker stores its files."""
         return StoreDirectory(self._config_of(name, self._places[name]).directory, self.disk(name))
 
     def fill_disk(self, machine: str) -> None:
@@ -283,7 +283,7 @@ class World(Cluster):
             disk.capacity_bytes = disk.used_bytes
 
     def reads_succeeding(self) -> ExitStack:
-        """Let no read of a broker's disk fail in a block, for whoever looks from outside."""
+        """Let no read of a broker's disk fail in a block, for inspection from outside."""
         stack = ExitStack()
         for place in self._places.values() if self._reads_fail else ():
             stack.enter_context(place.disk.reads_succeeding())
@@ -295,7 +295,7 @@ class World(Cluster):
         def dying_host() -> MemoryHost:
             self.doomed[name] = how
             self.history.add(BrokerDown(self.now_us, name, how))
-            # Not before: it may have started again meanwhile.
+            # Not before: it may have restarted in the meantime.
             return self._places[name].host
 
         self._crash_at_change(self.disk(name), changes, dying_host, on_death)
@@ -303,7 +303,7 @@ class World(Cluster):
     def _crash_at_change(
         self, disk: Disk, changes: int, dying_host: Callable[[], MemoryHost], on_death: OnDeath
     ) -> None:
-        """Let a disk take nothing any more from its nth change on, and its host die."""
+        """Let a disk reject everything from its nth change on, and its host die."""
         left = changes
 
         def look(operation: str, _: Path) -> None:
@@ -324,7 +324,7 @@ class World(Cluster):
         on_death()
 
     def cancel_crash(self, name: str) -> None:
-        """Let a broker live on that was to die."""
+        """Cancel the planned death of a broker."""
         self.disk(name).on_operation = None
 
     def replace_disk(self, name: str) -> None:
@@ -336,7 +336,7 @@ class World(Cluster):
         self.abandoned.pop(name, None)
 
     def is_copied(self, slave: Slave) -> bool:
-        """Whether a slave has all that its master has, and the master knows it."""
+        """Whether a slave has everything its master has, and the master knows it."""
         master, copy = self.masters.get(slave.master), self.brokers.get(slave.name)
         if master is None or copy is None:
             return False
@@ -346,7 +346,7 @@ class World(Cluster):
         return copy.store.readable_end == end and known.count(end) >= len(slaves)
 
     async def end_broker(self, name: str, how: Down) -> None:
-        """Stop or crash a broker, or clear away one that has died."""
+        """Stop or crash a broker, or clean up one that has died."""
         if name in self.doomed:
             how = self.doomed[name]
         else:
@@ -362,13 +362,13 @@ class World(Cluster):
         try:
             await self.stop_broker(name)
         except (OSError, TurbopumpError):
-            # Its disk has begun to fail since: what it could not save is lost, as in a crash.
+            # Its disk has started to fail since: what it could not save is lost, as in a crash.
             self.history.add(BrokerDown(self.now_us, name, Down.KILLED))
             self.disk(name).close_all()
         self.stopped.append(broker)
 
     async def begin_broker(self, name: str) -> None:
-        """Start a broker again; a disk that fails or is full may keep it from that for a while."""
+        """Restart a broker; a disk that fails or is full may prevent that for a while."""
         if self.plan.opens_twice:
             self._open_and_abandon(name)
         while name not in self.brokers:
@@ -394,19 +394,19 @@ class World(Cluster):
                     await self.end_broker(name, self.doomed[name])
 
     def _clear_away(self, name: str) -> None:
-        """Forget a broker that died while it started."""
+        """Forget a broker that died during its start."""
         disk = self.disk(name)
         if self.doomed.pop(name) is Down.POWER_LOST:
             disk.lose_unsynced()
         disk.close_all()
 
     def open_twice(self, name: str) -> None:
-        """Open the store of a broker that is down two times, and compare."""
+        """Open the store of a broker that is down twice, and compare."""
         first, second = self._opened(name), self._opened(name)
         self.history.add(Reopened(self.now_us, name, tuple(differences(first, second))))
 
     def _open_and_abandon(self, name: str) -> None:
-        """Recover a store, then crash: the next recovery has to find the same."""
+        """Recover a store, then crash: the next recovery must find the same."""
         try:
             self.abandoned[name] = self._opened(name)
         except (OSError, TurbopumpError):
@@ -440,11 +440,11 @@ class World(Cluster):
         return self._nameserver_disk(number).on_operation is not None
 
     def spare_nameserver(self, number: int) -> None:
-        """Let a name server live on that was to crash."""
+        """Cancel the planned crash of a name server."""
         self._nameserver_disk(number).on_operation = None
 
     async def kill_nameserver(self, number: int, how: Down = Down.KILLED) -> None:
-        """Kill a name server; it starts again without routes."""
+        """Kill a name server; it restarts without routes."""
         server, disk = self.nameservers[number], self._nameserver_disk(number)
         self.down_nameservers.add(number)
         self.history.add(FaultBegan(self.now_us, _DOWN_NAMESERVER, f"ns{number}", how.value))
@@ -461,8 +461,8 @@ class World(Cluster):
         return [path for disk in self._nameserver_disks.values() for path in disk.close_all()]
 
     async def restart_nameserver(self, number: int) -> None:
-        """Start a name server again at its address."""
-        # Key-values are kept, and with them who is master; routes are not.
+        """Restart a name server at its address."""
+        # Key-values survive, and with them the master's role; routes do not.
         self.nameservers[number] = await self._nameserver(number, _host(self.nameservers[number]))
         self.down_nameservers.discard(number)
         self.history.add(FaultEnded(self.now_us, _DOWN_NAMESERVER, f"ns{number}"))

@@ -117,7 +117,7 @@ def s(seconds: float) -> int:
 
 
 def sent(key: str, at: float = 0, offset: int = 0, **more: int | bool) -> list[Event]:
-    """Return how a message is sent, stored and acknowledged."""
+    """Return the events of a message that is sent, stored and acknowledged."""
     began = SendBegan(s(at), "p", key, "plain", **more)  # type: ignore[arg-type]
     return [
         began,
@@ -168,7 +168,7 @@ def test_a_good_history_violates_nothing() -> None:
 # --- durability -----------------------------------------------------------------------------------
 
 
-def test_an_acknowledged_message_that_is_nowhere() -> None:
+def test_an_acknowledged_message_that_is_missing() -> None:
     lost = [event for event in sent("m0") if not isinstance(event, Readable)]
     assert "acknowledged messages are kept" in violations([up(0), *lost, Calm(s(9))])
 
@@ -295,7 +295,7 @@ def flipped(key: str, queue: MessageQueue = QUEUE, offset: int = 0, topic: str =
     return BitFlipped(s(1), "a", "log", 0, queue, offset, key, topic or queue.topic)
 
 
-def test_a_damaged_message_is_passed_over_and_no_other() -> None:
+def test_a_damaged_message_is_skipped_and_no_other() -> None:
     events = [up(0), *sent("m0"), *sent("m1", 0, 1), flipped("m0")]
     end = [*consumed("m1", offset=1), committed(2), Calm(s(9))]
     assert violations([*events, *end]) == set()
@@ -357,7 +357,7 @@ def test_a_message_that_takes_too_long_is_sent_back() -> None:
     assert violations([*events, committed(1, at=60)]) == {"commits pass no unfinished message"}
 
 
-def test_an_orderly_group_commits_no_failure_that_will_be_tried_again() -> None:
+def test_an_orderly_group_commits_no_failure_that_will_be_retried() -> None:
     orderly = plan(groups=[group(GroupKind.ORDERLY)])
     failed = consumed("late", result=Result.FAILURE)
     events = [up(0), *sent("late"), *failed, committed(1)]
@@ -371,7 +371,7 @@ def test_an_orderly_group_commits_no_failure_that_will_be_tried_again() -> None:
 def test_a_clock_that_is_set_back_hides_what_has_the_offset_of_a_lost_message(
     jumped_at: float, by: float, is_hidden: bool
 ) -> None:
-    """Consumers look for it by time, as the guide of replication says."""
+    """Consumers search for it by time, as the replication guide says."""
     jump = ClockJumped(s(jumped_at), s(by), "a")
     lost = [up(0), *sent("m0"), *consumed("m0"), down(1, Down.POWER_LOST), up(1.5)]
     again = [*sent("m1", 3), committed(1, at=5)]
@@ -380,11 +380,11 @@ def test_a_clock_that_is_set_back_hides_what_has_the_offset_of_a_lost_message(
     assert found == set() if is_hidden else "commits pass no unfinished message" in found
 
 
-def test_a_commit_that_goes_back() -> None:
+def test_a_commit_that_decreases() -> None:
     events = [up(0), *sent("m0"), *consumed("m0"), committed(1)]
     back = committed(0, at=200, before=1)
     assert violations([*events, back]) == {"commits do not go back"}
-    # The owner of before had committed after the new owner began.
+    # The previous owner had committed after the new owner started.
     assert violations([*events, Joined(s(190), "g", "g.2"), back]) == set()
 
 
@@ -407,7 +407,7 @@ BACK = committed(0, at=30, before=1)
     ],
     ids=["nothing", "join", "leave", "crash of the broker", "reset"],
 )
-def test_no_commit_goes_back_while_a_queue_has_the_same_owner(meanwhile: list[Event]) -> None:
+def test_no_commit_decreases_while_a_queue_has_the_same_owner(meanwhile: list[Event]) -> None:
     assert violations([*OWNED, *meanwhile, BACK]) == {"commits do not go back"}
 
 
@@ -421,12 +421,12 @@ def test_no_commit_goes_back_while_a_queue_has_the_same_owner(meanwhile: list[Ev
     ],
     ids=["two owners", "no owner", "a new owner", "called by another"],
 )
-def test_a_commit_may_go_back_after_the_owner_has_changed(meanwhile: list[Event]) -> None:
+def test_a_commit_may_decrease_after_the_owner_has_changed(meanwhile: list[Event]) -> None:
     joined = Joined(s(23), "g", "g.2")
     assert violations([*OWNED, joined, *meanwhile, BACK]) == set()
 
 
-def test_a_member_that_kept_a_queue_beside_its_new_owner_goes_back_once() -> None:
+def test_a_member_that_kept_a_queue_beside_its_new_owner_may_rewind_once() -> None:
     other = [Joined(s(5), "g", "g.2"), owns(5, "g.2", QUEUE), owns(6, "g.2")]
     events = [*OWNED, *other, BACK]
     assert violations(events) == set()
@@ -435,7 +435,7 @@ def test_a_member_that_kept_a_queue_beside_its_new_owner_goes_back_once() -> Non
 
 
 @pytest.mark.parametrize("is_sync", [True, False])
-def test_an_owner_that_finds_lost_messages_goes_back_once(is_sync: bool) -> None:
+def test_an_owner_that_finds_lost_messages_may_rewind_once(is_sync: bool) -> None:
     lost = [down(20, Down.POWER_LOST), up(21, "m0", committed=1)]
     events = [*OWNED, *lost, committed(0, at=24, before=1)]
     # Synchronous brokers lose nothing.
@@ -445,7 +445,7 @@ def test_an_owner_that_finds_lost_messages_goes_back_once(is_sync: bool) -> None
     assert violations([*events, *again], plan(is_sync=False)) == {"commits do not go back"}
 
 
-def test_an_owner_that_began_at_the_offset_of_a_slave_goes_back_once() -> None:
+def test_an_owner_that_started_at_the_offset_of_a_slave_may_rewind_once() -> None:
     replicas = ReplicaPlan(slaves=(Slave("a-1", "a", 1),))
     events = [*OWNED, committed(0, at=20, before=1)]
     assert violations(events, plan(replicas=replicas)) == set()
@@ -539,7 +539,7 @@ def test_a_message_that_is_stored_more_often_than_sent() -> None:
     assert violations([up(0), *tried]) == set()
 
 
-def test_a_delayed_message_that_is_delivered_again_because_the_power_took_it() -> None:
+def test_a_delayed_message_redelivered_because_power_loss_took_it() -> None:
     events = [
         up(0),
         SendBegan(0, "p", "m0", "plain", s(1)),
@@ -551,7 +551,7 @@ def test_a_delayed_message_that_is_delivered_again_because_the_power_took_it() -
     assert violations([*events, up(3), again], plan(is_sync=False)) == set()
     kept = [*events, up(3, "m0"), Readable(s(4), QUEUE, 1, Stored("m0"))]
     assert violations(kept, plan(is_sync=False)) == {"duplicates are bounded"}
-    # What is first seen after a start counts too.
+    # Messages first seen after a start count too.
     twice = [*events[:3], events[4], up(3, "m0"), Readable(s(4), QUEUE, 1, Stored("m0"))]
     assert violations(twice, plan(is_sync=False)) == {"duplicates are bounded"}
 
@@ -578,7 +578,7 @@ def test_a_retry_that_is_stored_more_often_than_its_message_failed() -> None:
 
 
 def test_copies_for_retries_explain_further_calls() -> None:
-    """Two owners of a queue both send back what fails: each copy comes, to each of them."""
+    """Two owners of a queue both send back failed messages: each copy reaches both."""
     fault = FaultBegan(s(100), "x", "a")
     events: list[Event] = [up(0), fault, *sent("late", 100)]
     for call in (1, 2):
@@ -600,7 +600,7 @@ def test_copies_for_retries_explain_further_calls() -> None:
 def test_a_failure_that_is_repeated_without_a_cause() -> None:
     failed = [*consumed("late", 101, result=Result.FAILURE)] * 9
     assert violations([up(0), *sent("late", 100), *failed]) == {"duplicates are bounded"}
-    # The broker does not take it back.
+    # The broker rejects the send-back.
     full = FaultBegan(s(100), FaultKind.FULL_DISK.value, "a")
     assert violations([up(0), full, *sent("late", 100), *failed]) == set()
 
@@ -614,7 +614,7 @@ def test_a_message_that_is_late_in_the_calm() -> None:
     assert got(4) == {"calm deliveries are prompt"}
 
 
-def test_a_message_that_never_comes_in_the_calm() -> None:
+def test_a_message_that_is_never_delivered_in_the_calm() -> None:
     events = [up(0), Calm(0), *sent("m0", 1), Ended(s(20))]
     assert violations(events) == {"calm deliveries are prompt"}
 
@@ -624,7 +624,7 @@ def test_a_recovery_that_differs_the_second_time() -> None:
     assert violations([Reopened(0, "a", ("plain@a:0",))]) == {"recovery is idempotent"}
 
 
-def test_an_error_that_nobody_expects() -> None:
+def test_an_unexpected_error() -> None:
     assert violations([Unexpected(0, "a task died")]) == {"nothing unexpected"}
 
 
@@ -705,7 +705,7 @@ def test_what_a_slave_may_lose(is_sync: bool, how: Down, at: float, is_kept: boo
     assert found == (set() if is_kept else {"copies stay"})
 
 
-def test_a_slave_cuts_what_its_master_has_lost() -> None:
+def test_a_slave_truncates_what_its_master_has_lost() -> None:
     events = [
         up(0),
         holds(0),
@@ -722,8 +722,8 @@ AGAIN = Stored("m0", record=(0, 2))
 """The same message as another record."""
 
 
-def test_a_slave_cuts_what_its_master_has_lost_and_stored_again() -> None:
-    """Its own loss of power tells nothing of when it has copied what it still has."""
+def test_a_slave_truncates_what_its_master_has_lost_and_stored_again() -> None:
+    """Its own power loss does not show when it copied what it still has."""
     events = [
         up(0),
         holds(0),
@@ -743,7 +743,7 @@ def test_a_slave_cuts_what_its_master_has_lost_and_stored_again() -> None:
     assert violations(kept, replicated) == {"copies stay"}
 
 
-def test_a_slave_cuts_what_it_has_from_a_replaced_master() -> None:
+def test_a_slave_truncates_what_it_has_from_a_replaced_master() -> None:
     """The promoted one may have stored the same message itself, as delayed ones are."""
     late = Replicated(s(2), "a-2", QUEUE, 0, Stored("m0"))
     events = [
@@ -810,7 +810,7 @@ def test_a_promoted_slave_that_was_long_up_since_it_lost_messages_with_the_power
 
 
 @pytest.mark.parametrize(("followed", "expected"), [("a", set()), ("a-1", {"copies stay"})])
-def test_a_slave_cuts_what_the_replaced_master_lost_that_it_still_follows(
+def test_a_slave_truncates_what_a_replaced_master_that_it_still_follows_lost(
     followed: str, expected: set[str]
 ) -> None:
     copies = [copied("m0"), copied("m0", slave="a-2")]
@@ -925,7 +925,7 @@ def test_a_committed_message_is_stored_once() -> None:
     assert found_in(events) == {"duplicates are bounded"}
 
 
-def test_a_copy_that_was_there_after_a_crash_counts() -> None:
+def test_a_copy_that_existed_after_a_crash_counts() -> None:
     contents = {HALF: (0, (Stored("m0"),)), QUEUE: (0, (Stored("m0"), Stored("m0")))}
     twice = [*half(), decided(commits=True), down(2), BrokerUp(s(3), "a", contents, {})]
     assert found_in([*twice, *consumed("m0", 4), Calm(s(9))]) == {AS_DECIDED}
@@ -941,7 +941,7 @@ def test_a_half_message_lost_with_the_power_is_excused_as_the_mode_promises() ->
     assert "acknowledged messages are kept" in found_in(lost)
 
 
-def test_what_was_lost_of_a_transaction_is_committed_again() -> None:
+def test_a_lost_part_of_a_transaction_is_committed_again() -> None:
     contents = {HALF: (0, (Stored("m0"),))}
     again = BrokerUp(s(4), "a", contents, {})
     events = [up(0), *half(), decided(commits=True), visible(), down(3, Down.POWER_LOST), again]
@@ -961,7 +961,7 @@ def test_only_the_clock_of_its_own_machine_excuses_an_early_message(
     assert violations(events) == (set() if is_kept else {"delays are not cut short"})
 
 
-def test_a_name_server_keeps_what_it_has_acknowledged() -> None:
+def test_a_name_server_retains_what_it_has_acknowledged() -> None:
     stored = [KeyValueStored(s(1), "ns0", key) for key in ("k0", "k1")]
     assert violations([*stored, KeyValuesRead(s(9), "ns0", ("k0", "k1", "k2"))]) == set()
     assert violations([*stored, KeyValuesRead(s(9), "ns1", ())]) == set()

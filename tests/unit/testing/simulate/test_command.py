@@ -19,7 +19,7 @@ SEEDS = (3, 11)
 
 
 @pytest.mark.slow
-def test_it_tells_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0:2"]) == 0
     out = capsys.readouterr().out
     for text in ("2 seeds in", "seeds/s", "virtual time:", "faults injected:", "duplicates:"):
@@ -94,7 +94,7 @@ def test_another_process_sees_the_same_history(hash_seed: str) -> None:
     assert done.stdout.split() == [simulate(seed).digest for seed in SEEDS]
 
 
-def test_seeds_choose_everything_there_is() -> None:
+def test_seeds_cover_every_option() -> None:
     plans = [planned(seed) for seed in range(300)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {group.kind for plan in plans for group in plan.groups} == set(GroupKind)

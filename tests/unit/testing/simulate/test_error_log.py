@@ -1,4 +1,4 @@
-"""Errors that count as bugs: all that nobody handles, and those logged that no fault causes."""
+"""Errors that count as bugs: unhandled ones, and logged ones that no fault causes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAULT = OSError("the disk said no")
 
 
 @pytest.mark.parametrize("error", [FAULT, RequestTimeout("no answer"), LookupError("a bug")])
-def test_a_task_whose_error_nobody_retrieves_is_a_bug(error: Exception) -> None:
+def test_a_task_whose_error_is_never_retrieved_is_a_bug(error: Exception) -> None:
     heard: list[tuple[str, BaseException | None]] = []
 
     async def fail() -> None:
@@ -39,7 +39,7 @@ def test_a_task_whose_error_nobody_retrieves_is_a_bug(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(("error", "expected"), [(FAULT, False), (LookupError("a bug"), True)])
-def test_what_is_logged_is_a_bug_unless_a_fault_causes_it(error: Exception, expected: bool) -> None:
+def test_a_logged_error_is_a_bug_unless_a_fault_causes_it(error: Exception, expected: bool) -> None:
     heard: list[bool] = []
     with capture_errors(lambda text, error: heard.append(is_bug(text, error))):
         logging.getLogger("turbopump.store").error("failed", exc_info=error)

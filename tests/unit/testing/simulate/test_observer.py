@@ -1,4 +1,4 @@
-"""What the simulator sees of brokers, also while they stop."""
+"""What the simulator sees of brokers, even while they stop."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TOPIC, GROUP = next(iter(PLAN.queues)), PLAN.groups[0].name
 
 @pytest.mark.parametrize("last", [1, 3], ids=["lower", "higher"])
 @virtual_time()
-async def test_a_commit_is_seen_that_a_broker_takes_while_it_stops(last: int) -> None:
-    """As from a new owner of a queue, which began before the owner of before had committed."""
+async def test_a_commit_accepted_while_a_broker_stops_is_seen(last: int) -> None:
+    """As from a new owner of a queue, which started before the previous owner had committed."""
     history = History(all_checks(Ledger(PLAN)))
     world = World(PLAN, history)
     async with world:
@@ -46,7 +46,7 @@ async def test_a_commit_is_seen_that_a_broker_takes_while_it_stops(last: int) ->
 
 @virtual_time()
 async def test_a_commit_is_no_part_of_a_start_that_waits_for_name_servers() -> None:
-    """A broker serves before they answer: consumers that miss lost messages go back by then."""
+    """A broker serves before they answer: consumers that miss lost messages rewind by then."""
     history = History(all_checks(Ledger(PLAN)))
     world = World(PLAN, history)
     async with world:

@@ -30,7 +30,7 @@ from turbopump.testing.simulate.ledger import Ledger
 
 
 def all_checks(ledger: Ledger) -> Sequence[Follower]:
-    """Return every check; the ledger comes first, as they ask it, but for those who compare."""
+    """Return every check; the ledger comes first, as they query it, except for comparing ones."""
     # These compare what a broker holds with what it held before, so they see events first.
     before = (ReadableKept, QueuesDense, CopiesKept)
     after = (

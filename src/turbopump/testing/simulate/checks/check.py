@@ -1,4 +1,4 @@
-"""What all checks have in common."""
+"""Shared by all checks."""
 
 from __future__ import annotations
 

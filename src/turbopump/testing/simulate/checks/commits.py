@@ -1,4 +1,4 @@
-"""Committed offsets stay behind what is consumed, and do not go back."""
+"""Committed offsets stay behind what is consumed, and do not decrease."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SAVED_US = 6 * US_PER_S
 SETTLED_US = 70 * US_PER_S
 """After this time without a fault or a new member, each queue has one owner."""
 OWNED_US = 10 * US_PER_S
-"""After this time with one owner, no commit of the owner before it is under way."""
+"""After this time with one owner, no commit of the previous owner is in flight."""
 
 
 class CommitsBehindConsumption(Check):
     """A group's committed offset passes no message that its listeners have not finished.
 
-    But for those that a listener has had for longer than the consumer's timeout, which are sent
-    back, and those that a clock hides which was set back after a loss (`Ledger.may_be_hidden`).
+    Except for those that a listener has had for longer than the consumer's timeout, which are sent
+    back, and those that a clock set back after a loss hides (`Ledger.may_be_hidden`).
     """
 
     name = "commits pass no unfinished message"
@@ -71,19 +71,19 @@ class CommitsBehindConsumption(Check):
 
 
 class CommitsKept(Check):
-    """Committed offsets do not go back, but for a crash, which may set them back by 5 s.
+    """Committed offsets do not decrease, except after a crash, which may lose the last 5 s.
 
     A damaged table is replaced by its backup. A promoted slave has those that it has copied. After
     a loss of messages, the first commit of a queue's owner may be lower: it has compared what it
-    has with the broker, and reads on from the first message that differs. So may the first commit
-    of a new owner where there are slaves: it may have begun at an older offset that a slave had
-    copied, while the master was down. So may that of a member that was cut off, and has kept the
+    has with the broker, and resumes from the first message that differs. So may the first commit
+    of a new owner where there are slaves: it may have started at an older offset that a slave had
+    copied, while the master was down. So may that of a member that was isolated, and has kept the
     queue while another one owned it. And so may one that repeats a lower commit which a crash has
     lost.
 
-    A member that gets a queue begins at what is committed then. If the owner before it commits
+    A member that gets a queue starts at what is committed then. If the previous owner commits
     after that, the next commit of the new one may be lower. So commits are judged while a queue has
-    had the same owner for `OWNED_US`, whatever happens to others meanwhile.
+    had the same owner for `OWNED_US`, whatever happens to other queues.
     """
 
     name = "commits do not go back"
@@ -93,7 +93,7 @@ class CommitsKept(Check):
         self._commits: defaultdict[Place, list[tuple[int, int]]] = defaultdict(list)
         """Time and offset of the latest commits."""
         self._backups: dict[str, Mapping[Place, int]] = {}
-        """By broker: what the backup of a damaged table has."""
+        """By broker: the content of a damaged table's backup."""
         self._save_fails: set[str] = set()
         """Brokers that skip one save."""
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
@@ -104,7 +104,7 @@ class CommitsKept(Check):
         self._callers: dict[Place, str] = {}
         """Which member's listener was called last."""
         self._may_go_back: set[Place] = set()
-        """Where an only owner has not committed since it may have had to begin further back."""
+        """Where a sole owner has not committed since it may have had to rewind."""
 
     @on(BitFlipped)
     def _bit_flipped(self, event: BitFlipped) -> None:
@@ -125,7 +125,7 @@ class CommitsKept(Check):
             yield f"{event.group} committed {event.offset} in {event.queue} after {event.before}"
 
     def _is_judged(self, place: Place, now_us: int) -> bool:
-        """Whether a commit must not be lower than the one before it."""
+        """Whether a commit must not be lower than the previous one."""
         if now_us - self._ledger.unsettled_us(place[0]) > SETTLED_US:
             return True
         if len(self._owners[place]) != 1 or now_us - self._owned_us[place] <= OWNED_US:
@@ -144,13 +144,13 @@ class CommitsKept(Check):
             self._owners[place] ^= {event.member}
             self._note_change(place, event.at_us)
             if len(self._owners[place]) > 1:
-                # One of them was cut off and keeps its queues: it commits later what it has
-                # finished, though the other may have gone further.
+                # One of them was isolated and keeps its queues: it commits later what it has
+                # finished, although the other may have advanced further.
                 self._may_go_back.add(place)
 
     @on(ConsumeBegan)
     def _called(self, event: ConsumeBegan) -> None:
-        """Notice a new owner before its queues are looked at, which happens once in a second."""
+        """Record a new owner before its queues are inspected, which happens once a second."""
         place = (event.group, event.queue)
         if self._callers.get(place) != event.member:
             self._callers[place] = event.member
@@ -159,7 +159,7 @@ class CommitsKept(Check):
     def _note_change(self, place: Place, at_us: int) -> None:
         self._owned_us[place] = at_us
         if self._ledger.plan.replicas.names:
-            # While the master is down, a new owner begins at the offset that a slave has copied.
+            # While the master is down, a new owner starts at the offset that a slave has copied.
             # That is older than the master's, to which the owner commits later.
             self._may_go_back.add(place)
 
@@ -211,7 +211,7 @@ class CommitsKept(Check):
             }
 
     def _start_over(self, event: BrokerUp) -> None:
-        """Begin with what the backup has, or a promoted slave: every 10 s if nothing was wrong."""
+        """Start with what the backup or a promoted slave has: saved every 10 s without faults."""
         for (group, queue), commits in self._commits.items():
             if queue.broker == event.broker:
                 commits[:] = [(event.at_us, event.committed.get((group, queue), 0))]
@@ -222,7 +222,7 @@ class CommitsKept(Check):
         return any(ledger.disk_failed(broker, saved_until_us) for broker in ledger.plan.machines)
 
     def _kept_end(self, queue: MessageQueue) -> int:
-        """Return up to where a queue had its messages for certain after the last start."""
+        """Return up to where a queue certainly had its messages after the last start."""
         ledger = self._ledger
         end = ledger.end_of(queue)
         return end if ledger.plan.is_sync else min(ledger.doubtful[queue], default=end)

@@ -27,7 +27,7 @@ _ROUNDING_US = 2 * US_PER_MS
 class NeverEarly(Check):
     """No delayed message is readable in its own topic before its delay, and no retry before its.
 
-    But for a broker that has restarted since a clock was set forward: it has times of day only.
+    Except for a broker that restarted since a clock was set forward: it has only times of day.
     """
 
     name = "delays are not cut short"
@@ -35,7 +35,7 @@ class NeverEarly(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._failed_us: dict[tuple[str, str, int], int] = {}
-        """When a group's listener first failed on a message that was retried so often before."""
+        """When a group's listener first failed on a message after a number of retries."""
         self._jumps: list[ClockJumped] = []
         self._started_us: dict[str, int] = {}
 
@@ -54,7 +54,7 @@ class NeverEarly(Check):
             )
 
     def _due(self, event: Readable, key: str) -> tuple[int, int] | None:
-        """Return from when on a message waits, and how long."""
+        """Return since when a message waits, and how long."""
         topic, times = event.queue.topic, event.message.times
         if self._ledger.is_own(topic):
             send = self._ledger.sends.get(key)

@@ -1,4 +1,4 @@
-"""Duplicates have causes, and no more of them than those allow."""
+"""Duplicates have causes, and there are no more of them than the causes permit."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class BoundedDuplicates(Check):
 
     Each crash and start, network or disk fault, and each member that joins or leaves, may repeat
     what a group had in flight or had not committed, so each copy of a message is consumed at most
-    once more for each of them that came after the message was sent. Copies for retries count too:
-    two members that own a queue for a while both send back what fails, and each copy fails again.
-    Each call of a listener makes one copy at most, and one more for each cause, whose answer is
+    once more for each of them that followed the sending of the message. Copies for retries count:
+    two members that own a queue for a while both send back failures, and each copy fails again.
+    Each call of a listener creates one copy at most, and one more for each cause, whose response is
     lost, or says that no slave has it. Without any cause, all of that happens exactly once.
     """
 
@@ -48,24 +48,24 @@ class BoundedDuplicates(Check):
         self._ever: Counter[str] = Counter()
         """By key: what was ever stored there, and may have been consumed."""
         self._retries: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
-        """By group and key: what was ever stored for a group, by how often it was retried."""
+        """By group and key: what was ever stored for a group, by number of retries."""
         self._known: set[tuple[MessageQueue, int, tuple[int, int]]] = set()
         """Records that are counted as retries."""
         self._calls: Counter[tuple[str, str]] = Counter()
         self._failures: Counter[tuple[str, str, int]] = Counter()
         self._successes_at: Counter[tuple[str, str, int]] = Counter()
-        """By group, key and how often it was retried before."""
+        """By group, key and number of earlier retries."""
         self._successes: Counter[tuple[str, str]] = Counter()
         self._causes: list[int] = []
 
     @property
     def stored_twice(self) -> int:
-        """How many further copies of messages producers have made."""
+        """How many extra copies of messages producers have created."""
         return sum(max(count - 1, 0) for count in self._copies.values())
 
     @property
     def consumed_twice(self) -> int:
-        """How many further times groups have consumed messages."""
+        """How many extra times groups have consumed messages."""
         return sum(count - 1 for count in self._successes.values())
 
     @on(SendTried)
@@ -113,10 +113,10 @@ class BoundedDuplicates(Check):
         count = self._successes_at[place]
         copies = retries[times] if times else self._ever[key]
         if causes:
-            # What could not be sent back was retried from an earlier copy.
+            # A message that could not be sent back was retried from an earlier copy.
             copies = self._ever[key] + sum(retries[before] for before in range(1, times + 1))
         else:
-            # With a cause, a broker may refuse what failed for as long as that lasts.
+            # With a cause, a broker may reject failed messages for as long as that lasts.
             count += self._failures[place]
         bound = max(1, copies) * (1 + causes)
         if count > bound and key in self._ledger.sends:
@@ -127,14 +127,14 @@ class BoundedDuplicates(Check):
 
     def _causes_since(self, key: str) -> int:
         send = self._ledger.sends.get(key)
-        # A queue's owner of before may not have seen the change yet when the message is sent.
+        # A queue's previous owner may not have seen the change yet when the message is sent.
         since_us = 0 if send is None else send.at_us - _NOTICED_US
         return sum(at_us >= since_us for at_us in self._causes)
 
     @on(BrokerUp)
     def _up(self, event: BrokerUp) -> None:
         self._cause(event)
-        # What was lost with the power, or only the master before had, is delivered or sent again.
+        # Messages lost in a power loss, or only on the old master, are delivered or sent again.
         self._copies = Counter(
             message.key
             for queue, messages in self._ledger.stored.items()

@@ -1,4 +1,4 @@
-"""What was acknowledged can be read, and what could be read stays, as far as the mode promises."""
+"""Acknowledged messages can be read, and readable ones stay, as far as the mode guarantees."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from turbopump.testing.simulate.ledger import Ledger
 class ReadableKept(Check):
     """Nothing that was readable disappears or changes.
 
-    But for what had not been flushed in asynchronous mode, when the power fails, and for what a
-    slave never had that is promoted.
+    Except for what had not been flushed in asynchronous mode, when the power fails, and for what a
+    promoted slave never had.
     """
 
     name = "readable messages stay"
@@ -33,7 +33,7 @@ class ReadableKept(Check):
                 if event.promoted:
                     slave = event.promoted
                     is_kept = ledger.must_have(slave, message.key or "", queue, offset)
-                    # Perhaps it has what the master has lost and stored again, as retries are.
+                    # Perhaps it has what the master has lost and stored again, as with retries.
                     is_kept &= ledger.was_record_copied(slave, queue, offset, message)
                 else:
                     machine = ledger.masters[queue.broker]
@@ -46,7 +46,7 @@ class ReadableKept(Check):
 class AcknowledgedKept(Check):
     """Every acknowledged message is at the offset that was acknowledged.
 
-    But for what a slave never had that is promoted: with SYNC_MASTER and one slave, that is
+    Except for what a promoted slave never had: with SYNC_MASTER and one slave, that is
     nothing (see `AcknowledgedCopied`).
     """
 
@@ -58,12 +58,12 @@ class AcknowledgedKept(Check):
 
     @on(Acknowledged)
     def _note(self, event: Acknowledged) -> None:
-        # The receipt of a delayed message is about a topic of the broker's own.
+        # The receipt of a delayed message refers to a topic of the broker's own.
         if not self._ledger.sends[event.key].delay_us and not self._is_left_behind(event):
             self._waiting[event.key] = event
 
     def _is_left_behind(self, event: Acknowledged) -> bool:
-        """Whether a replaced master has acknowledged what the one of now never had."""
+        """Whether a replaced master has acknowledged what the current one never had."""
         ledger, master = self._ledger, self._ledger.masters[event.queue.broker]
         is_stale = event.machine not in ("", master)
         return is_stale and not ledger.must_have(master, event.key, event.queue, event.offset)
@@ -98,7 +98,7 @@ class AcknowledgedKept(Check):
         is_sync, machine = ledger.plan.is_sync, ledger.masters[acknowledged.queue.broker]
         if is_sync and ledger.sends[acknowledged.key].is_durable:
             return False
-        # A flush that fails in synchronous mode takes back what was sent without waiting for it.
+        # A failed flush in synchronous mode rolls back what was sent without waiting for it.
         is_taken_back = is_sync and ledger.disk_failed(machine, acknowledged.at_us)
         return is_taken_back or ledger.may_be_lost(machine, acknowledged.at_us)
 

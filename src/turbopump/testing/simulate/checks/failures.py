@@ -1,4 +1,4 @@
-"""No error goes unnoticed, nothing is left over, and recovery gives the same every time."""
+"""No error goes unnoticed, nothing leaks, and recovery gives the same result every time."""
 
 from __future__ import annotations
 

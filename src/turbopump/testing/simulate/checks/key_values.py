@@ -1,4 +1,4 @@
-"""Name servers keep what they have acknowledged."""
+"""Name servers retain what they have acknowledged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbopump.testing.simulate.ledger import Ledger
 
 
 class KeyValuesKept(Check):
-    """A value that a name server has acknowledged is there after a crash and a loss of power."""
+    """A value that a name server has acknowledged survives a crash and a power loss."""
 
     name = "name servers keep values"
 

@@ -12,11 +12,11 @@ from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 
 class EveryMessageEnds(Check):
-    """Each message that can be read is consumed or dead-lettered by each group that wants it.
+    """Each readable message is consumed or dead-lettered by each group that subscribes to it.
 
-    In asynchronous mode a loss of power may take a message that was about to be retried. So may
+    In asynchronous mode a power loss may take a message that was about to be retried. So may
     the promotion of a slave, if it was not copied. A clock that is set back after a loss may hide
-    messages (`Ledger.may_be_hidden`). Damaged messages are passed over, delayed ones and retries
+    messages (`Ledger.may_be_hidden`). Damaged messages are skipped, delayed ones and retries
     too.
     """
 

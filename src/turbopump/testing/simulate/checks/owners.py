@@ -1,4 +1,4 @@
-"""Who consumes a queue: one at a time, in order, and the same member across a broker's restart."""
+"""Which member consumes a queue: one at a time, in order, and the same across broker restarts."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class OneOwner(Check):
 
 
 class InOrder(Check):
-    """An orderly group begins a message only after all before it in its queue are done.
+    """An orderly group starts a message only after all earlier ones in its queue are done.
 
-    But for those that a clock hides which was set back after a loss (`Ledger.may_be_hidden`).
+    Except for those that a clock set back after a loss hides (`Ledger.may_be_hidden`).
     """
 
     name = "orderly groups consume in order"
@@ -68,7 +68,7 @@ class InOrder(Check):
         if group.kind is not GroupKind.ORDERLY:
             return
         if not self._ledger.is_stored(event.queue, event.offset, event.key):
-            # Pulled before it was lost with the power.
+            # Pulled before it was lost in a power loss.
             return
         for offset in range(self._done[place], event.offset):
             found = self._ledger.attempts_at(place, offset)
@@ -91,7 +91,7 @@ class InOrder(Check):
 class RestartMovesNoQueue(Check):
     """When the only broker restarts in a calm cluster, every queue stays with its owner.
 
-    If there are others, a member that asks for routes meanwhile shares the queues on those.
+    If there are others, a member that requests routes meanwhile shares the queues on those.
     """
 
     name = "a restart moves no queue"

@@ -1,4 +1,4 @@
-"""When nothing is wrong, messages are delivered without delay."""
+"""Without faults, messages are delivered without delay."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from turbopump.testing.simulate.history import on
 from turbopump.testing.simulate.ledger import Ledger
 
 PROMPT_US = 2 * US_PER_S
-"""Less than the 5 s after which brokers look for long polls that nothing has woken."""
+"""Less than the 5 s after which brokers check long polls that nothing has woken."""
 
 
 class DeliveredPromptly(Check):
-    """What is acknowledged in a calm cluster reaches every group within 2 s."""
+    """A message acknowledged in a calm cluster reaches every group within 2 s."""
 
     name = "calm deliveries are prompt"
 

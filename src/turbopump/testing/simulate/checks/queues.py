@@ -1,4 +1,4 @@
-"""Queues have no gaps and no foreign bodies, and keep the order of each producer."""
+"""Queues have no gaps and no foreign bodies, and preserve the order of each producer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turbopump.wire.names import DEAD_LETTER_PREFIX
 
 
 class QueuesDense(Check):
-    """Offsets of a queue follow each other, and each holds one whole message."""
+    """Offsets of a queue are consecutive, and each holds one intact message."""
 
     name = "queues are dense"
 
@@ -63,7 +63,7 @@ class DamageContained(Check):
 
 
 class ProducerOrder(Check):
-    """What a producer sends one after the other has rising offsets in each queue."""
+    """Messages that a producer sends one after the other have increasing offsets in each queue."""
 
     name = "order of each producer"
 
@@ -74,7 +74,7 @@ class ProducerOrder(Check):
     @on(Acknowledged)
     def _follow(self, event: Acknowledged) -> Iterator[str]:
         send = self._ledger.sends[event.key]
-        # A flush that fails takes back what was sent without waiting for it.
+        # A failed flush rolls back what was sent without waiting for it.
         if send.delay_us or send.in_burst or not send.is_durable or self._is_stale(event):
             return
         last = self._last.get((event.producer, event.queue))
@@ -85,7 +85,7 @@ class ProducerOrder(Check):
                 f"{event.queue} are {last.offset} and {event.offset}"
             )
 
-    # At both: answers that were under way arrive after the end of the broker.
+    # At both: responses in flight arrive after the end of the broker.
     @on(BrokerDown, BrokerUp)
     def _forget_lost(self, event: BrokerDown | BrokerUp) -> None:
         """Expect lower offsets from a broker that may have lost what it has acknowledged."""

@@ -1,4 +1,4 @@
-"""What a slave has: all that its master has acknowledged with its help, and the same bytes."""
+"""What a slave has: everything its master acknowledged with its help, and the same bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from turbopump.testing.simulate.events import (
 from turbopump.testing.simulate.history import on
 
 FENCED_US = 25 * US_PER_S
-"""A master that was replaced asks name servers every 10 s, and its successor tells it every 5 s."""
+"""A replaced master queries name servers every 10 s, and its successor notifies it every 5 s."""
 
 
 class AcknowledgedCopied(Check):
     """When a SYNC_MASTER acknowledges a message, a slave has it.
 
-    But for messages that do not wait for it.
+    Except for messages that do not wait for it.
     """
 
     name = "acknowledged messages have a copy"
@@ -36,7 +36,7 @@ class AcknowledgedCopied(Check):
         slaves = [
             name for name in replicas.machines_of(broker) if name != (event.machine or broker)
         ]
-        # The receipt of a delayed message is about a topic of the broker's own.
+        # The receipt of a delayed message refers to a topic of the broker's own.
         place = None if send.delay_us else (event.queue, event.offset)
         if not any(ledger.was_copied(slave, event.key, place) for slave in slaves):
             yield (
@@ -48,8 +48,8 @@ class AcknowledgedCopied(Check):
 class CopiesKept(Check):
     """A slave loses no message that its master still has.
 
-    But for what had not been flushed in asynchronous mode, when its power fails, for a new disk,
-    and for what it cuts off because a master that was replaced, which it still follows, lost it.
+    Except for what had not been flushed in asynchronous mode, when its power fails, for a new disk,
+    and for what it truncates because a replaced master, which it still follows, lost it.
     """
 
     name = "copies stay"
@@ -59,7 +59,7 @@ class CopiesKept(Check):
         ledger = self._ledger
         is_own = not event.is_start and event.replica in ledger.former_masters
         if is_own or event.replica in ledger.masters.values():
-            # What it cuts off, it has written itself as a master that was replaced.
+            # What it truncates, it has written itself as a replaced master.
             return
         for (queue, offset), (message, since_us) in ledger.copies[event.replica].items():
             begin, found = event.contents.get(queue, (0, ()))
@@ -70,14 +70,14 @@ class CopiesKept(Check):
             masters = ledger.stored.get(queue, {}).get(offset)
             if masters is None or masters.record != message.record:
                 # The master has lost it, and its slaves follow; or it is from a replaced master.
-                # Perhaps the same message was stored again, as retries are: it is another record.
+                # Perhaps the same message was stored again, as with retries: it is another record.
                 continue
             if ledger.plan.is_sync or not ledger.may_be_lost(event.replica, since_us):
                 yield f"{event.replica} no longer has {message.key} at {queue} offset {offset}"
 
 
 class ReplacedMastersSilent(Check):
-    """A master that was replaced writes nothing once it knows it, or could know it."""
+    """A replaced master writes nothing once it knows, or could know, that it was replaced."""
 
     name = "replaced masters are silent"
 
@@ -93,7 +93,7 @@ class ReplacedMastersSilent(Check):
 class ReplicasAgree(Check):
     """Up to where a slave has reported, its log is the same as the master's, byte for byte.
 
-    At the end of a run, both are the same as a whole.
+    At the end of a run, both logs are equal.
     """
 
     name = "replicas agree"

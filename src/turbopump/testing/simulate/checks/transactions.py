@@ -24,8 +24,8 @@ from turbopump.wire.names import HALF_TOPIC
 class TransactionsEnd(Check):
     """Committed messages are visible once, all others never; no transaction stays open.
 
-    But for half messages that were lost with the power, as the mode does not promise them. One that
-    was sent more than once, because brokers refused it, may have been stored each time.
+    Except for half messages lost in a power loss, as the mode does not guarantee them. One that
+    was sent more than once, because brokers rejected it, may have been stored each time.
     """
 
     name = "transactions end as decided"
@@ -84,7 +84,7 @@ class TransactionsEnd(Check):
 
     @on(BrokerUp)
     def _started(self, event: BrokerUp) -> None:
-        """Note which half messages are lost; `AcknowledgedKept` judges whether they may be."""
+        """Record which half messages are lost; `AcknowledgedKept` judges whether they may be."""
         for key, half in self._halves.items():
             is_there = self._ledger.is_stored(half.queue, half.offset, key)
             if half.queue.broker == event.broker and not is_there:
@@ -99,7 +99,7 @@ class TransactionsEnd(Check):
         for key in self.invisible():
             yield f"{key} was committed, and is not visible"
         ledger = self._ledger
-        # Also those that were stored when a broker crashed: no observer saw them become readable.
+        # Including those stored when a broker crashed: no observer saw them become readable.
         copies = Counter(key for topic in ledger.plan.queues for key in ledger.keys_in(topic))
         for key in self._commits:
             if copies[key] > self._tries[key]:
