@@ -10,15 +10,13 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-from example_counts import LONG
-
 # Shells make background jobs ignore SIGINT, which children inherit; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example's duration says more about the machine's load than about the code.
 settings.register_profile("untimed", settings(), deadline=None)
 settings.register_profile("quick", settings(), deadline=None, max_examples=20)
-settings.register_profile(LONG, settings(), deadline=None)
+settings.register_profile("long", settings(), deadline=None)
 settings.load_profile("untimed")
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-LONG = "long"
-"""The profile of runs that include the long tests."""
-
 
 def at_most(count: int) -> int:
     """Return a number of examples for a full run, or fewer for a quick one."""
@@ -15,4 +12,4 @@ def at_most(count: int) -> int:
 
 def in_long_runs(count: int) -> int:
     """Return a number of examples for a run of the long tests, or a fifth of it for others."""
-    return count if settings.get_current_profile_name() == LONG else count // 5
+    return count if settings.get_current_profile_name() == "long" else count // 5

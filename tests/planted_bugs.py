@@ -265,12 +265,10 @@ def dispatcher_skips_a_message_after_restart(
     return right(self, start if entry is None else PhysicalOffset(start + entry.size), end)
 
 
-@bug(QueueLocks, "holder", "one call per orderly queue", near=112)
-def lock_given_to_two(
-    right: Function, self: QueueLocks, group: str, queue: MessageQueue, now_ms: int
-) -> str | None:
+@bug(QueueLocks, "_is_over", "one call per orderly queue", near=236)
+def lock_given_to_two(right: Function, self: QueueLocks, lock: object, now_ms: int) -> bool:
     """A broker gives the lock of a queue to any client that requests it."""
-    return None
+    return True
 
 
 @bug(Delays, "load", "duplicates are bounded", near=36)
