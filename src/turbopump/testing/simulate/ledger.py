@@ -52,6 +52,9 @@ _SKEW_US = 60 * US_PER_S
 _OWN_OF_BROKERS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
 
 _DISK_FAULTS = frozenset(kind.value for kind in DISK_FAULTS)
+_CUTS = frozenset(kind.value for kind in (FaultKind.ISOLATE, FaultKind.PARTITION, FaultKind.FREEZE))
+"""Faults that delay what was sent until they end."""
+_NO_END_US = 1 << 62
 
 
 @dataclass(slots=True)
@@ -130,6 +133,8 @@ class Ledger(Follower):
             defaultdict(set)
         )
         self._disk_faults: defaultdict[str, list[list[int]]] = defaultdict(list)
+        self.network_cuts_us: list[list[int]] = []
+        """When bytes were delayed: from and until."""
         self.masters = {name: name for name in plan.brokers}
         """By broker name: the machine that is master."""
         self.former_masters: set[str] = set()
@@ -460,13 +465,22 @@ class Ledger(Follower):
         if event.kind == FaultKind.NEW_DISK.value:
             self.copies.pop(event.target, None)
         if event.kind in _DISK_FAULTS:
-            self._disk_faults[event.target].append([event.at_us, 1 << 62])
+            self._disk_faults[event.target].append([event.at_us, _NO_END_US])
+        if event.kind in _CUTS:
+            self.network_cuts_us.append([event.at_us, _NO_END_US])
 
     @on(FaultEnded)
     def _fault_ended(self, event: FaultEnded) -> None:
         self._unsettled_us[""] = event.at_us
         if event.kind in _DISK_FAULTS:
-            for fault in self._disk_faults[event.target]:
-                if fault[1] == 1 << 62:
-                    fault[1] = event.at_us
-                    break
+            _end_first(self._disk_faults[event.target], event.at_us)
+        if event.kind in _CUTS:
+            _end_first(self.network_cuts_us, event.at_us)
+
+
+def _end_first(faults: list[list[int]], at_us: int) -> None:
+    """Note the end of the first fault that has not ended."""
+    for fault in faults:
+        if fault[1] == _NO_END_US:
+            fault[1] = at_us
+            return

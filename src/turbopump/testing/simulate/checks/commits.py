@@ -83,7 +83,8 @@ class CommitsKept(Check):
 
     A member that gets a queue starts at what is committed then. If the previous owner commits
     after that, the next commit of the new one may be lower. So commits are judged while a queue has
-    had the same owner for `OWNED_US`, whatever happens to other queues.
+    had the same owner for `OWNED_US`, whatever happens to other queues. A cut of the network delays
+    commits of the previous owner until it ends.
     """
 
     name = "commits do not go back"
@@ -130,10 +131,19 @@ class CommitsKept(Check):
             return True
         if len(self._owners[place]) != 1 or now_us - self._owned_us[place] <= OWNED_US:
             return False
+        if self._is_held_up(place, now_us):
+            return False
         if place in self._may_go_back:
             self._may_go_back.remove(place)
             return False
         return True
+
+    def _is_held_up(self, place: Place, now_us: int) -> bool:
+        """Whether a cut of the network may have delayed a commit of the owner before this one."""
+        return any(
+            begin_us < self._owned_us[place] + OWNED_US and now_us <= end_us + OWNED_US
+            for begin_us, end_us in self._ledger.network_cuts_us
+        )
 
     @on(Assigned)
     def _assigned(self, event: Assigned) -> None:

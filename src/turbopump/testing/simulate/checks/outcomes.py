@@ -54,8 +54,10 @@ class EveryMessageEnds(Check):
 
     def _may_be_lost(self, group: Group, key: str) -> bool:
         ledger, fate = self._ledger, group.fates.get(key)
-        is_retry_damaged = ledger.is_copy_damaged(key, RETRY_PREFIX + group.name)
-        if is_retry_damaged or ledger.is_hidden_in(group.topics, key):
+        # Orderly groups send their dead letters by way of a delay, as retries are sent.
+        copies = (RETRY_PREFIX + group.name, DEAD_LETTER_PREFIX + group.name)
+        is_copy_damaged = any(ledger.is_copy_damaged(key, topic) for topic in copies)
+        if is_copy_damaged or ledger.is_hidden_in(group.topics, key):
             return True
         fails = fate is not None and fate.fails(0)
         if fails and ledger.was_left_behind(key):
