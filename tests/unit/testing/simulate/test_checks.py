@@ -329,7 +329,8 @@ def test_a_damaged_delayed_message_or_retry_is_not_delivered() -> None:
     damaged = [flipped("m0", delayed, topic="plain"), Calm(s(9))]
     assert violations([up(0), *sending, *damaged]) == set()
     failing = [up(0), *sent("late"), *consumed("late", result=Result.FAILURE)]
-    assert violations([*failing, flipped("late", delayed, 0, RETRY.topic), Calm(s(9))]) == set()
+    for topic in (RETRY.topic, "%DLQ%g"):
+        assert violations([*failing, flipped("late", delayed, 0, topic), Calm(s(9))]) == set()
     other = flipped("late", delayed, 0, "%RETRY%other")
     assert violations([*failing, other, Calm(s(9))]) == {"every message ends"}
 
@@ -443,6 +444,29 @@ def test_an_owner_that_finds_lost_messages_may_rewind_once(is_sync: bool) -> Non
     assert violations(events, plan(is_sync=is_sync)) == expected
     again = [committed(1, at=25, before=0), BACK]
     assert violations([*events, *again], plan(is_sync=False)) == {"commits do not go back"}
+
+
+def test_an_owner_may_repeat_once_a_lower_commit_that_a_crash_has_lost() -> None:
+    lowered = [owns(3, "g.1"), owns(4, "g.1", QUEUE), committed(0, at=5, before=1)]
+    events = [*OWNED, *lowered, down(6), up(7, "m0", committed=1), BACK]
+    assert violations(events) == set()
+    again = [committed(1, at=31, before=0), committed(0, at=32, before=1)]
+    assert violations([*events, *again]) == {"commits do not go back"}
+
+
+@pytest.mark.parametrize(
+    ("cut_s", "changed_s", "expected"),
+    [(8, 10, set()), (22, 10, {"commits do not go back"})],
+    ids=["cut when the owner changed", "cut later"],
+)
+def test_a_cut_of_the_network_delays_commits_of_the_previous_owner(
+    cut_s: float, changed_s: float, expected: set[str]
+) -> None:
+    cut = FaultBegan(s(cut_s), FaultKind.ISOLATE.value, "a")
+    changed = [owns(changed_s, "g.1"), owns(changed_s, "g.2", QUEUE)]
+    end = [FaultEnded(s(29), FaultKind.ISOLATE.value, "a"), BACK]
+    between = sorted([cut, *changed], key=lambda event: event.at_us)
+    assert violations([*OWNED, *between, *end]) == expected
 
 
 def test_an_owner_that_started_at_the_offset_of_a_slave_may_rewind_once() -> None:
@@ -873,6 +897,15 @@ def test_a_replaced_master_that_writes(must_know: str, at: float, is_kept: bool)
     events = [up(0), holds(0), promoted(1), StaleWrite(s(at), "a", must_know)]
     found = violations(events, plan(replicas=ASYNC_MASTER))
     assert found == (set() if is_kept else {"replaced masters are silent"})
+
+
+def test_a_retry_that_only_a_replaced_master_has_is_left_behind() -> None:
+    events = [up(0), holds(0), *sent("late"), copied("late"), promoted(1, "late")]
+    events += consumed("late", result=Result.FAILURE)
+    stale = StaleWrite(s(5), "a", "", ("late",))
+    assert violations([*events, stale, Calm(s(9))], plan(replicas=ASYNC_MASTER)) == set()
+    found = violations([*events, Calm(s(9))], plan(replicas=ASYNC_MASTER))
+    assert found == {"every message ends"}
 
 
 def test_what_was_left_behind_may_be_stored_again() -> None:
