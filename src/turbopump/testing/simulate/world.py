@@ -308,6 +308,8 @@ class World(Cluster):
 
         def look(operation: str, _: Path) -> None:
             nonlocal left
+            if disk._is_dead:  # noqa: SLF001 - of another crash: nothing dies twice
+                return
             left -= operation in CHANGING
             if left <= 0:
                 disk.on_operation = None
