@@ -86,17 +86,21 @@ class TableFile:
         self.writer = writer or TableWriter()
         self.version = DataVersion(timestamp=self.writer.clock.now_ms())
         """Of the loaded table, and of its changes since; a file without one begins with 0."""
+        self.is_current = True
+        """Whether `load` has found the last table that was saved, or that there is none."""
 
     def load(self, kind: type[B]) -> B | None:
         """Read the body, from the backup if necessary; None if there is neither.
 
         Raises StoreDamaged if the content cannot be read: continuing without it would overwrite it.
         """
+        self.is_current = False
         try:
             found, fault = self._read(self.path, kind)
         except BodyError as error:
             found, fault = None, f"is damaged ({error.reason})"
         if found is not None:
+            self.is_current = True
             return found
         backup = backup_of(self.path)
         try:
@@ -118,7 +122,9 @@ class TableFile:
                 f"{self.path} {fault} and there is no usable backup: restore it from a copy,"
                 " or remove it to continue without its contents"
             )
-        elif fault != "is missing":
+        elif fault == "is missing":
+            self.is_current = True
+        else:
             _log.error("%s %s, and there is no usable backup", self.path, fault)
         return spare
 

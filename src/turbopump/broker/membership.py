@@ -15,7 +15,7 @@ from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
-from turbopump.errors import RemoteError, WriteRefused
+from turbopump.errors import RemoteError, WriteFailed, WriteRefused
 from turbopump.message import MessageQueue
 from turbopump.wire.bodies import ConsumerData, Heartbeat, LockQueues
 from turbopump.wire.codes import ResponseCode
@@ -188,8 +188,8 @@ class Membership:
         """Lock queues for a client, or renew its locks; return those that it holds.
 
         No client gets a queue that this broker does not have, or one for an invalid group. New
-        locks are on disk first: after a crash, nobody else may get them while the client trusts
-        them. Raises WriteFailed if that fails.
+        locks are on disk first: after a crash, no other client may get them while this one relies
+        on them. Raises WriteFailed if none of the locks is on disk.
         """
         if len(asked.client_id) > CLIENT_ID_CHARS_MAX:
             raise RemoteError.system(_client_id_too_long(asked.client_id))
@@ -203,14 +203,21 @@ class Membership:
         if (wait_ms := self.locks.withheld_ms(now_ms)) > 0:
             # An error, not an empty grant: owners keep consuming under the locks they have.
             remark = (
-                f"this broker was promoted and grants queue locks in {wait_ms} ms,"
-                " when those of the last master have expired"
+                f"this broker grants queue locks in {wait_ms} ms, when those that the last master"
+                " granted, or that its damaged file had, have expired"
             )
             raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self.locks.expiry_ms = self.config.lock_expiry_ms
         granted = self.locks.lock(asked.consumer_group, asked.client_id, queues, now_ms)
-        if not self.locks.are_saved(asked.consumer_group, granted):
+        if len(self.locks.saved(asked.consumer_group, granted)) == len(granted):
+            return granted
+        try:
             await self.members.save_locks()
+        except WriteFailed:
+            saved = self.locks.saved(asked.consumer_group, granted)
+            if not saved:
+                raise
+            return saved
         return granted
 
     def unlock(self, asked: LockQueues) -> None:

@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 TABLE_BYTES_MAX = 16 * 1024 * 1024
 """Most bytes of groups in the file; groups that do not fit are not remembered."""
 
+_UNKNOWN_EPOCH = -1
+"""In place of the epoch of a file that cannot be read."""
+
 _NO_GROUP = ConsumerGroup(None, None, None, {}, {})
 
 
@@ -77,14 +80,18 @@ class MembershipFile:
         """Restore the members of an earlier run as absent members and owners of their locks.
 
         An unreadable file does not prevent the start: members reconnect anyway. Locks of another
-        epoch are not restored: another broker has granted locks since.
+        epoch are not restored: another broker has granted locks since. Neither are those of a
+        backup, which may be older. In both cases, no locks are granted until those have expired.
         """
         self._epoch = epoch
         saved = self._file.load_expendable(
             RememberedGroups, "members of groups are not remembered over this restart"
         )
         now_ms, epoch_ms = self._clock.monotonic_ms(), self._clock.now_ms()
-        self._epoch_before = 0 if saved is None else saved.epoch
+        if not self._file.is_current:
+            self._epoch_before = _UNKNOWN_EPOCH
+        elif saved is not None:
+            self._epoch_before = saved.epoch
         if self._epoch_before != epoch:
             self._locks.withhold(now_ms)
         if saved is None:

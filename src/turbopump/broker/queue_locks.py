@@ -57,10 +57,14 @@ class QueueLocks:
             self._groups.setdefault(group, held).update(granted)
         return list(granted)
 
-    def are_saved(self, group: str, queues: Iterable[MessageQueue]) -> bool:
-        """Whether locks that are held would survive a crash; `note_saved` reports it."""
+    def saved(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Return the queues whose locks would survive a crash; `note_saved` reports it."""
         held = self._groups.get(group, {})
-        return all(held[queue].change <= self._saved_changes for queue in queues)
+        return [
+            queue
+            for queue in queues
+            if (lock := held.get(queue)) is not None and lock.change <= self._saved_changes
+        ]
 
     def note_saved(self, changes: int) -> None:
         """Note that everything up to a value of `changes` is on disk."""

@@ -16,7 +16,7 @@ import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -324,9 +324,12 @@ def make_directory_durable(files: Files, path: Path) -> None:
     """
     missing = [each for each in (path, *path.parents) if not files.exists(each)]
     lowest = missing[-1].parent if missing else path
-    with suppress(PermissionError):
-        # Another user's directory, which this process cannot have put there.
+    try:
         files.sync_directory(lowest.parent)
+    except OSError as error:
+        # Another user's directory, or one of a file system that cannot sync directories.
+        if error.errno not in {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS}:
+            raise
     for each in reversed(missing):
         files.make_directory(each)
         files.sync_directory(each.parent)

@@ -45,8 +45,11 @@ class StoreDirectory:
 
     def acquire(self) -> None:
         """Create the directory if necessary and lock it."""
-        self._set_root(self._files.resolve(self.root))
         make_directory_durable(self._files, self.root)
+        resolved = self._files.resolve(self.root)
+        if resolved != self.root:
+            make_directory_durable(self._files, resolved)
+        self._set_root(resolved)
         with _locked_here_guard:
             if self.root in self._files.locked_here:
                 raise StoreInUse(f"{self.root} is already open in this process")

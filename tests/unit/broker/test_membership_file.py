@@ -339,6 +339,8 @@ def test_saved_locks_are_renewed_whatever_the_disk_does(before: Parts) -> None:
     before.members_file.full = True
     join(before, "c3")
     assert lock(before, "c1", *QUEUES[:2]) == QUEUES[:2]
+    # A new one beside them is not granted.
+    assert lock(before, "c1", *QUEUES[:3]) == QUEUES[:2]
     # A lock that changes its holder has to be saved again.
     before.locks.unlock("g", "c1", QUEUES[:1])
     assert refusal(before, "c2")[0] == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -462,9 +464,10 @@ def test_a_damaged_file_counts_as_empty(
 ) -> None:
     path = tmp_path / "groupMembers.json"
     path.write_text(text)
-    consumers = Consumers()
-    table(path, consumers, QueueLocks()).load(100)
+    consumers, locks = Consumers(), QueueLocks()
+    table(path, consumers, locks).load(100)
     assert not consumers.groups
+    assert locks.withheld_ms(VirtualClock().monotonic_ms()) > 0, "it may have had locks"
     expected = "is empty" if text in ("", "{}") else "not remembered over this restart"
     assert expected in caplog.text
 
@@ -474,10 +477,30 @@ def test_an_unreadable_file_does_not_prevent_the_start(
 ) -> None:
     path = tmp_path / "groupMembers.json"
     path.mkdir()
-    consumers = Consumers()
-    table(path, consumers, QueueLocks()).load(100)
+    consumers, locks = Consumers(), QueueLocks()
+    table(path, consumers, locks).load(100)
     assert not consumers.groups
+    assert locks.withheld_ms(VirtualClock().monotonic_ms()) > 0, "it may have had locks"
     assert "not remembered over this restart" in caplog.text
+
+
+def test_locks_of_a_backup_may_be_old(before: Parts, tmp_path: Path) -> None:
+    join(before, "c1")
+    lock(before, "c1", *QUEUES)
+    path = tmp_path / "groupMembers.json"
+    path.with_name(path.name + ".bak").write_bytes(before.members_file.saved[-1])
+    path.write_text("damaged")
+    consumers, locks = Consumers(), QueueLocks()
+    table(path, consumers, locks).load(100)
+    assert list(consumers.groups) == ["g"]
+    assert not locks.groups
+    assert locks.withheld_ms(VirtualClock().monotonic_ms()) > 0
+
+
+def test_a_missing_file_withholds_no_locks(tmp_path: Path) -> None:
+    locks = QueueLocks()
+    table(tmp_path / "groupMembers.json", Consumers(), locks).load(100)
+    assert locks.withheld_ms(VirtualClock().monotonic_ms()) == 0
 
 
 def test_invalid_groups_and_those_beyond_the_limit_are_skipped(

@@ -15,10 +15,11 @@ import pytest
 
 from turbopump.errors import DiskFailed, StoreClosed, StoreInUse
 from turbopump.machine import Machine
-from turbopump.machine.files import Mapped
+from turbopump.machine.files import REAL_FILES, Mapped
 from turbopump.message import PhysicalOffset
 from turbopump.store import Files, Store
 from turbopump.store.checkpoint import Checkpoint, write_checkpoint
+from turbopump.store.directory import StoreDirectory
 from unit.store.support import ManualClock, bodies, offset, record, small_config
 
 AFTER_CLOSE: list[Callable[[Store], object]] = [
@@ -228,3 +229,11 @@ def test_a_clock_beyond_all_calendars_stops_nothing(now_ms: int, tmp_path: Path)
         store.retain()
         assert len(bodies(store)) == 30
     assert len(list((tmp_path / "index").iterdir())) == 2
+
+
+def test_a_link_to_a_missing_directory_is_not_followed(tmp_path: Path) -> None:
+    """It may lead to a disk that is not mounted."""
+    (tmp_path / "store").symlink_to(tmp_path / "unmounted" / "store")
+    with pytest.raises(FileExistsError):
+        StoreDirectory(tmp_path / "store", REAL_FILES).acquire()
+    assert not (tmp_path / "unmounted").exists()
