@@ -169,10 +169,11 @@ def member(nameserver: str, path: Path) -> Iterator[None]:
             process.kill()
 
 
-def wait_for(fact: Callable[[], bool], what: str) -> None:
+def wait_for(fact: Callable[[], bool], what: str | Callable[[], str]) -> None:
     end = time.monotonic() + WAIT_S
     while not fact():
-        assert time.monotonic() < end, f"not met within {WAIT_S} s: {what}"
+        if time.monotonic() >= end:
+            pytest.fail(f"not met within {WAIT_S} s: {what if isinstance(what, str) else what()}")
         threading.Event().wait(0.1)
 
 
@@ -201,19 +202,20 @@ async def retries_stored(server: Standalone) -> int | None:
         return await queue_end(client, RETRY, 0)
 
 
-def is_all_done(server: Standalone, records: Records, load: Load) -> bool:
-    """Whether all acknowledged messages were consumed, and all failed ones dead-lettered."""
+def left_over(server: Standalone, records: Records, load: Load) -> str:
+    """Return which acknowledged messages are not consumed, or failed ones not dead-lettered."""
     calls = records.calls()
-    if load.acknowledged["ordered"] - {call.body for call in calls if call.group == "orderly"}:
-        return False
-    if load.acknowledged["work"] - {call.body for call in calls if call.group == "workers"}:
-        return False
+    for topic, group in (("ordered", "orderly"), ("work", "workers")):
+        missing = load.acknowledged[topic] - {call.body for call in calls if call.group == group}
+        if missing:
+            return f"{group} has not consumed {sorted(missing)}"
     stored = run(retries_stored(server))
     retried = {call.offset: call for call in calls if call.topic == RETRY}
     if stored is None or len(retried) < stored:
-        return False
+        return f"{len(retried)} of {stored} retries are consumed"
     last = [call for call in retried.values() if call.attempt == ATTEMPTS]
-    return len(run(dead_letters(server))) >= len(last)
+    letters = run(dead_letters(server))
+    return "" if len(letters) >= len(last) else f"{len(letters)} of {len(last)} dead letters"
 
 
 # --- the test -------------------------------------------------------------------------------------
@@ -290,7 +292,10 @@ def test_restarts_under_load(
         with standalone(tmp_path / "server", SETTINGS, server.ports) as server:
             wait_for(lambda: load.bad_wanted == 0, "all bad messages are sent")
             load_ends.close()
-            wait_for(lambda: is_all_done(server, records, load), "everything is consumed")
+            wait_for(
+                lambda: not left_over(server, records, load),
+                lambda: f"everything is consumed: {left_over(server, records, load)}",
+            )
             letters = run(dead_letters(server))
     calls = [call for call in records.calls() if call.begin_ns >= settled_ns]
     unknown = records.unknown_send_backs
