@@ -14,6 +14,7 @@ import pyarrow as pa
 from measure import print_table
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.records.record_columns import RecordColumns
+from turbopump.spark.records.record_finder import find_records
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import properties
 from turbopump.wire.compression import deflate
@@ -90,7 +91,9 @@ def one_by_one(data: bytes, columns: tuple[str, ...]) -> pa.RecordBatch:
 
 
 def one_batch(made: RecordColumns, data: bytes) -> pa.RecordBatch:
-    (batch,) = made.batches_of(made.found(data), broker="broker-a")
+    run, damaged_at = find_records(data)
+    assert damaged_at is None
+    (batch,) = made.batches_of(run, broker="broker-a")
     return batch
 
 

@@ -13,12 +13,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from msgspec import structs
 
-from turbopump.broker.admin import access_control
 from turbopump.broker.admin.groups import GroupRequests
 from turbopump.broker.admin.inspection import InspectionRequests
-from turbopump.broker.admin.progress import ProgressRequests
+from turbopump.broker.admin.progress import ProgressRequests, ResetRequests
 from turbopump.broker.admin.relays import RelayRequests
-from turbopump.broker.admin.resets import ResetRequests
 from turbopump.broker.admin.settings import SettingRequests
 from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.clients import Consumers, Producers
@@ -45,7 +43,7 @@ from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
-from turbopump.errors import RequestTimeout, WriteFailed, WriteRefused
+from turbopump.errors import RemoteError, RequestTimeout, WriteFailed, WriteRefused
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Router, failure
@@ -227,6 +225,7 @@ class Parts:
         self.store = FakeStore()
         self.delays = DelayOffsets()
         self.announced: list[TopicConfig] = []
+        self.suspension: RemoteError | None = None
         self.membership = Membership(
             config=self.config.groups,
             consumers=self.consumers,
@@ -238,6 +237,7 @@ class Parts:
             consumer_filters=self.consumer_filters,
             conflicts=self.conflicts,
             notify=notify_clients,
+            refuse_if_suspended=self.refuse_if_suspended,
             clock=self.clock,
         )
         self.clients = ClientRequests(
@@ -323,9 +323,12 @@ class Parts:
                 mastership=cast(Mastership, mastership),
             ),
             FilterServers(FiltersConfig(servers=1), identity, self.clock, lambda addresses: None),
-            access_control,
         )
         return {code: handler for part in parts for code, handler in part.handlers().items()}
+
+    def refuse_if_suspended(self) -> None:
+        if self.suspension is not None:
+            raise self.suspension
 
     def ask(
         self,

@@ -13,7 +13,8 @@ from unittest.mock import patch
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig
 from turbopump.broker.durability import Durability
-from turbopump.client.subscriptions import Sql, subscription
+from turbopump.client.subscriptions import subscription
+from turbopump.filters.sql92 import Sql
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.net.pool import ConnectionPool
 from turbopump.store.config import FlushConfig, FlushMode, StoreConfig

@@ -11,7 +11,7 @@ from typing import Any
 import brokers
 from turbopump import testing
 from turbopump.client.session import Session
-from turbopump.net.hooks import Hook
+from turbopump.net.request_protocol import Hook
 from turbopump.testing import LinkQuality
 from turbopump.wire.command import Command
 

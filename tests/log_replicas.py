@@ -10,7 +10,7 @@ from pathlib import Path
 from clusters import Cluster
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, Role
-from turbopump.broker.replication.status import LinkState
+from turbopump.broker.replication.slave import LinkState
 from turbopump.message import Message, PhysicalOffset
 from turbopump.testing import broker_config
 from turbopump.testing.cluster import _Place
@@ -56,7 +56,7 @@ class LogReplicas(Cluster):
     def has_copied(self, *slaves: Broker) -> bool:
         """Whether the slaves have the master's whole log and have acknowledged it."""
         end = self.master.store.readable_end
-        known = [slave.acknowledged for slave in self.master.replication.status.slaves]
+        known = [slave.acknowledged for slave in self.master.replication.slaves.following]
         chosen = slaves or tuple(self.slaves)
         return known.count(end) >= len(chosen) and all(
             slave.store.readable_end == end for slave in chosen

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from turbopump.machine.files import REAL_FILES
 from turbopump.nameserver import NameServer, NameServerConfig
+from turbopump.nameserver.routes import RouteTable
 from turbopump.net.pool import ConnectionPool
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine
 from turbopump.wire import headers
@@ -111,3 +112,17 @@ async def name_server_on(
     machine = virtual_machine(REAL_FILES)
     async with NameServer(config, network.host(config.host), machine) as server:
         yield server
+
+
+def validate(routes: RouteTable) -> None:
+    """Assert the invariants of a table."""
+    placed = {
+        address: (name, broker_id)
+        for name, replicas in routes._brokers.items()
+        for broker_id, address in replicas.addresses.items()
+    }
+    assert placed == {a: (live.name, live.broker_id) for a, live in routes._live.items()}
+    assert all(replicas.addresses for replicas in routes._brokers.values())
+    assert all(queues for queues in routes._queues.values())
+    assert routes._queues_count == sum(map(len, routes._queues.values()))
+    assert all(queues.keys() <= routes._brokers.keys() for queues in routes._queues.values())

@@ -18,8 +18,8 @@ import pytest
 
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
-from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
+from turbopump.net.request_protocol import Hook
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketListener

@@ -119,7 +119,7 @@ def burst_acknowledged_before_flush(
 ) -> None:
     """A synchronous broker without slaves answers sends that came in one chunk before the flush."""
     early = reports
-    if self._slaves is None:
+    if self.slaves is None:
         early = [(Promise.WRITTEN, *rest) for _, *rest in reports]
     right(self, appended, early)
 
@@ -246,8 +246,8 @@ async def supervisor_that_swallows(
 )
 def queue_of_another_member_kept(right: Function, *args: Any) -> Any:
     """A member keeps the queues that a rebalance gives to another."""
-    found = right(*args)
-    return rebalance.Changes(gained=found.gained, lost=())
+    gained, _ = right(*args)
+    return gained, []
 
 
 @bug(Appender, "_place_run", "acknowledged messages are kept", "order of each producer", near=3)

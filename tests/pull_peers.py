@@ -13,9 +13,8 @@ from turbopump.clock import SYSTEM_CLOCK
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.blocking_pool import BlockingPool
-from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS
-from turbopump.net.request_protocol import Request, RequestProtocol
+from turbopump.net.request_protocol import Hook, Request, RequestProtocol
 from turbopump.net.sockets import SocketNetwork
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import Pulling
@@ -187,7 +186,7 @@ def rows_of(pull: BlockingPull) -> list[tuple[int, bytes]]:
     columns = RecordColumns(["queueOffset", "body"])
     rows: list[tuple[int, bytes]] = []
     while (chunk := pull.next_chunk()) is not None:
-        run = whole_run(columns, chunk)
+        run = whole_run(chunk)
         assert run is not None
         for batch in columns.batches_of(run, broker="a"):
             offsets, bodies = map(cells, batch.columns)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.records.record_columns import RecordColumns
+from turbopump.spark.records.record_finder import damage_at, find_records
+from turbopump.spark.records.record_run import RecordRun, Span
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import properties
 from turbopump.wire.hosts import host
@@ -51,6 +53,14 @@ def row(view: MessageView, broker: str) -> dict[str, Any]:
     }
 
 
+def records_in(data: bytes | memoryview, spans: Sequence[Span] | None = None) -> RecordRun:
+    """Return the records of a buffer, or of parts of it; raises RecordError."""
+    run, damaged_at = find_records(data, spans)
+    if damaged_at is not None:
+        raise damage_at(data, damaged_at)
+    return run
+
+
 def decoded(
     made: RecordColumns,
     data: bytes | memoryview,
@@ -60,17 +70,16 @@ def decoded(
     end: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Decode whole records; raises RecordError."""
-    made.found(data)
-    run, _ = made.readable(data, start=start, end=end)
-    return made.batches_of(run, broker=broker)
+    first, last = -(2**63) if start is None else start, 2**63 if end is None else end
+    return made.batches_of(records_in(data).between(first, last), broker=broker)
 
 
 def one_batch(
     made: RecordColumns, data: bytes | memoryview, broker: str = "b", **offsets: int | None
 ) -> pa.RecordBatch:
     """Decode whole records into one batch; raises RecordError."""
-    found = list(decoded(made, data, broker, **offsets))
-    return pa.Table.from_batches(found).combine_chunks().to_batches()[0] if found[1:] else found[0]
+    some = list(decoded(made, data, broker, **offsets))
+    return pa.Table.from_batches(some).combine_chunks().to_batches()[0] if some[1:] else some[0]
 
 
 def rows_of(

@@ -12,7 +12,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
-from turbopump.net.hooks import Hook
+from turbopump.net.request_protocol import Hook
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.testing import LinkQuality, MemoryNetwork, virtual_loop, virtual_machine

@@ -7,7 +7,11 @@ its timers, so both always agree.
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import Protocol
+
+_CALENDAR_END_MS = 253_402_000_000_000
+"""Late in the year 9999: any later clock is wrong, and calendars end soon after."""
 
 
 class Clock(Protocol):
@@ -40,3 +44,8 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
+
+
+def local_time(time_ms: int) -> datetime:
+    """Return a timestamp in the operator's local time, clamped to what calendars can express."""
+    return datetime.fromtimestamp(min(max(time_ms, 0), _CALENDAR_END_MS) / 1000).astimezone()

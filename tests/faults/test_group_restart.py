@@ -251,7 +251,8 @@ async def test_locks_survive_a_restart(tmp_path: Path, restart: Restart) -> None
         await asyncio.sleep(1)
         await restart(world, None)
         locks, clock = world.brokers["a"].state.locks, world.clock
-        found = {queue: locks.holder("g", queue, clock.monotonic_ms()) for queue in QUEUES}
+        locked = locks.held("g", clock.monotonic_ms())
+        found = {queue: client_id for client_id, queues in locked.items() for queue in queues}
         assert found == held
         async with foreign(world, 9, is_orderly=True).running() as late:
             await asyncio.sleep(5)

@@ -12,7 +12,7 @@ import pytest
 from log_replicas import MASTER, SEGMENT_BYTES, LogReplicas, link, log_bytes, log_replicas
 from turbopump.broker.broker import Broker
 from turbopump.broker.replication.copying import COMPARED_BYTES
-from turbopump.broker.replication.status import LinkState, MasterLink
+from turbopump.broker.replication.slave import LinkState, MasterLink
 from turbopump.broker.replication.table_copy import Copy
 from turbopump.message import PhysicalOffset
 from turbopump.testing import LinkQuality, virtual_loop, virtual_time
@@ -53,8 +53,9 @@ async def test_slaves_copy_byte_for_byte(tmp_path: Path, flush: str) -> None:
         for slave in cluster.slaves:
             assert link(slave) is LinkState.IN_SYNC
             assert slave.store.min_offset == 0
-        statuses = cluster.master.replication.status.slaves
-        assert [(status.lag_bytes, status.is_in_sync) for status in statuses] == [(0, True)] * 2
+        statuses = cluster.master.replication.slaves.following
+        end = cluster.master.store.readable_end
+        assert [(each.acknowledged, each.is_in_sync) for each in statuses] == [(end, True)] * 2
 
 
 @virtual_time()
@@ -225,14 +226,14 @@ async def test_a_silent_link_is_closed_by_both(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with log_replicas(tmp_path) as cluster:
-        await cluster.until(lambda: cluster.master.replication.status.slaves)
+        await cluster.until(lambda: cluster.master.replication.slaves.following)
         # Heartbeats keep it alive.
         await cluster.advance(seconds=60)
         assert cluster.network.connections_made < 20
         cluster.network.partition("10.0.0.1", "10.0.0.2")
         await cluster.fill(3)
         await cluster.advance(seconds=27)
-        assert not cluster.master.replication.status.slaves
+        assert not cluster.master.replication.slaves.following
         assert link(cluster.slave()) is LinkState.DISCONNECTED
         assert caplog.text.count("haHousekeepingInterval") >= 2
         cluster.network.heal()
@@ -247,7 +248,7 @@ async def test_a_slave_loses_power_under_load(tmp_path: Path, flush: str) -> Non
         for number in range(6):
             sending = asyncio.ensure_future(cluster.fill(60, text=f"round {number}"))
             await asyncio.sleep(0.013 * (number + 1))
-            acknowledged = [s.acknowledged for s in cluster.master.replication.status.slaves]
+            acknowledged = [s.acknowledged for s in cluster.master.replication.slaves.following]
             await cluster.crash(SLAVE, lose_unflushed=True)
             await sending
             slave = await cluster.start_broker(SLAVE)
@@ -286,7 +287,7 @@ async def test_the_master_sends_no_faster_than_allowed(tmp_path: Path) -> None:
         await cluster.fill(200)
         size = cluster.master.store.written_end
         await cluster.start_broker(SLAVE)
-        await cluster.until(lambda: cluster.master.replication.status.slaves)
+        await cluster.until(lambda: cluster.master.replication.slaves.following)
         begin = virtual_loop().time()
         await cluster.until_copied()
         took_s = virtual_loop().time() - begin
@@ -318,7 +319,7 @@ async def test_a_frame_that_takes_longer_than_a_link_may_be_silent(
 ) -> None:
     settings = {"maxHaTransferByteInSecond": "1500"}
     async with log_replicas(tmp_path, slaves=slaves, settings=settings) as cluster:
-        await cluster.until(lambda: len(cluster.master.replication.status.slaves) == slaves)
+        await cluster.until(lambda: len(cluster.master.replication.slaves.following) == slaves)
         await cluster.fill(100)
         await cluster.advance(minutes=5)
         await cluster.until_copied()

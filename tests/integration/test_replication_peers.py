@@ -12,10 +12,9 @@ import pytest
 
 from brokers import BROKER_HOST, running_broker
 from turbopump.broker.broker import Broker
-from turbopump.broker.config import IdentityConfig, Role
-from turbopump.broker.replication.config import ReplicationConfig
+from turbopump.broker.config import IdentityConfig, ReplicationConfig, Role
 from turbopump.broker.replication.frames import encode_header
-from turbopump.broker.replication.status import LinkState
+from turbopump.broker.replication.slave import LinkState
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.testing import Disk, MemoryNetwork, virtual_loop, virtual_time, wait_until
 from unit.store.support import record
@@ -88,7 +87,7 @@ async def slave_of(peer: ApacheMaster, directory: Path) -> AsyncIterator[Broker]
 
 
 def error_of(slave: Broker) -> str:
-    status = slave.replication.status.master
+    status = slave.replication.master_link
     assert status is not None
     return status.last_error
 
@@ -139,7 +138,7 @@ async def test_a_master_of_apache_rocketmq_that_lost_its_end(tmp_path: Path) -> 
         peer.transport.abort()
         await wait_until(lambda: slave.store.written_end == len(shorter), 60)
         assert bytes_of(slave) == shorter
-        status = slave.replication.status.master
+        status = slave.replication.master_link
         assert status is not None
         assert status.cut_bytes == len(whole) - len(shorter)
 
@@ -173,7 +172,7 @@ async def test_peers_that_are_not_masters(
     peer = ApacheMaster(b"", raw=raw)
     async with slave_of(peer, tmp_path) as slave:
         await wait_until(lambda: reason in error_of(slave))
-        status = slave.replication.status.master
+        status = slave.replication.master_link
         assert status is not None
         assert status.state is LinkState.DISCONNECTED
         assert caplog.text.count("is interrupted") == 1

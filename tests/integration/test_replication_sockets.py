@@ -10,9 +10,8 @@ import pytest
 from brokers import SMALL_STORE, Client
 from log_replicas import assert_same_log
 from turbopump.broker.broker import Broker
-from turbopump.broker.config import BrokerConfig, IdentityConfig, Role
-from turbopump.broker.replication.config import ReplicationConfig
-from turbopump.broker.replication.status import LinkState
+from turbopump.broker.config import BrokerConfig, IdentityConfig, ReplicationConfig, Role
+from turbopump.broker.replication.slave import LinkState
 from turbopump.net.loop import run
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork
@@ -59,15 +58,13 @@ def test_a_sync_master_and_a_slave_that_restarts(tmp_path: Path) -> None:
             )
             for number in range(2):
                 async with Broker(copy) as slave:
-                    await wait_until(lambda: master.replication.status.slaves)
+                    await wait_until(lambda: master.replication.slaves.following)
                     body = b"%d" % number * 100_000
                     answers = await asyncio.gather(*(send(client, body) for _ in range(100)))
                     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
-                    await wait_until(
-                        lambda: slave.replication.status.end == master.store.written_end
-                    )
-                    assert slave.replication.status.master is not None
-                    assert slave.replication.status.master.state is LinkState.IN_SYNC
+                    await wait_until(lambda: slave.store.readable_end == master.store.written_end)
+                    assert slave.replication.master_link is not None
+                    assert slave.replication.master_link.state is LinkState.IN_SYNC
                     assert_same_log(master, slave)
                 assert (await send(client, b"alone")).code in {
                     ResponseCode.SLAVE_NOT_AVAILABLE,

@@ -11,7 +11,8 @@ from clusters import Cluster, cluster
 from consumers import Seen, consuming, send
 from turbopump.client import calls, continuity
 from turbopump.client.lite_pull_consumer import LitePullConsumer
-from turbopump.client.subscriptions import Expression, Sql
+from turbopump.client.subscriptions import Expression
+from turbopump.filters.sql92 import Sql
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 

@@ -15,7 +15,8 @@ from consumers import Seen, consuming, send, session_of
 from replicas import MASTER, Replicas, replicas
 from turbopump.broker.config import SlaveReadsConfig
 from turbopump.client.lite_pull_consumer import LitePullConsumer
-from turbopump.client.subscriptions import Expression, Sql
+from turbopump.client.subscriptions import Expression
+from turbopump.filters.sql92 import Sql
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 

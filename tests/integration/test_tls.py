@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from netkit import ECHO, Run, handlers, receive_buffers, require_sent
 from turbopump.client.background import LoopThread
 from turbopump.errors import ConnectFailed, InvalidArgument, NetworkError
-from turbopump.net import sniffing
+from turbopump.net import sockets
 from turbopump.net.blocking_connection import readable
 from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.connection import Connection
@@ -139,7 +139,7 @@ def test_silent_or_malformed_connections_do_no_harm(run_on_loop: Run, files: Fil
 def test_silent_peers_do_not_shut_others_out(
     run_on_loop: Run, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sniffing, "UNDECIDED_MAX", 5)
+    monkeypatch.setattr(sockets, "UNDECIDED_MAX", 5)
 
     async def main() -> None:
         config = ServerConfig(tls=ServerTls(files.server))
@@ -164,7 +164,7 @@ def test_silent_peers_do_not_shut_others_out(
 def test_a_silent_peer_is_dropped_after_the_handshake_timeout(
     run_on_loop: Run, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sniffing, "FIRST_BYTE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sockets, "FIRST_BYTE_TIMEOUT_S", 0.05)
 
     async def main() -> None:
         config = ServerConfig(tls=ServerTls(files.server))

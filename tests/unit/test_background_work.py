@@ -20,7 +20,7 @@ STARTS = (
 
 OWNERS = {
     "supervisor.py": "the supervisor itself",
-    "net/serving.py": "one task for each request: owned by the connection, errors are answered",
+    "net/router.py": "one task for each request: owned by the connection, errors are answered",
     "net/deadlines.py": "timeouts: set again even if one of the calls that are due fails",
     "net/pool.py": "dialling: whoever asks for the connection waits for it",
     "machine/process.py": "starts threads for those below",

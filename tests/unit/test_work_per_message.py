@@ -48,6 +48,7 @@ from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.partition_reader import whole_run
 from turbopump.spark.records.record_columns import RecordColumns
+from turbopump.spark.records.record_finder import find_records
 from turbopump.spark.records.schema import COLUMNS
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.row_converter import Origin
@@ -298,7 +299,8 @@ def source_rows(_: Path, count: int) -> Work:
     )
     columns, counter = RecordColumns(COLUMNS), Counter()
     with counter.profiling():
-        assert next(columns.batches_of(columns.found(data), broker="broker-a")).num_rows == count
+        run = find_records(data)[0]
+        assert next(columns.batches_of(run, broker="broker-a")).num_rows == count
     return counter.work
 
 
@@ -333,10 +335,10 @@ def small_ranges(_: Path, count: int) -> Work:
     counter = Counter()
     with peer(in_order) as connection:
         pull = pull_of_ranges(connection, list(itertools.islice(itertools.cycle(ranges), count)))
-        columns, rows = RecordColumns(["queueOffset"]), 0
+        rows = 0
         with counter.profiling():
             while (chunk := pull.next_chunk()) is not None:
-                run = whole_run(columns, chunk)
+                run = whole_run(chunk)
                 assert run is not None
                 rows += len(run)
         pull.close()

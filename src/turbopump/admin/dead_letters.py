@@ -23,8 +23,8 @@ from turbopump.client.message_sender import LoopIO, MessageSender
 from turbopump.client.names import check_topic_for_sending
 from turbopump.client.outgoing import MessageRules, Outgoing
 from turbopump.client.producer_config import ProducerConfig
-from turbopump.client.subscriptions import EVERYTHING
 from turbopump.errors import InvalidArgument, NotThere
+from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue
 from turbopump.wire import properties
 from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
-from msgspec.structs import replace
-
 from turbopump.admin.positions import AtTime, Last, Latest, Start
 from turbopump.admin.range_reader import OffsetRange, RangeReader, Span, merged
 from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered, none_on
@@ -23,8 +21,9 @@ from turbopump.client.message_sender import To
 from turbopump.client.producer import Producer
 from turbopump.client.selectors import by_hash
 from turbopump.client.send_hooks import SendReceipt
-from turbopump.client.subscriptions import EVERYTHING, Expression
+from turbopump.client.subscriptions import Expression
 from turbopump.errors import InvalidArgument, NetworkError, NoRoute, NotThere, TurbopumpError
+from turbopump.filters.tags import EVERYTHING
 from turbopump.message import Message, MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import DirectConsumption
@@ -195,8 +194,7 @@ class Messages:
         end_ms: int = _FAR_MS,
     ) -> tuple[MessageView, ...]:
         """Like `by_unique_key`, but ask only these brokers."""
-        header = _query(topic, unique_key, 64, begin_ms, end_ms, is_unique=True)
-        found = await self._found(nodes, header)
+        found = await self._found(nodes, topic, unique_key, 64, begin_ms, end_ms, is_unique=True)
         return tuple(each for each in found if each.unique_key == unique_key)
 
     async def by_key(
@@ -231,8 +229,7 @@ class Messages:
 
         Each broker returns up to ``count_max``.
         """
-        header = _query(topic, key, count_max, begin_ms, end_ms, is_unique=False)
-        found = await self._found(nodes, header)
+        found = await self._found(nodes, topic, key, count_max, begin_ms, end_ms, is_unique=False)
         return tuple(each for each in found if key in each.keys)
 
     async def at(self, queue: MessageQueue, offset: int) -> MessageView:
@@ -311,17 +308,34 @@ class Messages:
             )
         )
 
-    async def _found(self, nodes: Sequence[BrokerNode], header: QueryMessage) -> list[MessageView]:
-        wider = replace(header, begin_timestamp=max(0, header.begin_timestamp - _INDEX_STEP_MS))
+    async def _found(
+        self,
+        nodes: Sequence[BrokerNode],
+        topic: str,
+        key: str,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        is_unique: bool,
+    ) -> list[MessageView]:
+        header = QueryMessage(
+            topic=topic,
+            key=key,
+            max_num=count_max,
+            begin_timestamp=max(0, begin_ms - _INDEX_STEP_MS),
+            end_timestamp=end_ms,
+            unique_key_query=is_unique,
+        )
         query = partial(calls.query_messages, self._servers.session)
-        found = await gathered(query(node.address, wider, ANSWER_MS) for node in nodes)
+        found = await gathered(query(node.address, header, ANSWER_MS) for node in nodes)
         return sorted(
             (
                 each
                 for messages in found
                 for each in messages
-                if each.topic == header.topic
-                and header.begin_timestamp <= each.store_timestamp_ms <= header.end_timestamp
+                if each.topic == topic
+                and begin_ms <= each.store_timestamp_ms <= end_ms
                 and _is_whole(each)
             ),
             key=lambda each: each.store_timestamp_ms,
@@ -426,19 +440,6 @@ def _is_whole(message: MessageView) -> bool:
             message.queue_offset,
         )
     return is_whole
-
-
-def _query(
-    topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, *, is_unique: bool
-) -> QueryMessage:
-    return QueryMessage(
-        topic=topic,
-        key=key,
-        max_num=count_max,
-        begin_timestamp=begin_ms,
-        end_timestamp=end_ms,
-        unique_key_query=is_unique,
-    )
 
 
 def _limits_of(queue: MessageQueue, limits: Iterable[QueueLimits]) -> QueueLimits:

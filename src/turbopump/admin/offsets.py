@@ -95,10 +95,16 @@ class Offsets:
         chosen = _chosen(limits, queues)
         nodes = {node.broker: node for node in await self._topics.nodes_of(topic)}
         current = await self._committed(nodes.values(), group)
-        changes = await gathered(self._change(current.get(e.queue), e, to) for e in chosen)
+        targets = await gathered(self._reader.offset_of(each, to) for each in chosen)
+        changes = tuple(
+            QueueChange(
+                each.queue, current.get(each.queue), target, each.min_offset, each.max_offset
+            )
+            for each, target in zip(chosen, targets, strict=True)
+        )
         online = await gathered(self._groups.consumers_on(node, group) for node in nodes.values())
         is_running = any(each is not None for each in online)
-        return Plan(group, topic, to, is_running, queues is None, tuple(changes))
+        return Plan(group, topic, to, is_running, queues is None, changes)
 
     async def apply(self, plan: Plan) -> None:
         """Do what a plan says.
@@ -166,17 +172,6 @@ class Offsets:
         await gathered(
             self._clone_on(nodes[broker], source, destination, name)
             for broker, name in sorted({(c.queue.broker, c.queue.topic) for c in changes})
-        )
-
-    async def _change(
-        self, current: QueueOffset | None, limits: QueueLimits, to: Position
-    ) -> QueueChange:
-        return QueueChange(
-            limits.queue,
-            current,
-            await self._reader.offset_of(limits, to),
-            limits.min_offset,
-            limits.max_offset,
         )
 
     async def _committed(

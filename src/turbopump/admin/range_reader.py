@@ -15,8 +15,9 @@ from turbopump.client.calls import Found, OffsetIllegal
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
-from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
+from turbopump.client.subscriptions import Expression, subscription
 from turbopump.errors import DamagedMessage
+from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.record import MessageView
 

@@ -29,9 +29,6 @@ ANSWER_MS = 15_000
 TOOLS_GROUP = "TOOLS_CONSUMER"
 """The group that tools read as; every broker has it from the start."""
 
-_SIMILAR_MAX = 3
-_SIMILAR_FROM = 0.6
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerNode:
@@ -205,7 +202,7 @@ async def none_on(code: ResponseCode, asking: Awaitable[T]) -> T | None:
 
 def not_found(kind: str, name: str, names: Iterable[str]) -> NotThere:
     """Return the error that something is missing, with the names that come closest."""
-    similar = get_close_matches(name, sorted(names), _SIMILAR_MAX, _SIMILAR_FROM)
+    similar = get_close_matches(name, sorted(names))
     return NotThere(kind, name, tuple(similar))
 
 

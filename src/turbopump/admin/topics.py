@@ -14,8 +14,9 @@ from turbopump.client.names import check_topic
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.routes import PERM_READ, PERM_WRITE
-from turbopump.client.subscriptions import EVERYTHING, subscription
+from turbopump.client.subscriptions import subscription
 from turbopump.errors import AlreadyThere, DamagedMessage, InvalidArgument
+from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import (

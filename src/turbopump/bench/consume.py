@@ -7,9 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-import msgspec
-
-from turbopump.bench.sample import Gate, Sample, Stopwatch
+from turbopump.bench.sample import Gate, Sample, Stopwatch, Workload
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.push_config import Listening
 from turbopump.client.push_consumer import PushConsumer
@@ -24,21 +22,17 @@ _JOIN_S = 60.0
 Messages = Sequence[MessageView]
 
 
-class Consume(msgspec.Struct, frozen=True):
+class Consume(Workload, frozen=True, kw_only=True):
     """How to consume: until ``count`` messages, ``seconds``, or messages stop arriving."""
 
-    nameserver: str
-    topic: str
     group: str
     queues: tuple[int, int]
     """Fewest and most queues that one process owns once all have joined."""
-    asynchronous: bool = True
     concurrency: int = 20
     batch: int = 1
     orderly: bool = False
     seconds: float | None = None
     count: int | None = None
-    warm_up_s: float = 1.0
 
     def __call__(self, gate: Gate) -> Sample:
         """Join the group, wait at the gate, warm up, and measure."""

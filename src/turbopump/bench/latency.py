@@ -6,19 +6,15 @@ import asyncio
 import secrets
 import struct
 import time
-from collections.abc import Sequence
 
-import msgspec
-
-from turbopump.bench.consume import assigned
-from turbopump.bench.sample import Gate, Sample, Stopwatch
+from turbopump.bench.consume import Messages, assigned
+from turbopump.bench.sample import Gate, Sample, Stopwatch, Workload
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import TurbopumpError
 from turbopump.message import Message
 from turbopump.net.loop import run
-from turbopump.wire.record import MessageView
 
 _STAMP = struct.Struct(">8sd")
 """Run id, since others may send to the topic too, and send time."""
@@ -27,21 +23,14 @@ _ARRIVE_S = 10.0
 _POLL_INTERVAL_S = 0.02
 
 
-class Latency(msgspec.Struct, frozen=True):
-    """How to send and listen."""
-
-    nameserver: str
-    topic: str
+class Latency(Workload, frozen=True, kw_only=True):
     group: str
     queues: int
-    asynchronous: bool = True
     rate: float = 200.0
     size_bytes: int = 128
     seconds: float = 10.0
-    warm_up_s: float = 1.0
 
     def __call__(self, gate: Gate) -> Sample:
-        """Warm up, pass the gate, and measure."""
         return run(_measure(self, gate))
 
 
@@ -52,7 +41,7 @@ class _Arrivals:
         self.mark = secrets.token_bytes(8)
         self.latencies_s: list[float] = []
 
-    def on_thread(self, messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
+    def on_thread(self, messages: Messages, _: ConsumeContext) -> ConsumeResult:
         now_s = time.monotonic()
         for message in messages:
             if message.body.startswith(self.mark):
@@ -60,9 +49,7 @@ class _Arrivals:
                 self.latencies_s.append(now_s - sent_s)
         return ConsumeResult.SUCCESS
 
-    async def on_loop(
-        self, messages: Sequence[MessageView], context: ConsumeContext
-    ) -> ConsumeResult:
+    async def on_loop(self, messages: Messages, context: ConsumeContext) -> ConsumeResult:
         return self.on_thread(messages, context)
 
 

@@ -6,9 +6,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
-
-from turbopump.bench.sample import Gate, Quota, Sample, Stopwatch
+from turbopump.bench.sample import Gate, Quota, Sample, Stopwatch, Workload
 from turbopump.client import blocking
 from turbopump.client.producer import Producer
 from turbopump.message import Message
@@ -17,40 +15,28 @@ from turbopump.net.loop import run
 _GROUP = "turbopump-bench"
 
 
-class Produce(msgspec.Struct, frozen=True):
+class Produce(Workload, frozen=True, kw_only=True):
     """How to send. With both ``seconds`` and ``count`` None, nothing is sent."""
 
-    nameserver: str
-    topic: str
-    asynchronous: bool = True
     concurrency: int = 32
     batch: int = 1
     size_bytes: int = 128
     seconds: float | None = 10.0
     count: int | None = None
-    warm_up_s: float = 1.0
 
     def __call__(self, gate: Gate) -> Sample:
-        """Warm up, wait at the gate, and measure."""
         return run(_on_loop(self, gate)) if self.asynchronous else _in_threads(self, gate)
-
-
-def _warm(work: Produce) -> Quota:
-    return Quota(work.batch, work.warm_up_s, None)
-
-
-def _measured(work: Produce) -> Quota:
-    return Quota(work.batch, work.seconds, work.count)
 
 
 async def _on_loop(work: Produce, gate: Gate) -> Sample:
     async with Producer(_GROUP, nameserver=work.nameserver) as producer:
         await producer.queues(work.topic)
-        await _send_tasks(producer, work, _warm(work), [])
+        await _send_tasks(producer, work, Quota(work.batch, work.warm_up_s, None), [])
         await asyncio.to_thread(gate)
         latencies_s: list[float] = []
         watch = Stopwatch()
-        sent = await _send_tasks(producer, work, _measured(work), latencies_s)
+        quota = Quota(work.batch, work.seconds, work.count)
+        sent = await _send_tasks(producer, work, quota, latencies_s)
         return watch.sample(sent, latencies_s)
 
 
@@ -86,11 +72,12 @@ def _in_threads(work: Produce, gate: Gate) -> Sample:
         ThreadPoolExecutor(work.concurrency) as threads,
     ):
         producer.queues(work.topic)
-        _send_threads(threads, producer, work, _warm(work), [])
+        _send_threads(threads, producer, work, Quota(work.batch, work.warm_up_s, None), [])
         gate()
         latencies_s: list[float] = []
         watch = Stopwatch()
-        sent = _send_threads(threads, producer, work, _measured(work), latencies_s)
+        quota = Quota(work.batch, work.seconds, work.count)
+        sent = _send_threads(threads, producer, work, quota, latencies_s)
         return watch.sample(sent, latencies_s)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from turbopump.broker.admin import access_control
 from turbopump.broker.admin.groups import GroupRequests
 from turbopump.broker.admin.inspection import InspectionRequests
-from turbopump.broker.admin.progress import ProgressRequests
+from turbopump.broker.admin.progress import ProgressRequests, ResetRequests
 from turbopump.broker.admin.relays import RelayRequests
-from turbopump.broker.admin.resets import ResetRequests
 from turbopump.broker.admin.settings import SettingRequests
 from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.handlers.clients import ClientRequests, notify_clients
@@ -58,6 +56,7 @@ class Administration:
             consumer_filters=state.consumer_filters,
             conflicts=state.conflicts,
             notify=notify_clients,
+            refuse_if_suspended=path.writer.refuse_if_suspended,
             clock=clock,
         )
         self.progress = Progress(offsets, topics, groups, consumers, store)
@@ -141,4 +140,4 @@ class Administration:
         )
 
     def handlers(self) -> dict[int, Handler]:
-        return access_control.handlers() | handler_table(self._requests)
+        return handler_table(self._requests)

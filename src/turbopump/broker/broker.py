@@ -8,7 +8,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from turbopump.broker.administration import Administration
@@ -129,12 +128,7 @@ class Broker:
         self._entered = task, task.cancelling()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         entered, self._entered = self._entered, None
         await self.close()
         if self.failure is not None and entered is not None:

@@ -153,11 +153,6 @@ class Consumers(_Joined):
         """Return a group that has members."""
         return self._groups.get(group)
 
-    def message_model(self, group: str) -> MessageModel | None:
-        """Return how a group shares its messages; None when it is not online or did not say."""
-        found = self._groups.get(group)
-        return None if found is None else found.message_model
-
     def subscription(self, group: str, topic: str) -> Subscription | None:
         """Return a group's subscription to a topic; None if it has none or is offline."""
         found = self._groups.get(group)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from turbopump.broker.replication.config import ReplicationConfig
 from turbopump.errors import InvalidArgument
 from turbopump.filters.server_config import MEMORY_BYTES_MIN, CodeLimits
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
+from turbopump.net.network import address_text
 from turbopump.settings import (
     PORT_MAX,
     CheckedSettings,
@@ -39,6 +39,8 @@ _VIP_DISTANCE = 2
 """How far below a broker's port Java clients expect its VIP port."""
 _ANSWER_BYTES_MAX = 15 * 1024 * 1024
 """Clients accept frames of 16 MiB, of which the rest of the answer needs some."""
+_TRANSFER_BYTES_MAX = 4 * 1024 * 1024 - 4096
+"""Apache RocketMQ's slaves have a receive buffer of 4 MiB, which must hold a whole frame."""
 _FILTER_SERVERS_MAX = 64
 _BULK_COUNT_MAX = 16_384
 """This many of the smallest messages exceed the bytes that a pull usually returns."""
@@ -58,6 +60,13 @@ def _require_name(key: str, name: str) -> None:
     """Refuse names that cannot be topics, and so directories."""
     ok = _NAME.fullmatch(name) is not None and name.strip(".") != ""
     require(ok, key, name, _NAME_ALLOWED)
+
+
+def _require_address(key: str, address: str) -> None:
+    try:
+        split_address(address)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{key}: {error}") from error
 
 
 def _default_broker_name() -> str:
@@ -136,10 +145,54 @@ class RegistrationConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         for address in self.name_servers:
-            try:
-                split_address(address)
-            except InvalidArgument as error:
-                raise InvalidArgument(f"namesrvAddr: {error}") from error
+            _require_address("namesrvAddr", address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationConfig:
+    """How a master sends its log to slaves, and how a slave follows its master."""
+
+    port: int = setting("haListenPort", 0, 0, PORT_MAX)
+    """Where a master listens for slaves; 0 takes ``listenPort`` + 1, or any port that is free if
+    that one is taken."""
+    advertised_host: str = setting("brokerIP2", "")
+    """The host that slaves connect to; empty takes that of clients."""
+    master_address: str = setting("haMasterAddress", "")
+    """A slave's master as host:port of its HA port; empty takes what name servers report."""
+    heartbeat_ms: int = setting("haSendHeartbeatInterval", 5000, 1)
+    """Time without traffic after which either side sends a heartbeat."""
+    idle_max_ms: int = setting("haHousekeepingInterval", 20_000, 1)
+    """Time without traffic after which either side closes the connection."""
+    transfer_bytes: int = setting(
+        "haTransferBatchSize", 32 * 1024, 1024, _TRANSFER_BYTES_MAX, live=True
+    )
+    """Most bytes of the log in one frame."""
+    transfer_bytes_per_s: int = setting("maxHaTransferByteInSecond", 0, 0, live=True)
+    """Most bytes of the log that a master sends each second, to all of its slaves together; 0 for
+    no limit."""
+    fall_behind_max_bytes: int = setting("haSlaveFallbehindMax", 256 * 1024 * 1024, 1, live=True)
+    """A slave that lacks this many bytes is not in sync: a SYNC_MASTER does not wait for it."""
+    timeout_ms: int = setting("slaveTimeout", 3000, 1)
+    """How long a send waits for a slave with SYNC_MASTER."""
+
+    @property
+    def master_broker_address(self) -> str:
+        """Where tables are copied from until a name server reports it: the port before the log's.
+
+        Empty if no master is configured.
+        """
+        if not self.master_address:
+            return ""
+        host, port = split_address(self.master_address)
+        return address_text((host, port - 1))
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.master_address:
+            _require_address("haMasterAddress", self.master_address)
+        allowed = f"at least {self.heartbeat_ms}, the haSendHeartbeatInterval"
+        ok = self.idle_max_ms >= self.heartbeat_ms
+        require(ok, "haHousekeepingInterval", self.idle_max_ms, allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

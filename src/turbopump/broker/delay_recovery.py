@@ -2,7 +2,7 @@
 
 A level's progress is saved periodically, so after a crash the saved offset lies before what was
 delivered since. The end of the log at that time is saved with it: the copies of later messages lie
-after that position, in delivery order.
+after that position and after the messages themselves, in delivery order.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ EXAMINED_MAX = 200_000
 
 _CLOCK_MARGIN_MS = 60_000
 """How much earlier than due a copy may appear to be stored, because the clock was corrected."""
+
+_SKIPPED_MIN = 500
+"""How many messages stored before a copy is due are worth skipping by time.
+
+Fewer are read: if the clock was set back, copies among them appear to be older than they are.
+"""
 
 _RUN_COUNT = 256
 _LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=_RUN_COUNT)
@@ -102,16 +108,15 @@ class _Copies:
             return False
         copies = self._found.get((topic, queue_id))
         if copies is None:
-            due_ms = view.store_timestamp_ms + self._delay_ms
-            copies = self._found[topic, queue_id] = self._read(topic, queue_id, due_ms)
+            start = self._start(topic, queue_id, view)
+            copies = self._found[topic, queue_id] = self._read(topic, queue_id, start)
         if not copies[identity]:
             return False
         copies[identity] -= 1
         return True
 
-    def _read(self, topic: str, queue_id: int, due_ms: int) -> Counter[_Identity]:
+    def _read(self, topic: str, queue_id: int, offset: QueueOffset) -> Counter[_Identity]:
         found: Counter[_Identity] = Counter()
-        offset = self._start(topic, queue_id, due_ms)
         while not self.is_exhausted:
             outcome = self._store.read(topic, queue_id, offset, _RUN_COUNT, EVERYTHING, _LIMITS)
             if not isinstance(outcome, outcomes.Found):
@@ -133,21 +138,24 @@ class _Copies:
         except (RecordError, KeyError):
             return
 
-    def _start(self, topic: str, queue_id: int, due_ms: int) -> QueueOffset:
-        """Return the offset of the first message after the position and not long before a time.
-
-        The position decides, but it may be days old if the level is rarely used.
-        """
+    def _start(self, topic: str, queue_id: int, scheduled: MessageView) -> QueueOffset:
+        """Return where to look for copies of a delayed message and of those after it."""
         low, high = self._store.queue_range(topic, queue_id)
-        near = self._store.offset_by_time(topic, queue_id, due_ms - _CLOCK_MARGIN_MS)
-        low = max(low, near)
+        # A copy lies behind the message itself, too: the saved position may be days old.
+        first = max(self._log_end, scheduled.physical_offset)
         while low < high:
             middle = QueueOffset((low + high) // 2)
-            if self._position(topic, queue_id, middle) >= self._log_end:
+            if self._position(topic, queue_id, middle) >= first:
                 high = middle
             else:
                 low = QueueOffset(middle + 1)
-        return low
+        stored_ms = scheduled.store_timestamp_ms
+        due_ms = stored_ms + self._delay_ms - _CLOCK_MARGIN_MS
+        near = self._store.offset_by_time(topic, queue_id, due_ms)
+        newest = QueueOffset(self._store.queue_range(topic, queue_id)[1] - 1)
+        newest_ms = self._store.store_timestamp_ms(topic, queue_id, newest)
+        is_set_back = newest_ms is not None and newest_ms < stored_ms
+        return low if is_set_back or near - low < _SKIPPED_MIN else near
 
     def _position(self, topic: str, queue_id: int, offset: QueueOffset) -> int:
         outcome = self._store.read(topic, queue_id, offset, 1, EVERYTHING, _LIMITS)

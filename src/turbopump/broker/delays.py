@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,25 +132,20 @@ class Level:
         return self.timer is not None
 
 
+@dataclass(eq=False)
 class Delays:
     """Delivers delayed messages: never early, and late only by what the store needs."""
 
-    def __init__(
-        self,
-        store: Store,
-        writer: MessageWriter,
-        file: TableFile,
-        levels_ms: Sequence[int],
-        clock: Clock,
-        work: Supervisor,
-    ) -> None:
-        self._store = store
-        self._writer = writer
-        self._file = file
-        self._clock = clock
-        self._work = work
-        self._levels = [Level(n, delay_ms) for n, delay_ms in enumerate(levels_ms, start=1)]
-        self._table = Table("delay progress", file, self.encoded)
+    store: Store
+    writer: MessageWriter
+    file: TableFile
+    levels_ms: Sequence[int]
+    clock: Clock
+    work: Supervisor
+
+    def __post_init__(self) -> None:
+        self._levels = [Level(n, delay_ms) for n, delay_ms in enumerate(self.levels_ms, start=1)]
+        self._table = Table("delay progress", self.file, self.encoded)
         self._loaded: dict[int, int] = {}
         self._noted: dict[int, int] = {}
         self._log_ends: dict[int, int] = {}
@@ -157,21 +153,21 @@ class Delays:
         """How often the progress of any level has changed."""
         self._noted_changes = 0
         self._running = False
-        self._shift_ms = store.steady_clock.shift_ms
+        self._shift_ms = self.store.steady_clock.shift_ms
         self._missed_ms = self._timers_missed_ms()
 
     @property
     def progress(self) -> DelayOffsets:
         """Delivery progress on disk, by level; levels never used are left out."""
         for level in self._levels:
-            level.settle(self._store.flushed_end)
+            level.settle(self.store.flushed_end)
         used = {level.number: int(level.safe_offset) for level in self._levels if level.offset}
         # Levels that are not configured now may be again later, and must keep their progress.
         return DelayOffsets(offset_table={**self._loaded, **used})
 
     def load(self) -> bool:
         """Load the saved progress, if any."""
-        saved = self._file.load(SavedDelays)
+        saved = self.file.load(SavedDelays)
         self._adopt(saved or SavedDelays())
         for level in self._levels:
             if level.log_end is None and level.number not in self._loaded:
@@ -194,7 +190,7 @@ class Delays:
         """Skip what was delivered after the last save, before a crash."""
         try:
             behind = delivered_end(
-                self._store, level.queue_id, level.offset, level.delay_ms, log_end
+                self.store, level.queue_id, level.offset, level.delay_ms, log_end
             )
         except StoreError as error:
             _log.warning(
@@ -204,7 +200,7 @@ class Delays:
         if behind > level.offset:
             _log.info("delay level %d: already delivered up to %d", level.number, behind)
             level.offset = behind
-            level.note_delivered(self._store.written_end, behind)
+            level.note_delivered(self.store.written_end, behind)
             self.changes += 1
 
     def adopt_copy(self, copied: SavedDelays) -> None:
@@ -238,7 +234,6 @@ class Delays:
             self._schedule_run(level, 0)
 
     def stop(self) -> None:
-        """Stop delivering."""
         self._running = False
         for level in self._levels:
             if level.timer is not None:
@@ -251,13 +246,13 @@ class Delays:
             return
         level = self._levels[arrival.queue_id]
         if not level.is_watched and self._running:
-            self._schedule_run(level, min(arrival.tags_code - self._clock.now_ms(), level.delay_ms))
+            self._schedule_run(level, min(arrival.tags_code - self.clock.now_ms(), level.delay_ms))
 
     def watch_clock(self) -> None:
         """Run all levels if the clock was set or timers are late; call it every `WATCH_MS`."""
-        steady_clock = self._store.steady_clock
+        steady_clock = self.store.steady_clock
         # The store does so itself while messages arrive.
-        steady_clock.check(self._store.written_end, self._clock.now_ms())
+        steady_clock.check(self.store.written_end, self.clock.now_ms())
         shift_ms, self._shift_ms = self._shift_ms, steady_clock.shift_ms
         missed_ms, self._missed_ms = self._missed_ms, self._timers_missed_ms()
         if self._shift_ms == shift_ms and self._missed_ms - missed_ms < CLOCK_SET_MS:
@@ -269,7 +264,7 @@ class Delays:
 
     def _timers_missed_ms(self) -> int:
         """Return a number that grows by the time that timers miss while the machine sleeps."""
-        return self._clock.uptime_ms() - int(asyncio.get_running_loop().time() * 1000)
+        return self.clock.uptime_ms() - int(asyncio.get_running_loop().time() * 1000)
 
     def _schedule_run(self, level: Level, wait_ms: int) -> None:
         """Schedule the next run of a level, replacing the one scheduled before."""
@@ -287,7 +282,7 @@ class Delays:
             _log.warning("delay level %d: delivery refused, will retry: %s", level.number, error)
             wait_ms = RETRY_MS
         except Exception as error:  # noqa: BLE001 - whatever it was, the level must continue
-            level.failing = self._work.watch(f"delay level {level.number}")
+            level.failing = self.work.watch(f"delay level {level.number}")
             wait_ms = level.failing.failed(error)
         else:
             if level.failing is not None:
@@ -299,17 +294,17 @@ class Delays:
 
     def _deliver_due(self, level: Level) -> int | None:
         """Return how long to wait before the next run; None if the queue is empty."""
-        if self._writer.busy() is not None:
+        if self.writer.busy() is not None:
             return RETRY_MS
-        now_ms = self._store.steady_clock.now_ms()
+        now_ms = self.store.steady_clock.now_ms()
         if level.head is not None and level.head[0] == level.offset:
             head_ms = level.head[1]
             if now_ms < head_ms <= now_ms + level.delay_ms:
                 return self._wait_ms(level, head_ms, now_ms)
         held = level.held_until_ms
         forgive = held is not None and now_ms >= held
-        due = DueFilter(self._store.steady_clock, level.delay_ms, forgive=forgive)
-        outcome = self._store.read(
+        due = DueFilter(self.store.steady_clock, level.delay_ms, forgive=forgive)
+        outcome = self.store.read(
             SCHEDULE_TOPIC,
             level.queue_id,
             level.offset,
@@ -344,7 +339,7 @@ class Delays:
                 return None
 
     def _skip_to(self, level: Level, offset: QueueOffset) -> None:
-        level.skip_to(offset, self._store.written_end)
+        level.skip_to(offset, self.store.written_end)
         self.changes += 1
 
     def _wait_ms(self, level: Level, head_ms: int | None, now_ms: int) -> int:
@@ -370,7 +365,7 @@ class Delays:
                 self.changes += 1
             elif level.offset >= behind:
                 # Not stored after all: repeat these messages, whenever the next one is due.
-                level.settle(self._store.flushed_end)
+                level.settle(self.store.flushed_end)
                 level.offset = level.safe_offset
                 if self._running:
                     self._schedule_run(level, RETRY_MS)
@@ -378,9 +373,9 @@ class Delays:
         appended = self._stored([[record] for record in records if record is not None])
         level.offset = behind
         if appended:
-            self._writer.when_settled(appended, done)
+            self.writer.when_settled(appended, done)
         else:
-            level.note_delivered(self._store.flushed_end, behind)
+            level.note_delivered(self.store.flushed_end, behind)
             self.changes += 1
 
     def _delivered(self, message: memoryview) -> Record | None:
@@ -391,7 +386,7 @@ class Delays:
                 return record_of(_own_target(view))
             # The copy would get a valid checksum, and pass for an intact message.
             reason = "delayed message, not delivered: the body does not match its checksum"
-            self._store.note_damaged(view.physical_offset, reason)
+            self.store.note_damaged(view.physical_offset, reason)
         except (RecordError, KeyError, ValueError) as error:
             _log.warning("skipped a delayed message that cannot be delivered: %s", error)
         return None
@@ -401,7 +396,7 @@ class Delays:
         if not groups:
             return []
         try:
-            return self._writer.append_groups(groups)
+            return self.writer.append_groups(groups)
         except RemoteError as error:
             if error.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise

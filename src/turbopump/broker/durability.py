@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, TypeVarTuple
 
@@ -126,6 +127,7 @@ class _Flush(Struct):
     waiters: list[_Waiter] = []
 
 
+@dataclass(eq=False)
 class Durability:
     """Acknowledges what is stored: immediately, or when the shared flush is done.
 
@@ -137,19 +139,14 @@ class Durability:
     once the limit is reached.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        deadlines: Deadlines,
-        limits: OverloadConfig,
-        slaves: Slaves | None = None,
-    ) -> None:
-        self._store = store
-        self._slaves = slaves
+    store: Store
+    deadlines: Deadlines
+    limits: OverloadConfig
+    slaves: Slaves | None = None
+
+    def __post_init__(self) -> None:
         self._replicating = 0
-        self._deadlines = deadlines
-        self._limits = limits
-        self._is_synchronous = store.config.flush.mode is FlushMode.SYNC
+        self._is_synchronous = self.store.config.flush.mode is FlushMode.SYNC
         self._by_flush: dict[Future[None], _Flush] = {}
         self._unflushed = 0
         self._settled = asyncio.Event()
@@ -163,8 +160,8 @@ class Durability:
         waiting = self._unflushed + self._replicating
         if not waiting:
             return None
-        unflushed_bytes = self._store.written_end - self._store.readable_end
-        limits = self._limits
+        unflushed_bytes = self.store.written_end - self.store.readable_end
+        limits = self.limits
         if waiting < limits.sends_waiting_max and unflushed_bytes < limits.unflushed_bytes_max:
             return None
         what = f"{self._unflushed} messages of {unflushed_bytes} bytes wait for the disk already"
@@ -192,7 +189,7 @@ class Durability:
 
         ``appended`` is the last of ``sends`` sends.
         """
-        if self._slaves is not None and promise is not Promise.WRITTEN:
+        if self.slaves is not None and promise is not Promise.WRITTEN:
             if self._is_synchronous:
                 self._flush(appended, promise, self._copy, (promise, on_outcome, args), sends)
             else:
@@ -205,7 +202,7 @@ class Durability:
 
     def acknowledge_all(self, appended: Iterable[Appended], reports: Iterable[Report]) -> None:
         """Acknowledge several sends, each with its own report."""
-        if self._slaves is None and not self._is_synchronous:
+        if self.slaves is None and not self._is_synchronous:
             for stored, (_, on_outcome, args) in zip(appended, reports, strict=True):
                 on_outcome(stored, *args)
             return
@@ -230,8 +227,8 @@ class Durability:
         waiter = _Waiter(appended, ResponseCode.FLUSH_DISK_TIMEOUT, on_outcome, args)
         flush.waiters.append(waiter)
         if promise is Promise.DURABLE:
-            timeout_ms = self._limits.sync_flush_timeout_ms
-            waiter.deadline = self._deadlines.add(timeout_ms, waiter.expire)
+            timeout_ms = self.limits.sync_flush_timeout_ms
+            waiter.deadline = self.deadlines.add(timeout_ms, waiter.expire)
 
     def _copy(
         self,
@@ -241,7 +238,7 @@ class Durability:
         args: tuple[object, ...],
     ) -> None:
         """Report when a slave has what is on disk here, if one is in sync."""
-        slaves, is_limited = self._slaves, promise is Promise.DURABLE
+        slaves, is_limited = self.slaves, promise is Promise.DURABLE
         if not isinstance(outcome, Appended) or slaves is None:
             on_outcome(outcome, *args)
             return
@@ -254,7 +251,7 @@ class Durability:
         code = ResponseCode.FLUSH_SLAVE_TIMEOUT
         waiter = _Waiter(outcome, code, self._copied, (on_outcome, args))
         if is_limited:
-            waiter.deadline = self._deadlines.add(slaves.config.timeout_ms, waiter.expire)
+            waiter.deadline = self.deadlines.add(slaves.config.timeout_ms, waiter.expire)
 
         def on_stored(is_stored: bool) -> None:
             if is_stored or not is_limited:
@@ -284,7 +281,7 @@ class Durability:
         if error is None:
             # Make it readable before notifying anyone. A closed store has no readers.
             with contextlib.suppress(StoreClosed):
-                self._store.dispatch()
+                self.store.dispatch()
         for waiter in flush.waiters:
             try:
                 waiter.settle(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from turbopump.broker.config import BrokerConfig
@@ -24,30 +25,25 @@ OnConfigChange = Callable[[BrokerConfig, BrokerConfig], None]
 """Called with the configuration before a change, and after."""
 
 
+@dataclass(eq=False)
 class LiveConfig:
     """The current settings; a change counts once it is saved, if there is a file to save to."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        clock: Clock,
-        path: Path | None = None,
-        files: Files | None = None,
-        writer: TableWriter | None = None,
-    ) -> None:
-        self.current = config
-        self._clock = clock
-        self._path = path
-        self._files = files or REAL_FILES
-        self._writer = writer or TableWriter()
+    current: BrokerConfig
+    clock: Clock
+    path: Path | None = None
+    files: Files = REAL_FILES
+    writer: TableWriter = field(default_factory=TableWriter)
+
+    def __post_init__(self) -> None:
         self._changing = asyncio.Lock()
         self._listeners: list[OnConfigChange] = []
-        self.version = DataVersion(counter=0, timestamp=clock.now_ms())
+        self.version = DataVersion(counter=0, timestamp=self.clock.now_ms())
 
     @property
     def stored_in(self) -> str:
         """The file that keeps changes for the next start; empty if there is none."""
-        return "" if self._path is None or is_toml(self._path) else str(self._path)
+        return "" if self.path is None or is_toml(self.path) else str(self.path)
 
     def listen(self, listener: OnConfigChange) -> None:
         """Call a function after each change."""
@@ -61,22 +57,22 @@ class LiveConfig:
             if fresh == self.current:
                 return
             known = {key: text for key, text in settings.items() if key in KEYS}
-            if self._path is None or not self.stored_in:
+            if self.path is None or not self.stored_in:
                 _log.info(
                     "%s: changed until the next restart; change the configuration file too",
                     ", ".join(known),
                 )
                 self._adopt(fresh)
             else:
-                path, files = self._path, self._files
-                await self._writer.write(
+                path, files = self.path, self.files
+                await self.writer.write(
                     lambda: change_text(files, path, lambda text: _changed(text, known)),
                     lambda: self._adopt(fresh),
                 )
 
     def _adopt(self, fresh: BrokerConfig) -> None:
         old, self.current = self.current, fresh
-        self.version = next_version(self.version, self._clock.now_ms())
+        self.version = next_version(self.version, self.clock.now_ms())
         for listener in self._listeners:
             listener(old, fresh)
 

@@ -54,6 +54,7 @@ class Membership:
     consumer_filters: ConsumerFilters
     conflicts: SubscriptionConflicts
     notify: Notify
+    refuse_if_suspended: Callable[[], None]
     clock: Clock
 
     def __post_init__(self) -> None:
@@ -189,8 +190,10 @@ class Membership:
 
         No client gets a queue that this broker does not have, or one for an invalid group. New
         locks are on disk first: after a crash, no other client may get them while this one relies
-        on them. Raises WriteFailed if none of the locks is on disk.
+        on them. Raises WriteFailed if none of the locks is on disk, and RemoteError on a slave or
+        a replaced master: another broker may grant the same queues.
         """
+        self.refuse_if_suspended()
         if len(asked.client_id) > CLIENT_ID_CHARS_MAX:
             raise RemoteError.system(_client_id_too_long(asked.client_id))
         if len(asked.queues) > LOCKS_MAX:
@@ -214,14 +217,13 @@ class Membership:
         try:
             await self.members.save_locks()
         except WriteFailed:
-            saved = self.locks.saved(asked.consumer_group, granted)
-            if not saved:
+            granted = self.locks.saved(asked.consumer_group, granted)
+            if not granted:
                 raise
-            return saved
+        self.refuse_if_suspended()  # Another master may have taken over while this one saved.
         return granted
 
     def unlock(self, asked: LockQueues) -> None:
-        """Release a client's locks."""
         self.locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
         self.members.save_soon()
 

@@ -12,8 +12,7 @@ from turbopump.broker.handlers.common import Requests, handler_table
 from turbopump.broker.handlers.pull import PullRequests
 from turbopump.broker.handlers.queries import QueryRequests, QueueEndsRequests
 from turbopump.broker.handlers.reply import ReplyRequests, push_reply
-from turbopump.broker.handlers.send import SendRequests
-from turbopump.broker.handlers.send_back import SendBackRequests
+from turbopump.broker.handlers.send import SendBackRequests, SendRequests
 from turbopump.broker.handlers.transactions import TransactionRequests, ask_producer
 from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.pull import Pulls

@@ -98,11 +98,6 @@ class Offsets:
         return not self._table
 
     @property
-    def changes(self) -> int:
-        """How often anything has been committed or forgotten."""
-        return self.saving.changes
-
-    @property
     def snapshot(self) -> ConsumerOffsets:
         """All offsets, as they are now."""
         return ConsumerOffsets(offset_table={key: dict(q) for key, q in self._table.items()})
@@ -132,13 +127,11 @@ class Offsets:
             self.saving.changes += 1
 
     def remove_group(self, group: str) -> None:
-        """Delete all offsets of a group."""
         for topic in self.topics_of(group):
             del self._table[f"{topic}{_SEPARATOR}{group}"]
             self.saving.changes += 1
 
     def remove_topic(self, topic: str) -> None:
-        """Delete all offsets in a topic."""
         for group in self.groups_of(topic):
             del self._table[f"{topic}{_SEPARATOR}{group}"]
             self.saving.changes += 1

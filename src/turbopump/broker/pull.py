@@ -81,15 +81,12 @@ class Held(Struct, eq=False):
         self._on_outcome, self._args = on_outcome, args
 
     def report(self, outcome: ReadOutcome | Exception) -> None:
-        """Report the outcome."""
         if self._on_outcome is not None:
             self._on_outcome(outcome, *self._args)
 
 
 @dataclass(eq=False, kw_only=True)
 class Pulls:
-    """Answers pulls."""
-
     config: LiveConfig
     store_host: Host
     store: Store
@@ -217,17 +214,17 @@ class Pulls:
 
     def _subscription(self, pull: Pull, group: GroupConfig) -> Subscription:
         name = pull.group
-        model = self.consumers.message_model(name)
-        if model is None:
+        online = self.consumers.find(name)
+        if online is None or online.message_model is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group [{name}] is not online"
             )
-        if model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
+        if online.message_model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
                 f"the consumer group[{name}] can not consume by broadcast way",
             )
-        subscription = self.consumers.subscription(name, pull.topic)
+        subscription = online.subscriptions.get(pull.topic)
         if subscription is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -302,7 +299,7 @@ class Pulls:
             count, size = len(outcome.sizes), outcome.size
             self.stats.get(pull.group, pull.topic, pull.queue_id, count, size)
             return
-        self.stats.missed()
+        self.stats.misses.add()
         if self.status_of(pull, outcome) is Status.MOVED:
             self._report_offset_moved(pull, outcome.next_offset)
 

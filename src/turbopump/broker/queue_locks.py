@@ -110,11 +110,6 @@ class QueueLocks:
                 found.setdefault(lock.client_id, []).append(queue)
         return found
 
-    def holder(self, group: str, queue: MessageQueue, now_ms: int) -> str | None:
-        """Return the client that holds a queue."""
-        lock = self._groups.get(group, {}).get(queue)
-        return None if lock is None or self._is_over(lock, now_ms) else lock.client_id
-
     def forget_expired(self, now_ms: int) -> None:
         """Drop expired locks, so that groups that are gone leave nothing behind."""
         for group, held in tuple(self._groups.items()):

@@ -49,7 +49,6 @@ class QueueingDelay:
         self._counted_ms = now_ms
 
     def stop(self) -> None:
-        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

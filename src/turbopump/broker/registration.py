@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
@@ -54,6 +55,7 @@ class MasterAddress(Struct, frozen=True):
 OnMaster = Callable[[MasterAddress], None]
 
 
+@dataclass(eq=False, kw_only=True)
 class Registration:
     """Registers with all name servers: at the start, every 30 s, and whenever a topic changes.
 
@@ -61,27 +63,22 @@ class Registration:
     the broker nor the other name servers.
     """
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        topics: Topics,
-        pool: ConnectionPool,
-        address: str,
-        ha_address: str,
-        epoch: int = 0,
-    ) -> None:
-        self.config = config
-        # Not a newer one that it learns of: that belongs to the master that replaces it.
-        self._epoch = epoch
-        self._topics = topics
+    config: BrokerConfig
+    topics: Topics
+    pool: ConnectionPool
+    address: str
+    ha_address: str
+    epoch: int = 0
+    """The one it started with: a newer one that it learns of belongs to its successor."""
+
+    def __post_init__(self) -> None:
+        own = self.config.identity
         self._identity = headers.BrokerIdentity(
-            broker_name=config.identity.broker_name,
-            broker_addr=address,
-            cluster_name=config.identity.cluster,
-            broker_id=config.identity.broker_id,
+            broker_name=own.broker_name,
+            broker_addr=self.address,
+            cluster_name=own.cluster,
+            broker_id=own.broker_id,
         )
-        self._ha_address = ha_address
         self._ordered: dict[str, frozenset[str]] = {}
         self._filter_servers: list[str] = []
         self.master: MasterAddress | None = None
@@ -90,7 +87,7 @@ class Registration:
         self._whole: tuple[DataVersion, BrokerConfig, bytes] | None = None
         """The last registration of all topics, and what it was built from."""
         self._links = [
-            _NameServerLink(self, pool, server) for server in config.registration.name_servers
+            _NameServerLink(self, server) for server in self.config.registration.name_servers
         ]
 
     def start(self, work: Supervisor) -> None:
@@ -116,7 +113,7 @@ class Registration:
 
     def announce_all(self) -> None:
         """Register all topics soon, without waiting, after a change that affects all of them."""
-        self._topics.renew_version()
+        self.topics.renew_version()
         for link in self._links:
             link.announce_all_soon()
 
@@ -138,7 +135,7 @@ class Registration:
 
     @property
     def version(self) -> DataVersion:
-        return self._topics.data_version
+        return self.topics.data_version
 
     @property
     def lacks_master(self) -> bool:
@@ -147,17 +144,17 @@ class Registration:
 
     def command(self, changed: Iterable[str] | None) -> Command:
         """Return the registration of some topics or, with None, of all."""
-        table = self._topics.table
+        table = self.topics.table
         if changed is None:
             body = self._whole_body()
         else:
             body = self._body({name: table[name] for name in changed if name in table})
         header = headers.RegisterBroker(
             **asdict(self._identity),
-            ha_server_addr=self._ha_address,
+            ha_server_addr=self.ha_address,
             compressed=self.config.registration.compressed,
             body_crc32=body_crc(body),
-            broker_epoch=None if self.config.identity.is_slave else self._epoch or None,
+            broker_epoch=None if self.config.identity.is_slave else self.epoch or None,
         )
         return request(RequestCode.REGISTER_BROKER, header, body)
 
@@ -171,7 +168,7 @@ class Registration:
     def note_ordered(self, server: str, names: Iterable[str]) -> None:
         """Update which topics are ordered, from all name servers that say so."""
         self._ordered[server] = frozenset(names)
-        self._topics.mark_ordered(frozenset().union(*self._ordered.values()))
+        self.topics.mark_ordered(frozenset().union(*self._ordered.values()))
 
     def note_master(self, answer: headers.RegisterBrokerAnswer) -> None:
         """Update the master's address, if a name server knows it.
@@ -191,7 +188,7 @@ class Registration:
         """Return the body with all topics; cached, as it is sent every 30 s and rarely changes."""
         version, config = self.version, self.config
         if self._whole is None or self._whole[0] != version or self._whole[1] is not config:
-            self._whole = version, config, self._body(self._topics.table)
+            self._whole = version, config, self._body(self.topics.table)
         return self._whole[2]
 
     def _body(self, topics: Mapping[str, TopicConfig]) -> bytes:
@@ -225,9 +222,9 @@ def permitted(topics: Mapping[str, TopicConfig], access: AccessConfig) -> dict[s
 class _NameServerLink:
     """Keeps one name server informed."""
 
-    def __init__(self, registration: Registration, pool: ConnectionPool, server: str) -> None:
+    def __init__(self, registration: Registration, server: str) -> None:
         self._registration = registration
-        self._pool = pool
+        self._pool = registration.pool
         self.server = server
         self.tried = asyncio.Event()
         """Set after the first attempt to register, successful or not."""
@@ -280,7 +277,6 @@ class _NameServerLink:
         self._note(failure)
 
     async def unregister(self) -> None:
-        """Unregister from the name server."""
         try:
             async with timeout(UNREGISTER_TIMEOUT_MS / 1000):
                 connection = await self._pool.connection(self.server)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from turbopump.broker.broker import Broker
@@ -62,21 +61,15 @@ class ReplicatedBroker:
         await self.current.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._end_changes()
-        await self.current.__aexit__(kind, error, traceback)
+        await self.current.__aexit__(kind)
 
     async def start(self) -> None:
         """Start in the current role."""
         await self.current.start()
 
     async def close(self) -> None:
-        """Stop the broker."""
         await self._end_changes()
         await self.current.close()
 

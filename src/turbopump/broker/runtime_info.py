@@ -55,8 +55,6 @@ class Load(Struct, frozen=True):
 
 @dataclass(eq=False, kw_only=True)
 class RuntimeInfo:
-    """Collects a broker's runtime information."""
-
     config: BrokerConfig
     stats: Stats
     store: Store
@@ -101,25 +99,25 @@ class RuntimeInfo:
         }
 
     def _counts(self) -> dict[str, str]:
-        puts = self.stats.puts
-        found, missed = self.stats.found_rates(), self.stats.missed_rates()
+        stats, puts = self.stats, self.stats.puts
+        found, missed = stats.request_rates(stats.gets), stats.request_rates(stats.misses)
         return {
             "putMessageTimesTotal": str(puts.messages),
-            "putMessageFailedTimes": str(self.stats.failures.times),
+            "putMessageFailedTimes": str(stats.failures.times),
             "putMessageSizeTotal": str(puts.bytes),
             "putMessageAverageSize": str(puts.bytes / puts.messages if puts.messages else 0.0),
-            "putTps": _rates(self.stats.put_rates()),
+            "putTps": _rates(stats.message_rates(puts)),
             "getFoundTps": _rates(found),
             "getMissTps": _rates(missed),
             "getTotalTps": _rates(_both(found, missed)),
-            "getTransferedTps": _rates(self.stats.transferred_rates()),
+            "getTransferedTps": _rates(stats.message_rates(stats.gets)),
         }
 
     def _days(self) -> dict[str, str]:
         return {
             f"msg{name}Total{when}": str(count)
-            for name, days in (("Put", self.stats.put_days()), ("Get", self.stats.get_days()))
-            for when, count in zip(_DAYS, days, strict=True)
+            for when, counts in zip(_DAYS, self.stats.days, strict=True)
+            for name, count in zip(("Put", "Get"), counts, strict=True)
         }
 
     def _log(self) -> dict[str, str]:

@@ -99,8 +99,6 @@ class _Target(Struct, frozen=True):
 
 @dataclass(eq=False, kw_only=True)
 class Sends:
-    """Accepts messages."""
-
     config: LiveConfig
     store_host: Host
     writer: MessageWriter
@@ -142,7 +140,7 @@ class Sends:
             except InvalidArgument as error:
                 raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         except (RemoteError, WriteRefused) as error:
-            self.stats.put_failed()
+            self.stats.failures.add()
             # The latter: a new topic that could not be saved.
             on_outcome(refusal(error), send.queue_id, *args)
             return
@@ -171,7 +169,7 @@ class Sends:
             else:
                 appended = outcome.appended
         if appended is None:
-            self.stats.put_failed()
+            self.stats.failures.add()
         else:
             positions = appended.physical_offsets
             size = appended.end_offset - positions[0]

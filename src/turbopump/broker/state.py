@@ -50,7 +50,6 @@ class State:
         )
 
     def file(self, name: str) -> TableFile:
-        """Return the file of a table."""
         return TableFile(self._directory / name, self.files, self._writer)
 
     @property

@@ -43,7 +43,7 @@ class Counter:
     bytes: int = 0
     times: int = 0
 
-    def add(self, messages: int, size: int) -> None:
+    def add(self, messages: int = 0, size: int = 0) -> None:
         self.messages += messages
         self.bytes += size
         self.times += 1
@@ -74,7 +74,9 @@ class Stats:
         """By topic: of all its queues."""
         self._gets_of: dict[tuple[str, str], list[Counter]] = {}
         """By topic and group: of all queues."""
-        self._days = _Days(clock.now_ms())
+        self._day_ms = _local_day_ms(clock.now_ms())
+        self._midnights = ((0, 0), (0, 0))
+        """Messages stored and delivered at the last two midnights of local time."""
         self._table.sample(clock.monotonic_ms())
 
     # --- counting ---------------------------------------------------------------------------------
@@ -103,14 +105,6 @@ class Stats:
         counter.add(messages, size)
         self.gets.add(messages, size)
 
-    def missed(self) -> None:
-        """Count a pull that found nothing."""
-        self.misses.add(0, 0)
-
-    def put_failed(self) -> None:
-        """Count a send that could not be stored."""
-        self.failures.add(0, 0)
-
     def sent_back(self, group: str, topic: str) -> None:
         """Count a message sent back by a group."""
         counter = self._sent_back.get((topic, group))
@@ -135,7 +129,11 @@ class Stats:
     def sample(self) -> None:
         """Sample all counters; call it every `SAMPLE_INTERVAL_MS`."""
         self._table.sample(self._clock.monotonic_ms())
-        self._days.note(self._clock.now_ms(), self.puts.messages, self.gets.messages)
+        begin_ms, end_ms = self._day_ms
+        now_ms = self._clock.now_ms()
+        if not begin_ms <= now_ms < end_ms:
+            self._day_ms = _local_day_ms(now_ms)
+            self._midnights = self._midnights[1], (self.puts.messages, self.gets.messages)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -155,29 +153,18 @@ class Stats:
         seen = self.view("GROUP_GET_NUMS", f"{topic}@{group}")
         return 0.0 if seen is None else seen.stats_minute.tps
 
-    def put_rates(self) -> Rates:
-        """Return the rates of stored messages."""
-        return self._rates(self.puts, _MESSAGES)
+    def message_rates(self, counter: Counter) -> Rates:
+        """Return the rates of a total's messages."""
+        return self._table.rates(counter, _MESSAGES)
 
-    def transferred_rates(self) -> Rates:
-        """Return the rates of delivered messages."""
-        return self._rates(self.gets, _MESSAGES)
+    def request_rates(self, counter: Counter) -> Rates:
+        """Return the rates of the requests of a total."""
+        return self._table.rates(counter, _TIMES)
 
-    def found_rates(self) -> Rates:
-        """Return the rates of pulls that found messages."""
-        return self._rates(self.gets, _TIMES)
-
-    def missed_rates(self) -> Rates:
-        """Return the rates of pulls that found none."""
-        return self._rates(self.misses, _TIMES)
-
-    def put_days(self) -> tuple[int, int, int]:
-        """Return the messages stored since the start: at the last two midnights, and now."""
-        return self._days.totals(0, self.puts.messages)
-
-    def get_days(self) -> tuple[int, int, int]:
-        """Return the same of messages delivered."""
-        return self._days.totals(1, self.gets.messages)
+    @property
+    def days(self) -> tuple[tuple[int, int], ...]:
+        """Messages stored and delivered since the start: at the last two midnights, and now."""
+        return *self._midnights, (self.puts.messages, self.gets.messages)
 
     def _counters(self, name: str, key: str) -> list[Counter]:
         """Return the counters of a statistic by its protocol name and its key."""
@@ -200,9 +187,6 @@ class Stats:
             case _:
                 found = None
         return [] if found is None else [found]
-
-    def _rates(self, counter: Counter, column: int) -> Rates:
-        return tuple(self._table.rate(counter, column, over_ms) for over_ms in _RATES_OVER_MS)
 
     def _forget(self, counters: dict[K, Counter], unwanted: Callable[[K], bool]) -> None:
         self._table.forget([counters.pop(key) for key in list(counters) if unwanted(key)])
@@ -298,38 +282,22 @@ class _Table:
             history.offer(now_ms, sample)
         self._recent.offer(now_ms, sample[: _FIXED_ROWS * _COLUMNS])
 
-    def rate(self, counter: Counter, column: int, over_ms: int) -> float | None:
-        """Return the events per second of a counter over the newest samples of this duration."""
+    def rates(self, counter: Counter, column: int) -> Rates:
+        """Return the events per second of a counter over the newest samples."""
+        at = counter.row * _COLUMNS + column
+        return tuple(self._rate(at, over_ms) for over_ms in _RATES_OVER_MS)
+
+    def _rate(self, at: int, over_ms: int) -> float | None:
         steps = over_ms // SAMPLE_INTERVAL_MS
         samples = self._recent.samples
         if len(samples) <= steps:
             return None
         (start_ms, first), (end_ms, last) = samples[-1 - steps], samples[-1]
-        at = counter.row * _COLUMNS + column
-        added = last[at] - first[at]
-        return added * 1000 / (end_ms - start_ms)
+        return (last[at] - first[at]) * 1000 / (end_ms - start_ms)
 
 
 _FIXED_ROWS = 4
 """The totals come first in the table and are never forgotten; only they have rates."""
-
-
-class _Days:
-    """Totals at the midnights of local time."""
-
-    def __init__(self, now_ms: int) -> None:
-        self._day_ms = _local_day_ms(now_ms)
-        self._today = (0, 0)
-        self._yesterday = (0, 0)
-
-    def note(self, now_ms: int, puts: int, gets: int) -> None:
-        begin_ms, end_ms = self._day_ms
-        if not begin_ms <= now_ms < end_ms:
-            self._day_ms = _local_day_ms(now_ms)
-            self._yesterday, self._today = self._today, (puts, gets)
-
-    def totals(self, which: int, now: int) -> tuple[int, int, int]:
-        return self._yesterday[which], self._today[which], now
 
 
 def _local_day_ms(epoch_ms: int) -> tuple[int, int]:

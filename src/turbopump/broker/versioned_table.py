@@ -12,7 +12,6 @@ import msgspec
 from turbopump.errors import WriteFailed
 from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import DataVersion
-from turbopump.wire.schema import Body
 
 T = TypeVar("T")
 
@@ -76,11 +75,6 @@ class VersionedTable(Generic[T]):
     def table(self) -> Mapping[str, T]:
         """A live view of all of them."""
         return MappingProxyType(self._table)
-
-    @property
-    def snapshot(self) -> Body:
-        """All of them and their version, as they are now; never changed afterwards."""
-        raise NotImplementedError
 
     async def delete(self, name: str) -> bool:
         """Delete settings; return whether they were known. On WriteFailed nothing has changed."""

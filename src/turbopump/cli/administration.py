@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from turbopump.cli.formats import printable
+from turbopump.cli.formats import parse_time, printable
 from turbopump.cli.options import NAMESERVER_VARIABLE, option
 from turbopump.errors import (
     AlreadyThere,
@@ -140,6 +140,13 @@ def local_now() -> datetime:
     from datetime import datetime
 
     return datetime.now().astimezone()
+
+
+def parse_times(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
+    """Parse ``--since`` and ``--until``; None for what was not given."""
+    now = local_now()
+    begin = None if since is None else parse_time(since, now)
+    return begin, None if until is None else parse_time(until, now)
 
 
 def destination(text: str) -> Destination | str:

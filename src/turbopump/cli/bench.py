@@ -18,7 +18,7 @@ from turbopump.errors import InvalidArgument, NotThere
 
 if TYPE_CHECKING:
     from turbopump.admin.blocking import Admin
-    from turbopump.bench.processes import Work
+    from turbopump.bench.sample import Work
 
 app = typer.Typer()
 
@@ -122,7 +122,8 @@ def consume(
     require_range("concurrency", concurrency, 1, 1000)
     require_range("batch", batch, 1, 1024)
     _extent(seconds, count, warm_up)
-    queues, stored = _queues_and_messages(console.admin, topic)
+    status = console.admin.topics.status(topic)
+    queues, stored = len(status.queues), status.messages
     if processes > queues:
         raise InvalidArgument(
             f"--processes must be 1–{queues}, got {processes}: {topic} has {queues} queues"
@@ -170,7 +171,7 @@ def latency(
     if not 0 < rate <= 10_000:
         raise InvalidArgument(f"rate must be more than 0 and at most 10000, got {rate}")
     seconds, _ = _extent(seconds, None, warm_up)
-    queues, _ = _queues_and_messages(console.admin, topic)
+    queues = len(console.admin.topics.status(topic).queues)
     with _temporary_group(console.admin) as group:
         work = Latency(
             nameserver=console.nameserver,
@@ -196,8 +197,7 @@ def _measure(
     used: dict[str, Any],
     output: Output,
 ) -> None:
-    from turbopump.bench.processes import measured
-    from turbopump.bench.sample import WatchedProcesses, summary
+    from turbopump.bench.sample import WatchedProcesses, measured, summary
 
     samples, watched_s = measured(work, processes, WatchedProcesses(cpu_of or ()))
     found = summary(samples, used["size_bytes"], watched_s if cpu_of else None)
@@ -227,11 +227,6 @@ def _extent(
     if not 0 <= warm_up <= 3600:
         raise InvalidArgument(f"warm-up must be 0–3600 seconds, got {warm_up}")
     return (_SECONDS if seconds is None and count is None else seconds), count
-
-
-def _queues_and_messages(admin: Admin, topic: str) -> tuple[int, int]:
-    status = admin.topics.status(topic)
-    return len(status.queues), status.messages
 
 
 @contextmanager

@@ -23,11 +23,11 @@ from turbopump.cli.administration import (
     TagsOption,
     complete_group,
     destination,
-    local_now,
+    parse_times,
     require_range,
 )
 from turbopump.cli.command import Console, command
-from turbopump.cli.formats import format_body, format_number, parse_time
+from turbopump.cli.formats import format_body, format_number
 from turbopump.cli.options import option
 from turbopump.cli.output import columns, json_line, progress_bar
 from turbopump.errors import InvalidArgument
@@ -221,11 +221,11 @@ def _require(admin: Admin, group: str) -> None:
 def _span(admin: Admin, group: str, since: str | None, until: str | None) -> Span:
     from turbopump.admin import AtTime
 
-    now = local_now()
+    begin, end = parse_times(since, until)
     return admin.dead_letters.span(
         group,
-        None if since is None else AtTime(parse_time(since, now)),
-        None if until is None else AtTime(parse_time(until, now)),
+        None if begin is None else AtTime(begin),
+        None if end is None else AtTime(end),
     )
 
 

@@ -18,6 +18,7 @@ from turbopump.cli.administration import (
     complete_group,
     complete_topic,
     local_now,
+    parse_times,
     require_range,
 )
 from turbopump.cli.command import Console, command
@@ -241,14 +242,8 @@ def _require_one_way(
 def _by_key(
     admin: Admin, topic: str, key: str, since: str | None, until: str | None, limit: int
 ) -> Sequence[MessageView]:
-    now = local_now()
-    return admin.messages.by_key(
-        topic,
-        key,
-        begin=None if since is None else parse_time(since, now),
-        end=None if until is None else parse_time(until, now),
-        count_max=limit,
-    )
+    begin, end = parse_times(since, until)
+    return admin.messages.by_key(topic, key, begin=begin, end=end, count_max=limit)
 
 
 def _by_time(
@@ -256,10 +251,8 @@ def _by_time(
 ) -> Iterator[MessageView]:
     from datetime import UTC, datetime
 
-    now = local_now()
-    begin = datetime.fromtimestamp(0, UTC) if since is None else parse_time(since, now)
-    end = None if until is None else parse_time(until, now)
-    span = admin.messages.span(topic, begin, end)
+    begin, end = parse_times(since, until)
+    span = admin.messages.span(topic, begin or datetime.fromtimestamp(0, UTC), end)
     with (
         progress_bar("Reading", min(limit, span.messages)) as advance,
         closing(admin.messages.read(span, tags=tags)) as found,

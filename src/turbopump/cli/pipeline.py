@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from math import ceil, inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,16 +25,13 @@ from turbopump.cli.administration import (
     complete_topic,
     confirm,
     destination,
-    local_now,
+    parse_times,
     reported,
 )
-from turbopump.cli.formats import parse_pairs, parse_time
+from turbopump.cli.formats import parse_pairs
 from turbopump.cli.options import option
 from turbopump.cli.spark_runs import ConfOption, MasterOption, print_report, spark_run
 from turbopump.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 app = typer.Typer()
 
@@ -112,7 +109,9 @@ def archive(
         _require_above_0("--every", every, most=threading.TIMEOUT_MAX)
         _require_above_0("--batch", batch)
         _require_format(format, compact=compact)
-        _require_topics(nameserver, topics)
+        with administration(nameserver) as admin:
+            for topic in topics:
+                admin.topics.route(topic)
         with spark_run("archive", master, conf) as run:
             from turbopump.spark import pipelines
 
@@ -185,8 +184,9 @@ def replay(
         _require_above_0("--rate", rate)
         if speed is not None and not _SPEED_MIN <= speed < inf:
             raise InvalidArgument(f"--speed must be at least {_SPEED_MIN}, got {speed}")
-        first, last = _parse_time(since), _parse_time(until)
-        _require_nameserver(nameserver)
+        first, last = parse_times(since, until)
+        with administration(nameserver) as admin:
+            admin.clusters.list()
         _require_archive(directory)
         with spark_run("replay", master, conf) as run:
             from turbopump.spark import pipelines
@@ -225,8 +225,9 @@ def redrive(
     """Redrive matching dead letters, each once, on all cores of a cluster."""
     with reported():
         _require_above_0("--rate", rate)
-        first, last = _parse_time(since), _parse_time(until)
-        _require_group(nameserver, group)
+        first, last = parse_times(since, until)
+        with administration(nameserver) as admin:
+            admin.groups.require(group)
         if not dry_run:
             chosen = "all dead letters" if where is None else f"dead letters where {where}"
             confirm(f"Send {chosen} of {group} to {to}?", is_sure=yes, as_json=json)
@@ -271,9 +272,10 @@ def lag(
     with reported():
         _require_above_0("--samples", samples)
         _require_above_0("--every", every, most=threading.TIMEOUT_MAX, or_0=True)
-        for group in groups or ():
-            _require_group(nameserver, group)
-        _require_nameserver(nameserver)
+        with administration(nameserver) as admin:
+            for group in groups or ():
+                admin.groups.require(group)
+            admin.clusters.list()
         with spark_run("lag", master, conf) as run:
             from turbopump.spark import pipelines
             from turbopump.spark.pipelines.plots import save_lag_plot
@@ -311,8 +313,12 @@ def trace(
 ) -> None:
     """Show latencies, failures and retries by topic, group and tag, from the message trace."""
     with reported():
-        first, last = _parse_time(since), _parse_time(until)
-        _require_trace_topic(nameserver, topic)
+        first, last = parse_times(since, until)
+        from turbopump.spark.pipelines.trace_records import no_trace_topic
+
+        with administration(nameserver) as admin:
+            if topic not in admin.topics.names():
+                raise no_trace_topic(topic)
         source = {
             "nameserver": nameserver,
             "topic": topic,
@@ -341,30 +347,6 @@ def _require_above_0(
     limit = "" if most is None else f" and at most {most:.0f}"
     least = "0 or more" if or_0 else "above 0"
     raise InvalidArgument(f"{option} must be {least}{limit}, got {value}")
-
-
-def _require_topics(nameserver: str, topics: Sequence[str]) -> None:
-    with administration(nameserver) as admin:
-        for topic in topics:
-            admin.topics.route(topic)
-
-
-def _require_trace_topic(nameserver: str, topic: str) -> None:
-    from turbopump.spark.pipelines.trace_records import no_trace_topic
-
-    with administration(nameserver) as admin:
-        if topic not in admin.topics.names():
-            raise no_trace_topic(topic)
-
-
-def _require_group(nameserver: str, group: str) -> None:
-    with administration(nameserver) as admin:
-        admin.groups.require(group)
-
-
-def _require_nameserver(nameserver: str) -> None:
-    with administration(nameserver) as admin:
-        admin.clusters.list()
 
 
 def _require_format(format: str, *, compact: bool) -> None:  # noqa: A002 - the name of the option
@@ -398,7 +380,3 @@ def _targets(words: Sequence[str]) -> dict[str, str]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _parse_time(text: str | None) -> datetime | None:
-    return None if text is None else parse_time(text, local_now())

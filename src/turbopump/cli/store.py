@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from turbopump.store.losses import Losses
 
 app = typer.Typer()
-# Without it, a group of one command would be that command.
-app.callback()(lambda: None)
 
 StoreArgument: TypeAlias = Annotated[
     Path, typer.Argument(metavar="DIR", help="The store's directory, which has commitlog in it.")

@@ -25,27 +25,25 @@ VIRTUAL_NODES = 10
 _ROOM_MARK = "@"
 
 
-def in_order(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Sort queues as every client does: by topic, broker and id, strings by UTF-16 code units."""
-    return sorted(queues, key=lambda q: (_text_order(q.topic), _text_order(q.broker), q.queue_id))
-
-
-def members_in_order(members: Iterable[str]) -> list[str]:
-    """Sort member ids as every client does; an id with two connections occurs twice."""
-    return sorted(members, key=_text_order)
-
-
 def allocated(
     strategy: Strategy, queues: Iterable[MessageQueue], members: Iterable[str], me: str
 ) -> list[MessageQueue]:
-    """Return this client's share; empty while it is not among the members."""
-    return list(strategy(_queues_in_order(tuple(queues)), members_in_order(members), me))
+    """Return this client's share; empty while it is not among the members.
+
+    Members are sorted as every client does; an id with two connections occurs twice.
+    """
+    return list(strategy(_in_order(tuple(queues)), sorted(members, key=_text_order), me))
 
 
 @lru_cache(maxsize=256)
-def _queues_in_order(queues: tuple[MessageQueue, ...]) -> tuple[MessageQueue, ...]:
-    """Sort as `in_order`; cached, since routes rarely change between rounds."""
-    return tuple(in_order(queues))
+def _in_order(queues: tuple[MessageQueue, ...]) -> tuple[MessageQueue, ...]:
+    """Sort queues as every client does: by topic, broker and id, strings by UTF-16 code units.
+
+    Cached, since routes rarely change between rounds.
+    """
+    return tuple(
+        sorted(queues, key=lambda q: (_text_order(q.topic), _text_order(q.broker), q.queue_id))
+    )
 
 
 def average(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:

@@ -19,8 +19,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer, worker
@@ -58,8 +56,6 @@ EXIT_WAIT_S = 5.0
 
 _log = logging.getLogger(__name__)
 
-Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
-
 
 # --- wrapping -------------------------------------------------------------------------------------
 
@@ -92,7 +88,7 @@ class Blocking(Generic[C]):
                 background.leave(thread)
                 raise
             self._thread = thread
-            _open[self] = _Opened(thread, self._client, self._promises)
+            _open[self] = thread, self._client, self._promises
 
     def close(self) -> None:
         """Close; ``with`` does this.
@@ -108,12 +104,7 @@ class Blocking(Generic[C]):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._thread is not None and process_id() != self._thread.pid:
             # A child that leaves the parent's block has nothing of its own to close.
             return
@@ -124,17 +115,17 @@ class Blocking(Generic[C]):
         if thread is None:
             self._wait_closed()
         elif self._is_called_back():
-            finish = functools.partial(self._finish, thread, (kind, error, traceback))
+            finish = functools.partial(self._finish, thread, *raised)
             # Not a daemon: the process must not exit before it is done.
             start_thread(finish, "turbopump-close", is_daemon=False)
         else:
-            self._finish(thread, (kind, error, traceback))
+            self._finish(thread, *raised)
 
-    def _finish(self, thread: LoopThread, exit_: Exit) -> None:
+    def _finish(self, thread: LoopThread, *raised: object) -> None:
         assert self._closed is not None
         try:
             self._wait_for_calls()
-            run_on(thread, self._client.__aexit__, *exit_)
+            run_on(thread, self._client.__aexit__, *raised)
         finally:
             _open.pop(self, None)
             background.leave(thread)
@@ -172,25 +163,9 @@ class Blocking(Generic[C]):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """The cleanup of a client that was not closed."""
-
-    thread: LoopThread
-    client: LifeCycle
-    promises: set[concurrent.futures.Future[Any]]
-
-    def close(self, end_s: float) -> None:
-        """Leave in an orderly way; the thread ends with the process."""
-        # The program did not confirm the messages delivered last.
-        error = NotRunning("the process ended without close()")
-        try:
-            self.thread.run(self.client.__aexit__(NotRunning, error, None), end_s)
-        except Exception as error:  # noqa: BLE001 - the other clients must be closed too
-            _log.warning("%r was not closed before the process ended: %r", self.client, error)
-
-
+_Opened = tuple[LoopThread, LifeCycle, set[concurrent.futures.Future[Any]]]
 _open: dict[Blocking[Any], _Opened] = {}
+"""Clients that were not closed: their thread, the asynchronous client, and pending futures."""
 
 
 @atexit.register
@@ -198,8 +173,8 @@ def _close_all() -> None:
     """Give submitted messages a chance to be sent, and report those that were not."""
     end_s = SYSTEM_CLOCK.monotonic_ms() / 1000 + EXIT_WAIT_S
     # A child process has no cleanup to do for its parent.
-    own = [each for each in tuple(_open.values()) if each.thread.pid == process_id()]
-    promises = [promise for each in own for promise in tuple(each.promises)]
+    own = [each for each in tuple(_open.values()) if each[0].pid == process_id()]
+    promises = [promise for _, _, pending in own for promise in tuple(pending)]
     lost = concurrent.futures.wait(promises, timeout=EXIT_WAIT_S).not_done
     if lost:
         _log.error(
@@ -208,8 +183,14 @@ def _close_all() -> None:
             len(lost),
             EXIT_WAIT_S,
         )
-    for each in own:
-        each.close(end_s)
+    for thread, client, _ in own:
+        # The program did not confirm the messages delivered last.
+        exit_ = NotRunning, NotRunning("the process ended without close()"), None
+        try:
+            # The thread ends with the process.
+            thread.run(client.__aexit__(*exit_), end_s)
+        except Exception as error:  # noqa: BLE001 - the other clients must be closed too
+            _log.warning("%r was not closed before the process ended: %r", client, error)
 
 
 def run_on(

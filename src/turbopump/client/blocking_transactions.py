@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from turbopump.client import transactions
@@ -77,14 +76,9 @@ class Transaction:
         self.begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         try:
-            self._exit(kind, error, traceback)
+            self._exit(kind, error)
         except ClientError as failure:
             # The client was closed or forked in the meantime: the local transaction is over anyway.
             _log.warning("%r ends by a check of the broker: %s", self, failure)

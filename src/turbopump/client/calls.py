@@ -60,10 +60,8 @@ def _route_command(topic: str) -> Command:
     return request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
 
 
-@lru_cache(maxsize=256)
-def _decoded_route(body: bytes) -> TopicRoute:
-    """Decode a route; cached, since clients ask for the same few and rarely get a new answer."""
-    return TopicRoute.decode(body)
+_decoded_route = lru_cache(maxsize=256)(TopicRoute.decode)
+"""Clients ask for the same few routes and rarely get a new answer."""
 
 
 # --- sending --------------------------------------------------------------------------------------

@@ -194,7 +194,9 @@ class Consumption:
                     await owned.idle.wait()
             except TimeoutError:
                 return False
-        await self._forget(owned)
+        await self.offsets.persist([owned.queue])
+        self.offsets.positions.forget(owned.queue)
+        self.owned.pop(owned.queue, None)
         if self._locks is not None:
             self._to_unlock[owned.queue] = None
             self._tasks.keep(f"unlock of {owned.queue}", functools.partial(self._unlock, owned))
@@ -273,12 +275,6 @@ class Consumption:
         if puller is not None:
             puller.cancel()
 
-    async def _forget(self, owned: OwnedQueue) -> None:
-        """Commit the position of a dropped queue, and remove all its state here."""
-        await self.offsets.persist([owned.queue])
-        self.offsets.positions.forget(owned.queue)
-        self.owned.pop(owned.queue, None)
-
     async def _unlock(self, owned: OwnedQueue) -> None:
         assert self._locks is not None
         if not owned.cache.is_empty:
@@ -288,8 +284,7 @@ class Consumption:
             await self._locks.unlock([owned.queue])
 
     def _limits_of(self, topic: str) -> QueueLimits:
-        found = self._limits.get(topic)
-        return self._settings.flow.of_queue(1) if found is None else found
+        return self._limits.get(topic) or self._settings.flow.of_queue(1)
 
     # --- other offsets ----------------------------------------------------------------------------
 

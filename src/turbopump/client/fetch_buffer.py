@@ -35,7 +35,6 @@ class QueueBuffer:
     def put(
         self, messages: Iterable[MessageView | DamagedMessage], next_offset: QueueOffset
     ) -> None:
-        """Add fetched messages."""
         for message in messages:
             self.messages.append(message)
             self.bytes += _body_bytes(message)
@@ -53,11 +52,6 @@ class QueueBuffer:
             raise message
         self.taken = QueueOffset(message.queue_offset + 1)
         return message
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether the next message is damaged."""
-        return bool(self.messages) and isinstance(self.messages[0], DamagedMessage)
 
 
 def _body_bytes(message: MessageView | DamagedMessage) -> int:
@@ -116,7 +110,6 @@ class FetchBuffer:
         messages: Iterable[MessageView | DamagedMessage],
         next_offset: QueueOffset,
     ) -> None:
-        """Add fetched messages."""
         buffer = self._queues[queue]
         before = len(buffer.messages)
         buffer.put(messages, next_offset)
@@ -142,7 +135,7 @@ class FetchBuffer:
             self._turn.rotate(-1)
             buffer = self._queues[queue]
             while buffer.messages and not buffer.is_paused and len(taken) < count_max:
-                if buffer.is_damaged:
+                if isinstance(buffer.messages[0], DamagedMessage):
                     if taken:
                         break
                     self._count -= 1

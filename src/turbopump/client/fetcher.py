@@ -123,12 +123,11 @@ class Fetcher:
             self._buffer.put(queue, (error,), QueueOffset(error.next_offset))
             self.changed.set()
             return
-        except RemoteError as error:
-            is_limited = error.code == ResponseCode.FLOW_CONTROL
-            await self._pause(queue, error, FLOW_CONTROL_PAUSE_S if is_limited else ERROR_PAUSE_S)
-            return
         except TurbopumpError as error:
-            await self._pause(queue, error, ERROR_PAUSE_S)
+            is_limited = isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL
+            pause_s = FLOW_CONTROL_PAUSE_S if is_limited else ERROR_PAUSE_S
+            _log.warning("%s was not read: %s; again in %g s", queue, error, pause_s)
+            await asyncio.sleep(pause_s)
             return
         if outcome.next_offset < offset:
             # The broker has lost messages, possibly including some buffered here.
@@ -141,7 +140,3 @@ class Fetcher:
             return
         self._buffer.put(queue, outcome.messages, outcome.next_offset)
         self.changed.set()
-
-    async def _pause(self, queue: MessageQueue, error: TurbopumpError, pause_s: float) -> None:
-        _log.warning("%s was not read: %s; again in %g s", queue, error, pause_s)
-        await asyncio.sleep(pause_s)

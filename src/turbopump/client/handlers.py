@@ -17,8 +17,9 @@ from turbopump.client.delivery.results import ConsumeContext
 from turbopump.client.names import check_group, check_topic, check_topic_to_subscribe
 from turbopump.client.push_config import Listening, Retries
 from turbopump.client.start_position import StartFrom, consume_from
-from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
+from turbopump.client.subscriptions import Expression, subscription
 from turbopump.errors import InvalidArgument
+from turbopump.filters.tags import EVERYTHING
 from turbopump.message import Message
 from turbopump.wire.record import MessageView
 

@@ -1,4 +1,4 @@
-"""The life cycle of producers, consumers, workers and Admin: start, close, `async with`."""
+"""The life cycle of sessions and their users: start, close, `async with`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from turbopump.client.members import ConsumerMember, ProducerMember
-from turbopump.client.session import Session
 from turbopump.errors import NotRunning
+
+if TYPE_CHECKING:
+    from turbopump.client.session import Session
 
 R = TypeVar("R")
 

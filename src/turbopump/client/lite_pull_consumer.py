@@ -24,8 +24,9 @@ from turbopump.client.rebalance import group_members
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
-from turbopump.client.subscriptions import EVERYTHING, Expression, check_subscription, subscription
+from turbopump.client.subscriptions import Expression, check_subscription, subscription
 from turbopump.errors import InvalidArgument, NetworkError, NotRunning, TurbopumpError
+from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
 from turbopump.supervisor import Supervisor, Watch

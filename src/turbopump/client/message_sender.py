@@ -225,7 +225,6 @@ class MessageSender:
         return cached.writable
 
     def header(self, sent: Outgoing, queue: MessageQueue) -> SendMessage:
-        """Return the request header for sending a message to a queue."""
         return self._request(sent, queue).header
 
     def end_ms(self, timeout_ms: int | None) -> int:

@@ -42,7 +42,6 @@ class Positions:
         return self._offsets.get(queue)
 
     def all_of(self, topic: str) -> dict[MessageQueue, int]:
-        """Return the offsets of one topic's queues."""
         return {queue: offset for queue, offset in self._offsets.items() if queue.topic == topic}
 
     def advance(self, queue: MessageQueue, offset: QueueOffset) -> None:
@@ -201,7 +200,12 @@ class RemoteOffsets(OffsetStore):
             return position
         offset = await self.offset_to_commit(queue, replica, position)
         latest = self.positions.of(queue)
-        return None if offset is None or latest is None else min(offset, latest)
+        if offset is None or latest is None:
+            return None
+        if offset == position < latest:
+            # A pull may have committed more meanwhile. Now that it is compared, nothing is awaited.
+            return await self._offset_at(replica, queue)
+        return min(offset, latest)
 
 
 class LocalOffsets(OffsetStore):

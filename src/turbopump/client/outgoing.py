@@ -107,7 +107,6 @@ class Outgoing(Struct, frozen=True):
     def header(
         self, group: str, queue: MessageQueue, born_ms: int, new_topic_queues: int
     ) -> SendMessage:
-        """Return the fields of the request."""
         return self.request(group, queue, born_ms, new_topic_queues).header
 
 

@@ -44,6 +44,8 @@ class OwnedQueue:
         """Whether no orderly listener runs on this queue."""
         self.idle.set()
         self._room: asyncio.Future[None] | None = None
+        self._room_from = 0
+        """Wake the waiting puller when at most this many messages are left."""
         self._waits = False
 
     def __repr__(self) -> str:
@@ -89,7 +91,10 @@ class OwnedQueue:
         first = self.cache.first
         return 0 if first is None else self.next_offset - 1 - first.queue_offset
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_room(self, count: int) -> None:
+        """Wait until ``count`` messages are finished; if only few are cached, until one is."""
+        cached = self.cache.count
+        self._room_from = cached - (count if cached >= 2 * count else 1)
         self._room = asyncio.get_running_loop().create_future()
         try:
             await self._room
@@ -97,8 +102,10 @@ class OwnedQueue:
             self._room = None
 
     def note_room(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        """Wake the puller if it waits for room and there is enough, or the queue was dropped."""
+        room, is_enough = self._room, self.is_dropped or self.cache.count <= self._room_from
+        if room is not None and is_enough and not room.done():
+            room.set_result(None)
 
     def finish(self, messages: list[MessageView]) -> QueueOffset:
         """Remove processed messages; return the offset to commit."""

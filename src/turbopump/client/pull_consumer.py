@@ -16,8 +16,9 @@ from turbopump.client.queue_reader import QueueReader, require_offset
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
-from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
+from turbopump.client.subscriptions import Expression, subscription
 from turbopump.errors import ClientError, InvalidArgument
+from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
 from turbopump.wire.bodies import ConsumeFrom, ConsumerData, ConsumeType, MessageModel

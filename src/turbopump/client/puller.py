@@ -29,8 +29,9 @@ from turbopump.client.replicas import Replica, is_refused, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.stats import ConsumerStats
-from turbopump.client.subscriptions import EVERYTHING, matching, subscription
+from turbopump.client.subscriptions import matching, subscription
 from turbopump.errors import DamagedMessage, RemoteError, TurbopumpError
+from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.codes import ResponseCode
@@ -177,7 +178,8 @@ class Puller:
                 await context.resumed.wait()
         elif self._room <= 0:
             with owned.waiting():
-                await owned.wait_for_room()
+                # Not for a few: each pull costs as much as many messages.
+                await owned.wait_for_room(context.pulling.batch_max // 2)
         else:
             await self._pause(_NOT_LOCKED_MS)
 
@@ -193,8 +195,10 @@ class Puller:
         owned, context = self._owned, self._context
         _log.error("damaged message, not consumed by %s: %s", context.group, damaged)
         context.stats.called(owned.queue.topic, 0, 1, 0)
+        # If not even the header is readable, there is nothing to dead-letter.
+        message = None if context.is_broadcast else damaged.message
         for attempt in range(_DEAD_LETTER_ATTEMPTS_MAX):
-            if context.is_broadcast or await self._dead_letter(damaged.message):
+            if message is None or await context.dead_letter_damaged(owned.queue, message):
                 break
             if attempt + 1 < _DEAD_LETTER_ATTEMPTS_MAX:
                 await self._pause(_DEAD_LETTER_PAUSE_MS)
@@ -204,12 +208,6 @@ class Puller:
             owned.next_offset = QueueOffset(damaged.next_offset)
             if owned.cache.is_empty:
                 context.positions.advance(owned.queue, owned.next_offset)
-
-    async def _dead_letter(self, message: MessageView | None) -> bool:
-        # If not even the header is readable, there is nothing to dead-letter.
-        return message is None or await self._context.dead_letter_damaged(
-            self._owned.queue, message
-        )
 
     def _delay_ms(self, error: TurbopumpError) -> int:
         if isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL:

@@ -38,16 +38,10 @@ from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.stats import ConsumerStats
-from turbopump.client.subscriptions import (
-    EVERYTHING,
-    SQL92,
-    TAG,
-    Expression,
-    Sql,
-    check_subscription,
-    subscription,
-)
+from turbopump.client.subscriptions import Expression, check_subscription, subscription
 from turbopump.errors import InvalidArgument
+from turbopump.filters.sql92 import Sql
+from turbopump.filters.tags import EVERYTHING, SQL92, TAG
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.supervisor import Watch
 from turbopump.wire.bodies import (
@@ -344,16 +338,23 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         return running
 
     def _consumption(self, session: Session, listener: Listener) -> Consumption:
-        offsets = self._offset_store(session)
-        stats = ConsumerStats()
-        locks = QueueLocks(session, self.group) if self._settings.is_locking else None
+        own, offsets, stats = self._settings, self._offset_store(session), ConsumerStats()
+        locks = QueueLocks(session, self.group) if own.is_locking else None
+        back = None if own.is_broadcast else RetrySender(session, self.group, own.attempts_max)
+        common = self.group, listener, own.listening, offsets.positions, back, stats, session.clock
+        delivery: Delivery[Any]
+        if own.is_orderly:
+            lock = None if locks is None else locks.renew_one
+            delivery = OrderlyDelivery(*common, retries=own.retries, lock=lock)
+        else:
+            delivery = ConcurrentDelivery(*common)
         return Consumption(
             session,
             self.group,
-            settings=self._settings,
+            settings=own,
             subscriptions=self._subscriptions,
             refresh_subscription=self._refresh_version,
-            delivery=self._delivery(session, listener, offsets, locks, stats),
+            delivery=delivery,
             offsets=offsets,
             locks=locks,
             stats=stats,
@@ -365,22 +366,6 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         directory = self._settings.offsets_directory
         path = offsets_path(directory, session.client_id, self.group)
         return LocalOffsets(path, session.machine)
-
-    def _delivery(
-        self,
-        session: Session,
-        listener: Listener,
-        offsets: OffsetStore,
-        locks: QueueLocks | None,
-        stats: ConsumerStats,
-    ) -> Delivery[Any]:
-        own, clock, positions = self._settings, session.clock, offsets.positions
-        back = None if own.is_broadcast else RetrySender(session, self.group, own.attempts_max)
-        common = (self.group, listener, own.listening)
-        if not own.is_orderly:
-            return ConcurrentDelivery(*common, positions, back, stats, clock)
-        lock = None if locks is None else locks.renew_one
-        return OrderlyDelivery(*common, own.retries, positions, back, lock, stats, clock)
 
     def _checked(self, topic: str, expression: Expression) -> str:
         """Return a topic's name as brokers know it; refuse invalid topics and expressions."""

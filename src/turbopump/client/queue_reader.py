@@ -35,7 +35,7 @@ from turbopump.client.replicas import Replica, first_slave_id, is_refused, lacks
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.start_position import StartFrom
-from turbopump.client.subscriptions import TAG, matching
+from turbopump.client.subscriptions import matching
 from turbopump.errors import (
     ConnectionLost,
     DamagedMessage,
@@ -43,6 +43,7 @@ from turbopump.errors import (
     NoRoute,
     TurbopumpError,
 )
+from turbopump.filters.tags import TAG
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.headers import PullMessage
@@ -93,7 +94,7 @@ class QueueReader:
         """The connection to the master over which its messages matched those pulled."""
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        found = await self._session.readable_queues(self.wire_topic(topic))
+        found = (await self._session.route(self.wire_topic(topic))).readable
         return tuple(map(self.user_queue, found)) if self._session.config.namespace else found
 
     async def pull(
@@ -116,7 +117,7 @@ class QueueReader:
         how = _How(is_held, is_lite, timeout_ms)
         replica, answer = await self._pull(*pull, how)
         try:
-            outcome = calls.decoded(answer, queue, offset)
+            return self._decoded(answer, queue, offset, wanted)
         except DamagedMessage as error:
             if replica.is_master:
                 raise
@@ -125,8 +126,7 @@ class QueueReader:
             if not master.is_master:
                 # The copy there may be intact, so do not skip it.
                 raise NoRoute(f"{error}; its master may have it but is away") from error
-            outcome = calls.decoded(answer, queue, offset)
-        return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
+            return self._decoded(answer, queue, offset, wanted)
 
     async def pull_records(
         self,
@@ -155,7 +155,8 @@ class QueueReader:
         if not self._session.has_broker(on_wire.broker):
             await self._session.refresh_route(on_wire.topic)
         times = self._times if how.timeout_ms is None else self._times.of(how.timeout_ms)
-        header = self._header(on_wire, offset, wanted, count_max, times.hold_ms, how.sys_flag)
+        pull = queue, offset, wanted, count_max
+        header = self.header_to_pull(*pull, sys_flag=how.sys_flag, hold_ms=times.hold_ms)
         limit_ms = times.held_timeout_ms if how.is_held else times.timeout_ms
         replica = self._session.replica_to_read(on_wire.broker, self._broker_id(queue))
         try:
@@ -207,11 +208,31 @@ class QueueReader:
         return self._broker_ids.get(queue, MASTER_ID)
 
     def header_to_pull(
-        self, queue: MessageQueue, offset: QueueOffset, wanted: Subscription, count_max: int
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        wanted: Subscription,
+        count_max: int,
+        *,
+        sys_flag: int = PULL_SUBSCRIPTION,
+        hold_ms: int | None = None,
     ) -> PullMessage:
-        """Return the header of a pull without hold, for callers that send it themselves."""
-        on_wire, sys_flag = self.wire_queue(queue), _How().sys_flag
-        return self._header(on_wire, offset, wanted, count_max, self._times.hold_ms, sys_flag)
+        """Return the header of a pull, by default without hold."""
+        return PullMessage(
+            consumer_group=self._group,
+            topic=self.wire_topic(queue.topic),
+            queue_id=queue.queue_id,
+            broker_name=queue.broker,
+            queue_offset=offset,
+            max_msg_nums=count_max,
+            sys_flag=sys_flag,
+            commit_offset=0,
+            suspend_timeout_millis=self._times.hold_ms if hold_ms is None else hold_ms,
+            subscription=wanted.sub_string,
+            sub_version=0 if wanted.expression_type == TAG else wanted.sub_version,
+            expression_type=wanted.expression_type,
+            bulk_pull=True if self._in_bulk else None,
+        )
 
     async def continued(
         self,
@@ -265,8 +286,7 @@ class QueueReader:
         async def next_match(offset: QueueOffset) -> PullOutcome:
             header = self.header_to_pull(queue, offset, wanted, 1)
             answer = await self._ask(replica, header, wanted, timeout_ms)
-            outcome = calls.decoded(answer, queue, offset)
-            return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
+            return self._decoded(answer, queue, offset, wanted)
 
         return Place(self._session, replica, self._group, on_wire, timeout_ms, next_match)
 
@@ -276,32 +296,12 @@ class QueueReader:
         self._broker_ids[queue] = MASTER_ID
         return not was_master
 
-    def _header(
-        self,
-        queue: MessageQueue,
-        offset: QueueOffset,
-        wanted: Subscription,
-        count_max: int,
-        hold_ms: int,
-        sys_flag: int,
-    ) -> PullMessage:
-        return PullMessage(
-            consumer_group=self._group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            broker_name=queue.broker,
-            queue_offset=offset,
-            max_msg_nums=count_max,
-            sys_flag=sys_flag,
-            commit_offset=0,
-            suspend_timeout_millis=hold_ms,
-            subscription=wanted.sub_string,
-            sub_version=0 if wanted.expression_type == TAG else wanted.sub_version,
-            expression_type=wanted.expression_type,
-            bulk_pull=True if self._in_bulk else None,
-        )
-
-    def _wanted(self, found: Found, wanted: Subscription) -> Found | NothingMatched:
+    def _decoded(
+        self, answer: RecordsOutcome, queue: MessageQueue, offset: QueueOffset, wanted: Subscription
+    ) -> PullOutcome:
+        found = calls.decoded(answer, queue, offset)
+        if not isinstance(found, Found):
+            return found
         messages = tuple(map(self._delivered, matching(found.messages, wanted)))
         if messages:
             return replace(found, messages=messages)
@@ -344,19 +344,22 @@ class QueueReader:
                 self._compared[queue] = compared
         if offset is None:
             raise ConnectionLost(f"{replica.address} is not connected")
-        await self.commit(queue, offset, is_oneway=is_oneway)
+        # Not by the route again: by now it may name another master, which was not compared.
+        await self._commit_to(replica, queue, offset, is_oneway=is_oneway)
 
-    async def commit(
-        self, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool = False
+    async def commit(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Commit the group's position; wait for the broker's response."""
+        replica = await self._session.replica_to_commit(self.wire_queue(queue))
+        await self._commit_to(replica, queue, offset, is_oneway=False)
+
+    async def _commit_to(
+        self, replica: Replica, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool
     ) -> None:
-        """Commit the group's position; wait for the broker's response unless one-way."""
-        on_wire = self.wire_queue(queue)
-        replica = await self._session.replica_to_commit(on_wire)
         await calls.commit_offset(
             self._session,
             replica.address,
             self._group,
-            on_wire,
+            self.wire_queue(queue),
             offset,
             self._timeout_ms,
             is_oneway=is_oneway,

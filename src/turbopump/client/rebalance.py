@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from turbopump.client import calls
@@ -30,29 +29,21 @@ retry topic."""
 SOON_MAX = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """The changes that turn the owned queues into the allocated ones."""
-
-    gained: tuple[MessageQueue, ...]
-    lost: tuple[MessageQueue, ...]
-
-
 def changes(
     owned: Mapping[MessageQueue, int], wanted: Collection[MessageQueue], now_ms: int
-) -> Changes:
-    """Compare the owned queues and their last pull times with the allocated ones.
+) -> tuple[list[MessageQueue], list[MessageQueue]]:
+    """Return the queues gained and lost, given the owned ones with their last pull times.
 
     A queue whose pulling has died is lost and gained in one step.
     """
     mine = set(wanted)
-    lost = tuple(
+    lost = [
         queue
         for queue, pulled_ms in owned.items()
         if queue not in mine or now_ms - pulled_ms > PULL_IDLE_MS_MAX
-    )
+    ]
     kept = owned.keys() - set(lost)
-    return Changes(gained=tuple(queue for queue in wanted if queue not in kept), lost=lost)
+    return [queue for queue in wanted if queue not in kept], lost
 
 
 class Rebalancer:
@@ -135,10 +126,10 @@ class Rebalancer:
         pulled = {
             queue: owned.pulled_ms(now_ms) for queue, owned in table.items() if queue.topic == topic
         }
-        change = changes(pulled, wanted, now_ms)
-        lost = [queue for queue in change.lost if await self._owner.lose(table[queue])]
+        to_gain, to_lose = changes(pulled, wanted, now_ms)
+        lost = [queue for queue in to_lose if await self._owner.lose(table[queue])]
         # A queue that could not be released is still in the table and must not be gained twice.
-        gained = await self._owner.gain([queue for queue in change.gained if queue not in table])
+        gained = await self._owner.gain([queue for queue in to_gain if queue not in table])
         if lost or gained:
             _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)
             await self._owner.begin(topic, gained)

@@ -66,6 +66,7 @@ class RouteCache:
         self._lookups: dict[str, asyncio.Task[TopicRoute | None]] = {}
 
     def cached(self, topic: str) -> Route | None:
+        """Return the route of a topic without looking it up."""
         return self._routes.get(topic)
 
     async def existing(self, topic: str) -> Route:
@@ -119,7 +120,12 @@ class RouteCache:
                 return
             except RemoteError as error:
                 _log.warning("route of %s not refreshed: %s", topic, error)
-        self._forget_offline_brokers()
+        # Without brokers that are offline now.
+        self.brokers = {
+            name: addresses
+            for route in self._routes.values()
+            for name, addresses in route.brokers.items()
+        }
 
     async def _look_up(self, topic: str) -> TopicRoute | None:
         """Look up a topic, sharing the lookup with concurrent callers."""
@@ -159,13 +165,6 @@ class RouteCache:
             ", ".join(route.brokers) or "no broker",
         )
         self._on_change(route)
-
-    def _forget_offline_brokers(self) -> None:
-        self.brokers = {
-            name: addresses
-            for route in self._routes.values()
-            for name, addresses in route.brokers.items()
-        }
 
 
 def _log_master(broker: str, known: Mapping[int, str], found: Mapping[int, str]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from turbopump.message import MessageQueue
-from turbopump.wire.bodies import QUEUES_MAX, QueueData, TopicRoute
+from turbopump.wire.bodies import QUEUES_MAX, TopicRoute
 
 _log = logging.getLogger(__name__)
 
@@ -47,19 +47,19 @@ def route_of(topic: str, found: TopicRoute) -> Route:
         for data in sorted(found.broker_datas, key=lambda data: data.broker_name)
     }
     queue_datas = sorted(found.queue_datas, key=lambda data: data.broker_name)
+    to_read = (
+        (data.broker_name, data.read_queue_nums) for data in queue_datas if data.perm & PERM_READ
+    )
+    to_write = (
+        (data.broker_name, data.write_queue_nums)
+        for data in queue_datas
+        if data.perm & PERM_WRITE and MASTER_ID in brokers.get(data.broker_name, {})
+    )
+    fixed = found.order_topic_conf
     return Route(
         topic=topic,
-        writable=_ordered(topic, found.order_topic_conf)
-        if found.order_topic_conf
-        else _writable(topic, queue_datas, brokers),
-        readable=_queues(
-            topic,
-            (
-                (data.broker_name, data.read_queue_nums)
-                for data in queue_datas
-                if data.perm & PERM_READ
-            ),
-        ),
+        writable=_queues(topic, _ordered(fixed) if fixed else to_write),
+        readable=_queues(topic, to_read),
         brokers=brokers,
         filter_servers={
             address: tuple(servers) for address, servers in found.filter_server_table.items()
@@ -69,35 +69,20 @@ def route_of(topic: str, found: TopicRoute) -> Route:
 
 def borrowed_route(topic: str, template: TopicRoute, queues_wanted: int) -> Route:
     """Return the route that a topic will probably have after its first message."""
-    queue_datas = [_shrunk(data, queues_wanted) for data in template.queue_datas]
+    queue_datas = []
+    for data in template.queue_datas:
+        count = min(queues_wanted, data.read_queue_nums)
+        queue_datas.append(structs.replace(data, read_queue_nums=count, write_queue_nums=count))
     plain = TopicRoute(broker_datas=template.broker_datas, queue_datas=queue_datas)
     return replace(route_of(topic, plain), is_borrowed=True)
 
 
-def _ordered(topic: str, text: str) -> tuple[MessageQueue, ...]:
+def _ordered(text: str) -> Iterator[tuple[str, int]]:
     """Parse ``broker:queues;broker:queues``, the fixed queues of an ordered topic."""
-    entries = (entry.partition(":") for entry in text.split(";"))
-    return _queues(
-        topic,
-        (
-            (broker, int(count[:_COUNT_DIGITS_MAX]))
-            for broker, _, count in entries
-            if count.isdecimal()
-        ),
-    )
-
-
-def _writable(
-    topic: str, queue_datas: list[QueueData], brokers: Mapping[str, Mapping[int, str]]
-) -> tuple[MessageQueue, ...]:
-    return _queues(
-        topic,
-        (
-            (data.broker_name, data.write_queue_nums)
-            for data in queue_datas
-            if data.perm & PERM_WRITE and MASTER_ID in brokers.get(data.broker_name, {})
-        ),
-    )
+    for entry in text.split(";"):
+        broker, _, count = entry.partition(":")
+        if count.isdecimal():
+            yield broker, int(count[:_COUNT_DIGITS_MAX])
 
 
 def _queues(topic: str, counts: Iterable[tuple[str, int]]) -> tuple[MessageQueue, ...]:
@@ -113,8 +98,3 @@ def _queues(topic: str, counts: Iterable[tuple[str, int]]) -> tuple[MessageQueue
             text = "topic %s: ignored %d queues of broker %s, expected up to %d, %d of all brokers"
             _log.warning(text, topic, count, broker, QUEUES_MAX, TOPIC_QUEUES_MAX)
     return tuple(queues)
-
-
-def _shrunk(data: QueueData, queues_wanted: int) -> QueueData:
-    count = min(queues_wanted, data.read_queue_nums)
-    return structs.replace(data, read_queue_nums=count, write_queue_nums=count)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from turbopump.message import MessageQueue
-from turbopump.wire.hashing import string_hash
+from turbopump.wire.hashing import INT_MAX, string_hash
 
 Selector = Callable[[Sequence[MessageQueue]], MessageQueue]
 """Chooses one of a topic's queues; any such function works.
@@ -18,7 +18,6 @@ Selector = Callable[[Sequence[MessageQueue]], MessageQueue]
 
 _LONG_BITS = 0xFFFF_FFFF_FFFF_FFFF
 _INT_BITS = 0xFFFF_FFFF
-_INT_MAX = 0x7FFF_FFFF
 
 
 def by_hash(key: str | int) -> Selector:
@@ -46,8 +45,8 @@ def by_chance(chance: random.Random | None = None) -> Selector:
 
 def _int_hash(number: int) -> int:
     """Return Java's hash of an Integer or, beyond its range, of a Long."""
-    if -_INT_MAX - 1 <= number <= _INT_MAX:
+    if -INT_MAX - 1 <= number <= INT_MAX:
         return number
     bits = number & _LONG_BITS
     folded = (bits ^ bits >> 32) & _INT_BITS
-    return folded - (1 << 32) if folded > _INT_MAX else folded
+    return folded - (1 << 32) if folded > INT_MAX else folded

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from threading import get_ident
-from typing import Any, Self
+from typing import Any
 
 from turbopump.client import calls
 from turbopump.client.broker_requests import BrokerRequests
 from turbopump.client.code_filters import CodeFilters
 from turbopump.client.config import ClientConfig, client_id
 from turbopump.client.continuity import Source
+from turbopump.client.life_cycle import LifeCycle
 from turbopump.client.members import ConsumerMember, Members, ProducerMember
 from turbopump.client.replicas import Replica, replica_to_read
 from turbopump.client.replies import Replies
@@ -24,12 +25,11 @@ from turbopump.machine.process import process_id
 from turbopump.machine.timers import Repeated
 from turbopump.message import MessageQueue
 from turbopump.net.blocking_pool import BlockingPool
-from turbopump.net.hooks import Hook
 from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.pool_config import PoolConfig
-from turbopump.net.request_protocol import Request
+from turbopump.net.request_protocol import Hook, Request
 from turbopump.net.sockets import SocketNetwork
 from turbopump.net.thread_request import ThreadRequest
 from turbopump.supervisor import Supervisor
@@ -49,7 +49,7 @@ _BACKOFF_MAX_MS = 500
 """Far shorter than a send, which waits for a restarting broker."""
 
 
-class Session:
+class Session(LifeCycle):
     """One client of a cluster, with any number of producers and consumers.
 
     ::
@@ -91,8 +91,11 @@ class Session:
             self.work,
             self._route_changed,
         )
+        # Those of the cache, which says what they raise.
         self.cached_route = self._routes.cached
-        """Returns the cached route of a topic."""
+        self.route = self._routes.existing
+        self.route_to_send = self._routes.to_send
+        self.refresh_route = self._routes.refresh
         self._users = 0
         self.pid = process_id()
         self._pool: ConnectionPool | None = None
@@ -140,13 +143,6 @@ class Session:
                 self._blocking_pool.close()
             await self.work.stop()
             await pool.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def require_own_process(self) -> None:
         """Raise ForkedClient in a child of the process that created the session."""
@@ -211,25 +207,9 @@ class Session:
 
     # --- routes -----------------------------------------------------------------------------------
 
-    async def route(self, topic: str) -> Route:
-        """Return the route of a topic, looking it up if unknown; raises NoRoute."""
-        return await self._routes.existing(topic)
-
-    async def route_to_send(self, topic: str, queues_wanted: int) -> Route:
-        """Return the route for sending; a topic that does not exist yet borrows its template's."""
-        return await self._routes.to_send(topic, queues_wanted)
-
-    async def refresh_route(self, topic: str) -> bool:
-        """Look up a topic again; return whether it is known."""
-        return await self._routes.refresh(topic)
-
     async def refresh_routes(self) -> None:
         """Look up again all cached topics and those that consumers need."""
         await self._routes.refresh_all(self.members.topics())
-
-    async def readable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the readable queues of a topic."""
-        return (await self.route(topic)).readable
 
     def has_broker(self, broker: str) -> bool:
         """Whether any address of a broker is known."""
@@ -274,7 +254,7 @@ class Session:
         self._keeps_to_master[broker] = self.clock.monotonic_ms() + _KEEP_TO_MASTER_MS
 
     def source(self, address: str) -> Source:
-        """Return the source of a pull from an address."""
+        """Return the connection to an address, as the source of a pull."""
         return Source(address, 0 if self._pool is None else self._pool.connection_number(address))
 
     async def replica_of(self, queue: MessageQueue) -> Replica:

@@ -25,7 +25,6 @@ class Totals:
     pulls_ms: int = 0
 
     def minus(self, earlier: Totals) -> Totals:
-        """Return the difference to earlier totals."""
         names = self.__slots__
         return Totals(*[getattr(self, name) - getattr(earlier, name) for name in names])
 

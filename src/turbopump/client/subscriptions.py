@@ -13,18 +13,6 @@ from turbopump.filters.tags import EVERYTHING, SQL92, TAG, wanted_tags
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.record import MessageView
 
-__all__ = [
-    "EVERYTHING",
-    "SQL92",
-    "TAG",
-    "CodeFilter",
-    "Expression",
-    "Sql",
-    "check_subscription",
-    "matching",
-    "subscription",
-]
-
 Expression = str | Sql | CodeFilter
 """A subscription's filter: tags such as ``created || paid``, an SQL92 expression, or code."""
 

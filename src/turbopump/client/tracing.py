@@ -92,7 +92,7 @@ class SendTracing:
         span = trace.get_current_span()
         if not sent.is_batch:
             span.set_attribute(_MESSAGE_ID, sent.message_id)
-        span.set_attribute(_PARTITION, _partition(queue))
+        span.set_attribute(_PARTITION, str(queue.queue_id))
 
     def after_send(
         self,
@@ -103,7 +103,7 @@ class SendTracing:
     ) -> None:
         """Record a failed attempt; another one may follow."""
         if isinstance(outcome, Exception):
-            attributes = {_ERROR: _name_of(outcome), _PARTITION: _partition(queue)}
+            attributes = {_ERROR: _name_of(outcome), _PARTITION: str(queue.queue_id)}
             trace.get_current_span().add_event("try failed", attributes)
 
     def transaction_ended(self, end: TransactionEnd) -> None:
@@ -260,10 +260,6 @@ def _of_processing(group: str, messages: Sequence[MessageView]) -> Attributes:
     if first.keys:
         found[_KEYS] = list(first.keys)
     return found
-
-
-def _partition(queue: MessageQueue) -> str:
-    return str(queue.queue_id)
 
 
 def _name_of(error: BaseException) -> str:

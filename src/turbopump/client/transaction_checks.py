@@ -88,11 +88,12 @@ class TransactionChecks:
 
     def _call(self, asked: CheckRequest) -> None:
         with self._checking(asked):
-            self._note(asked, self._check(asked.message))
+            asked.state = state_from(self._check(asked.message), "check", asked.message.message_id)
 
     async def _acall(self, asked: CheckRequest) -> None:
         with self._checking(asked):
-            self._note(asked, await cast("Awaitable[object]", self._check(asked.message)))
+            answer = await cast("Awaitable[object]", self._check(asked.message))
+            asked.state = state_from(answer, "check", asked.message.message_id)
 
     @contextmanager
     def _checking(self, asked: CheckRequest) -> Iterator[None]:
@@ -107,9 +108,6 @@ class TransactionChecks:
             _log.exception(text, self._group, asked.message.message_id)
         finally:
             _calling.reset(before)
-
-    def _note(self, asked: CheckRequest, answer: object) -> None:
-        asked.state = state_from(answer, "check", asked.message.message_id)
 
     def _answer_all(self, finished: Sequence[CheckRequest]) -> None:
         self._waiting -= len(finished)

@@ -11,7 +11,6 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from types import TracebackType
 from typing import NamedTuple, Self
 from weakref import WeakValueDictionary
 
@@ -87,7 +86,9 @@ class Transaction:
         self,
         message: Message,
         begin: Callable[[Transaction], Awaitable[tuple[SendReceipt, _Place]]],
-        end: Callable[[Transaction, _Place, BaseException | None], Awaitable[None]],
+        end: Callable[
+            [Message, SendReceipt, _Place, TransactionState, BaseException | None], Awaitable[None]
+        ],
     ) -> None:
         self.message = message
         self.state: TransactionState | None = None
@@ -139,14 +140,14 @@ class Transaction:
         """End in a state; ``error`` is the reason reported to the broker."""
         if not isinstance(state, TransactionState):
             raise InvalidArgument(f"state must be a TransactionState, got {state!r}")
-        _, place = self._require_begun()
+        receipt, place = self._require_begun()
         if self.state is not None:
             raise ClientError(
                 f"transaction {self.id} has ended already with {self.state.name}, "
                 f"{state.name} comes too late"
             )
         self.state = state
-        await self._end(self, place, error)
+        await self._end(self.message, receipt, place, state, error)
 
     def moved(self, asked: CheckTransactionState) -> None:
         """Note where a check moved the half message: the decision must name the newest copy."""
@@ -157,12 +158,7 @@ class Transaction:
         await self.begin()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         if self.state is None:
             await self.end(state_after(error), error)
 
@@ -288,7 +284,7 @@ class TransactionProducer(Producer):
         return Transaction(
             message,
             functools.partial(self._begin, running, to, timeout_ms),
-            functools.partial(self._end, running),
+            functools.partial(self._decide, running),
         )
 
     async def send_in_transaction(
@@ -340,19 +336,6 @@ class TransactionProducer(Producer):
         self._open[receipt.message_id] = transaction
         return receipt, place
 
-    async def _end(
-        self,
-        running: Running,
-        transaction: Transaction,
-        place: _Place,
-        reason: BaseException | None,
-    ) -> None:
-        self._open.pop(transaction.id, None)
-        assert transaction.state is not None
-        await self._decide(
-            running, transaction.message, transaction.receipt, place, transaction.state, reason
-        )
-
     async def _decide(
         self,
         running: Running,
@@ -362,6 +345,7 @@ class TransactionProducer(Producer):
         state: TransactionState,
         reason: BaseException | None,
     ) -> None:
+        self._open.pop(receipt.message_id, None)
         header = EndTransaction(
             producer_group=self.group,
             tran_state_table_offset=place.queue_offset,

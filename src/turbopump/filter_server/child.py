@@ -150,44 +150,30 @@ def seccomp_program(machine: str) -> bytes:
     system = SYSTEMS.get(machine)
     if system is None:
         raise Unavailable(f"the processor is {machine}, expected {' or '.join(SYSTEMS)}")
-    allow, refuse = _statement(_RETURN, _RET_ALLOW), _statement(_RETURN, _RET_ERRNO | _EPERM)
+    allow, refuse = _instruction(_RETURN, _RET_ALLOW), _instruction(_RETURN, _RET_ERRNO | _EPERM)
     program = [
-        _statement(_LD_WORD, _ARCHITECTURE_AT),
-        _jump(_JUMP_EQUAL, system.audit, 1, 0),
-        _statement(_RETURN, _RET_KILL_PROCESS),
-        _statement(_LD_WORD, _NUMBER_AT),
+        _instruction(_LD_WORD, _ARCHITECTURE_AT),
+        _instruction(_JUMP_EQUAL, system.audit, 1, 0),
+        _instruction(_RETURN, _RET_KILL_PROCESS),
+        _instruction(_LD_WORD, _NUMBER_AT),
     ]
     for number in system.plain:
-        program += [_jump(_JUMP_EQUAL, number, 0, 1), allow]
-    for number, file in ((system.read, _IN), (system.write, _OUT)):
-        program += [
-            _jump(_JUMP_EQUAL, number, 0, 4),
-            _statement(_LD_WORD, _argument(0)),
-            _jump(_JUMP_EQUAL, file, 0, 1),
-            allow,
-            refuse,
-        ]
-    for number in system.mapping:
-        program += [
-            _jump(_JUMP_EQUAL, number, 0, 4),
-            _statement(_LD_WORD, _argument(2)),
-            _jump(_JUMP_SET, _PROT_EXEC, 0, 1),
-            refuse,
-            allow,
-        ]
+        program += [_instruction(_JUMP_EQUAL, number, 0, 1), allow]
+    has_code = _instruction(_JUMP_SET, _PROT_EXEC, 0, 1)
+    checked = [
+        (system.read, 0, _instruction(_JUMP_EQUAL, _IN, 0, 1), allow, refuse),
+        (system.write, 0, _instruction(_JUMP_EQUAL, _OUT, 0, 1), allow, refuse),
+        *((number, 2, has_code, refuse, allow) for number in system.mapping),
+    ]
+    for number, argument, test, if_true, if_false in checked:
+        # The low word of the argument: both architectures are little-endian.
+        load = _instruction(_LD_WORD, _ARGUMENTS_AT + 8 * argument)
+        program += [_instruction(_JUMP_EQUAL, number, 0, 4), load, test, if_true, if_false]
     return b"".join([*program, refuse])
 
 
-def _argument(number: int) -> int:
-    """Return where the low word of an argument lies; both architectures are little-endian."""
-    return _ARGUMENTS_AT + 8 * number
-
-
-def _statement(code: int, value: int) -> bytes:
-    return _jump(code, value, 0, 0)
-
-
-def _jump(code: int, value: int, if_true: int, if_false: int) -> bytes:
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """Return an instruction; jumps skip as many others as given."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 

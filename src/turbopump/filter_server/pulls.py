@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from isal.isal_zlib import crc32
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -17,7 +16,7 @@ from turbopump.filters.tags import EVERYTHING, TAG
 from turbopump.net.connection import Connection
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Buffer, Command, request, whole_body
-from turbopump.wire.hashing import INT_MAX
+from turbopump.wire.hashing import body_crc
 from turbopump.wire.headers import PullMessage, PullMessageAnswer
 from turbopump.wire.record import MessageView, decode_record
 from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
@@ -188,7 +187,7 @@ def _batch(body: bytes, at: int, count_max: int) -> tuple[_Batch, int]:
 
 def _is_intact(message: MessageView) -> bool:
     """Whether the body is as it was stored, and can be inflated."""
-    if crc32(message.stored_body) & INT_MAX != message.body_crc:
+    if body_crc(message.stored_body) != message.body_crc:
         return False
     try:
         return message.body is not None

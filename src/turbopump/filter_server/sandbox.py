@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from turbopump.filter_server import child
@@ -20,6 +21,8 @@ from turbopump.timeouts import timeout
 from turbopump.wire.record import MessageView
 
 _SCRIPT = Path(child.__file__)
+_FIELDS = attrgetter(*child.Message._fields)
+"""What a filter is given of a message."""
 _END_MS = 1000
 _UNREAD_BYTES_MAX = 16 * 1024
 """Largest reply of a filter; more than any valid one."""
@@ -112,16 +115,12 @@ class Sandbox:
         return sandbox
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def is_running(self) -> bool:
         return self._stopped is None and self._process.returncode is None
 
     async def decide(self, messages: Sequence[MessageView]) -> Verdicts:
         """Return which messages match; raises FilterStopped, RecordError for a damaged body."""
-        frame = marshal.dumps([_as_tuple(message) for message in messages])
+        frame = marshal.dumps(list(map(_FIELDS, messages)))
         # To its end, even if the subscriber leaves: others wait for the same process.
         return await asyncio.shield(asyncio.ensure_future(self._decide(frame, len(messages))))
 
@@ -292,16 +291,3 @@ def _cpu_ns(pid: int) -> int:
     except OSError:
         # It has just ended, which its pipe reports.
         return 0
-
-
-def _as_tuple(message: MessageView) -> tuple[object, ...]:
-    return (
-        message.topic,
-        message.queue_id,
-        message.queue_offset,
-        message.born_timestamp_ms,
-        message.store_timestamp_ms,
-        message.reconsume_times,
-        message.properties,
-        message.body,
-    )

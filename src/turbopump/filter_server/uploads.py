@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
 from turbopump.filter_server.sandbox import FilterRefused, FilterStopped, Sandbox, Verdicts
-from turbopump.filters.code import SOURCE_BYTES_MAX, source_crc
+from turbopump.filters.code import SOURCE_BYTES_MAX
 from turbopump.filters.server_config import CodeLimits
 from turbopump.wire.codes import ResponseCode
+from turbopump.wire.hashing import body_crc
 from turbopump.wire.headers import RegisterFilterClass
 from turbopump.wire.names import TOPIC_CHARS_MAX, has_only_allowed_characters
 from turbopump.wire.record import MessageView
@@ -116,9 +117,6 @@ class Uploads:
         """Filters that failed to load; each knows how long it is not tried again."""
         self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
 
-    def __len__(self) -> int:
-        return len(self._filters)
-
     async def take(self, header: RegisterFilterClass, source: bytes) -> None:
         """Run a source from now on; repeating the same one changes nothing. Raises RemoteError."""
         _require_valid(header, source)
@@ -197,28 +195,22 @@ def _require_valid(header: RegisterFilterClass, source: bytes) -> None:
         ("topic", header.topic, TOPIC_CHARS_MAX),
     )
     for field, name, most in names:
-        if not has_only_allowed_characters(name) or len(name) > most:
-            raise RemoteError.system(
-                f"{field} must be 1 to {most} of a-z A-Z 0-9 _-%|, got {name[:300]!r}"
-            )
-    if not header.class_name.isprintable():
-        raise RemoteError.system(
-            f"className must have no control characters, got {header.class_name!r}"
-        )
-    if not 0 < len(header.class_name) <= _NAME_CHARS_MAX:
-        count = len(header.class_name)
-        raise RemoteError.system(
-            f"className must have 1 to {_NAME_CHARS_MAX} characters, got {count}"
-        )
-    if not 0 < len(source) <= SOURCE_BYTES_MAX:
-        count = len(source)
-        raise RemoteError.system(f"the source must have 1 to {SOURCE_BYTES_MAX} bytes, got {count}")
-    if header.class_crc != source_crc(source):
-        expected = source_crc(source)
-        raise RemoteError.system(
-            f"classCRC must be that of the body, {expected}, got {header.class_crc}"
-        )
+        ok = has_only_allowed_characters(name) and len(name) <= most
+        _require(ok, f"{field} must be 1 to {most} of a-z A-Z 0-9 _-%|, got {name[:300]!r}")
+    name, count = header.class_name, len(header.class_name)
+    _require(name.isprintable(), f"className must have no control characters, got {name!r}")
+    most = _NAME_CHARS_MAX
+    _require(0 < count <= most, f"className must have 1 to {most} characters, got {count}")
+    most, count = SOURCE_BYTES_MAX, len(source)
+    _require(0 < count <= most, f"the source must have 1 to {most} bytes, got {count}")
+    found, expected = header.class_crc, body_crc(source)
+    _require(found == expected, f"classCRC must be that of the body, {expected}, got {found}")
     try:
         source.decode()
     except UnicodeDecodeError as error:
         raise RemoteError.system(f"the source must be UTF-8: {error}") from error
+
+
+def _require(ok: bool, wrong: str) -> None:
+    if not ok:
+        raise RemoteError.system(wrong)

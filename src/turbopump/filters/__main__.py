@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
 from turbopump.errors import InvalidExpression
-from turbopump.filters.sql92 import ConversionFailed, SqlFilter, compile_sql
+from turbopump.filters.sql92 import ConversionFailed, compile_sql
 
 BAD_INPUT = 2
 
@@ -48,12 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("action", choices=["eval"])
     parser.parse_args(arguments)
+    number = 0
     try:
-        for verdict in _verdicts(sys.stdin):
-            print(msgspec.json.encode(verdict).decode())
-    except _BadLine as bad:
+        for number, line in enumerate(sys.stdin, start=1):  # noqa: B007 - errors name the line
+            if line.strip():
+                verdict = _judged(msgspec.json.decode(line, type=Case))
+                print(msgspec.json.encode(verdict).decode())
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         sys.stdout.flush()
-        print(bad, file=sys.stderr)
+        print(f"line {number}: {error}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
         # The reader closed the pipe, as head does.
@@ -61,31 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _BadLine(Exception):
-    pass
-
-
-def _verdicts(lines: Iterable[str]) -> Iterator[Verdict]:
-    number = 0
-    try:
-        for number, line in enumerate(lines, start=1):  # noqa: B007 - errors name the line
-            if line.strip():
-                yield _judged(msgspec.json.decode(line, type=Case))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _BadLine(f"line {number}: {error}") from error
-
-
 def _judged(case: Case) -> Verdict:
     try:
-        compiled = compile_sql(case.expression)
+        result = compile_sql(case.expression).result(case.properties)
     except InvalidExpression as error:
         return Verdict("error", str(error))
-    return _evaluated(compiled, case.properties)
-
-
-def _evaluated(compiled: SqlFilter, properties: dict[str, str] | None) -> Verdict:
-    try:
-        result = compiled.result(properties)
     except ConversionFailed as error:
         return Verdict("ok", str(error), "error")
     return Verdict("ok", None, result, result is True)

@@ -14,7 +14,6 @@ from types import CodeType, FunctionType
 from weakref import WeakValueDictionary
 
 from turbopump.errors import InvalidArgument, InvalidExpression
-from turbopump.wire.hashing import body_crc
 from turbopump.wire.record import MessageView
 
 SOURCE_BYTES_MAX = 64 * 1024
@@ -98,11 +97,6 @@ def source_of(name: str) -> bytes:
     if found is None:
         raise InvalidArgument(f"no subscription has the code filter {name!r} any more")
     return found.text.encode()
-
-
-def source_crc(source: bytes) -> int:
-    """Return the checksum sent with an upload: the CRC-32 without its sign bit."""
-    return body_crc(source)
 
 
 def _source_with_matches(function: object) -> tuple[str, str]:

@@ -57,7 +57,7 @@ class ThreadWorker:
 
     def wait_idle(self) -> None:
         if not self._is_closed:
-            self._threads.submit(_nothing).result()
+            self._threads.submit(lambda: None).result()
 
     def close(self) -> None:
         self._is_closed = True
@@ -72,7 +72,3 @@ class Threads:
 
     def lock(self) -> AbstractContextManager[Any]:
         return threading.Lock()
-
-
-def _nothing() -> None:
-    """Mark the end of the jobs."""

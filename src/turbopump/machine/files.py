@@ -6,6 +6,7 @@ Positions are explicit (no file pointers), data is forced to disk only where `sy
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -17,11 +18,9 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
-
-from turbopump.machine.file_system import sync_file_system
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +31,11 @@ Mapped: TypeAlias = mmap.mmap | memoryview
 _MODE = 0o644
 _UNLIMITED = 1 << 20
 _ERASED_AT_ONCE = _COPIED_AT_ONCE = 1024 * 1024
+_REPORTS_LOSS_SINCE = (5, 8)
+_UNWRITTEN_MAX_KB = 64 * 1024
+_UNWRITTEN_PER_FILE_KB = 32
+"""How much any process writes in about the time that flushing one file takes."""
+_MEMORY = Path("/proc/meminfo")
 SPARE_NAME = "spare.tmp"
 """Where a file grows to its size before it gets its name: in the store's own directory."""
 
@@ -236,10 +240,18 @@ class Files:
         """Return when all data and names on a directory's file system are on disk.
 
         False if the call is missing, does not report lost data (before Linux 5.8), or may take
-        longer than flushing ``instead_of`` files, because other processes have written much. Open
-        the directory before writing the data: only losses after that are reported.
+        longer than flushing ``instead_of`` files, because other processes have written much: it
+        cannot be interrupted. Open the directory before writing the data: only losses after that
+        are reported.
         """
-        return sync_file_system(fd, instead_of)
+        call = _syncfs()
+        unwritten_max_kb = max(_UNWRITTEN_MAX_KB, instead_of * _UNWRITTEN_PER_FILE_KB)
+        if call is None or _unwritten_kb() > unwritten_max_kb:
+            return False
+        if call(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return True
 
     def open_max(self) -> int:
         """Return how many files the process may have open."""
@@ -274,6 +286,23 @@ class Files:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             # That kind does not exclude the same process.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unwritten_kb() -> int:
+    """Return how much of all that was written the disks do not have yet."""
+    lines = (line.split() for line in _MEMORY.read_text().splitlines())
+    return sum(int(line[1]) for line in lines if line[0] in {"Dirty:", "Writeback:"})
+
+
+@lru_cache(maxsize=1)
+def _syncfs() -> Callable[[int], int] | None:
+    try:
+        release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+        # Lets other threads run meanwhile, as all foreign functions called in this way do.
+        call = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError, ValueError):
+        return None
+    return call if release >= _REPORTS_LOSS_SINCE else None
 
 
 REAL_FILES = Files()
@@ -448,6 +477,3 @@ class OpenFiles:
     def close_all(self) -> None:
         while self._fds:
             self._files.close(self._fds.popitem()[1])
-
-    def __len__(self) -> int:
-        return len(self._fds)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import Empty, SimpleQueue
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
@@ -55,14 +55,8 @@ class DaemonThreads(Executor):
                 self._cancel_waiting()
             self._jobs.put(None)
         if wait:
-            self.join()
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the threads to end after `shutdown`; return whether all of them have."""
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(None if end_s is None else max(0.0, end_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+            for thread in self._threads:
+                thread.join()
 
     def _start_thread(self) -> None:
         thread = threading.Thread(
@@ -121,11 +115,5 @@ def busy_threads() -> dict[str, FrameType]:
     return {
         names.get(ident, str(ident)): frame
         for ident, frame in sys._current_frames().items()  # noqa: SLF001 - the only way to see them
-        if any(each.f_code is _do.__code__ for each in _outwards(frame))
+        if any(each.f_code is _do.__code__ for each, _ in walk_stack(frame))
     }
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

@@ -35,8 +35,6 @@ UNIT_SUBSCRIPTION_FLAG = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A broker's registration."""
-
     name: str
     address: str
     cluster: str
@@ -307,7 +305,6 @@ class RouteTable:
         )
 
     def cluster_info(self) -> ClusterInfo:
-        """Return all brokers and clusters."""
         clusters: dict[str, list[str]] = {}
         for name, replicas in self._brokers.items():
             clusters.setdefault(replicas.cluster, []).append(name)
@@ -317,7 +314,6 @@ class RouteTable:
         )
 
     def topics(self) -> list[str]:
-        """Return all topics."""
         return list(self._queues)
 
     def topics_in(self, cluster: str) -> list[str]:
@@ -351,16 +347,3 @@ class RouteTable:
             broker_name=name,
             cluster=replicas.cluster,
         )
-
-    def validate(self) -> None:
-        """Assert the table's invariants; for tests."""
-        placed = {
-            address: (name, broker_id)
-            for name, replicas in self._brokers.items()
-            for broker_id, address in replicas.addresses.items()
-        }
-        assert placed == {a: (live.name, live.broker_id) for a, live in self._live.items()}
-        assert all(replicas.addresses for replicas in self._brokers.values())
-        assert all(queues for queues in self._queues.values())
-        assert self._queues_count == sum(map(len, self._queues.values()))
-        assert all(queues.keys() <= self._brokers.keys() for queues in self._queues.values())

@@ -13,9 +13,8 @@ from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import ConnectFailed
 from turbopump.machine.process import after_fork
 from turbopump.net.blocking_connection import BlockingConnection
-from turbopump.net.hooks import Hook
 from turbopump.net.pool_config import Backoff, PoolConfig
-from turbopump.net.request_protocol import Request, RequestProtocol
+from turbopump.net.request_protocol import Hook, Request, RequestProtocol
 from turbopump.net.sockets import CONNECT_TIMEOUT_MS, SocketNetwork
 from turbopump.wire.command import Command
 

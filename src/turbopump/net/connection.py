@@ -11,17 +11,14 @@ from typing import cast
 from turbopump.errors import Overloaded
 from turbopump.net.admission import Admission
 from turbopump.net.deadlines import Bucket, Deadline, Deadlines
-from turbopump.net.hooks import Hook
-from turbopump.net.inbox import Inbox, ReceiveBudget
+from turbopump.net.inbox import Inbox, ReceiveBudget, hang_up_check, unread_chunks
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
-from turbopump.net.request_protocol import Request, RequestProtocol
-from turbopump.net.router import Router
-from turbopump.net.serving import Serving
+from turbopump.net.request_protocol import Hook, Request, RequestProtocol
+from turbopump.net.router import Router, Serving
 from turbopump.net.thread_request import UNHEARD, Outcome, ThreadRequest
 from turbopump.net.turn_budget import TurnBudget
-from turbopump.net.unread_data import hang_up_check, unread_chunks
 from turbopump.timeouts import timeout
 from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
 from turbopump.wire.framing import encode_parts, frame_length, too_long

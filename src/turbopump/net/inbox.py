@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from turbopump.errors import WireError
@@ -15,9 +18,12 @@ from turbopump.wire.framing import FrameDecoder
 
 if TYPE_CHECKING:
     from turbopump.net.connection import Connection
-    from turbopump.net.serving import Serving
+    from turbopump.net.router import Serving
 
 _REASON_CHARS_MAX = 200
+_UNREAD_PIECE_BYTES = 64 * 1024
+_UNREAD_BYTES_MAX = 16 * 1024 * 1024
+"""More than a receive buffer holds, unless the machine's limits were raised."""
 _NO_FRAMES: Iterator[Command] = iter(())
 
 
@@ -198,3 +204,46 @@ class ReceiveBudget:
             oldest.fail(f"{reason}, at most {self._bytes_max} allowed")
             # Closing updates it already; this ends the loop even if it did not.
             self.held_bytes -= self._held.pop(oldest, 0)
+
+
+def unread_chunks(transport: asyncio.BaseTransport) -> list[bytes]:
+    """Return what arrived at a lost connection but was not delivered by its transport.
+
+    A transport closes as soon as a write fails, although requests may still be in the socket's
+    receive buffer. Linux keeps them readable, even after the peer's reset. With TLS, only what the
+    transport has already read from the socket. Call it in ``connection_lost``, before the socket
+    closes.
+    """
+    encrypted = transport.get_extra_info("ssl_object")
+    plain = transport.get_extra_info("socket")
+    if encrypted is not None:
+        read: Callable[[], bytes] = lambda: encrypted.read(_UNREAD_PIECE_BYTES)  # noqa: E731
+    elif plain is not None and plain.fileno() >= 0:
+        read = lambda: os.read(plain.fileno(), _UNREAD_PIECE_BYTES)  # noqa: E731
+    else:
+        return []
+    return list(islice(_pieces(read), _UNREAD_BYTES_MAX // _UNREAD_PIECE_BYTES))
+
+
+def _pieces(read: Callable[[], bytes]) -> Iterator[bytes]:
+    try:
+        while piece := read():
+            yield piece
+    except (OSError, ValueError):
+        # Nothing is left (BlockingIOError, SSLWantReadError), or the peer's reset comes next.
+        return
+
+
+def hang_up_check(transport: asyncio.BaseTransport) -> Callable[[], bool] | None:
+    """Return a check whether the peer of a TLS connection has closed it; None without TLS.
+
+    TLS connections cannot be half closed, so answers to such a peer are useless. Writing them would
+    make the transport close with requests unread, and these cannot be read past it.
+    """
+    socket = transport.get_extra_info("socket")
+    hang_up = getattr(select, "POLLRDHUP", 0)
+    if transport.get_extra_info("ssl_object") is None or socket is None or not hang_up:
+        return None
+    poll = select.poll()
+    poll.register(socket.fileno(), hang_up)
+    return lambda: bool(poll.poll(0))

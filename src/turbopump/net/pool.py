@@ -16,10 +16,9 @@ from turbopump.errors import ConnectFailed
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.fifo_waiters import FifoWaiters
-from turbopump.net.hooks import Hook
 from turbopump.net.network import Network
 from turbopump.net.pool_config import Backoff, PoolConfig
-from turbopump.net.request_protocol import Request
+from turbopump.net.request_protocol import Hook, Request
 from turbopump.net.router import Router
 from turbopump.net.thread_request import ThreadRequest
 from turbopump.timeouts import timeout

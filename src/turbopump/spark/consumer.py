@@ -47,12 +47,7 @@ if TYPE_CHECKING:
 _OWN_OPTIONS = {
     "nameserver": "nameserver",
     "namespace": "namespace",
-    "topic": "topics",
-    "topics": "topics",
-    "topicpattern": "topics",
-    "assign": "topics",
-    "tags": "topics",
-    "sql": "topics",
+    **dict.fromkeys(("topic", "topics", "topicpattern", "assign", "tags", "sql"), "topics"),
     "group": "group",
     "startingoffsets": "start_from",
     "minpartitions": "tasks_min",

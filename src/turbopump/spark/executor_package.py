@@ -61,8 +61,6 @@ exit 1
 
 @dataclass(frozen=True, slots=True)
 class WrittenPackage:
-    """A written archive."""
-
     path: Path
     size: int
     distributions: tuple[str, ...]

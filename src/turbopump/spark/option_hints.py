@@ -7,13 +7,11 @@ from collections.abc import Mapping
 _TIMESTAMP = "a timestamp in {0}, as {0}=2026-01-31T08:00:00Z"
 
 _TIMESTAMPS = 'timestamps in {0}, as {0}={{"orders": {{"0": "2026-01-31T08:00:00Z"}}}}'
-_NAMESERVER = "nameserver, the addresses of the name servers"
 
-_CONNECTION: Mapping[str, str] = {
-    "kafka.bootstrap.servers": _NAMESERVER,
-    "bootstrap.servers": _NAMESERVER,
-    "bootstrapServers": _NAMESERVER,
-}
+_CONNECTION = dict.fromkeys(
+    ("kafka.bootstrap.servers", "bootstrap.servers", "bootstrapServers"),
+    "nameserver, the addresses of the name servers",
+)
 
 _SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 

@@ -46,7 +46,7 @@ class Given:
         by_key = {name.lower(): name for name in names}
         unknown = sorted(key for key in options if key.lower() not in by_key)
         if unknown:
-            guesses = ", ".join(with_hint(key, by_key, hints) for key in unknown)
+            guesses = ", ".join(with_hint(key, by_key.values(), hints) for key in unknown)
             raise InvalidArgument(
                 f"format {of_format} has no option {guesses}; options are "
                 f"{', '.join(by_key.values())}"
@@ -74,12 +74,13 @@ class Given:
         return read(name, self._values[name]) if name in self._values else default
 
 
-def with_hint(key: str, by_key: Mapping[str, str], hints: Mapping[str, str]) -> str:
-    """Return the name of an unknown option with a suggestion."""
+def with_hint(key: str, names: Iterable[str], hints: Mapping[str, str]) -> str:
+    """Return the name of an unknown option with a suggestion, such as one of the known names."""
     if (instead := hint(key, hints)) is not None:
         # Spark passes option names in lower case.
         name = {name.lower(): name for name in hints}.get(key.lower(), key)
         return f"{name!r} ({instead})"
+    by_key = {name.lower(): name for name in names}
     close = get_close_matches(key.lower(), by_key, 1)
     return f"{key!r} (did you mean {by_key[close[0]]}?)" if close else repr(key)
 
@@ -88,19 +89,16 @@ def with_hint(key: str, by_key: Mapping[str, str], hints: Mapping[str, str]) -> 
 
 
 def text_of(name: str, text: str) -> str:  # noqa: ARG001 - the signature of all parsers
-    """Accept any text."""
     return text
 
 
 def not_empty(name: str, text: str) -> str:
-    """Accept a non-empty text."""
     if not text:
         raise InvalidArgument(f"option {name} must not be empty")
     return text
 
 
 def one_topic(name: str, text: str) -> str:
-    """Accept the name of a single topic."""
     if "," in text:
         raise InvalidArgument(
             f"option {name} must be one topic, got {text!r}; use option topics for several"
@@ -119,7 +117,6 @@ def expression(name: str, text: str) -> str:
 
 
 def boolean(name: str, text: str) -> bool:
-    """Parse ``true`` or ``false``."""
     if text.lower() not in ("true", "false"):
         raise InvalidArgument(f"option {name} must be true or false, got {text!r}")
     return text.lower() == "true"
@@ -132,7 +129,7 @@ def one_of(*allowed: str) -> Callable[[str, str], str]:
     def read(name: str, text: str) -> str:
         word = text.lower()
         if word not in words:
-            guess = with_hint(text, {each.lower(): each for each in allowed}, NO_HINTS)
+            guess = with_hint(text, allowed, NO_HINTS)
             raise InvalidArgument(f"option {name} must be {' or '.join(allowed)}, got {guess}")
         return words[word]
 
@@ -140,7 +137,6 @@ def one_of(*allowed: str) -> Callable[[str, str], str]:
 
 
 def on_bad_record(*allowed: OnBadRecord) -> Callable[[str, str], OnBadRecord]:
-    """Return a parser for the handling of bad records."""
     read = one_of(*allowed)
     return lambda name, text: OnBadRecord(read(name, text))
 
@@ -169,8 +165,7 @@ def size_bytes(name: str, text: str) -> int:
     return count
 
 
-def duration_ms(name: str, text: str) -> int:
-    """Parse a duration; at least 1 ms."""
+def duration_ms(name: str, text: str, least_ms: int = 1) -> int:
     match = _DURATION.fullmatch(text)
     duration = int(match[1]) * _UNIT_MS[match[2] or "ms"] if match else 0
     if not 0 < duration <= _LONGEST_MS:
@@ -178,22 +173,17 @@ def duration_ms(name: str, text: str) -> int:
             f"option {name} must be a duration such as 500ms, 5s or 1m, up to 24d, got {text!r}; "
             "a bare number is milliseconds"
         )
+    if duration < least_ms:
+        raise InvalidArgument(
+            f"option {name} must be at least {least_ms}ms, got {text!r} ({duration} ms); a bare "
+            "number is milliseconds"
+        )
     return duration
 
 
 def duration_ms_from(least_ms: int) -> Callable[[str, str], int]:
-    """Parse a duration, and refuse one below a minimum."""
-
-    def read(name: str, text: str) -> int:
-        duration = duration_ms(name, text)
-        if duration < least_ms:
-            raise InvalidArgument(
-                f"option {name} must be at least {least_ms}ms, got {text!r} ({duration} ms); a "
-                "bare number is milliseconds"
-            )
-        return duration
-
-    return read
+    """Return a parser for a duration of at least ``least_ms``."""
+    return partial(duration_ms, least_ms=least_ms)
 
 
 def timestamp_ms(name: str, text: str, forms: str) -> int:
@@ -202,22 +192,18 @@ def timestamp_ms(name: str, text: str, forms: str) -> int:
     ``forms`` is the list of valid forms in errors.
     """
     if _is_number(text):
-        return _plausible_ms(name, text)
+        if not _FIRST_PLAUSIBLE_MS <= int(text) <= _LAST_PLAUSIBLE_MS:
+            raise InvalidArgument(
+                f"option {name} must be a timestamp between 1973 and 9999, got {text!r}; write one "
+                "such as 2026-01-31T08:00:00Z, or milliseconds since 1970"
+            )
+        return int(text)
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgument(f"option {name} must be {forms}, got {text!r}") from None
     zoned = parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
     return round(zoned.timestamp() * 1000)
-
-
-def _plausible_ms(name: str, text: str) -> int:
-    if not _FIRST_PLAUSIBLE_MS <= int(text) <= _LAST_PLAUSIBLE_MS:
-        raise InvalidArgument(
-            f"option {name} must be a timestamp between 1973 and 9999, got {text!r}; write one "
-            "such as 2026-01-31T08:00:00Z, or milliseconds since 1970"
-        )
-    return int(text)
 
 
 def _is_number(text: str) -> bool:

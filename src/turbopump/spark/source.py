@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 # Readers and writers are imported on use: Spark imports this module to find the source, for every
 # query of any source, and must not fail or wait because of it.
 
-NAME = "rocketmq"
-
 
 def register(spark: SparkSession) -> None:
     """Register ``format("rocketmq")`` with a session.
@@ -57,7 +55,7 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return NAME
+        return "rocketmq"
 
     def schema(self) -> StructType:
         from turbopump.spark.reading.options import columns_of

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import traceback
+from itertools import count
 from types import ModuleType
 from typing import Any
 
@@ -40,28 +41,19 @@ def end_quietly() -> None:
         main.traceback = _QuietTraceback("traceback")  # type: ignore[attr-defined]
 
 
-class Lasting:
-    """Excludes objects that outlived the first call of a process from garbage collection.
+_calls = count(1)
 
-    A worker that Spark reuses collects garbage after each task and each call for the driver. With
-    pandas, Arrow and this package imported, there are some 80,000 objects to scan, none of which is
-    ever freed: 20 to 40 ms, more than many micro-batches take.
+
+def begin_call() -> None:
+    """Exclude objects that outlived the first call of a process from garbage collection.
+
+    To be called first whenever Spark calls this process. A worker that Spark reuses collects
+    garbage after each task and each call for the driver. With pandas, Arrow and this package
+    imported, there are some 80,000 objects to scan, none of which is ever freed: 20 to 40 ms, more
+    than many micro-batches take.
+
+    When the second call starts, Spark has collected the garbage of the first: modules and their
+    state are left. Only those of them that later become cyclic garbage are never freed.
     """
-
-    def __init__(self) -> None:
-        self._calls = 0
-
-    def begin_call(self) -> None:
-        """Note that Spark calls this process; call this first.
-
-        When the second call starts, Spark has collected the garbage of the first: modules and their
-        state are left. Only those of them that later become cyclic garbage are never freed.
-        """
-        if not os.environ.get(_IS_USED_AGAIN):
-            return
-        self._calls += 1
-        if self._calls == 2:
-            gc.freeze()
-
-
-begin_call = Lasting().begin_call
+    if os.environ.get(_IS_USED_AGAIN) and next(_calls) == 2:
+        gc.freeze()

@@ -19,11 +19,9 @@ _log = logging.getLogger(__name__)
 B = TypeVar("B", bound=Body)
 
 
-def save_json(files: Files, path: Path, value: Any, *, bare_keys: bool = False) -> None:
-    """Replace a file; ``bare_keys`` writes integer keys as Apache RocketMQ does."""
-    compact = lenient_json.dumps(value, bare_keys=bare_keys)
-    text = compact if bare_keys else msgspec.json.format(compact, indent=4)
-    save_text(files, path, text)
+def save_json(files: Files, path: Path, value: Any) -> None:
+    """Replace a file durably."""
+    save_text(files, path, msgspec.json.format(lenient_json.dumps(value), indent=4))
 
 
 def load_json(files: Files, path: Path) -> Any:

@@ -133,7 +133,7 @@ class ConsumeQueue:
             return False
         unit = self.unit(offset)
         is_expired = offset < self.min_offset
-        return is_expired or (unit is not None and not _is_filler(unit[1]))
+        return is_expired or (unit is not None and unit[1] != FILLER_SIZE)
 
     def add_units(self, units: bytes, end: PhysicalOffset) -> None:
         """Add units of messages that follow the last one and end at a position of the log."""
@@ -285,8 +285,8 @@ class ConsumeQueue:
             return True
         data = self._read(start, (start + position) // UNIT_BYTES, count)
         for at, size, _ in UNIT.iter_unpack(data):
-            entry = None if _is_filler(size) else entry_at(PhysicalOffset(at))
-            if not _is_filler(size) and (entry is None or entry.size != size):
+            entry = None if size == FILLER_SIZE else entry_at(PhysicalOffset(at))
+            if size != FILLER_SIZE and (entry is None or entry.size != size):
                 return False
         self._files.write(self._open_files.fd(path), data, position)
         return len(data) == count * UNIT_BYTES
@@ -327,7 +327,7 @@ class ConsumeQueue:
             unit = self.unit(QueueOffset(end - 1))
             if unit is not None and unit[0] + unit[1] <= log_end and unit[0] >= 0:
                 break
-            if unit is not None and _is_filler(unit[1]):
+            if unit is not None and unit[1] == FILLER_SIZE:
                 break
             end = QueueOffset(end - 1)
         more_files = bool(self._segments.starts) and self._segments.starts[-1] > end * UNIT_BYTES
@@ -496,7 +496,7 @@ class ConsumeQueue:
         self._checked_from = self._checked_to = 0
         self.min_offset = min(self.min_offset, end)
         unit = self.unit(QueueOffset(end - 1))
-        filled = unit is not None and not _is_filler(unit[1])
+        filled = unit is not None and unit[1] != FILLER_SIZE
         self.physical_end = PhysicalOffset(unit[0] + unit[1] if unit and filled else -1)
 
     def _is_first_file_gone(self, log_min: PhysicalOffset) -> bool:
@@ -534,7 +534,3 @@ class ConsumeQueue:
 def as_units(data: bytes | bytearray | memoryview) -> Units:
     """View bytes as units, without copying them."""
     return np.frombuffer(data, UNIT_DTYPE, count=len(data) // UNIT_BYTES)
-
-
-def _is_filler(size: int) -> bool:
-    return size == FILLER_SIZE

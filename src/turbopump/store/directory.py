@@ -6,9 +6,9 @@ import itertools
 import threading
 from pathlib import Path
 
+from turbopump.clock import local_time
 from turbopump.errors import StoreInUse
 from turbopump.machine.files import SPARE_NAME, Files, make_directory_durable
-from turbopump.store.local_time import local_time
 
 _LOCK_TEXT = b"lock"
 # Java's kind of lock does not exclude the same process; this does.

@@ -79,8 +79,7 @@ class Watches(Protocol):
 class EveryQueue:
     """Awaits all messages of all queues."""
 
-    def __init__(self) -> None:
-        self._everything = Watch({ANY_TAG})
+    _everything = Watch({ANY_TAG})
 
     def get(self, _: QueueKey, /) -> Watch:
         return self._everything
@@ -256,11 +255,8 @@ class Dispatcher:
         lacks = positions + run.sizes[rows] > known_ends
         if (offsets[~lacks] > next_offsets[~lacks]).any():
             return None
-        rows, number, counts = (
-            rows[lacks],
-            number[lacks],
-            np.bincount(number[lacks], minlength=len(parts)),
-        )
+        rows, number = rows[lacks], number[lacks]
+        counts = np.bincount(number, minlength=len(parts))
         # How many of the same queue precede each.
         before = np.arange(len(rows)) - (np.cumsum(counts) - counts)[number]
         follows = (offsets[lacks] == next_offsets[lacks] + before) & (

@@ -16,14 +16,14 @@ _log = logging.getLogger(__name__)
 
 def done() -> Future[None]:
     """Return a completed future."""
-    future: Future[None] = Future()
-    future.set_result(None)
-    return future
+    return _answered(Future(), None)
 
 
-def _broken(error: WriteFailed) -> Future[None]:
-    future: Future[None] = Future()
-    future.set_exception(error)
+def _answered(future: Future[None], failure: WriteFailed | None) -> Future[None]:
+    if failure is None:
+        future.set_result(None)
+    else:
+        future.set_exception(failure)
     return future
 
 
@@ -52,7 +52,7 @@ class Flusher:
         """Return the future of a flush that covers everything written so far."""
         with self._lock:
             if self._dead and self.failure is not None:
-                return _broken(self.failure)
+                return _answered(Future(), self.failure)
             if self._group is not None:
                 return self._group
             group = self._group = Future()
@@ -94,10 +94,7 @@ class Flusher:
             failure = self.failure = _failed(error)
         except BaseException as error:  # noqa: BLE001 - a bug must not leave waiters hanging
             failure = self._die(error)
-        if failure is None:
-            group.set_result(None)
-        else:
-            group.set_exception(failure)
+        _answered(group, failure)
 
     def _run(self, job: Callable[[], None]) -> None:
         if self._dead:

@@ -202,7 +202,13 @@ class IndexFile:
                 int(np.count_nonzero(previous == 0)),
                 len(kept) + 1,
             )
-        self._write_all(kept)
+        self._write(self._slots.tobytes(), HEADER_BYTES)
+        self._write(kept.tobytes(), self._entries_at + ENTRY_BYTES)
+        fd = self._open_files.fd(self.path)
+        used = self._entries_at + self.header.count * ENTRY_BYTES
+        erase_from(self._files, fd, used, self.size)
+        self._dirty_pages[:] = False
+        self._write_header()
 
     def rewrite(self) -> bool:
         """Rewrite everything, as a failed sync may have dropped it; False if entries are lost."""
@@ -227,15 +233,6 @@ class IndexFile:
         """Release what only the newest file needs."""
         self.write_out()
         self._slots = None
-
-    def _write_all(self, entries: NDArray[np.void]) -> None:
-        self._write(self._loaded_slots().tobytes(), HEADER_BYTES)
-        self._write(entries.tobytes(), self._entries_at + ENTRY_BYTES)
-        fd = self._open_files.fd(self.path)
-        used = self._entries_at + self.header.count * ENTRY_BYTES
-        erase_from(self._files, fd, used, self.size)
-        self._dirty_pages[:] = False
-        self._write_header()
 
     def _whole_entries(self, log_end: int) -> NDArray[np.void]:
         count = min(max(self.header.count, 1), self._entry_count) - 1

@@ -22,11 +22,11 @@ from turbopump.store.index_file import EMPTY, ENTRY_BYTES, HEADER_BYTES, read_he
 from turbopump.store.key_index import is_index_name
 from turbopump.store.log_scan import good_entry, is_blank, next_magic
 from turbopump.store.outcomes import Units
+from turbopump.store.segments import entries
 from turbopump.store.survey import (
     Damage,
     LogEntries,
     check_row,
-    entries,
     expected_size,
     numbered_files,
     queue_directories,

@@ -15,7 +15,7 @@ from typing import cast, final
 import numpy as np
 from msgspec import Struct
 
-from turbopump.clock import Clock
+from turbopump.clock import Clock, local_time
 from turbopump.errors import StoreDamaged
 from turbopump.machine.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.message import PhysicalOffset
@@ -26,7 +26,7 @@ from turbopump.store.damage import DamageLog
 from turbopump.store.entry_batch import EntryBatch
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
 from turbopump.store.key_hashes import key_hashes
-from turbopump.store.local_time import local_time
+from turbopump.store.segments import own_entries
 from turbopump.wire import sysflag
 from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import index_hash
@@ -137,10 +137,8 @@ class _Messages:
             return _NO_KEYS
         # Those of one topic mostly have the same layout: then it takes a third of the time.
         topics = self._topics[:1] if len(set(self._topics)) == 1 else self._topics
-        owners, hashes = key_hashes(topics, PropertyTexts(self._texts))
-        positions = np.array(self._positions, np.int64)
-        times_ms = np.array(self._times_ms, np.int64)
-        return np.array((hashes, positions[owners], times_ms[owners]))
+        texts, times_ms = PropertyTexts(self._texts), np.array(self._times_ms, np.int64)
+        return _Run(topics, texts, self._positions, times_ms, text_bytes=0).keys()
 
 
 class KeyIndex:
@@ -205,7 +203,7 @@ class KeyIndex:
     def load(self) -> None:
         """Find the files."""
         self._files.remove(self.directory / SPARE_NAME)
-        for path in index_paths(self._files, self.directory):
+        for path in own_entries(self._files, self.directory, is_index_name):
             file = self._file(path)
             found = self._files.file_size(path)
             if found != file.size:
@@ -429,12 +427,3 @@ def _keys(waiting: Sequence[RecordEntry | _Run]) -> Ints:
 def is_index_name(name: str) -> bool:
     """Whether a file's name is a timestamp, as those of index files are."""
     return len(name) == NAME_DIGITS and name.isdecimal()
-
-
-def index_paths(files: Files, directory: Path) -> list[Path]:
-    """Return the index files of a directory, oldest first; foreign names are refused."""
-    paths = [path for path in files.entries(directory) if path.name != SPARE_NAME]
-    for path in paths:
-        if not is_index_name(path.name):
-            raise StoreDamaged(f"{path} is not a store file: move it away")
-    return paths

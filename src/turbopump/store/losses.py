@@ -305,11 +305,8 @@ def _topics_text(topics: dict[str, int]) -> str:
         return "an unknown number of messages"
     most = sorted(topics.items(), key=lambda each: -each[1])
     named = ", ".join(f"{topic} {count:,}" for topic, count in most[:_TOPICS_NAMED_MAX])
-    more = (
-        f" and {len(most) - _TOPICS_NAMED_MAX:,} more topics"
-        if len(most) > _TOPICS_NAMED_MAX
-        else ""
-    )
+    left = len(most) - _TOPICS_NAMED_MAX
+    more = f" and {left:,} more topics" if left > 0 else ""
     return f"about {sum(topics.values()):,} messages ({named}{more})"
 
 

@@ -83,6 +83,6 @@ class Maintenance:
         except OSError as error:
             self.health.blocked(error)
             return
-        job = self.behind.sync_job(self.dispatcher.store_timestamp_ms)
-        if job.is_needed:
-            self.flusher.submit(job)
+        entered_ms = self.dispatcher.store_timestamp_ms
+        if self.behind.needs_sync(entered_ms):
+            self.flusher.submit(self.behind.sync_job(entered_ms))

@@ -54,11 +54,7 @@ class QueueRebuild:
             self._check_size(next(iter(damaged.values())))
         self._damaged = tuple(map(str, damaged.values()))
         for key in (*damaged, *begun):
-            places = (
-                self._place(self.directory.queues, key),
-                self._place(self._aside_queues, key),
-            )
-            self._ends[key] = max(map(self._end_of, places))
+            self._ends[key] = max(map(self._end_of, self._places(key)))
 
     @property
     def is_needed(self) -> bool:
@@ -69,10 +65,7 @@ class QueueRebuild:
         for reason in self._damaged:
             _log.error("damaged queue, to be rebuilt from the log: %s", reason)
         for key in self._ends:
-            old, aside = (
-                self._place(self.directory.queues, key),
-                self._place(self._aside_queues, key),
-            )
+            old, aside = self._places(key)
             if self.files.exists(aside):
                 # A killed start left an unfinished queue.
                 remove_tree(self.files, old)
@@ -105,16 +98,17 @@ class QueueRebuild:
     def _aside_queues(self) -> Path:
         return self.directory.unfinished_repair / self.directory.queues.name
 
-    @staticmethod
-    def _place(queues: Path, key: QueueKey) -> Path:
-        return queues / key[0] / str(key[1])
+    def _places(self, key: QueueKey) -> tuple[Path, Path]:
+        """Return the directory of a queue, and where its damaged files are set aside."""
+        name = Path(key[0], str(key[1]))
+        return self.directory.queues / name, self._aside_queues / name
 
     def _check_size(self, error: StoreDamaged) -> None:
         """Refuse to rebuild all queues of a store that was created with files of another size."""
         sizes = Counter(
             size
             for key in queue_directories(self.files, self.directory.queues)
-            for _, size in segment_files(self.files, self._place(self.directory.queues, key))
+            for _, size in segment_files(self.files, self._places(key)[0])
         )
         del sizes[0]
         most = max(sizes, key=sizes.__getitem__, default=0)

@@ -130,7 +130,10 @@ def _run_of_all(
     is_recent = first >= recent_from
     if is_recent != (last >= recent_from):
         return None
-    bytes_max, most = bytes_and_count_max(limits, is_recent=is_recent)
+    if is_recent:
+        bytes_max, most = limits.memory_bytes_max, limits.memory_count_max
+    else:
+        bytes_max, most = limits.disk_bytes_max, limits.disk_count_max
     units, sizes, size = fitting(units, bytes_max, min(most, count_max))
     pieces = pieces_of(log, units, sizes, size)
     if pieces is None:
@@ -167,13 +170,6 @@ def _run_of_tagged(
     if good < len(data) // UNIT_BYTES:
         return None
     return _run_of_all(log, queue, data, offset, count_max, limits)
-
-
-def bytes_and_count_max(limits: ReadLimits, *, is_recent: bool) -> tuple[int, int]:
-    """Return the limits of an answer that begins with a recent message, or with an old one."""
-    if is_recent:
-        return limits.memory_bytes_max, limits.memory_count_max
-    return limits.disk_bytes_max, limits.disk_count_max
 
 
 def fitting(

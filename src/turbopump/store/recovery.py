@@ -307,9 +307,7 @@ class Replay:
         reached, unread_bytes = int(start), 0
         for found in records(self.log, start, end):
             unread_bytes += found.physical_offset - reached
-            reached = (
-                found.end if isinstance(found, EntryRun) else found.physical_offset + found.size
-            )
+            reached = found.physical_offset + found.size
             if not self._enter(found, complete, unread_bytes):
                 return False
         return True

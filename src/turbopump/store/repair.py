@@ -31,6 +31,7 @@ from turbopump.store.segments import segment_path
 from turbopump.wire.bodies import ConsumerOffsets, DelayOffsets
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import BLANK_BYTES, encode_blank
+from turbopump.wire.schema import Body
 
 _BLANK_FILES_MAX = 10_000
 """More missing files are not a loss, but a file with a wrong name."""
@@ -111,13 +112,7 @@ class StoppedStore:
             levels = {queue_id + 1: offset for queue_id, offset in lowered.items()}
             self._save(path, delays, replace(delays, offset_table=levels), backup)
 
-    def _save(
-        self,
-        path: Path,
-        old: ConsumerOffsets | DelayOffsets,
-        new: ConsumerOffsets | DelayOffsets,
-        backup: Path,
-    ) -> None:
+    def _save(self, path: Path, old: Body, new: Body, backup: Path) -> None:
         if new != old:
             self._keep(path, backup)
             save_text(self._files, path, msgspec.json.format(new.encode(), indent=4).decode())

@@ -5,12 +5,11 @@ Segments are deleted one by one; disk usage is checked after each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
 
-from turbopump.clock import Clock
+from turbopump.clock import Clock, local_time
 from turbopump.machine.files import Files
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog
@@ -18,16 +17,15 @@ from turbopump.store.config import RetentionConfig
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.health import Health
 from turbopump.store.key_index import KeyIndex
-from turbopump.store.local_time import local_time
 from turbopump.store.queues import Queues
 from turbopump.store.steady_clock import SteadyClock
 
 
 class Verdict(Struct, frozen=True):
-    """What a retention run decided."""
+    """What a retention run did."""
 
     segments: int
-    """How many of the oldest segments to delete, or deleted."""
+    """How many of the oldest segments it deleted."""
     full: bool
     """Whether the disk is so full that messages are refused."""
 
@@ -56,10 +54,10 @@ class Retention:
         ages_ms = self._ages_ms(dispatched_to)
         deleted = 0
         try:
-            while (
-                deleted < min(self.config.segments_per_run_max, len(ages_ms))
-                and self._judge(ages_ms[deleted:], at_any_hour).segments
-            ):
+            for age_ms in ages_ms[: self.config.segments_per_run_max]:
+                used, now_ms = self.files.used_ratio(self._disks[0]), self.clock.now_ms()
+                if not is_due(self.config, age_ms, now_ms, used, at_any_hour=at_any_hour):
+                    break
                 self.log.drop_first()
                 deleted += 1
                 self._to_follow = True
@@ -68,11 +66,6 @@ class Retention:
             full = self.refuse_if_full()
             self._follow_deletion()
         return Verdict(deleted, full)
-
-    def _judge(self, ages_ms: Sequence[int], at_any_hour: bool) -> Verdict:
-        used = self.files.used_ratio(self._disks[0])
-        now_ms = self.clock.now_ms()
-        return judge(self.config, ages_ms, now_ms, used, at_any_hour=at_any_hour)
 
     def refuse_if_full(self) -> bool:
         """Refuse messages while the disk is too full; return whether it is."""
@@ -116,27 +109,15 @@ class Retention:
         self._to_follow = False
 
 
-def judge(
-    config: RetentionConfig,
-    ages_ms: Sequence[int],
-    now_ms: int,
-    used_ratio: float,
-    *,
-    at_any_hour: bool = False,
-) -> Verdict:
-    """Decide, given the age of the newest message of each segment that may be deleted.
+def is_due(
+    config: RetentionConfig, age_ms: int, now_ms: int, used_ratio: float, *, at_any_hour: bool
+) -> bool:
+    """Whether to delete the oldest segment, given the age of its newest message.
 
-    Oldest first, without the segment being written. ``now_ms`` is wall clock time. ``at_any_hour``
-    is for operators who do not want to wait.
+    ``now_ms`` is wall clock time. ``at_any_hour`` is for operators who do not want to wait.
     """
-    expired = 0
-    for age_ms in ages_ms:
-        if age_ms < config.reserved_ms:
-            break
-        expired += 1
     is_hour = at_any_hour or local_time(now_ms).hour in config.delete_hours
-    count = expired if is_hour or used_ratio > config.early_ratio else 0
-    if used_ratio > config.forced_ratio:
-        # Whatever its age: but only one, then check the disk again.
-        count = max(count, min(1, len(ages_ms)))
-    return Verdict(min(count, config.segments_per_run_max), used_ratio > config.full_ratio)
+    if age_ms >= config.reserved_ms and (is_hour or used_ratio > config.early_ratio):
+        return True
+    # Whatever its age; the disk is checked again after each.
+    return used_ratio > config.forced_ratio

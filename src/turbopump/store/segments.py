@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -110,8 +111,19 @@ def is_segment_name(name: str) -> bool:
 
 def segment_files(files: Files, directory: Path) -> list[tuple[int, int]]:
     """Return start and size of the files in a directory, in order; foreign names are refused."""
-    entries = [entry for entry in files.entries(directory) if entry.name != SPARE_NAME]
-    for entry in entries:
-        if not is_segment_name(entry.name):
-            raise StoreDamaged(f"{entry} is not a store file: move it away")
-    return sorted((int(entry.name), files.file_size(entry)) for entry in entries)
+    paths = own_entries(files, directory, is_segment_name)
+    return sorted((int(path.name), files.file_size(path)) for path in paths)
+
+
+def own_entries(files: Files, directory: Path, is_own: Callable[[str], bool]) -> list[Path]:
+    """Return the entries of a directory, sorted by name; foreign names are refused."""
+    found = entries(files, directory)
+    for path in found:
+        if not is_own(path.name):
+            raise StoreDamaged(f"{path} is not a store file: move it away")
+    return found
+
+
+def entries(files: Files, directory: Path) -> list[Path]:
+    """Return the entries of a directory, if it exists, without leftovers of a kill."""
+    return [path for path in files.entries(directory) if path.name != SPARE_NAME]

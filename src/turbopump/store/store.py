@@ -402,13 +402,10 @@ class Store:
         self._check_open()
         self._dispatcher.advance(self.readable_end)
         if self._behind.crowded():
-            self._spill()
-
-    def _spill(self) -> None:
-        try:
-            self._behind.spill()
-        except OSError as error:
-            self._health.blocked(error)
+            try:
+                self._behind.spill()
+            except OSError as error:
+                self._health.blocked(error)
 
     def tick(self) -> None:
         """Run due maintenance: flush, write queues and index, repair. Call it about every 100 ms.
@@ -450,14 +447,11 @@ class Store:
     def retain(self, *, at_any_hour: bool = False) -> Verdict:
         """Delete expired segments, and refuse messages while the disk is full."""
         self._catch_up()
-        return self._retention.run(self._dispatched_to, at_any_hour=at_any_hour)
-
-    @property
-    def _dispatched_to(self) -> PhysicalOffset:
-        """Position before which all messages are in their queues' files, and may be deleted."""
+        # Only messages that are all in their queues' files may be deleted.
         first, oldest = self._dispatcher.first_waiting, self._queues.oldest_waiting()
         end = self._log.written if first is None else first
-        return end if oldest is None else min(end, oldest[1].physical_offset)
+        dispatched_to = end if oldest is None else min(end, oldest[1].physical_offset)
+        return self._retention.run(dispatched_to, at_any_hour=at_any_hour)
 
     @translate_disk_errors
     def remove_topic(self, topic: str, end: PhysicalOffset | None = None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from turbopump.machine.files import SPARE_NAME, Files, read_file
+from turbopump.machine.files import Files, read_file
 from turbopump.store.config import UNIT_BYTES, StoreConfig
 from turbopump.store.consume_queue import FILLER_SIZE, as_units
 from turbopump.store.directory import StoreDirectory
@@ -26,13 +26,12 @@ from turbopump.store.index_file import (
 )
 from turbopump.store.outcomes import Units
 from turbopump.store.removed_topics import RemovedTopics
-from turbopump.store.segments import is_segment_name
+from turbopump.store.segments import entries, is_segment_name
 from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import FIXED_BYTES, MessageView
 
-DEFAULT_SLOTS = StoreConfig().index_slots
 ANY_CODE = -1 << 63
 _FOREIGN = "is not a store file"
 
@@ -74,11 +73,6 @@ def queue_directories(
             else:
                 damage.append(Damage(str(queue), 0, _FOREIGN))
     return sorted(found)
-
-
-def entries(files: Files, directory: Path) -> list[Path]:
-    """Return the entries of a directory, if it exists, without leftovers of a kill."""
-    return [path for path in files.entries(directory) if path.name != SPARE_NAME]
 
 
 def expected_size(rows: Sequence[Sequence[tuple[Path, int, int]]]) -> int:
@@ -219,7 +213,7 @@ def _first_entry_at(data: bytes, header: IndexHeader) -> int | None:
     """Find where the entries begin, which depends on the number of slots; None if nowhere."""
     last = (header.count - 2) * ENTRY_BYTES
     room = len(data) - HEADER_BYTES - header.count * ENTRY_BYTES
-    usual = DEFAULT_SLOTS * SLOT_BYTES
+    usual = StoreConfig().index_slots * SLOT_BYTES
     sizes = [usual] if usual <= room else []
     for slots_bytes in itertools.chain(sizes, range(SLOT_BYTES, room + 1, SLOT_BYTES)):
         at = HEADER_BYTES + slots_bytes + ENTRY_BYTES

@@ -33,16 +33,12 @@ def marks_at(
     found = store_timestamps_at(log, topic, np.array(queue_ids), np.array(offsets), places)
     times_ms, positions = found.tolist(), places["physical_offset"].tolist()
     for at in np.flatnonzero(found < 0).tolist():
-        times_ms[at], positions[at] = _mark_at(log, queues[at], offsets[at]) or (-1, -1)
+        queue, offset = queues[at], QueueOffset(offsets[at])
+        stored = None if queue is None else _stored_at(log, queue, offset)
+        # Where units were missing, a message's own offset differs from that of its unit.
+        is_own = stored is not None and stored[2] == offset
+        times_ms[at], positions[at] = stored[:2] if stored and is_own else (-1, -1)
     return times_ms, positions
-
-
-def _mark_at(
-    log: CommitLog, queue: ConsumeQueue | None, offset: int
-) -> tuple[int, PhysicalOffset] | None:
-    found = None if queue is None else _stored_at(log, queue, QueueOffset(offset))
-    # Where units were missing, a message's own offset differs from that of its unit.
-    return found[:2] if found is not None and found[2] == offset else None
 
 
 def _stored_at(

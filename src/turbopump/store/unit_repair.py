@@ -106,16 +106,15 @@ class UnitRepair:
             return
         while self.settle(queue, last)[0] is Settled.SEARCHING:
             pass
-        queue.physical_end = self._physical_end(queue)
+        queue.physical_end = self._end_before(queue, queue.max_offset) or PhysicalOffset(-1)
 
-    def _physical_end(self, queue: ConsumeQueue) -> PhysicalOffset:
-        """Return the end of the last readable message."""
-        low = max(queue.min_offset, queue.max_offset - _RUN_UNITS_MAX)
-        for offset in range(queue.max_offset - 1, low - 1, -1):
-            unit = self._good_unit(queue, offset)
+    def _end_before(self, queue: ConsumeQueue, offset: int) -> PhysicalOffset | None:
+        """Return the end of the last readable message before an offset, if it is near."""
+        for before in range(offset - 1, max(queue.min_offset, offset - _RUN_UNITS_MAX) - 1, -1):
+            unit = self._good_unit(queue, before)
             if unit is not None:
                 return PhysicalOffset(unit[0] + unit[1])
-        return PhysicalOffset(-1)
+        return None
 
     def _is_at_its_place(self, queue: ConsumeQueue, offset: QueueOffset) -> bool:
         """Check the record at the unit's own position: perhaps only the size is wrong."""
@@ -148,12 +147,7 @@ class UnitRepair:
 
     def _begin(self, queue: ConsumeQueue, offset: QueueOffset) -> _Search:
         """Find the intact units around: the records lie between those of their neighbors."""
-        low = self._log.min_offset
-        for before in range(offset - 1, max(queue.min_offset, offset - _RUN_UNITS_MAX) - 1, -1):
-            unit = self._good_unit(queue, before)
-            if unit is not None:
-                low = PhysicalOffset(unit[0] + unit[1])
-                break
+        low = self._end_before(queue, offset) or self._log.min_offset
         end = min(queue.max_offset, offset + _RUN_UNITS_MAX)
         for behind in range(offset + 1, end):
             unit = self._good_unit(queue, behind)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from turbopump.clock import Clock
@@ -128,29 +129,35 @@ class WriteBehind:
         sync drops what it could not write. Units and names that a later power failure restores
         would belong to other messages.
         """
-        touched, new = self._unsynced.touched, self._unsynced.new
         for queue in self._queues:
             rewritten = queue.rewrite_since(position)
-            for path, begin in rewritten.items():
-                touched[path] = min(begin, touched.get(path, begin))
-            new.update(rewritten)
+            self._unsynced.add(Unsynced(rewritten, set(rewritten)))
         # Including those of removed queues and topics.
         directory = self._queues.directory
-        new.update(each / "removed" for each in (directory, *self._files.entries(directory)))
+        self._unsynced.new.update(
+            each / "removed" for each in (directory, *self._files.entries(directory))
+        )
 
-    def sync_job(self, entered_ms: int, time_max_ms: int | None = None) -> SyncJob:
+    def sync_job(self, entered_ms: int, time_max_ms: int | None = None) -> Callable[[], None]:
         """Return the flusher's job that makes the files reliable.
 
         ``entered_ms`` is the store timestamp of the last message entered into queues and index.
         What takes longer than the given time counts as failed.
         """
+        unsynced, self._unsynced = self._unsynced, Unsynced()
+        return partial(self._sync, unsynced, self._reached(entered_ms), time_max_ms)
+
+    def needs_sync(self, entered_ms: int) -> bool:
+        """Whether `sync_job` would do anything."""
+        unsynced = self._unsynced
+        has_files = bool(unsynced.touched or unsynced.new or unsynced.repairs)
+        return has_files or not self.is_reached(self._reached(entered_ms))
+
+    def _reached(self, entered_ms: int) -> Checkpoint:
         oldest = self._queues.oldest_waiting()
         queues_ms = entered_ms if oldest is None else oldest[1].store_timestamp_ms - 1
         index_ms = self._index.sealed_ms if self._index is not None else 0
-        reached = Checkpoint(0, queues_ms, index_ms, queues_end=self._queues.written_to)
-        job = SyncJob(self, self._syncer, self._unsynced, reached, time_max_ms)
-        self._unsynced = Unsynced()
-        return job
+        return Checkpoint(0, queues_ms, index_ms, queues_end=self._queues.written_to)
 
     def fit(self, log_end: PhysicalOffset) -> None:
         """Follow a log that is about to be cut: what is stored there next is not on disk yet."""
@@ -183,8 +190,13 @@ class WriteBehind:
         """Whether the written checkpoint already includes this one."""
         return self.checkpoint.joined(reached) == self.checkpoint
 
-    def synced(self, unsynced: Unsynced, reached: Checkpoint) -> None:
-        """Record that files are on disk; on the flusher's thread."""
+    def _sync(self, unsynced: Unsynced, reached: Checkpoint, time_max_ms: int | None) -> None:
+        """Sync files that follow the log; on the flusher's thread."""
+        try:
+            self._syncer.sync(unsynced.touched, unsynced.new, time_max_ms)
+        except OSError as error:
+            self.fail(error, unsynced)
+            return
         with self._lock:
             if unsynced.repairs and self._lost is None:
                 self.failure = None
@@ -230,33 +242,6 @@ class WriteBehind:
         if self._index is not None:
             touched, new = self._unsynced.touched, self._unsynced.new
             self._index.write_pending(touched, new, with_slots=with_slots)
-
-
-@dataclass(slots=True, eq=False)
-class SyncJob:
-    """One sync by the flusher of files that follow the log."""
-
-    owner: WriteBehind
-    syncer: FileSyncer
-    unsynced: Unsynced
-    reached: Checkpoint
-    time_max_ms: int | None
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether it would do anything."""
-        unsynced = self.unsynced
-        has_files = bool(unsynced.touched or unsynced.new or unsynced.repairs)
-        return has_files or not self.owner.is_reached(self.reached)
-
-    def __call__(self) -> None:
-        unsynced = self.unsynced
-        try:
-            self.syncer.sync(unsynced.touched, unsynced.new, self.time_max_ms)
-        except OSError as error:
-            self.owner.fail(error, unsynced)
-        else:
-            self.owner.synced(unsynced, self.reached)
 
 
 _ONE_BY_ONE_MAX = 64

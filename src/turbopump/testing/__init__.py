@@ -10,8 +10,8 @@ from turbopump.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from turbopump.testing.clock import VirtualClock
-    from turbopump.testing.cluster import Cluster, broker_config
-    from turbopump.testing.disk import Disk
+    from turbopump.testing.cluster import Cluster, broker_config, running_cluster
+    from turbopump.testing.disk import Disk, virtual_machine
     from turbopump.testing.listeners import InjectedFailure, failing
     from turbopump.testing.loop import (
         Deadlock,
@@ -21,22 +21,18 @@ if TYPE_CHECKING:
         virtual_time,
         wait_until,
     )
-    from turbopump.testing.machine import virtual_machine
     from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
     from turbopump.testing.server import RunningServer, running_server
-    from turbopump.testing.sync_cluster import running_cluster
 else:
     # Not before it is used: the pytest plugin is loaded in every pytest run of every user.
     _HOMES = {
         "testing.clock": "VirtualClock",
-        "testing.cluster": "Cluster broker_config",
-        "testing.disk": "Disk",
+        "testing.cluster": "Cluster broker_config running_cluster",
+        "testing.disk": "Disk virtual_machine",
         "testing.listeners": "InjectedFailure failing",
         "testing.loop": "Deadlock VirtualTimeLoop run_virtual virtual_loop virtual_time wait_until",
-        "testing.machine": "virtual_machine",
         "testing.memory_net": "LinkQuality MemoryHost MemoryNetwork",
         "testing.server": "RunningServer running_server",
-        "testing.sync_cluster": "running_cluster",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -22,9 +22,8 @@ from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.machine import Machine
 from turbopump.message import Message
 from turbopump.nameserver import NameServer, NameServerConfig
-from turbopump.net.hooks import Hook
+from turbopump.net.request_protocol import Hook
 from turbopump.testing import cluster_state
-from turbopump.testing.activity import activity_marks
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.cluster_registry import register_cluster
 from turbopump.testing.disk import Disk
@@ -38,7 +37,6 @@ from turbopump.wire.headers import CreateTopic
 from turbopump.wire.names import TEMPLATE_TOPIC
 
 T = TypeVar("T")
-Run = Callable[[Coroutine[Any, Any, T]], T]
 
 BROKER = "broker-a"
 TIMEOUT_S = 60.0
@@ -431,7 +429,7 @@ class Cluster(cluster_state.ReadsState):
         )
         if not is_whole:
             return None
-        return activity_marks(list(self.brokers.values()), self.clients, self.network)
+        return cluster_state.activity_marks(list(self.brokers.values()), self.clients, self.network)
 
     # --- network ----------------------------------------------------------------------------------
 
@@ -482,3 +480,34 @@ def _hosts_by_group(clients: Sequence[Session]) -> dict[str, list[str]]:
         for group in (*session.members.producers, *session.members.consumers):
             found.setdefault(group, []).append(session.config.host)
     return found
+
+
+@contextmanager
+def running_cluster(
+    directory: Path,
+    brokers: Sequence[str] = (BROKER,),
+    *,
+    nameservers: int = 1,
+    settings: Mapping[str, str] | None = None,
+    seed: int = 0,
+    skips_idle_time: bool = True,
+) -> Iterator[Cluster]:
+    """Run a cluster for plain functions, which use `Cluster.run`.
+
+    ``settings`` are the brokers', by their keys in configuration files; ``seed`` decides everything
+    left to chance.
+    """
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed)) as runner:
+        cluster = Cluster(
+            directory,
+            brokers,
+            nameservers=nameservers,
+            config=broker_config(settings),
+            skips_idle_time=skips_idle_time,
+            runner=runner,
+        )
+        cluster.run(cluster.start())
+        try:
+            yield cluster
+        finally:
+            cluster.run(cluster.close())

@@ -1,15 +1,18 @@
-"""The state of running brokers, read without requests: messages, offsets, lag."""
+"""The state of running brokers, read without requests: messages, offsets, lag, activity."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from turbopump.broker.broker import Broker
+from turbopump.client.push_consumer import PushConsumer
+from turbopump.client.session import Session
 from turbopump.message import QueueOffset
 from turbopump.store.outcomes import Found
 from turbopump.store.store import Store
+from turbopump.testing.memory_net import MemoryNetwork
 from turbopump.wire import properties
 from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, decode_records
@@ -32,7 +35,7 @@ class ReadsState(ABC):
 
     def dead_letters(self, group: str) -> list[MessageView]:
         """Return a group's dead letters."""
-        return self._read(lambda brokers: dead_letters(brokers, group))
+        return self.messages(DEAD_LETTER_PREFIX + group)
 
     def retrying(self, group: str) -> list[MessageView]:
         """Return a group's failed messages that wait for redelivery."""
@@ -55,11 +58,6 @@ def messages(brokers: Iterable[Broker], topic: str) -> list[MessageView]:
         for message in queue_messages(broker.store, topic, queue_id)
     ]
     return sorted(found, key=lambda message: (message.store_timestamp_ms, message.physical_offset))
-
-
-def dead_letters(brokers: Iterable[Broker], group: str) -> list[MessageView]:
-    """Return a group's dead letters."""
-    return messages(brokers, DEAD_LETTER_PREFIX + group)
 
 
 def lag(brokers: Iterable[Broker], group: str) -> int:
@@ -90,13 +88,42 @@ class Consumed:
 def _marks(broker: Broker, group: str) -> object:
     """Return a value that changes with everything that counts for a group."""
     joined = broker.state.consumers.find(group)
-    return (
-        id(broker),
-        broker.store.written_end,
-        broker.state.offsets.changes,
-        broker.path.delays.changes,
-        None if joined is None else set(joined.subscriptions),
-    )
+    return *_changes(broker), None if joined is None else set(joined.subscriptions)
+
+
+def _changes(broker: Broker) -> tuple[object, ...]:
+    """Return a value that changes with everything stored, committed and delivered after a delay."""
+    offsets, delays = broker.state.offsets.saving, broker.path.delays
+    return id(broker), broker.store.written_end, offsets.changes, delays.changes
+
+
+def activity_marks(
+    brokers: Sequence[Broker], clients: Iterable[Session], network: MemoryNetwork
+) -> object | None:
+    """Return a value that changes with every activity; None while something is in progress.
+
+    That is so when the network is disturbed, when messages are not on disk yet, when a consumer is
+    processing messages, and when the held pulls are not exactly those of push consumers: the
+    programs of others may count what they do.
+    """
+    stores = [broker.store for broker in brokers]
+    if network.is_disturbed or any(store.flushed_end < store.written_end for store in stores):
+        return None
+    consumers = [each for client in clients for each in client.members.consumers.values()]
+    queues = 0
+    for consumer in consumers:
+        if not isinstance(consumer, PushConsumer) or not consumer.is_idle:
+            return None
+        queues += len(consumer.assignment())
+    if sum(len(broker.path.arrivals) for broker in brokers) != queues:
+        return None
+    connections = network.connections_made, network.open_connections
+    return connections, queues, [_activity(broker) for broker in brokers]
+
+
+def _activity(broker: Broker) -> object:
+    groups = {name: len(group.members) for name, group in broker.state.consumers.groups.items()}
+    return *_changes(broker), broker.state.topics.data_version, groups
 
 
 def is_known(brokers: Iterable[Broker], group: str) -> bool:
@@ -129,7 +156,7 @@ def summary(brokers: Iterable[Broker]) -> list[str]:
         *(
             f"group {group}: lag {lag(running, group)}, "
             f"{len(retrying(running, group))} wait to be tried again, "
-            f"{len(dead_letters(running, group))} dead letters"
+            f"{len(messages(running, DEAD_LETTER_PREFIX + group))} dead letters"
             for group in sorted(groups)
         ),
     ]

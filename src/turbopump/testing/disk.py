@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from turbopump.machine import Machine
 from turbopump.machine.files import Files, Mapped, Space
 from turbopump.testing.background import VirtualBackground
 from turbopump.testing.disk_faults import Chances, Fault, disk_error
-from turbopump.testing.loop import VirtualTimeLoop
+from turbopump.testing.loop import VirtualTimeLoop, virtual_loop
 from turbopump.testing.memory_files import (
     BLOCK_BYTES,
     MemoryDirectory,
@@ -62,6 +63,8 @@ class Disk(Files):
         """How long a sync takes, in virtual time."""
         self.fullness = _FULLNESS
         """How much of it is in use: from 0.9 on, brokers refuse messages."""
+        self.roomy: set[Path] = set()
+        """Paths at which other disks are mounted, which are never full."""
         self.capacity_bytes: int | None = None
         """Capacity of the disk; if set, `fullness` does not count."""
         self.chances = Chances()
@@ -363,7 +366,7 @@ class Disk(Files):
     def used_ratio(self, path: Path) -> float:
         self._begin("used_ratio", path)
         if self.capacity_bytes is None:
-            return self.fullness
+            return _FULLNESS if path in self.roomy else self.fullness
         return min(1.0, self.used_bytes / self.capacity_bytes)
 
     def space(self, path: Path) -> Space:
@@ -465,3 +468,14 @@ class Disk(Files):
 def _end_all(syncs: list[Sync], end: Callable[[Sync], None]) -> None:
     for sync in syncs:
         end(sync)
+
+
+def virtual_machine(files: Files | None = None, seed: int = 0) -> Machine:
+    """Return a machine in the time of the running loop, with a memory disk unless one is given.
+
+    The loop runs its jobs, and ``seed`` decides what is left to chance.
+    """
+    loop = virtual_loop()
+    files = files or Disk(loop)
+    background = files.background if isinstance(files, Disk) else VirtualBackground(loop)
+    return Machine(files, background, loop.clock, Random(seed))  # noqa: S311 - the same each time

@@ -88,10 +88,6 @@ class MemoryFile:
 
     # --- what the disk has ------------------------------------------------------------------------
 
-    @property
-    def is_synced(self) -> bool:
-        return not self._unsynced and self.durable_size == len(self.data)
-
     def begin_sync(self) -> Sync:
         """Note what a sync that begins now will have put on disk when it ends."""
         sync = Sync(self, self._unsynced, len(self.data))

@@ -38,7 +38,7 @@ def turbopump_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """A name server, a broker and their clients in virtual time; see docs/guide/testing.md."""
-    from turbopump.testing.sync_cluster import running_cluster
+    from turbopump.testing.cluster import running_cluster
 
     wanted = _wanted(request, brokers=1, nameservers=1, settings={}, seed=0, skips_idle_time=True)
     with running_cluster(

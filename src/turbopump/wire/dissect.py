@@ -160,7 +160,6 @@ def _property_lines(body: bytes) -> dict[str, str]:
 
 
 _READERS: dict[BodyKind, Callable[[bytes, Mapping[str, str]], object]] = {
-    BodyKind.MESSAGE: lambda body, _: _text(body),
     BodyKind.BATCH: lambda body, _: _batch(body),
     BodyKind.RECORDS: lambda body, _: _records(body),
     BodyKind.REGISTRATION: _registration,

@@ -186,9 +186,7 @@ def decode(frame: bytes, frame_bytes_max: int = FRAME_BYTES_MAX) -> Command:
     return commands[0]
 
 
-def read_header(
-    data: memoryview, at: int, end: int, frame_bytes_max: int = FRAME_BYTES_MAX
-) -> tuple[Command, int, int] | int:
+def read_header(data: memoryview, at: int, end: int) -> tuple[Command, int, int] | int:
     """Read the frame at a position without its body, which lies between the positions returned.
 
     While the frame is incomplete, returns where it will end, as far as known.
@@ -198,8 +196,8 @@ def read_header(
     length: int
     mark: int
     length, mark = _LENGTHS.unpack_from(data, at)
-    if not _LENGTH_BYTES <= length <= frame_bytes_max:
-        raise FrameError(f"a frame must be 4 to {frame_bytes_max} bytes, got {length}", at)
+    if not _LENGTH_BYTES <= length <= FRAME_BYTES_MAX:
+        raise FrameError(f"a frame must be 4 to {FRAME_BYTES_MAX} bytes, got {length}", at)
     frame_end = at + _LENGTH_BYTES + length
     header_end = at + _PREFIX_BYTES + (mark & _HEADER_LENGTH_BITS)
     if header_end > frame_end or header_end - at - _PREFIX_BYTES > HEADER_BYTES_MAX:

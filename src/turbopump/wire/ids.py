@@ -105,19 +105,11 @@ class UniqueIds:
 
     def _elapsed_ms(self, now_ms: int) -> int:
         """Return the milliseconds since the start of the month."""
-        if now_ms >= self._next_month_ms:
+        if 0 < self._month_ms - now_ms < _CLOCK_SLIP_MS:
+            return 0
+        if not self._month_ms <= now_ms < self._next_month_ms:
             self._month_ms = _month_start_ms(now_ms)
             self._next_month_ms = _month_start_ms(self._month_ms + 32 * 24 * 3600 * 1000)
-        elapsed_ms = now_ms - self._month_ms
-        if elapsed_ms < 0:
-            elapsed_ms = self._elapsed_after_clock_set_back(now_ms)
-        return elapsed_ms
-
-    def _elapsed_after_clock_set_back(self, now_ms: int) -> int:
-        if self._month_ms - now_ms < _CLOCK_SLIP_MS:
-            return 0
-        self._month_ms = _month_start_ms(now_ms)
-        self._next_month_ms = _month_start_ms(self._month_ms + 32 * 24 * 3600 * 1000)
         return now_ms - self._month_ms
 
 

@@ -12,32 +12,41 @@ from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.record import FIXED_BYTES
 
 _SIZE = struct.Struct(">i")
-_HEAD_FIELDS = (
-    ("size", ">i4", 0),
-    ("magic", ">u4", 4),
-    ("crc", ">i4", 8),
-    ("queue_id", ">i4", 12),
-    ("queue_offset", ">i8", 20),
-    ("physical_offset", ">i8", 28),
-    ("sys_flag", ">i4", 36),
-    ("born_time", ">i8", 40),
-    ("born_host", "u8", 48),
-    ("store_time", ">i8", 56),
-    ("store_host", "u8", 64),
-    ("reconsume", ">i4", 72),
-    ("body_length", ">i4", 84),
+HEAD_BYTES = 88
+
+
+def layout(places: dict[str, tuple[str, int]], size: int, shift: int = 0) -> np.dtype[Any]:
+    """Return the layout of items of ``size`` bytes, given the format and offset of each field."""
+    return np.dtype(
+        {
+            "names": list(places),
+            "formats": [form for form, _ in places.values()],
+            "offsets": [at + shift for _, at in places.values()],
+            "itemsize": size,
+        }
+    )
+
+
+HEAD = layout(
+    {
+        "size": (">i4", 0),
+        "magic": (">u4", 4),
+        "crc": (">i4", 8),
+        "queue_id": (">i4", 12),
+        "queue_offset": (">i8", 20),
+        "physical_offset": (">i8", 28),
+        "sys_flag": (">i4", 36),
+        "born_time": (">i8", 40),
+        "born_host": ("u8", 48),
+        "store_time": (">i8", 56),
+        "store_host": ("u8", 64),
+        "reconsume": (">i4", 72),
+        "body_length": (">i4", 84),
+    },
+    HEAD_BYTES,
 )
 """The fields before the body and their offsets if both hosts are IPv4: address and port together.
 With IPv6, everything after the born host's address is elsewhere."""
-HEAD_BYTES = 88
-HEAD = np.dtype(
-    {
-        "names": [name for name, _, _ in _HEAD_FIELDS],
-        "formats": [kind for _, kind, _ in _HEAD_FIELDS],
-        "offsets": [at for _, _, at in _HEAD_FIELDS],
-        "itemsize": HEAD_BYTES,
-    }
-)
 
 
 def read_at(view: memoryview, kind: str, positions: Ints) -> NDArray[Any]:

@@ -22,6 +22,7 @@ from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import INT_MAX
 from turbopump.wire.property_texts import Equal, PropertyTexts
 from turbopump.wire.record import PROPERTIES_BYTES_MAX, Record
+from turbopump.wire.record_arrays import layout
 
 _ENTRY_END = properties.ENTRY_END.encode()
 _ZERO = b"\0"
@@ -79,17 +80,14 @@ class RecordBatch(Struct, frozen=True, eq=False):
 
     @property
     def body_bytes(self) -> int:
-        """Of all bodies together."""
         return int(self.body_lengths.sum())
 
     @property
     def total_bytes(self) -> int:
-        """Of all records together."""
         return int(self.sizes.sum())
 
     @property
     def largest_bytes(self) -> int:
-        """Of the largest record."""
         return int(self.sizes.max())
 
     @property
@@ -197,7 +195,7 @@ def _record_form(head: int, body: int, middle: int, text: int, end: int) -> np.d
         "text": (f"V{text}", head + body + middle),
         "end": (f"V{end}", head + body + middle + text),
     }
-    return _form(places, 0, head + body + middle + text + end)
+    return layout(places, head + body + middle + text + end)
 
 
 @lru_cache(maxsize=1024)
@@ -210,12 +208,12 @@ def _head_form(before_bytes: int, fixed_bytes: int) -> np.dtype[Any]:
         "physical_offset": (">i8", 28),
         "body_length": (">i4", fixed_bytes - 4),
     }
-    return _form(places, before_bytes, before_bytes + fixed_bytes)
+    return layout(places, before_bytes + fixed_bytes, before_bytes)
 
 
 @lru_cache(maxsize=256)
 def _middle_form(size: int) -> np.dtype[Any]:
-    return _form({"text_length": (">i2", size - _TEXT_LENGTH.size)}, 0, size)
+    return layout({"text_length": (">i2", size - _TEXT_LENGTH.size)}, size)
 
 
 def _cut(data: bytearray, size: int) -> list[bytes]:
@@ -354,15 +352,4 @@ def _message_form(length: int, text_length: int) -> np.dtype[Any]:
         places["body"] = (f"V{length}", _BODY_AT)
     if text_length:
         places["text"] = (f"V{text_length}", _OWN_BYTES + length)
-    return _form(places, 0, _OWN_BYTES + length + text_length)
-
-
-def _form(places: dict[str, tuple[str, int]], shift: int, size: int) -> np.dtype[Any]:
-    return np.dtype(
-        {
-            "names": list(places),
-            "formats": [form for form, _ in places.values()],
-            "offsets": [at + shift for _, at in places.values()],
-            "itemsize": size,
-        }
-    )
+    return layout(places, _OWN_BYTES + length + text_length)

@@ -53,17 +53,14 @@ class RecordList(Struct, frozen=True, eq=False):
 
     @property
     def body_bytes(self) -> int:
-        """Of all bodies together."""
         return sum(map(len, self.bodies))
 
     @property
     def total_bytes(self) -> int:
-        """Of all records together."""
         return sum(self.sizes)
 
     @property
     def largest_bytes(self) -> int:
-        """Of the largest record."""
         return max(self.sizes)
 
     def texts(self) -> PropertyTexts:

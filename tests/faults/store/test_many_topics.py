@@ -28,13 +28,13 @@ def fill_and_check(tmp_path: Path, topics: int) -> None:
             clock.advance(2000)
             store.tick()
         assert len(store.queue_ids()) == topics
-        assert len(store._open_files) <= 50
+        assert len(store._open_files._fds) <= 50
     (tmp_path / "abort").touch()
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         assert store.recovered.crashed
         for name in names[:: max(1, topics // 200)]:
             assert bodies(store, name) == [f"{name}/0".encode(), f"{name}/1".encode()]
-        assert len(store._open_files) <= 50
+        assert len(store._open_files._fds) <= 50
 
 
 def test_a_thousand_topics(tmp_path: Path) -> None:

@@ -103,8 +103,7 @@ def test_the_last_heartbeat_wins() -> None:
         MessageModel.BROADCASTING,
     )
     assert group.consume_from is None
-    assert consumers.message_model("g") is MessageModel.BROADCASTING
-    assert consumers.message_model("h") is None
+    assert consumers.find("h") is None
 
 
 def test_older_subscriptions_do_not_replace_newer_ones() -> None:

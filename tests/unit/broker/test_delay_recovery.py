@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
+
 from clusters import Cluster, cluster
 from turbopump.broker import delay_recovery
 from turbopump.machine.files import read_file, write_file
 from turbopump.message import Message
-from turbopump.testing import virtual_time
+from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire import properties
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request
@@ -86,6 +88,42 @@ async def test_the_first_deliveries_of_a_level_are_not_repeated_either(tmp_path:
         assert counts(world) == {b"x": 1}
         await restart(world)
         assert counts(world) == {b"x": 1}
+
+
+@pytest.mark.parametrize("skipped_min", [0, 500])
+@virtual_time()
+async def test_a_clock_that_was_set_back_repeats_no_delivery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skipped_min: int
+) -> None:
+    """The copies appear to be older than the messages themselves."""
+    monkeypatch.setattr(delay_recovery, "_SKIPPED_MIN", skipped_min)
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T")
+        await world.send(*(Message("T", b"%d" % n, delay_level=LEVEL) for n in range(8)))
+        virtual_loop().clock.jump_wall(-3_600_000)
+        await asyncio.sleep(DELAY_S + 1)
+        await world.send(*(Message("T", b"later") for _ in range(8)))
+        delivered = counts(world)
+        assert sum(delivered.values()) == 16
+        assert saved(world)["offsetTable"].get(str(LEVEL), 0) < 8, "not all of it is saved"
+        await restart(world)
+        assert counts(world) == delivered
+
+
+@virtual_time()
+async def test_many_messages_that_are_older_than_any_copy_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delay_recovery, "_SKIPPED_MIN", 20)
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T", queues=1)
+        await world.send(Message("T", b"x", delay_level=18))
+        await world.send(*(Message("T", b"other") for _ in range(30)))
+        await asyncio.sleep(7200 + 1)
+        find: Callable[..., int] = delay_recovery.delivered_end
+        # The delayed message and its copy, nothing else.
+        store = world.brokers["a"].store
+        assert find(store, 17, 0, 7_200_000, 0, examined_max=2) == 1
 
 
 @virtual_time()

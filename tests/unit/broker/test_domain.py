@@ -65,8 +65,8 @@ PROTOCOL = {
 
 
 THIN = (
-    *(f"handlers/{name}" for name in ("send", "send_back", "pull", "reply", "offsets", "clients")),
-    *(f"admin/{name}" for name in ("groups", "progress", "resets")),
+    *(f"handlers/{name}" for name in ("send", "pull", "reply", "offsets", "clients")),
+    *(f"admin/{name}" for name in ("groups", "progress")),
 )
 """Handlers of sends, pulls, offsets and groups: they read, call the domain, and answer."""
 

@@ -11,11 +11,9 @@ import pytest
 
 from brokers import BROKER_HOST, config_at, running_broker
 from turbopump.broker.broker import Broker
-from turbopump.broker.config import IdentityConfig, Role
-from turbopump.broker.replication.config import ReplicationConfig
+from turbopump.broker.config import IdentityConfig, ReplicationConfig, Role
 from turbopump.broker.replication.master import SlaveConnection
-from turbopump.broker.replication.slave import MasterConnection
-from turbopump.broker.replication.status import LinkState
+from turbopump.broker.replication.slave import LinkState, MasterConnection
 from turbopump.machine.files import REAL_FILES
 from turbopump.supervisor import summary
 from turbopump.testing import MemoryNetwork, virtual_machine, virtual_time, wait_until
@@ -43,7 +41,7 @@ async def master_and_slave(tmp_path: Path) -> AsyncIterator[tuple[Broker, Broker
 
 
 def state_of(slave: Broker) -> LinkState:
-    link = slave.replication.status.master
+    link = slave.replication.master_link
     assert link is not None
     return link.state
 
@@ -112,7 +110,7 @@ async def test_a_heartbeat_failing_for_one_slave_does_not_affect_the_others(
 ) -> None:
     async with master_and_slave(tmp_path) as (master, slave):
         connection = link_of(slave)
-        broken = master.replication.slaves.connection()
+        broken = SlaveConnection(master.replication.slaves)
         monkeypatch.setattr(broken, "tick", lambda: 1 / 0)
         # Before the other one, in the order of ticks.
         connected = master.replication.slaves._connected

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from turbopump.broker.config import BrokerConfig
+from turbopump.broker.config import BrokerConfig, ReplicationConfig
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.replication.config import ReplicationConfig
 from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.errors import ConnectFailed, WriteFailed
 from turbopump.store.config import StoreConfig

@@ -15,6 +15,7 @@ from turbopump.broker import membership_file
 from turbopump.broker.clients import Consumers
 from turbopump.broker.membership_file import MembershipFile, RememberedGroup, encoded
 from turbopump.broker.queue_locks import QueueLocks
+from turbopump.errors import RemoteError, WriteFailed
 from turbopump.message import MessageQueue
 from turbopump.tables import TableFile, TableWriter
 from turbopump.testing import VirtualClock, virtual_time
@@ -26,6 +27,7 @@ from turbopump.wire.bodies import (
     ConsumerData,
     ConsumerIds,
     ConsumeType,
+    DataVersion,
     Heartbeat,
     LockedQueues,
     LockQueues,
@@ -139,6 +141,32 @@ def test_a_promoted_broker_grants_no_lock_while_those_of_the_old_master_are_vali
     assert refusal(promoted, "c2")[0] == ResponseCode.SERVICE_NOT_AVAILABLE
     promoted.clock.advance_ns(MS_NS)
     assert lock(promoted, "c2", *QUEUES) == QUEUES, "locks of another epoch are no longer valid"
+
+
+def test_a_replaced_master_renews_no_lock(before: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor withholds locks only for as long as those granted before are valid."""
+    replaced = RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "replaced by b2")
+    assert lock(before, "c1", QUEUES[0]) == [QUEUES[0]]
+    before.suspension = replaced
+    assert refusal(before, "c1") == (replaced.code, "replaced by b2")
+    before.suspension = None
+    save = before.members_file.save
+
+    def save_and_suspend(body: bytes, version: DataVersion) -> None:
+        save(body, version)
+        before.suspension = replaced
+
+    monkeypatch.setattr(before.members_file, "save", save_and_suspend)
+    assert refusal(before, "c1") == (replaced.code, "replaced by b2"), "replaced while it saved"
+
+    def fail_and_suspend(_body: bytes, _version: DataVersion) -> None:
+        before.suspension = replaced
+        raise WriteFailed("no space is left")
+
+    before.suspension = None
+    before.locks.unlock("g", "c1", QUEUES[:1])
+    monkeypatch.setattr(before.members_file, "save", fail_and_suspend)
+    assert refusal(before, "c1") == (replaced.code, "replaced by b2"), "saved ones neither"
 
 
 def test_a_promoted_broker_that_restarts_soon_waits_again(before: Parts, tmp_path: Path) -> None:
@@ -285,7 +313,7 @@ def test_members_that_have_not_returned_are_remembered_across_another_restart(
 def test_broadcasting_groups_are_remembered(before: Parts, tmp_path: Path) -> None:
     join(before, "c1", model=MessageModel.BROADCASTING)
     after = restarted(before, tmp_path)
-    assert after.consumers.message_model("g") is MessageModel.BROADCASTING
+    assert after.consumers.groups["g"].message_model is MessageModel.BROADCASTING
 
 
 def test_a_group_without_subscriptions_is_remembered(before: Parts, tmp_path: Path) -> None:

@@ -10,8 +10,13 @@ import pytest
 
 from brokers import use_all_tables
 from promotable import NAME, PromotableBrokers, promotable_brokers
-from turbopump.broker.config import BrokerConfig, IdentityConfig, RegistrationConfig, Role
-from turbopump.broker.replication.config import ReplicationConfig
+from turbopump.broker.config import (
+    BrokerConfig,
+    IdentityConfig,
+    RegistrationConfig,
+    ReplicationConfig,
+    Role,
+)
 from turbopump.broker.replication.roles import (
     RoleRecord,
     Verdict,
@@ -586,7 +591,7 @@ async def test_messages_acknowledged_by_a_sync_master_survive_its_loss(tmp_path:
         identity = replace(config.identity, role=Role.SYNC_MASTER)
         await replicas.start(0, replace(config, identity=identity))
         slaves = replicas.broker(0).replication.slaves
-        await wait_until(lambda: slaves.status, 60)
+        await wait_until(lambda: slaves.following, 60)
         acknowledged = []
         for number in range(30):
             body = b"%d" % number

@@ -174,7 +174,7 @@ class Master:
         self.connection, self.transport = self.connect()
 
     def connect(self) -> tuple[SlaveConnection, FakeTransport]:
-        connection, transport = self.slaves.connection(), FakeTransport()
+        connection, transport = SlaveConnection(self.slaves), FakeTransport()
         connection.connection_made(transport)
         return connection, transport
 
@@ -241,7 +241,7 @@ async def test_a_later_report_beyond_the_end_closes_the_connection(
     master.report(100_001)
     assert master.transport.is_closed
     assert "it reports position 100001, but the log ends at 100000" in caplog.text
-    assert not master.slaves.status
+    assert not master.slaves.following
 
 
 @virtual_time()

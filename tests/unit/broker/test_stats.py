@@ -110,24 +110,24 @@ def test_unknown_names_and_keys(counting: Counting, name: str, key: str) -> None
 
 def test_rates_need_as_many_samples_as_their_time_is_long(counting: Counting) -> None:
     counting.stats.put("T", 0, 50, 1)
-    assert counting.stats.put_rates()[0] is None
+    assert counting.stats.message_rates(counting.stats.puts)[0] is None
     counting.wait()
-    assert counting.stats.put_rates() == (5.0, None, None)
+    assert counting.stats.message_rates(counting.stats.puts) == (5.0, None, None)
     counting.wait(59)
-    assert counting.stats.put_rates() == (0.0, 0.0, 50 / 600)
+    assert counting.stats.message_rates(counting.stats.puts) == (0.0, 0.0, 50 / 600)
     counting.wait(1)
-    assert counting.stats.put_rates()[2] == 0.0
+    assert counting.stats.message_rates(counting.stats.puts)[2] == 0.0
 
 
 def test_pulls_that_find_and_that_do_not(counting: Counting) -> None:
     counting.stats.get("g", "T", 0, 32, 1)
     for _ in range(3):
-        counting.stats.missed()
-    counting.stats.put_failed()
+        counting.stats.misses.add()
+    counting.stats.failures.add()
     counting.wait()
-    assert counting.stats.found_rates()[0] == 0.1
-    assert counting.stats.missed_rates()[0] == 0.3
-    assert counting.stats.transferred_rates()[0] == 3.2
+    assert counting.stats.request_rates(counting.stats.gets)[0] == 0.1
+    assert counting.stats.request_rates(counting.stats.misses)[0] == 0.3
+    assert counting.stats.message_rates(counting.stats.gets)[0] == 3.2
     assert counting.stats.failures.times == 1
 
 
@@ -143,10 +143,9 @@ def test_totals_at_midnight(counting: Counting) -> None:
     counting.stats.put("T", 0, 5, 1)
     counting.wait(8640)
     counting.stats.put("T", 0, 7, 1)
-    assert counting.stats.put_days() == (0, 5, 12)
+    assert [puts for puts, _ in counting.stats.days] == [0, 5, 12]
     counting.wait(8640)
-    assert counting.stats.put_days() == (5, 12, 12)
-    assert counting.stats.get_days() == (0, 0, 0)
+    assert counting.stats.days == ((5, 0), (12, 0), (12, 0))
 
 
 def test_removed_topics_and_groups_leave_no_counter_behind(counting: Counting) -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from brokers import BROKER_HOST, Client, client_of, config_at, running_broker, use_all_tables
 from turbopump.broker.broker import Broker
-from turbopump.broker.config import IdentityConfig, Role
+from turbopump.broker.config import IdentityConfig, ReplicationConfig, Role
 from turbopump.broker.replication import table_copy
-from turbopump.broker.replication.config import ReplicationConfig
 from turbopump.broker.replication.table_copy import CopiedTable, TableCopies, copied_tables
 from turbopump.errors import ConnectionLost, RemoteError
 from turbopump.machine.files import REAL_FILES

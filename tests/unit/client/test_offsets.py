@@ -287,12 +287,19 @@ async def test_an_error_does_not_count_as_no_offset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compared", [0, 1], ids=["another queue", "the queue itself"])
-@pytest.mark.parametrize("changed", [QueueOffset(1), None], ids=["went back", "was lost"])
+@pytest.mark.parametrize(
+    "changed",
+    [QueueOffset(1), QueueOffset(5), None],
+    ids=["went back", "advanced", "was lost"],
+)
 @virtual_time()
 async def test_a_queue_that_changes_while_a_broker_is_compared(
     tmp_path: Path, compared: int, changed: QueueOffset | None
 ) -> None:
-    """The previous position would make the next owner skip messages."""
+    """The previous position would make the next owner skip messages.
+
+    Or it would be lower than what a pull has committed in the meantime.
+    """
     recorder = Recorder()
     async with cluster(tmp_path) as world, world.session(hooks=[recorder]) as session:
         await make_topic(world)

@@ -392,17 +392,38 @@ async def test_pulls_ask_for_as_much_as_the_flow_limits_leave_room_for(tmp_path:
             await sleep_ms(10_000)
             seen.hold.set()
             await wait_until(lambda: seen.count == 300)
-        pulls = [
-            headers.PullMessage.from_ext_fields(each.ext_fields)
-            for each in recorder.of(RequestCode.PULL_MESSAGE)
-        ]
-        asked = [
-            (each.max_msg_nums, each.bulk_pull)
-            for each in pulls
-            if (each.topic, each.queue_id) == (QUEUE.topic, QUEUE.queue_id)
-        ]
+        asked = [(each.max_msg_nums, each.bulk_pull) for each in pulls_of(QUEUE, recorder)]
         # The second one exceeds the limit by one message, as everywhere in the protocol.
         assert asked[:2] == [(256, True), (25, None)]
+
+
+@virtual_time()
+async def test_a_full_cache_is_refilled_by_large_pulls(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(1500), to=QUEUE)
+        recorder, seen = Recorder(), list[object]()
+
+        async def take_a_while(messages: Sequence[MessageView], _: object) -> ConsumeResult:
+            await sleep_ms(10)
+            seen.extend(messages)
+            return ConsumeResult.SUCCESS
+
+        session, flow = world.session(hooks=[recorder]), FlowLimits(messages_per_queue=400)
+        async with consuming(world, take_a_while, session=session, flow=flow):
+            await wait_until(lambda: len(seen) == 1500)
+        refills = [
+            each.max_msg_nums for each in pulls_of(QUEUE, recorder) if each.queue_offset < 1400
+        ]
+        # Not 20, as many as finish at a time.
+        assert min(refills) >= 100
+
+
+def pulls_of(queue: MessageQueue, recorder: Recorder) -> list[headers.PullMessage]:
+    found = (
+        headers.PullMessage.from_ext_fields(each.ext_fields)
+        for each in recorder.of(RequestCode.PULL_MESSAGE)
+    )
+    return [pull for pull in found if (pull.topic, pull.queue_id) == (queue.topic, queue.queue_id)]
 
 
 # --- where to start -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from turbopump.client import calls
 from turbopump.client.calls import NothingNew
 from turbopump.client.continuity import LastPulled, Source, StoredMessage
 from turbopump.client.pull_config import PullTimes
@@ -36,3 +37,28 @@ async def test_a_slave_that_lags_counts_as_not_compared(end: int) -> None:
     kept, same = await reader.continued(QUEUE, wanted, last, QueueOffset(4), outcome)
     assert kept == last, "the next pull over this connection has to be compared"
     assert same is outcome
+
+
+@virtual_time()
+async def test_a_position_is_committed_to_the_master_that_was_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The route may name another master meanwhile, which may have other messages."""
+    masters = iter([Replica(0, BEFORE.address), Replica(0, "10.0.0.9:10911")])
+
+    async def next_master(_: MessageQueue) -> Replica:
+        return next(masters)
+
+    async def commit(_: object, address: str, *rest: object, is_oneway: bool) -> None:
+        commits.append((address, rest[2]))
+
+    commits: list[tuple[str, object]] = []
+    monkeypatch.setattr(calls, "commit_offset", commit)
+    config = SimpleNamespace(namespace="", request_timeout_ms=3000)
+    session = SimpleNamespace(source=lambda _: BEFORE, config=config, replica_to_commit=next_master)
+    reader = QueueReader(cast("Any", session), "g", PullTimes())
+    reader._compared[QUEUE] = BEFORE
+    last = LastPulled(BEFORE, None, QueueOffset(4), QueueOffset(4))
+    wanted = subscription("T", EVERYTHING, 0)
+    await reader.commit_pulled(QUEUE, wanted, last, QueueOffset(4))
+    assert commits == [(BEFORE.address, QueueOffset(4))]

@@ -18,7 +18,7 @@ from turbopump.client.delivery.results import (
     suspend_time_ms,
 )
 from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
-from turbopump.client.rebalance import PULL_IDLE_MS_MAX, Changes, changes
+from turbopump.client.rebalance import PULL_IDLE_MS_MAX, changes
 from turbopump.client.start_position import (
     At,
     AtEnd,
@@ -95,9 +95,9 @@ def message(reconsume_times: int) -> MessageView:
 
 
 def test_messages_without_retries_left_are_separated() -> None:
-    tried = attempts([message(0), message(2), message(3)], attempts_max=3)
-    assert [each.reconsume_times for each in tried.again] == [1, 3]
-    assert [each.reconsume_times for each in tried.exhausted] == [3]
+    again, exhausted = attempts([message(0), message(2), message(3)], attempts_max=3)
+    assert [each.reconsume_times for each in again] == [1, 3]
+    assert [each.reconsume_times for each in exhausted] == [3]
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_what_is_gained_and_lost() -> None:
     a, b, c, d = QUEUES
     now_ms = 1_000_000
     owned = {a: now_ms, b: now_ms, c: now_ms - PULL_IDLE_MS_MAX - 1}
-    assert changes(owned, [b, c, d], now_ms) == Changes(gained=(c, d), lost=(a, c))
-    assert changes({a: now_ms}, [a], now_ms) == Changes((), ())
-    assert changes({a: now_ms - PULL_IDLE_MS_MAX}, [a], now_ms) == Changes((), ())
-    assert changes({}, [a], now_ms) == Changes((a,), ())
+    assert changes(owned, [b, c, d], now_ms) == ([c, d], [a, c])
+    assert changes({a: now_ms}, [a], now_ms) == ([], [])
+    assert changes({a: now_ms - PULL_IDLE_MS_MAX}, [a], now_ms) == ([], [])
+    assert changes({}, [a], now_ms) == ([a], [])
 
 
 @pytest.mark.parametrize(

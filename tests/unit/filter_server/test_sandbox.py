@@ -288,7 +288,7 @@ def test_working_without_a_request(source: str) -> None:
                 await sandbox.decide([message()])
             with pytest.raises(FilterStopped, match="while there was no message to decide"):
                 await checked_until_stopped(sandbox)
-            assert not is_alive(sandbox.pid)
+            assert not is_alive(sandbox._process.pid)
         finally:
             await sandbox.close()
 
@@ -449,7 +449,7 @@ def test_monkey_patches_stay_inside() -> None:
 def test_the_rights_that_are_left() -> None:
     async def main() -> None:
         sandbox = await Sandbox.start(b"def matches(message): return True", LIMITS)
-        directory = Path(f"/proc/{sandbox.pid}")
+        directory = Path(f"/proc/{sandbox._process.pid}")
         status = dict(
             line.split(":", 1) for line in (directory / "status").read_text().splitlines()
         )
@@ -473,7 +473,7 @@ from turbopump.filters.server_config import CodeLimits
 async def main():
     source = b"def matches(message):\\n    while True: pass"
     sandbox = await Sandbox.start(source, CodeLimits())
-    print(sandbox.pid, flush=True)
+    print(sandbox._process.pid, flush=True)
     await sandbox._exchange(marshal.dumps([("T", 0, 0, 0, 0, 0, {}, b"")]))
 
 asyncio.run(main())
@@ -500,7 +500,7 @@ def test_ends_with_the_filter_server() -> None:
 def test_a_program_for_each_architecture(machine: str) -> None:
     program = child.seccomp_program(machine)
     assert len(program) % 8 == 0
-    assert program.endswith(child._statement(child._RETURN, child._RET_ERRNO | child._EPERM))
+    assert program.endswith(child._instruction(child._RETURN, child._RET_ERRNO | child._EPERM))
 
 
 def test_no_program_for_other_architectures() -> None:

@@ -17,10 +17,11 @@ from turbopump.broker.config import FiltersConfig
 from turbopump.filter_server import pulls, uploads
 from turbopump.filter_server.sandbox import FilterStopped
 from turbopump.filter_server.server import FilterServer
-from turbopump.filters.code import SOURCE_BYTES_MAX, source_crc
+from turbopump.filters.code import SOURCE_BYTES_MAX
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
+from turbopump.wire.hashing import body_crc
 from turbopump.wire.headers import ConsumerGroup, RegisterFilterClass
 from turbopump.wire.sysflag import PULL_CLASS_FILTER, PULL_SUBSCRIPTION, PULL_SUSPEND
 
@@ -48,7 +49,7 @@ class World:
         self, source: str | bytes, group: str = "g", topic: str = "T", name: str = "f", **wrong: Any
     ) -> Command:
         data = source if isinstance(source, bytes) else source.encode()
-        fields: dict[str, Any] = {"class_name": name, "class_crc": source_crc(data), **wrong}
+        fields: dict[str, Any] = {"class_name": name, "class_crc": body_crc(data), **wrong}
         header = RegisterFilterClass(consumer_group=group, topic=topic, **fields)
         return await self._own.ask(RequestCode.REGISTER_MESSAGE_FILTER_CLASS, header, data)
 
@@ -276,7 +277,7 @@ async def test_the_same_source_is_loaded_once_and_another_one_replaces_it(tmp_pa
         assert numbers(await it.pull()) == [0, 2]
         await it.upload("def matches(message): return message.body == b'3'")
         assert numbers(await it.pull()) == [3]
-        assert len(it.server.uploads) == 1
+        assert len(it.server.uploads._filters) == 1
 
 
 @virtual_time()
@@ -315,7 +316,7 @@ def test_invalid_uploads_are_rejected_with_the_reason(
             answer = await it.upload(**{"source": EVEN, **wrong})
             assert answer.code == ResponseCode.SYSTEM_ERROR
             assert remark in str(answer.remark)
-            assert len(it.server.uploads) == 0
+            assert len(it.server.uploads._filters) == 0
 
     main()
 
@@ -415,4 +416,4 @@ async def test_unused_filters_are_evicted(tmp_path: Path) -> None:
         assert numbers(await it.pull(name="b")) == [0]
         assert (await it.pull(name="a")).code == ResponseCode.FILTER_DATA_NOT_EXIST
         await asyncio.sleep(2 * uploads.UNUSED_MS / 1000)
-        assert len(it.server.uploads) == 0
+        assert len(it.server.uploads._filters) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nameserver_peers import validate
 from turbopump.nameserver.routes import (
     SILENCE_MAX_MS,
     Registered,
@@ -49,7 +50,7 @@ def table(*registrations: Registration) -> RouteTable:
     routes = RouteTable()
     for registration in registrations:
         routes.register(registration, NOW)
-        routes.validate()
+        validate(routes)
     return routes
 
 
@@ -134,7 +135,7 @@ def test_a_lower_version_is_a_change_too() -> None:
 def test_a_promoted_slave_drops_its_old_id_and_registers_its_topics() -> None:
     routes = table(broker(broker_id=1, address="x:1"))
     routes.register(broker(broker_id=0, address="x:1"), NOW)
-    routes.validate()
+    validate(routes)
     assert addresses(routes) == {0: "x:1"}
     assert routes.topics() == ["T"]
 
@@ -207,7 +208,7 @@ def test_a_version_query_of_an_unknown_broker() -> None:
 def test_topics_remain_while_a_slave_is_left() -> None:
     routes = table(broker(), broker(broker_id=1))
     assert routes.remove("a0:1")
-    routes.validate()
+    validate(routes)
     assert addresses(routes) == {1: "a1:1"}
     assert perms(routes) == {"a": 6}
 
@@ -222,7 +223,7 @@ def test_a_returning_master_registers_again() -> None:
 def test_removing_the_last_address_removes_the_name_and_its_topics() -> None:
     routes = table(broker("a", topics=topics_of(["T", "U"])), broker("b"))
     assert routes.remove("a0:1")
-    routes.validate()
+    validate(routes)
     assert routes.topics() == ["T"]
     assert routes.cluster_info().cluster_addr_table == {"c": ["b"]}
     assert routes.remove("b0:1")
@@ -284,12 +285,12 @@ def test_the_number_of_topics_is_bounded() -> None:
     full = routes.register(broker("b", topics=topics_of("TU")), NOW)
     assert full == TableFull("at most 3 topics can be registered, got 4")
     assert "b0:1" not in routes
-    routes.validate()
+    validate(routes)
     slave = broker("b", broker_id=1, topics=topics_of("TUVW"))
     assert isinstance(routes.register(slave, NOW), Registered)
     routes.delete_topic("U")
     assert isinstance(routes.register(broker("b", topics=topics_of("TU")), NOW), Registered)
-    routes.validate()
+    validate(routes)
 
 
 def test_topic_is_deleted_everywhere_or_in_one_cluster() -> None:
@@ -297,7 +298,7 @@ def test_topic_is_deleted_everywhere_or_in_one_cluster() -> None:
     routes.delete_topic("T", "unheard of")
     assert perms(routes) == {"a": 6, "b": 6}
     routes.delete_topic("T", "one")
-    routes.validate()
+    validate(routes)
     assert perms(routes) == {"b": 6}
     routes.delete_topic("T")
     assert routes.topics() == []

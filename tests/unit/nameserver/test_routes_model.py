@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from example_counts import at_most
+from nameserver_peers import validate
 from turbopump.nameserver.routes import SILENCE_MAX_MS, Registered, Registration, RouteTable
 from turbopump.wire.bodies import DataVersion, TopicConfig
 
@@ -155,7 +156,7 @@ class Routes(RuleBasedStateMachine):
 
     @invariant()
     def is_consistent(self) -> None:
-        self.routes.validate()
+        validate(self.routes)
 
     @invariant()
     def routes_agree(self) -> None:

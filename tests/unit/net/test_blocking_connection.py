@@ -21,9 +21,8 @@ from turbopump.errors import (
 )
 from turbopump.net.blocking_connection import TRUSTED_MS, BlockingConnection, readable
 from turbopump.net.blocking_pool import BlockingPool
-from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS
-from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.request_protocol import Hook, RequestProtocol
 from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import VirtualClock
 from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, request

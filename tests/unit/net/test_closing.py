@@ -133,7 +133,9 @@ async def test_an_error_after_a_burst_of_requests_closes_the_connection(
     def settle() -> None:
         raise ZeroDivisionError
 
-    async with world(Router({ECHO: echo}, settle=settle)) as here:
+    router = Router({ECHO: echo})
+    router.settle = settle
+    async with world(router) as here:
         connection = await here.connect()
         assert (await connection.request(Command(ECHO), 1000)).code == 0
         await connection.wait_closed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -26,14 +26,14 @@ from pull_peers import (
     several,
 )
 from turbopump import Message, Producer
-from turbopump.errors import RecordError
-from turbopump.spark.reading import blocking_pull, pull_responses
+from turbopump.spark.reading import blocking_pull, partition_reader, pull_responses
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.partition_reader import PartitionReader, whole_run
 from turbopump.spark.records.arrow_arrays import cells
-from turbopump.spark.records.record_columns import RecordColumns
+from turbopump.spark.records.record_finder import find_records
+from turbopump.spark.records.record_run import Span
 from turbopump.spark.shared_session import shared_session
 from turbopump.testing.cluster import BROKER
 from turbopump.testing.server import RunningServer
@@ -196,7 +196,7 @@ def test_records_of_other_queues_are_not_accepted() -> None:
         pull = pull_of_ranges(connection, ranges)
         chunk = pull.next_chunk()
         assert chunk is not None
-        assert whole_run(RecordColumns(["queueOffset"]), chunk) is None
+        assert whole_run(chunk) is None
         pull.close()
 
 
@@ -398,7 +398,8 @@ def test_a_task_reads_directly_and_continues_when_the_connection_is_lost(
     monkeypatch.setattr(blocking_pull, "CHUNK_ROWS", 64)
     monkeypatch.setattr(blocking_pull, "ENOUGH_ROWS", 32)
     reader = filled(turbopump_server)
-    reader.pulling = replace(reader.pulling, count_max=32, in_flight_max=2)
+    pulling = replace(reader.options.pulling, count_max=32, in_flight_max=2)
+    reader.options = replace(reader.options, pulling=pulling)
     wanted = [b"%d" % n for n in range(400)]
     assert bodies(reader, WHOLE) == wanted
     assert direct_chunks[-1][1] == 400
@@ -416,7 +417,7 @@ def test_a_task_reads_directly_and_continues_when_the_connection_is_lost(
     beginning = reader.read(WHOLE)
     next(beginning)
     beginning.close()  # type: ignore[attr-defined]
-    pool = shared_session(reader.client).session.blocking_pool()
+    pool = shared_session(reader.options.client).session.blocking_pool()
     assert not len(pool), "it has requests in flight"
 
 
@@ -436,6 +437,16 @@ def test_large_responses_are_requested(
     assert asked == [0], "and not one request for each 32"
 
 
+def leave_to_the_retrying_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all direct chunks look damaged."""
+
+    def damaged(data: memoryview, spans: Sequence[Span] | None = None) -> object:
+        run, damaged_at = find_records(data, spans)
+        return run, damaged_at if spans is None else 0
+
+    monkeypatch.setattr(partition_reader, "find_records", damaged)
+
+
 @pytest.mark.slow
 def test_damaged_and_missing_messages_are_left_to_the_retrying_pull(
     turbopump_server: RunningServer,
@@ -443,14 +454,7 @@ def test_damaged_and_missing_messages_are_left_to_the_retrying_pull(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader = filled(turbopump_server)
-    found = RecordColumns.found
-
-    def damaged(self: RecordColumns, *args: object, **options: object) -> object:
-        if len(args) > 1:
-            raise RecordError("damaged")
-        return found(self, *args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(RecordColumns, "found", damaged)
+    leave_to_the_retrying_pull(monkeypatch)
     assert len(bodies(reader, WHOLE)) == 400
     assert direct_chunks
 
@@ -472,12 +476,5 @@ def test_many_ranges_of_several_topics_make_few_batches(
     assert [body for batch in batches for body in cells(batch.column("body"))] == wanted
     assert len(batches) == 1
 
-    found = RecordColumns.found
-
-    def damaged(self: RecordColumns, *args: object, **options: object) -> object:
-        if len(args) > 1:
-            raise RecordError("damaged")
-        return found(self, *args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(RecordColumns, "found", damaged)
+    leave_to_the_retrying_pull(monkeypatch)
     assert bodies(reader, ranges) == wanted, "and one by one"

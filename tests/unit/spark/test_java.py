@@ -157,7 +157,8 @@ def test_the_error_names_the_java_that_was_found(tmp_path: Path) -> None:
 def test_processes_started_from_here_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    # Not `delenv`, which would not undo what is set below.
+    monkeypatch.setenv("JAVA_HOME", "elsewhere")
     home = fake_java(tmp_path / "home", "17")
     assert ensure_java({"JAVA_HOME": str(home)}) == home
     assert os.environ["JAVA_HOME"] == str(home)

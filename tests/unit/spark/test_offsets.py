@@ -142,7 +142,7 @@ def test_assigned_queues_stay_with_their_broker() -> None:
     b1 = MessageQueue("t", "b", 1)
     chosen = Assigned((("t", "", 0), ("t", "", 1)))
     with pytest.raises(InvalidArgument, match="is on several brokers"):
-        assigned(chosen, [A0, A1, B0])
+        assigned(chosen.queues, [A0, A1, B0])
     assert assigned_among(chosen, [A0, A1, B0, b1], {A0, A1}) == (A0, A1)
     assert assigned_among(chosen, [A0, A1, B0, b1], {A0}) == (A0, A1), "the broker of the others"
     assert assigned_among(chosen, [B0, b1], {A0, A1}) == (), "it is only down"

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import typer
@@ -99,7 +100,7 @@ def test_no_server_answers(arguments: list[str]) -> None:
 def test_bad_input_is_named(
     arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_require_nameserver", lambda _: None)
+    monkeypatch.setattr(pipeline, "administration", lambda _: nullcontext(MagicMock()))
     monkeypatch.setattr(pipeline, "spark_run", None)
     result = run(*arguments)
     assert result.exit_code == 2
@@ -119,8 +120,10 @@ class Called:
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> Called:
     found = Called()
-    for check in ("nameserver", "topics", "trace_topic", "group", "archive"):
-        monkeypatch.setattr(pipeline, f"_require_{check}", lambda *_: None)
+    admin = MagicMock()
+    admin.topics.names.return_value.__contains__.return_value = True
+    monkeypatch.setattr(pipeline, "administration", lambda _: nullcontext(admin))
+    monkeypatch.setattr(pipeline, "_require_archive", lambda _: None)
     for name in ("archive", "compact", "replay", "redrive", "lag", "trace"):
         # Into the module's names, because reading the old ones would import all of PySpark.
         monkeypatch.setitem(vars(pipelines), name, found.instead_of(name))

@@ -13,7 +13,7 @@ import pytest
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark import pipelines
-from turbopump.spark.pipelines.time_ranges import to_utc
+from turbopump.spark.pipelines.arguments import to_utc
 
 NOBODY = "127.0.0.1:1"
 SOURCE = {"nameserver": NOBODY, "topic": "orders"}

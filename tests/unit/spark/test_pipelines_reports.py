@@ -22,7 +22,7 @@ from turbopump.spark.pipelines.spark_errors import reason
 
 def test_lines_are_written_periodically() -> None:
     out, now = io.StringIO(), [0.0]
-    watch = Lines(out, now_s=lambda: now[0], interval_s=5.0)
+    watch = Lines(out, now_s=lambda: now[0])
     for second in range(12):
         now[0] = float(second)
         watch(Step("messages archived", second * 1000, 20_000))

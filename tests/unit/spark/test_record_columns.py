@@ -22,12 +22,13 @@ from stored_rows import (
     numbered,
     one_batch,
     plain,
+    records_in,
     row,
     rows_of,
     stored,
 )
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.records import arrow_arrays, property_columns, record_columns, record_finder
+from turbopump.spark.records import arrow_arrays, record_columns, record_finder
 from turbopump.spark.records.arrow_arrays import Int64s
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.record_run import FieldSpans, RecordRun
@@ -161,7 +162,7 @@ def check_spans(parts: list[bytes], data: st.DataObject) -> None:
         spans.append((len(buffer), len(buffer) + len(span)))
         buffer += span
     made = RecordColumns(COLUMNS)
-    run = made.found(memoryview(buffer), spans)
+    run = records_in(memoryview(buffer), spans)
     (batch,) = made.batches_of(run, broker="b")
     assert batch == one_batch(made, b"".join(buffer[start:end] for start, end in spans))
 
@@ -189,8 +190,7 @@ def test_columns_that_are_too_large_to_be_shared_are_recreated(
     digits = numbered(f"a\x01{n}\x02b\x01{n}\x02a\x01x{n}".encode() for n in range(20))
     filled = numbered(f"a\x01{n:02}\x02b\x01{n:02}".encode() for n in range(20))
     shared = [one_batch(RecordColumns(COLUMNS), data) for data in (digits, filled)]
-    for module in (arrow_arrays, property_columns):
-        monkeypatch.setattr(module, "SHARED_MAX", 3)
+    monkeypatch.setattr(arrow_arrays, "SHARED_MAX", 3)
     assert [one_batch(RecordColumns(COLUMNS), data) for data in (digits, filled)] == shared
     assert rows_of(digits) == expected(digits)
     assert rows_of(filled) == expected(filled)
@@ -202,14 +202,14 @@ def test_damage_in_a_run_is_located() -> None:
     second = 2 + len(good) + 3
     spans = [(2, 2 + len(good)), (second, second + len(good))]
     made = RecordColumns(["queueOffset"])
-    assert len(made.found(buffer, spans)) == 6
+    assert len(records_in(buffer, spans)) == 6
     for at, told in ((second + 88, "checksum"), (second + 4, "magic"), (second + 3, "record")):
         damaged = bytearray(buffer)
         damaged[at] ^= 0x55
         with pytest.raises(RecordError, match=told):
-            list(made.batches_of(made.found(memoryview(damaged), spans), broker="b"))
+            list(made.batches_of(records_in(memoryview(damaged), spans), broker="b"))
     with pytest.raises(RecordError, match="record"):
-        made.found(buffer[: len(good)], [(2, len(good))])
+        records_in(buffer[: len(good)], [(2, len(good))])
 
 
 @given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())

@@ -18,11 +18,10 @@ from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, SparkError
 from turbopump.message import Message
 from turbopump.net.request_protocol import Request
-from turbopump.spark.writing.idempotent_write import TaskWrite, finish, survey
+from turbopump.spark.writing.idempotent_write import SentRows, TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender
 from turbopump.spark.writing.row_converter import STAMP_PROPERTY, ConvertedRows, Origin
-from turbopump.spark.writing.sent_rows import SentRows
 from turbopump.spark.writing.write_marks import MARKS_TOPIC, Mark
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode
@@ -55,7 +54,7 @@ async def attempt(
         try:
             yield task, sending
         finally:
-            await sending.close()
+            await sending.producer.close()
             await task.lease.stop()
 
 

@@ -89,7 +89,7 @@ async def sending(
         try:
             yield task, world
         finally:
-            await task.close()
+            await task.producer.close()
 
 
 @virtual_time()

@@ -285,7 +285,7 @@ async def test_encoded_rows_are_stored_in_order(tmp_path: Path) -> None:
         assert rows is not None
         counts = await take(task, rows)
         assert (counts.rows, counts.sends, counts.body_bytes) == (30, 3, 50)
-        await task.close()
+        await task.producer.close()
         reads = (world.brokers["a"].store.read("T", n, QueueOffset(0), 32) for n in range(4))
         found = [
             message
@@ -314,4 +314,4 @@ async def test_a_row_too_large_with_its_properties_is_reported_by_number(
             ):
                 await take(task, rows)
         finally:
-            await task.close()
+            await task.producer.close()

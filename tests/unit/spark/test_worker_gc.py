@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
-from turbopump.spark.worker_process import Lasting
+from turbopump.spark import worker_process
+from turbopump.spark.worker_process import begin_call
 
 
 @pytest.fixture(autouse=True)
@@ -22,19 +24,19 @@ def nothing_set_aside() -> Iterator[None]:
 
 def test_the_second_call_freezes_existing_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
-    lasting = Lasting()
-    lasting.begin_call()
+    monkeypatch.setattr(worker_process, "_calls", count(1))
+    begin_call()
     assert gc.get_freeze_count() == 0
-    lasting.begin_call()
+    begin_call()
     there = gc.get_freeze_count()
     assert there > 1000
-    lasting.begin_call()
+    begin_call()
     assert gc.get_freeze_count() <= there
 
 
 def test_other_processes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
-    lasting = Lasting()
+    monkeypatch.setattr(worker_process, "_calls", count(1))
     for _ in range(3):
-        lasting.begin_call()
+        begin_call()
     assert gc.get_freeze_count() == 0

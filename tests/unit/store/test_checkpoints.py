@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_a_checkpoint_that_could_not_be_written_is_written_later_once(
         monkeypatch.setattr(write_behind, "write_checkpoint", write)
         submit = store._flusher.submit
 
-        def counted(job: write_behind.SyncJob) -> None:
+        def counted(job: Callable[[], None]) -> None:
             nonlocal jobs
             jobs += 1
             submit(job)

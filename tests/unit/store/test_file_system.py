@@ -11,11 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from turbopump.machine import file_system
-from turbopump.machine.file_system import sync_file_system
+from turbopump.machine import files as disk_files
 from turbopump.store import Files
 
-CACHED = file_system._syncfs
+CACHED = disk_files._syncfs
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +27,9 @@ def clear_cache() -> Iterator[None]:
 def test_a_failed_sync_of_a_file_system_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     if CACHED() is None:
         pytest.skip("this system cannot")
-    monkeypatch.setattr(file_system, "_unwritten_kb", lambda: 0)
+    monkeypatch.setattr(disk_files, "_unwritten_kb", lambda: 0)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
-        sync_file_system(-1, 1)
+        Files().sync_file_system(-1, 1)
 
 
 @pytest.mark.parametrize("release", ["4.18.0-553.el8", "5.7.19", "strange"])
@@ -50,15 +49,15 @@ def test_a_file_system_with_many_dirty_pages_is_not_synced_as_a_whole(
 ) -> None:
     memory = tmp_path / "meminfo"
     memory.write_text(f"MemTotal: 1 kB\nDirty: {dirty_kb - 1} kB\nWriteback: 1 kB\n")
-    monkeypatch.setattr(file_system, "_MEMORY", memory)
-    monkeypatch.setattr(file_system, "_syncfs", lambda: lambda _: 0)
+    monkeypatch.setattr(disk_files, "_MEMORY", memory)
+    monkeypatch.setattr(disk_files, "_syncfs", lambda: lambda _: 0)
     assert _is_synced(tmp_path, count) == synced
 
 
 def _is_synced(path: Path, count: int = 1) -> bool:
     fd = Files().open_directory(path)
     try:
-        return sync_file_system(fd, count)
+        return Files().sync_file_system(fd, count)
     finally:
         os.close(fd)
 

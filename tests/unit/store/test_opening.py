@@ -115,7 +115,7 @@ def test_cached_files_are_closed_when_the_process_has_too_many(tmp_path: Path) -
         store.dispatch()
         store._behind.write_all()
         # A quarter of the process's limit.
-        assert len(store._open_files) == 100
+        assert len(store._open_files._fds) == 100
         files.limit = len(files._opened)
         for number in range(200):
             assert bodies(store, f"T{number}") == [b"%d" % number]
@@ -216,7 +216,7 @@ def test_queue_files_and_maps_stay_bounded(tmp_path: Path) -> None:
         store._flusher.wait_idle()
         store.tick()
         assert bodies(store, "T3")
-        assert len(store._open_files) <= 8
+        assert len(store._open_files._fds) <= 8
         assert len(store._log._open) <= 3
 
 

@@ -12,7 +12,7 @@ from turbopump.errors import DiskFailed, DiskFull
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store import Found, OffsetTooSmall, RetentionConfig, Store
-from turbopump.store.retention import Verdict, judge
+from turbopump.store.retention import Verdict, is_due
 from turbopump.wire.record import decode_record
 from unit.store.support import FaultyFiles, ManualClock, bodies, offset, record, small_config
 
@@ -24,30 +24,50 @@ NOON = FOUR + 8 * HOUR_MS
 @pytest.mark.parametrize(
     ("now_ms", "ratio", "any_hour", "expected"),
     [
-        (FOUR, 0.1, False, Verdict(2, False)),
-        (NOON, 0.1, False, Verdict(0, False)),
-        (NOON, 0.1, True, Verdict(3, False)),
-        (NOON, 0.76, False, Verdict(3, False)),
-        (NOON, 0.86, False, Verdict(3, False)),
-        (NOON, 0.91, False, Verdict(3, True)),
+        (FOUR, 0.1, False, 2),
+        (NOON, 0.1, False, 0),
+        (NOON, 0.1, True, 3),
+        (NOON, 0.76, False, 3),
+        (NOON, 0.86, False, 4),
     ],
 )
-def test_judgement(now_ms: int, ratio: float, any_hour: bool, expected: Verdict) -> None:
+def test_which_segments_are_due(now_ms: int, ratio: float, any_hour: bool, expected: int) -> None:
     ages_ms = [now_ms - FOUR + hours * HOUR_MS for hours in (80, 72, 66, 1)]
     config = RetentionConfig()
-    assert judge(config, ages_ms, now_ms, ratio, at_any_hour=any_hour) == expected
+    due = [is_due(config, age_ms, now_ms, ratio, at_any_hour=any_hour) for age_ms in ages_ms]
+    assert due == [True] * expected + [False] * (len(ages_ms) - expected)
 
 
-def test_a_run_deletes_a_bounded_number() -> None:
+@pytest.mark.parametrize(
+    ("now_ms", "ratio", "age_ms", "expected"),
+    [
+        (NOON, 0.0, HOUR_MS, True),
+        (FOUR, 0.0, HOUR_MS, False),
+        (FOUR, 0.25, HOUR_MS, True),
+        (FOUR, 0.25, HOUR_MS - 1, False),
+        (FOUR, 0.35, 0, True),
+    ],
+)
+def test_the_rules_are_configurable(now_ms: int, ratio: float, age_ms: int, expected: bool) -> None:
     config = RetentionConfig(
-        segments_per_run_max=3, delete_hours=frozenset({12}), reserved_ms=HOUR_MS,
+        delete_hours=frozenset({12}), reserved_ms=HOUR_MS,
         early_ratio=0.2, forced_ratio=0.3, full_ratio=0.4,
     )  # fmt: skip
-    assert judge(config, [HOUR_MS] * 9, NOON, 0.0) == Verdict(3, False)
-    assert judge(config, [HOUR_MS] * 9, FOUR, 0.0) == Verdict(0, False)
-    assert judge(config, [HOUR_MS] * 9, FOUR, 0.25) == Verdict(3, False)
-    assert judge(config, [0] * 9, FOUR, 0.35) == Verdict(1, False)
-    assert judge(config, [], FOUR, 0.45) == Verdict(0, True)
+    assert is_due(config, age_ms, now_ms, ratio, at_any_hour=False) == expected
+
+
+def test_a_run_deletes_a_bounded_number(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), ManualClock(NOON)
+    config = small_config(retention=RetentionConfig(segments_per_run_max=3))
+    with Store.open(tmp_path, config, machine=Machine(files=files, clock=clock)) as store:
+        for _ in range(30):
+            store.append([record(b"x" * 900)])
+        store.flush()
+        store.dispatch()
+        store._behind.write_all()
+        assert len(store._log.starts) > 5
+        files.ratio = 0.99
+        assert store.retain() == Verdict(3, True)
 
 
 @pytest.mark.slow

@@ -17,8 +17,7 @@ from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import FlushMode, Store
 from turbopump.testing import virtual_loop, virtual_time, wait_until
-from turbopump.testing.disk import Disk
-from turbopump.testing.machine import virtual_machine
+from turbopump.testing.disk import Disk, virtual_machine
 from unit.store.support import FaultyFiles, ManualClock, bodies, record, small_config
 
 

@@ -34,8 +34,6 @@ _LANGUAGE_NAMES = {language.value: language.name for language in Language}
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class GroupRequests(Requests):
-    """Serves requests for groups and their members."""
-
     operations: Operations
     consumers: Consumers
     producers: Producers
@@ -77,7 +75,6 @@ class GroupRequests(Requests):
 
     @serves(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producers_of(self, request: Command, _peer: Connection) -> Command:
-        """Return the members of a producer group."""
         name = headers.ProducerGroup.from_ext_fields(request.ext_fields).producer_group
         members = self.producers.members(name)
         if not members:
@@ -86,7 +83,6 @@ class GroupRequests(Requests):
 
     @serves(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, request: Command, _peer: Connection) -> Command:
-        """Return the members of all producer groups."""
         table = {
             name: [_producer_info(member) for member in members.values()]
             for name, members in self.producers.groups.items()

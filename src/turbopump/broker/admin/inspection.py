@@ -63,16 +63,10 @@ class InspectionRequests(Requests):
         )
         return answer_with(request, page)
 
-    @serves(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
-    def clean_queues(self, request: Command, _peer: Connection) -> Command:
-        """Apply retention now; queues are trimmed with the log."""
-        self.store.retain()
-        return request.answer(ResponseCode.SUCCESS)
-
-    @serves(RequestCode.DELETE_EXPIRED_COMMITLOG)
-    def clean_log(self, request: Command, _peer: Connection) -> Command:
-        """Apply retention now, regardless of the hour."""
-        self.store.retain(at_any_hour=True)
+    @serves(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, RequestCode.DELETE_EXPIRED_COMMITLOG)
+    def clean(self, request: Command, _peer: Connection) -> Command:
+        """Apply retention now, on request of the log regardless of the hour."""
+        self.store.retain(at_any_hour=request.code == RequestCode.DELETE_EXPIRED_COMMITLOG)
         return request.answer(ResponseCode.SUCCESS)
 
     def _units(self, header: headers.ConsumeQueuePart, count: int) -> list[QueueUnit]:

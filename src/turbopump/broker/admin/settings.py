@@ -9,16 +9,24 @@ from turbopump.broker.handlers.common import Requests, answer_with, as_remote_er
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.net.connection import Connection
+from turbopump.net.router import not_supported
 from turbopump.settings import Settings, parse_properties, render_properties
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 
+_REJECTED = {
+    RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+    RequestCode.DELETE_ACL_CONFIG: ResponseCode.DELETE_ACL_CONFIG_FAILED,
+    RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: (
+        ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
+    ),
+}
+"""Changes of access control, which this broker does not have, and their answers."""
+
 
 class SettingRequests(Requests):
-    """Serves requests for settings."""
-
     def __init__(self, live: LiveConfig, runtime_info: Callable[[], dict[str, str]]) -> None:
         self._live = live
         self._runtime_info = runtime_info
@@ -44,8 +52,16 @@ class SettingRequests(Requests):
 
     @serves(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, request: Command, _peer: Connection) -> Command:
-        """Return the broker's runtime information."""
         return answer_with(request, KeyValues(table=self._runtime_info()))
+
+    @serves(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+    def access_control(self, request: Command, peer: Connection) -> Command:
+        return not_supported(request, peer)
+
+    @serves(*_REJECTED)
+    def change_access_control(self, request: Command, _peer: Connection) -> Command:
+        code = _REJECTED[RequestCode(request.code)]
+        return request.answer(code, remark="access control is not enabled on this broker")
 
 
 def _settings(text: bytes) -> Settings:

@@ -26,8 +26,6 @@ from turbopump.wire.command import Command
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TopicRequests(Requests):
-    """Serves requests for topics."""
-
     broker_name: str
     operations: Operations
     topics: Topics

@@ -60,7 +60,6 @@ class ClientRequests(Requests):
 
     @serves(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, request: Command, peer: Connection) -> Command:
-        """Remove a client from a group."""
         header = headers.UnregisterClient.from_ext_fields(request.ext_fields)
         self._membership.leave(peer, header.client_id, header.producer_group, header.consumer_group)
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
@@ -72,7 +71,6 @@ class ClientRequests(Requests):
 
     @serves(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_ids(self, request: Command, _peer: Connection) -> Command:
-        """List the members of a group."""
         group = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
         ids = self._membership.client_ids(group)
         if not ids:
@@ -89,7 +87,6 @@ class ClientRequests(Requests):
 
     @serves(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, request: Command, _peer: Connection) -> Command:
-        """Release a client's locks."""
         self._membership.unlock(body_of(request, LockQueues))
         return request.answer(ResponseCode.SUCCESS)
 

@@ -32,7 +32,6 @@ class Requests:
     __slots__ = ()
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
         return {
             code: getattr(self, name)
             for name, method in vars(type(self)).items()

@@ -27,8 +27,6 @@ _CHANGES_OFFSETS = (
 
 
 class OffsetRequests(Requests):
-    """Serves commits and queries of offsets."""
-
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 

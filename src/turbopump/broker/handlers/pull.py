@@ -22,8 +22,6 @@ from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_S
 
 
 class PullRequests(Requests):
-    """Serves pull requests."""
-
     def __init__(self, pulls: Pulls) -> None:
         self._pulls = pulls
 

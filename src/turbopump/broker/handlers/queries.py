@@ -90,16 +90,11 @@ class QueryRequests(Requests):
         offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp)
         return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
 
-    @serves(RequestCode.GET_MAX_OFFSET)
-    def max_offset(self, request: Command, _peer: Connection) -> Command:
+    @serves(RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+    def end_offset(self, request: Command, _peer: Connection) -> Command:
         header = QueueOfTopic.from_ext_fields(request.ext_fields)
-        _, offset = self._store.queue_range(header.topic, header.queue_id)
-        return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
-
-    @serves(RequestCode.GET_MIN_OFFSET)
-    def min_offset(self, request: Command, _peer: Connection) -> Command:
-        header = QueueOfTopic.from_ext_fields(request.ext_fields)
-        offset, _ = self._store.queue_range(header.topic, header.queue_id)
+        low, high = self._store.queue_range(header.topic, header.queue_id)
+        offset = low if request.code == RequestCode.GET_MIN_OFFSET else high
         return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
 
     @serves(RequestCode.GET_EARLIEST_MSG_STORETIME)
@@ -119,8 +114,6 @@ class QueryRequests(Requests):
 
 
 class QueueEndsRequests(Requests):
-    """Serves requests for the ends of a topic's queues."""
-
     def __init__(
         self, config: LiveConfig, topics: Topics, store: Store, pulls: Pulls, arrivals: Arrivals
     ) -> None:

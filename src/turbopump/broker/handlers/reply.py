@@ -21,8 +21,6 @@ PUSH_TIMEOUT_MS = 10_000
 
 
 class ReplyRequests(Requests):
-    """Serves the requests that carry a reply."""
-
     def __init__(self, config: LiveConfig, store_host: Host, replies: Replies) -> None:
         self._config = config
         self._store_host = store_host

@@ -1,4 +1,4 @@
-"""Requests that bring messages, and their answers."""
+"""Requests that bring messages, new ones and failed ones sent back, and their answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Late, Outcome
 from turbopump.broker.handlers.common import Requests, retries_max_of, serves
 from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.retries import Dropped, Retries, SendBack
 from turbopump.broker.send import Send, Sends
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
+from turbopump.net.router import failure
 from turbopump.store.outcomes import Appended
-from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire import headers
+from turbopump.wire.codes import Language, RequestCode, ResponseCode
 from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, whole_body
 from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host
@@ -34,8 +37,6 @@ HEADER_TYPES: dict[int, type[Header]] = {
 
 
 class SendRequests(Requests):
-    """Serves the requests that bring messages."""
-
     def __init__(self, *, config: LiveConfig, store_host: Host, sends: Sends, clock: Clock) -> None:
         self._store_host = store_host
         self._sends = sends
@@ -127,3 +128,39 @@ def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
         retries_max=None if limit is None else retries_max_of(request, limit),
         is_batch=is_batch,
     )
+
+
+class SendBackRequests(Requests):
+    def __init__(self, retries: Retries) -> None:
+        self._retries = retries
+
+    @serves(RequestCode.CONSUMER_SEND_MSG_BACK)
+    def send_back(self, request: Command, peer: Connection) -> None:
+        """Store a failed message again; answer when it is stored."""
+        try:
+            header = headers.SendBack.from_ext_fields(request.ext_fields)
+            failed = SendBack(
+                client=peer.peer_address,
+                group=header.group,
+                position=header.offset,
+                message_id=header.origin_msg_id,
+                delay_level=header.delay_level,
+                retries_max=retries_max_of(request, header.max_reconsume_times),
+                unit_mode=bool(header.unit_mode),
+            )
+            self._retries.accept(failed, _answer_send_back, request, peer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message is not stored
+            _answer_send_back(error, request, peer)
+
+
+def _answer_send_back(
+    outcome: Appended | Dropped | Exception, request: Command, peer: Connection
+) -> None:
+    """Answer a send-back: anything but success makes the consumer keep the message."""
+    if not isinstance(outcome, Exception):
+        peer.answer(request, request.answer(ResponseCode.SUCCESS))
+    elif request.language != Language.GO:
+        peer.answer(request, failure(request, peer, outcome))
+    else:
+        # The Go client takes every answer for success, and retries only without one.
+        _log.warning("could not answer the send-back of %s: %r", peer.peer_address, outcome)

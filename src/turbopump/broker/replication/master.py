@@ -9,10 +9,9 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
+from turbopump.broker.config import ReplicationConfig
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.replication.config import ReplicationConfig
 from turbopump.broker.replication.frames import ReportDecoder, encode_header
-from turbopump.broker.replication.status import SlaveStatus
 from turbopump.clock import Clock
 from turbopump.errors import FrameError, StoreError
 from turbopump.machine.timers import Repeated
@@ -72,6 +71,16 @@ class Slaves:
         size, rate = self.config.transfer_bytes, self.config.transfer_bytes_per_s
         return min(size, max(1, rate // len(self._connected))) if rate else size
 
+    @property
+    def following(self) -> list[SlaveConnection]:
+        """The connections of slaves that have reported their position."""
+        return [slave for slave in self._connected if slave.has_reported]
+
+    def is_copied(self) -> bool:
+        """Whether a slave has the whole log, or none follows."""
+        end, following = self.store.readable_end, self.following
+        return not following or any(slave.acknowledged >= end for slave in following)
+
     # --- for the acknowledgement gate -------------------------------------------------------------
 
     @property
@@ -94,10 +103,6 @@ class Slaves:
         heapq.heappush(self._waiting, (end, next(self._numbers), on_stored))
 
     # --- connections ------------------------------------------------------------------------------
-
-    def connection(self) -> SlaveConnection:
-        """Return the protocol of a new connection at the HA port."""
-        return SlaveConnection(self)
 
     def add(self, slave: SlaveConnection) -> bool:
         """Add a connection; False if there are too many, or none are served."""
@@ -159,20 +164,6 @@ class Slaves:
         for slave in tuple(self._connected):
             slave.close("the master is closing", logging.INFO)
 
-    @property
-    def status(self) -> tuple[SlaveStatus, ...]:
-        end, limit = self.store.readable_end, self.config.fall_behind_max_bytes
-        return tuple(
-            SlaveStatus(
-                address=slave.address,
-                acknowledged=slave.acknowledged,
-                lag_bytes=end - slave.acknowledged,
-                is_in_sync=end - slave.acknowledged < limit,
-            )
-            for slave in self._connected
-            if slave.has_reported
-        )
-
 
 class SlaveConnection(asyncio.Protocol):
     """One connected slave."""
@@ -201,6 +192,12 @@ class SlaveConnection(asyncio.Protocol):
     @property
     def has_reported(self) -> bool:
         return self._position is not None
+
+    @property
+    def is_in_sync(self) -> bool:
+        """Whether a SYNC_MASTER waits for it: it lacks less than ``haSlaveFallbehindMax``."""
+        lag_bytes = self._store.readable_end - self.acknowledged
+        return lag_bytes < self._slaves.config.fall_behind_max_bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not a subclass of it in uvloop.

@@ -107,7 +107,6 @@ class Mastership:
         return is_in_effect(self._config, record) and record.role == Role.SLAVE.value
 
     def own_claim(self, address: str) -> MasterClaim:
-        """Return this broker's recorded claim."""
         record = self.record
         return MasterClaim(
             epoch=record.epoch,

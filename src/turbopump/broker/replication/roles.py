@@ -104,31 +104,22 @@ def promoted(
     config: BrokerConfig, record: RoleRecord, claim: MasterClaim, role: Role, unfenced: str
 ) -> RoleRecord:
     """Return the record of a broker that becomes master; ``config`` is the configured one."""
-    return replaced(
-        _recorded(config, record, claim.epoch, role, 0),
-        former_id=claim.former_id,
-        token=claim.token,
-        unfenced=unfenced,
-    )
+    became = _recorded(config, record, claim.epoch, role, 0)
+    return replaced(became, former_id=claim.former_id, token=claim.token, unfenced=unfenced)
 
 
 def demoted(config: BrokerConfig, record: RoleRecord, claim: MasterClaim) -> RoleRecord:
     """Return the record of a master that was replaced: it takes the place of its successor."""
     broker_id = claim.former_id or config.identity.broker_id or 1
-    return replaced(
-        _recorded(config, record, claim.epoch, Role.SLAVE, broker_id),
-        former_id=0,
-        token="",
-        unfenced="",
-    )
+    return _recorded(config, record, claim.epoch, Role.SLAVE, broker_id)
 
 
 def _recorded(
     config: BrokerConfig, record: RoleRecord, epoch: int, role: Role, broker_id: int
 ) -> RoleRecord:
-    return replaced(
-        record,
+    return RoleRecord(
         epoch=epoch,
+        has_slaves=record.has_slaves,
         role=role.value,
         broker_id=broker_id,
         configured_role=config.identity.role.value,

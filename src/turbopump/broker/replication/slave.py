@@ -6,10 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
 from typing import cast
 
+from msgspec import Struct
+
+from turbopump.broker.config import ReplicationConfig
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.replication.config import ReplicationConfig
 from turbopump.broker.replication.copying import (
     COMPARED_BYTES,
     AskForLastFile,
@@ -21,7 +25,6 @@ from turbopump.broker.replication.copying import (
     Step,
 )
 from turbopump.broker.replication.frames import TransferDecoder, encode_report, joined
-from turbopump.broker.replication.status import LinkState, MasterLink
 from turbopump.clock import Clock
 from turbopump.errors import (
     ConnectionLost,
@@ -54,25 +57,49 @@ class LogsDiffer(TurbopumpError):
     """The logs have nothing in common: dropping the slave's would drop the only copy."""
 
 
+class LinkState(Enum):
+    """The state of a slave's link to its master."""
+
+    NO_MASTER = "no master"
+    """No address is configured, and no name server has reported one."""
+    DISCONNECTED = "disconnected"
+    """The last attempt failed, or the connection was lost; the next attempt follows."""
+    COMPARING = "comparing"
+    """Connected; the end of the slave's log is compared with the master's."""
+    CATCHING_UP = "catching up"
+    """Connected; the master has more than the slave has stored."""
+    IN_SYNC = "in sync"
+    """Connected; the slave has everything that the master had when it was last asked, at most 10 s
+    ago. Apache's masters cannot be asked: there, everything that the master has sent."""
+
+
+class MasterLink(Struct, frozen=True, kw_only=True):
+    """The link of a slave to its master."""
+
+    address: str
+    """Of the master's HA port; empty if it is not known."""
+    state: LinkState
+    lag_bytes: int
+    """Bytes that the master is known to have and this slave has not stored."""
+    last_error: str
+    """Why the last connection failed or ended; empty if none has since it is in sync."""
+    cut_bytes: int
+    """Bytes that differed from the master's log and were cut off since the start."""
+
+
+@dataclass(eq=False)
 class Follower:
     """Keeps a slave's log the same as its master's; `run` until it is cancelled."""
 
-    def __init__(
-        self,
-        store: Store,
-        live: LiveConfig,
-        network: Network,
-        clock: Clock,
-        watch: Watch,
-        on_stored: Callable[[], None],
-    ) -> None:
-        self.store = store
-        self._live = live
-        self._network = network
-        self.clock = clock
-        self.watch = watch
-        """Counts the failures of heartbeats to the master."""
-        self._on_stored = on_stored
+    store: Store
+    live: LiveConfig
+    network: Network
+    clock: Clock
+    watch: Watch
+    """Counts the failures of heartbeats to the master."""
+    on_stored: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._reported = ""
         self._address_changed = asyncio.Event()
         self._connection: MasterConnection | None = None
@@ -92,7 +119,7 @@ class Follower:
 
     @property
     def config(self) -> ReplicationConfig:
-        return self._live.current.replication
+        return self.live.current.replication
 
     @property
     def address(self) -> str:
@@ -180,7 +207,7 @@ class Follower:
         )
         connection = MasterConnection(self, copying)
         try:
-            await self._network.connect(host, port, lambda: connection)
+            await self.network.connect(host, port, lambda: connection)
         except BaseException:
             connection.abandon()
             raise
@@ -244,7 +271,6 @@ class Follower:
     # --- for the connection -----------------------------------------------------------------------
 
     def agreed(self) -> None:
-        """Note that the logs agree."""
         if self._state is not LinkState.IN_SYNC:
             _log.info("replication from %s continues at %d", self.address, self.store.written_end)
         self._state, self._last_error = LinkState.IN_SYNC, ""
@@ -252,9 +278,8 @@ class Follower:
         self._settled()
 
     def stored(self) -> None:
-        """Note that something was stored."""
         self._pause_ms = RETRY_MS
-        self._on_stored()
+        self.on_stored()
 
     def _settled(self) -> None:
         self._compared_bytes, self._end_max, self._last_file_only = COMPARED_BYTES, None, False

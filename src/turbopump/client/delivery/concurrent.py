@@ -42,10 +42,6 @@ class Batch(Struct, eq=False):
     """When the listener got them, by the monotonic clock."""
     verdict: Verdict | None = None
 
-    def has(self, message: MessageView) -> bool:
-        """Whether a message of the same queue is one of these."""
-        return any(each.queue_offset == message.queue_offset for each in self.messages)
-
 
 class Settled(Struct, eq=False):
     """The combined results of calls that ended together, for one queue."""
@@ -173,7 +169,8 @@ class ConcurrentDelivery(Delivery[Batch]):
         start_ms = self._clock.monotonic_ms() - self._config.timeout_minutes * _MS_PER_MINUTE
         # A copy: threads modify it.
         expired = [batch for batch in tuple(self._running) if batch.start_ms < start_ms]
-        if not any(batch.owned is owned and batch.has(message) for batch in expired):
+        held = (each for batch in expired if batch.owned is owned for each in batch.messages)
+        if all(each.queue_offset != message.queue_offset for each in held):
             return False
         _log.warning("%s takes too long in %s, sent back", message.message_id, owned.queue)
         if not await self._retry_sender.send_back(owned.queue, message, _EXPIRED_DELAY_LEVEL):

@@ -76,12 +76,13 @@ class OrderlyDelivery(Delivery[Run]):
         group: str,
         listener: Listener,
         config: Listening,
-        retries: Retries,
         positions: Positions,
         retry_sender: RetrySender | None,
-        lock: Lock | None,
         stats: ConsumerStats,
         clock: Clock,
+        *,
+        retries: Retries,
+        lock: Lock | None,
     ) -> None:
         super().__init__(group, listener, config, positions, retry_sender, stats, clock)
         self._retries = retries
@@ -210,12 +211,10 @@ class OrderlyDelivery(Delivery[Run]):
         """Redeliver the messages after a pause, except those without attempts left."""
         is_rejected = call.context.delay_level < 0
         limit = 0 if is_rejected else self._retries.attempts(is_orderly=True)
-        tried = attempts(call.messages, limit)
-        again = tried.again + [
-            message
-            for message in tried.exhausted
-            if not await self._dead_letter(owned, message, is_rejected=is_rejected)
-        ]
+        again, exhausted = attempts(call.messages, limit)
+        for message in exhausted:
+            if not await self._dead_letter(owned, message, is_rejected=is_rejected):
+                again.append(message)
         if owned.is_dropped:
             return
         if again:

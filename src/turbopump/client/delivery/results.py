@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from msgspec import Struct
@@ -121,23 +120,17 @@ def suspend_time_ms(wanted: int | None, default_ms: int) -> int:
     return min(max(default_ms if wanted is None else wanted, SUSPEND_MS_MIN), SUSPEND_MS_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempts:
-    """Messages to retry, with their attempts counted up, and those without attempts left."""
-
-    again: list[MessageView]
-    exhausted: list[MessageView]
-
-
-def attempts(messages: Iterable[MessageView], attempts_max: int) -> Attempts:
-    """Separate messages to retry from those without attempts left."""
+def attempts(
+    messages: Iterable[MessageView], attempts_max: int
+) -> tuple[list[MessageView], list[MessageView]]:
+    """Return messages to retry, with their attempts counted up, and those without any left."""
     again, exhausted = [], []
     for message in messages:
         if message.reconsume_times < attempts_max:
             again.append(with_next_attempt(message))
         else:
             exhausted.append(message)
-    return Attempts(again, exhausted)
+    return again, exhausted
 
 
 def with_next_attempt(message: MessageView) -> MessageView:

@@ -27,8 +27,6 @@ _DOUBLE = re.compile(
 _BLANKS = "".join(map(chr, range(33)))
 _SHOWN_MAX = 40
 
-Rank = tuple[bool, float, float]
-
 
 class ConversionFailed(Exception):
     """A property cannot be converted to the type of the constant that it is compared with."""
@@ -72,7 +70,7 @@ def to_double(text: str) -> float:
         return -math.inf if hexadecimal.startswith("-") else math.inf
 
 
-def rank(number: float) -> Rank:
+def rank(number: float) -> tuple[bool, float, float]:
     """Return a sort key that orders doubles as Java does: NaN above all, -0.0 below 0.0."""
     if math.isnan(number):
         return True, 0.0, 0.0

@@ -50,18 +50,13 @@ _CACHED_MAX = 100
 Ordered = Callable[[AnyValue, AnyValue], bool]
 """Compares two numbers, or two ranks of numbers."""
 
-_ORDERS: dict[Order, Ordered] = {
-    Order.GREATER: operator.gt,
-    Order.GREATER_EQUAL: operator.ge,
-    Order.LESS: operator.lt,
-    Order.LESS_EQUAL: operator.le,
+_ORDERS: dict[Order, tuple[Ordered, Ordered]] = {
+    Order.GREATER: (operator.gt, operator.lt),
+    Order.GREATER_EQUAL: (operator.ge, operator.le),
+    Order.LESS: (operator.lt, operator.gt),
+    Order.LESS_EQUAL: (operator.le, operator.ge),
 }
-_REVERSED = {
-    Order.GREATER: Order.LESS,
-    Order.GREATER_EQUAL: Order.LESS_EQUAL,
-    Order.LESS: Order.GREATER,
-    Order.LESS_EQUAL: Order.GREATER_EQUAL,
-}
+"""Each with its reverse, for swapped operands."""
 
 
 class Sql(Struct, frozen=True):
@@ -83,8 +78,7 @@ class Sql(Struct, frozen=True):
 class SqlFilter:
     """A compiled expression."""
 
-    def __init__(self, expression: str, evaluate: Evaluate) -> None:
-        self.expression = expression
+    def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
 
     def result(self, properties: Properties | None) -> bool | None:
@@ -102,7 +96,7 @@ class SqlFilter:
 @lru_cache(_CACHED_MAX)
 def compile_sql(expression: str) -> SqlFilter:
     """Return the filter of an expression; raises InvalidExpression."""
-    return SqlFilter(expression, _condition(parse(expression)))
+    return SqlFilter(_condition(parse(expression)))
 
 
 # --- conditions -----------------------------------------------------------------------------------
@@ -173,15 +167,16 @@ def _in(name: str, texts: frozenset[str], *, is_negated: bool) -> Evaluate:
 def _compare(left: Expression, order: Order, right: Expression) -> Evaluate:
     """Choose the comparison when compiling: only property values are unknown then."""
     a, b = _folded(left), _folded(right)
+    compare, reverse = _ORDERS[order]
     match a, b:
         case (Property(name), Numeric()):
-            return _property_order(name, _ORDERS[order], b)
+            return _property_order(name, compare, b)
         case (Numeric(), Property(name)):
-            return _property_order(name, _ORDERS[_REVERSED[order]], a)
+            return _property_order(name, reverse, a)
         case (Property(name), Property(other)):
-            return _properties_order(name, _ORDERS[order], other)
+            return _properties_order(name, compare, other)
         case (Numeric(), Numeric()):
-            constant = _ORDERS[order](_widened(a, b), _widened(b, a))
+            constant = compare(_widened(a, b), _widened(b, a))
             return lambda _: constant
         case _:
             # A sign before anything but a number makes it null.

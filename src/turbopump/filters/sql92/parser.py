@@ -127,8 +127,8 @@ class _Parser:
     def _compare(
         self, left: Expression, left_at: int, order: Order, right: Expression, right_at: int
     ) -> Compare:
-        for operand, position in ((left, left_at), (right, right_at)):
-            _check_ordered(operand, position)
+        _check_ordered(left, left_at)
+        _check_ordered(right, right_at)
         return Compare(left, order, right)
 
     def _between(self, value: Expression, position: int, *, is_negated: bool) -> Expression:

@@ -94,8 +94,7 @@ class Any(Struct, frozen=True):
     terms: tuple[Expression, ...]
 
 
-Constant = Numeric | Text | Truth
 Condition = Truth | Not | Equal | IsNull | Compare | In | All | Any
 """Parts whose value is true, false or null."""
 
-Expression = Property | Constant | Negative | Condition
+Expression = Property | Numeric | Text | Negative | Condition

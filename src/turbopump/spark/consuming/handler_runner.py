@@ -28,6 +28,7 @@ from turbopump.spark.consuming.message_rows import (
     with_original_topic,
 )
 from turbopump.spark.consuming.outcomes import (
+    RETRY_LATER,
     SUCCESS,
     GiveUp,
     Outcome,
@@ -43,10 +44,7 @@ from turbopump.spark.shared_session import shared_session
 _log = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal["row", "batch", "pandas", "arrow"]
-MODES: tuple[str, ...] = get_args(Mode)
-
 Exhausted: TypeAlias = Literal["dead letter", "fail"]
-EXHAUSTED: tuple[str, ...] = get_args(Exhausted)
 
 Handler: TypeAlias = Callable[[Any], object]
 """The user's function: of a `MessageView`, a list of them, a DataFrame or a RecordBatch."""
@@ -54,7 +52,6 @@ Handler: TypeAlias = Callable[[Any], object]
 ROWS_MAX = 1_000_000
 _INT_MAX = 2**31 - 1
 _SUSPEND_MS = (10, 30_000)
-_RETRY_LATER = RetryLater()
 
 DEAD = -1
 """The delay level that makes brokers dead-letter a message immediately."""
@@ -66,10 +63,6 @@ class Returned:
 
     delivered: Delivered
     delay_level: int
-
-
-SendBackMessages: TypeAlias = Callable[[Sequence[Returned]], None]
-"""Sends messages back to their brokers; raises SparkError if one is not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +85,8 @@ class HandlerConfig:
     """Whether records that cannot be decoded are only counted, and not handled."""
 
     def __post_init__(self) -> None:
-        _require_one_of("mode", self.mode, MODES)
-        _require_one_of("exhausted", self.exhausted, EXHAUSTED)
+        _require_one_of("mode", self.mode, get_args(Mode))
+        _require_one_of("exhausted", self.exhausted, get_args(Exhausted))
         require_within("attempts_max", self.attempts_max, 0, _INT_MAX)
         require_within("suspend_ms", self.suspend_ms, *_SUSPEND_MS)
         if self.batch_max is not None:
@@ -105,7 +98,6 @@ class HandlerConfig:
 
 
 def require_within(name: str, value: object, least: int, most: int) -> None:
-    """Refuse anything but a whole number within limits."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidArgument(f"{name} must be a whole number, {least}–{most}, got {value!r}")
 
@@ -160,25 +152,21 @@ class HandlerResult(NamedTuple):
     error: BaseException | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class HandlerRunner:
     """Handles the messages of one task."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        plan: HandlerConfig,
-        send_back: SendBackMessages,
-        pause: Callable[[float], None],
-    ) -> None:
-        self._handler = handler
-        self._plan = plan
-        self._send_back = send_back
-        self._pause = pause
-        """Sleeps for a number of seconds."""
+    handler: Handler
+    plan: HandlerConfig
+    send_back: Callable[[Sequence[Returned]], None]
+    """Sends messages back to their brokers; raises SparkError if one is not accepted."""
+
+    pause: Callable[[float], None]
+    """Sleeps for a number of seconds."""
 
     def all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Counts]:
         """Handle batches one after another; counted messages are settled."""
-        settle = self._settle_in_order if self._plan.ordered else self._settle
+        settle = self._settle_in_order if self.plan.ordered else self._settle
         for batch in batches:
             if batch.num_rows:
                 rows, counts = self._without_bad(batch)
@@ -193,12 +181,12 @@ class HandlerRunner:
             return batch, Counts()
         errors = batch.column(at)
         counts = Counts(bad=batch.num_rows - errors.null_count)
-        if not self._plan.leaves_out_bad:
+        if not self.plan.leaves_out_bad:
             return batch, counts
         return batch.filter(errors.is_null()).remove_column(at), counts
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[RowSlice]:
-        plan = self._plan
+        plan = self.plan
         batches = split_by_queue(batch) if plan.ordered else iter((batch,))
         # Row by row in order: the previous call must succeed before the next one is made.
         size = 1 if plan.ordered and plan.mode == "row" else plan.batch_max
@@ -220,9 +208,9 @@ class HandlerRunner:
             return Counts(handled=len(piece))
         failed, times = [outcomes[row] for row in rows], piece.reconsume_times
         levels = [each.delay_level if isinstance(each, RetryLater) else DEAD for each in failed]
-        self._send_back(list(map(Returned, piece.delivered(rows), levels)))
+        self.send_back(list(map(Returned, piece.delivered(rows), levels)))
         dead = sum(
-            isinstance(outcomes[row], GiveUp) or times[row] >= self._plan.attempts_max
+            isinstance(outcomes[row], GiveUp) or times[row] >= self.plan.attempts_max
             for row in rows
         )
         self._log_failures(piece, rows, answered.error)
@@ -235,13 +223,13 @@ class HandlerRunner:
         counts = Counts()
         while len(piece):
             answered = self._call(piece)
-            step = ordered_step(answered.outcomes, piece.reconsume_times, self._plan.attempts_max)
-            if step.exhausted and self._plan.exhausted == "fail":
+            step = ordered_step(answered.outcomes, piece.reconsume_times, self.plan.attempts_max)
+            if step.exhausted and self.plan.exhausted == "fail":
                 raise self._stopped(piece, step.exhausted[0], answered.error)
             # The broker counts deliveries, not the attempts made here, so dead-letter explicitly.
             buried = sorted((*step.given_up, *step.exhausted))
             if buried:
-                self._send_back([Returned(each, DEAD) for each in piece.delivered(buried)])
+                self.send_back([Returned(each, DEAD) for each in piece.delivered(buried)])
             error = error_text(answered.error)
             counts = counts.plus(Counts(len(step.done), 0, len(buried), error))
             if step.rest == len(piece):
@@ -253,7 +241,7 @@ class HandlerRunner:
                 if isinstance(answered.outcomes[row], RetryLater)
             ]
             piece = piece.part(step.rest, len(piece)).tried(failed)
-            self._pause(self._plan.suspend_ms / 1000)
+            self.pause(self.plan.suspend_ms / 1000)
         return counts
 
     def _stopped(self, piece: RowSlice, row: int, error: BaseException | None) -> SparkError:
@@ -268,7 +256,7 @@ class HandlerRunner:
     # --- calling ----------------------------------------------------------------------------------
 
     def _call(self, piece: RowSlice) -> HandlerResult:
-        mode = self._plan.mode
+        mode = self.plan.mode
         if isinstance(piece, Messages):
             once = self._call_once
             return self._call_for_each(piece) if mode == "row" else once(list(piece), len(piece))
@@ -281,17 +269,17 @@ class HandlerRunner:
         first: BaseException | None = None
         for message in messages:
             try:
-                outcomes.append(outcome_of(self._handler(message)))
+                outcomes.append(outcome_of(self.handler(message)))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code
                 first = first or error
-                outcomes.append(_RETRY_LATER)
+                outcomes.append(RETRY_LATER)
         return HandlerResult(outcomes, first)
 
     def _call_once(self, given: object, count: int) -> HandlerResult:
         try:
-            return HandlerResult(outcomes_of(self._handler(given), count))
+            return HandlerResult(outcomes_of(self.handler(given), count))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code
-            return HandlerResult([_RETRY_LATER] * count, error)
+            return HandlerResult([RETRY_LATER] * count, error)
 
     def _log_failures(
         self, piece: RowSlice, rows: Sequence[int], error: BaseException | None
@@ -300,7 +288,7 @@ class HandlerRunner:
         message = piece.delivered(rows[:1])[0].message
         _log.warning(
             "%s: %d of %d messages failed, the first is %s",
-            self._plan.group,
+            self.plan.group,
             len(rows),
             len(piece),
             _place(message),
@@ -316,7 +304,6 @@ def _place(message: Any) -> str:
 
 
 def error_text(error: BaseException | None) -> str | None:
-    """Return an error as reports show it."""
     if error is None:
         return None
     text = str(error)

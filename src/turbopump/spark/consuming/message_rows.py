@@ -15,7 +15,7 @@ from turbopump.client.delivery.results import with_next_attempt
 from turbopump.client.names import without_namespace
 from turbopump.errors import SparkError
 from turbopump.message import QueueOffset
-from turbopump.spark.records.arrow_arrays import renamed
+from turbopump.spark.records.arrow_arrays import cells, renamed
 from turbopump.wire import properties, sysflag
 from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.ids import parse_offset_id
@@ -101,9 +101,7 @@ class Table:
 
     @property
     def reconsume_times(self) -> Sequence[int]:
-        times: Any = self.batch.column("reconsumeTimes")
-        found: list[int] = times.to_pylist()
-        return found
+        return cells(self.batch.column("reconsumeTimes"))
 
     def delivered(self, rows: Sequence[int]) -> list[Delivered]:
         return delivered(self.batch.take(pa.array(rows, pa.int64())))
@@ -127,8 +125,7 @@ def delivered(batch: pa.RecordBatch) -> list[Delivered]:
 
 def _values(name: str, column: Any) -> list[Any]:
     if name not in _TIMES:
-        found: list[Any] = column.to_pylist()
-        return found
+        return cells(column)
     times = column.cast(pa.int64()).to_pylist()
     # A sender's clock may show a time that no timestamp can hold; it is null in the column.
     return [0 if time is None else time // _US_PER_MS for time in times]

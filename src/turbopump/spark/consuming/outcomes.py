@@ -45,7 +45,7 @@ SUCCESS: Final = ConsumeResult.SUCCESS
 Outcome: TypeAlias = Literal[ConsumeResult.SUCCESS] | RetryLater | GiveUp
 """The outcome of one message."""
 
-_RETRY_LATER = RetryLater()
+RETRY_LATER = RetryLater()
 _ALLOWED = (
     "ConsumeResult.SUCCESS, ConsumeResult.RETRY_LATER, RetryLater(delay_level), GiveUp(), True or "
     "False"
@@ -59,9 +59,9 @@ def outcome_of(answer: object) -> Outcome:
     if answer is SUCCESS:
         return SUCCESS
     if answer is ConsumeResult.RETRY_LATER:
-        return _RETRY_LATER
+        return RETRY_LATER
     if isinstance(answer, bool | np.bool_):
-        return SUCCESS if answer else _RETRY_LATER
+        return SUCCESS if answer else RETRY_LATER
     raise InvalidArgument(f"handler must return {_ALLOWED}, got {_short(answer)}")
 
 

@@ -109,7 +109,6 @@ class ListeningWatcher(StreamingQueryListener):
             self._changed.notify_all()
 
     def report(self) -> ConsumerReport:
-        """Return the report so far."""
         return self._reports.get(self.run, ConsumerReport())
 
     def wait(self, is_reached: Reached, timeout_s: float | None) -> bool:

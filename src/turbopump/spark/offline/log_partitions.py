@@ -20,6 +20,7 @@ from turbopump.spark.clocks import CLOCK_MARGIN_MS
 from turbopump.spark.offline.log_reader import End, Found, LogReader, Stop, opened
 from turbopump.spark.offline.options import Wanted
 from turbopump.spark.offline.store_files import LogFile
+from turbopump.spark.records.arrow_arrays import Int64s
 from turbopump.spark.records.record_run import RecordRun
 
 _log = logging.getLogger(__name__)
@@ -165,15 +166,14 @@ def _split_last(reader: LogReader, part_bytes: int) -> list[LogPart]:
             continue
         starts = item.at + item.run.starts - item.run.starts[0]
         end = int(starts[-1] + item.run.sizes[-1])
-        places += _places(starts.tolist(), places[-1], part_bytes)
+        places += _places(starts, places[-1], part_bytes)
     return _parts(file, [*places, end], Damage.FAILS)
 
 
-def _places(starts: Sequence[int], last: int, part_bytes: int) -> Iterable[int]:
+def _places(starts: Int64s, last: int, part_bytes: int) -> Iterable[int]:
     """Return the starts that are one part size apart."""
-    array = np.array(starts)
-    while (row := int(np.searchsorted(array, last + part_bytes))) < len(array):
-        last = int(array[row])
+    while (row := int(np.searchsorted(starts, last + part_bytes))) < len(starts):
+        last = int(starts[row])
         yield last
 
 

@@ -64,12 +64,12 @@ class Found:
     run: RecordRun
 
 
+@dataclass(frozen=True, slots=True)
 class LogReader:
     """An open commit log file."""
 
-    def __init__(self, file: LogFile, fd: int) -> None:
-        self.file = file
-        self._fd = fd
+    file: LogFile
+    fd: int
 
     def walk(self, start: int, end: int, *, may_be_torn: bool = False) -> Iterator[Found | Stop]:
         """Walk the records that start in a part of the file; the last item is a `Stop`.
@@ -80,17 +80,15 @@ class LogReader:
         at, doubtful = start, None
         while True:
             found = self._records_at(at, end, READ_BYTES)
-            if isinstance(found, Stop):
-                if doubtful is not None and found.end is not End.BLANK:
+            if doubtful is not None:
+                if isinstance(found, Stop) and found.end is not End.BLANK:
                     yield Stop(doubtful.at, End.DAMAGED, "properties were not written completely")
                     return
-                if doubtful is not None:
-                    yield doubtful
-                yield found
-                return
-            if doubtful is not None:
                 yield doubtful
                 doubtful = None
+            if isinstance(found, Stop):
+                yield found
+                return
             at += int(found.run.sizes.sum())
             if may_be_torn and _ends_doubtfully(found.run):
                 found, doubtful = _split_last(found)
@@ -104,7 +102,7 @@ class LogReader:
         """
         at += _MAGIC_AT
         while at < end + _MAGIC_AT:
-            data = os.pread(self._fd, READ_BYTES, at)
+            data = os.pread(self.fd, READ_BYTES, at)
             place = data.find(_MAGIC_START)
             if place < 0:
                 if len(data) < READ_BYTES:
@@ -124,7 +122,7 @@ class LogReader:
         the first counts: everything before the filler was overwritten.
         """
         base = max(0, self.file.size - _FILLER_BYTES_MAX)
-        data = os.pread(self._fd, _FILLER_BYTES_MAX, base)
+        data = os.pread(self.fd, _FILLER_BYTES_MAX, base)
         place = data.find(_BLANK_MAGIC)
         while place >= 0:
             start = place - _MAGIC_AT
@@ -136,7 +134,7 @@ class LogReader:
 
     def data(self, start: int, end: int) -> bytes:
         """Return the bytes of a damaged range, up to the size of a message."""
-        return os.pread(self._fd, min(end - start, READ_BYTES), start)
+        return os.pread(self.fd, min(end - start, READ_BYTES), start)
 
     def first_store_time_ms(self) -> int | None:
         """Return when the first message of the file was stored."""
@@ -144,7 +142,7 @@ class LogReader:
         return None if isinstance(found, Stop) else int(found.run.store_times_ms()[0])
 
     def _is_record(self, at: int) -> bool:
-        head = os.pread(self._fd, _HEAD.size, at)
+        head = os.pread(self.fd, _HEAD.size, at)
         if len(head) < _HEAD.size:
             return False
         size, magic, position = _HEAD.unpack(head)
@@ -153,7 +151,7 @@ class LogReader:
         if not 0 < size <= self.file.size - at:
             return False
         try:
-            view = decode_record(os.pread(self._fd, size, at), check_crc=True)
+            view = decode_record(os.pread(self.fd, size, at), check_crc=True)
         except RecordError:
             return False
         return bool(view.size == size)
@@ -161,10 +159,10 @@ class LogReader:
     def _records_at(self, at: int, end: int, read_bytes: int) -> Found | Stop:
         if at >= min(end, self.file.size):
             return Stop(at, End.REACHED)
-        data = os.pread(self._fd, max(min(read_bytes, end - at), _PREFIX.size), at)
+        data = os.pread(self.fd, max(min(read_bytes, end - at), _PREFIX.size), at)
         size, magic = _PREFIX.unpack(data[:8].ljust(8, b"\0"))
         if magic in (MAGIC, MAGIC_V2) and len(data) < size <= self.file.size - at:
-            data = os.pread(self._fd, size, at)
+            data = os.pread(self.fd, size, at)
         run, _ = find_records(data)
         run, damage = self._good(run, at)
         if len(run):
@@ -198,7 +196,6 @@ class LogReader:
 
 @contextmanager
 def opened(file: LogFile) -> Iterator[LogReader]:
-    """Open a commit log file for reading."""
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield LogReader(file, fd)

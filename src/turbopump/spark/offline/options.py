@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -46,9 +47,10 @@ OPTIONS = (
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern")
 _PARTITION_BYTES = 128 * 1024 * 1024
 _BATCH_ROWS = 10_000
-_TIME_FORMS = (
-    "milliseconds since 1970 or an ISO timestamp such as 2026-11-15T08:30:00+01:00 (UTC without a "
-    "zone)"
+_time_ms = partial(
+    timestamp_ms,
+    forms="milliseconds since 1970 or an ISO timestamp such as 2026-11-15T08:30:00+01:00 (UTC "
+    "without a zone)",
 )
 
 
@@ -63,23 +65,14 @@ class Wanted:
     start_ms: int | None = None
     end_ms: int | None = None
 
-    @property
-    def has_time(self) -> bool:
-        """Whether the time range is not empty."""
-        return self.start_ms is None or self.end_ms is None or self.start_ms < self.end_ms
-
     def has_topic(self, topic: str) -> bool:
-        """Whether messages of a topic are included."""
         if self.topics is not None:
             return topic in self.topics
-        if not self.internal and is_internal(topic):
+        # Internal to brokers: no client may write to it.
+        is_internal = is_forbidden_to_send(topic) or topic.startswith(SYSTEM_PREFIX)
+        if is_internal and not self.internal:
             return False
         return self.pattern is None or re.fullmatch(self.pattern, topic) is not None
-
-
-def is_internal(topic: str) -> bool:
-    """Whether a topic is internal to brokers: no client may write to it."""
-    return is_forbidden_to_send(topic) or topic.startswith(SYSTEM_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,6 @@ class StoreOptions:
 
     @property
     def ignore_damage(self) -> bool:
-        """Whether to continue behind damage."""
         return self.on_bad_record is not OnBadRecord.FAIL
 
     @classmethod
@@ -115,7 +107,6 @@ class StoreOptions:
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the requested columns."""
     return _columns(Given(options, OPTIONS, FORMAT))
 
 
@@ -165,7 +156,8 @@ def _wanted(given: Given) -> Wanted:
         start_ms=given.find("startingTime", _time_ms, None),
         end_ms=given.find("endingTime", _time_ms, None),
     )
-    if not wanted.has_time:
+    start_ms, end_ms = wanted.start_ms, wanted.end_ms
+    if start_ms is not None and end_ms is not None and start_ms >= end_ms:
         raise InvalidArgument("option endingTime must be after startingTime")
     return wanted
 
@@ -176,7 +168,3 @@ def _one_topic(name: str, text: str) -> frozenset[str]:
 
 def _topics(name: str, text: str) -> frozenset[str]:
     return frozenset(not_empty(name, topic.strip()) for topic in text.split(","))
-
-
-def _time_ms(name: str, text: str) -> int:
-    return timestamp_ms(name, text, _TIME_FORMS)

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from turbopump.errors import DamagedMessage, InvalidArgument, StoreDamaged
@@ -57,27 +50,18 @@ class DefaultSource(DataSource):
             )
         return StoreReader(options)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - the names are Spark's
+    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: ARG002, N802 - the names are Spark's
         raise InvalidArgument(
             f"format {FORMAT} reads the files of a stopped broker and cannot stream: use "
             'format("rocketmq") to read messages as they arrive'
         )
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - the arguments are Spark's
-        raise _read_only()
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002 - the arguments are Spark's
+        raise InvalidArgument(
+            f'format {FORMAT} is read-only: use format("rocketmq") to send to a broker'
+        )
 
-    def streamWriter(  # noqa: N802 - Spark's name
-        self,
-        schema: StructType,  # noqa: ARG002 - the arguments are Spark's
-        overwrite: bool,  # noqa: ARG002 - the arguments are Spark's
-    ) -> DataSourceStreamWriter:
-        raise _read_only()
-
-
-def _read_only() -> InvalidArgument:
-    return InvalidArgument(
-        f'format {FORMAT} is read-only: use format("rocketmq") to send to a broker'
-    )
+    streamWriter = writer  # noqa: N815 - Spark's name
 
 
 class StoreReader(DataSourceReader):
@@ -98,7 +82,6 @@ class StoreReader(DataSourceReader):
         return [InputPartition((name, part)) for part in parts] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one part of the log."""
         if partition.value is None:
             return
         name, part = partition.value
@@ -142,18 +125,14 @@ class StoreReader(DataSourceReader):
 
 
 def _chosen(run: RecordRun, wanted: Wanted) -> RecordRun:
-    mask = _of_topics(run, wanted)
+    topics, codes = run.topics()
+    names = (topic.decode("utf-8", "replace") for topic in topics)
+    mask = np.array([wanted.has_topic(name) for name in names], np.bool_)[codes]
     if wanted.start_ms is not None:
         mask &= run.store_times_ms() >= wanted.start_ms
     if wanted.end_ms is not None:
         mask &= run.store_times_ms() < wanted.end_ms
     return run if mask.all() else run.where(mask)
-
-
-def _of_topics(run: RecordRun, wanted: Wanted) -> npt.NDArray[np.bool_]:
-    topics, codes = run.topics()
-    names = (topic.decode("utf-8", "replace") for topic in topics)
-    return np.array([wanted.has_topic(name) for name in names], np.bool_)[codes]
 
 
 def _joined(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:

@@ -57,21 +57,20 @@ class DeltaArchive:
         folder = self._directory / _FILES / f"{query_id}-{batch_id:010}"
         rows.write.mode("overwrite").partitionBy(*self._partition_by).parquet(str(folder))
         actions = [self._action(file) for file in parquet_files(folder)]
-        if not actions:
-            return
-        self._commit(actions, query_id, batch_id)
-        added = sum(each.size for each in actions)
-        self.size = Size(self.size.files + len(actions), self.size.file_bytes + added)
+        if actions:
+            self._commit(actions, query_id, batch_id)
 
     def _commit(self, actions: Sequence[Any], query_id: str, batch_id: int) -> None:
         transaction = self._delta.Transaction(query_id, batch_id)
         self._table.create_write_transaction(
-            list(actions),
+            actions,
             "append",
             self._delta.Schema.from_arrow(self._schema),
             partition_by=self._partition_by,
             commit_properties=self._delta.CommitProperties(app_transactions=[transaction]),
         )
+        added = sum(each.size for each in actions)
+        self.size = Size(self.size.files + len(actions), self.size.file_bytes + added)
 
     def _action(self, file: Path) -> Any:
         relative = file.relative_to(self._directory)

@@ -23,8 +23,8 @@ from turbopump.spark.pipelines.archive_settings import (
     recorded_settings,
     require_parquet,
 )
+from turbopump.spark.pipelines.arguments import require_driver
 from turbopump.spark.pipelines.local_files import folders_stay, full_path, local_directory
-from turbopump.spark.pipelines.preconditions import require_driver
 from turbopump.spark.records.schema import COLUMNS, spark_schema
 
 _JOURNAL = ".json"
@@ -110,7 +110,6 @@ def _paths(directory: Path) -> list[str]:
 
 
 def batch_folders(directory: Path) -> list[BatchFolder]:
-    """List the batch folders with their sizes."""
     found = []
     for parent, names, _ in os.walk(directory):
         names[:] = sorted(name for name in names if not name.startswith(("_", ".")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,8 +16,8 @@ from pyspark.sql.column import Column
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark.pipelines.archive_reader import read_archive
+from turbopump.spark.pipelines.arguments import between, require_driver, to_utc
 from turbopump.spark.pipelines.pacing import Pace
-from turbopump.spark.pipelines.preconditions import require_driver
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.replay_sender import (
     DUE_MS,
@@ -30,10 +31,9 @@ from turbopump.spark.pipelines.replay_sender import (
     sender,
     spill_windows_early,
 )
-from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second, timestamp
+from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second, table, timestamp
 from turbopump.spark.pipelines.send_progress import SendProgress
 from turbopump.spark.pipelines.spark_errors import explain_errors
-from turbopump.spark.pipelines.time_ranges import between, to_utc
 from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.writing.options import SinkOptions
 
@@ -41,11 +41,6 @@ ANY_TOPIC = "*"
 """In ``to``: the destination of messages of all other topics."""
 
 _SINK = {"stamp": "property", "reservedProperties": "drop"}
-
-TOPIC_MARK = "REPLAYED_TOPIC"
-ID_MARK = "REPLAYED_MSG_ID"
-BORN_MARK = "REPLAYED_BORN_MS"
-STORED_MARK = "REPLAYED_STORE_MS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +87,8 @@ class ReplayReport:
 
     def tables(self) -> tuple[Table, ...]:
         title = "replay, dry run: nothing was sent" if self.is_dry_run else "replay"
-        rows = tuple((each.topic, each.target, each.chosen, each.sent) for each in self.topics)
         return (
-            Table(title, ("topic", "to", "chosen", "sent"), rows),
+            table(title, "topic, to, chosen, sent", self.topics),
             facts(
                 "",
                 messages_chosen=self.chosen,
@@ -214,10 +208,10 @@ def _target(to: Mapping[str, str]) -> Column:
 
 def _marks(columns: Sequence[str]) -> dict[str, Column]:
     every = {
-        TOPIC_MARK: ("topic", F.col("topic")),
-        ID_MARK: ("msgId", F.col("msgId")),
-        BORN_MARK: ("bornTimestamp", F.unix_millis("bornTimestamp")),
-        STORED_MARK: ("storeTimestamp", F.unix_millis("storeTimestamp")),
+        "REPLAYED_TOPIC": ("topic", F.col("topic")),
+        "REPLAYED_MSG_ID": ("msgId", F.col("msgId")),
+        "REPLAYED_BORN_MS": ("bornTimestamp", F.unix_millis("bornTimestamp")),
+        "REPLAYED_STORE_MS": ("storeTimestamp", F.unix_millis("storeTimestamp")),
     }
     return {name: mark for name, (needs, mark) in every.items() if needs in columns}
 
@@ -234,12 +228,11 @@ def _plan(prepared: DataFrame) -> _Plan:
         )
         .collect()
     )
-    topics: dict[tuple[str, str | None], int] = {}
-    partitions: dict[int, int] = {}
+    topics: Counter[tuple[str, str | None]] = Counter()
+    partitions: Counter[int] = Counter()
     for row in counted:
-        key = (row[FROM], row["topic"])
-        topics[key] = topics.get(key, 0) + row["rows"]
-        partitions[row["partition"]] = partitions.get(row["partition"], 0) + row["rows"]
+        topics[row[FROM], row["topic"]] += row["rows"]
+        partitions[row["partition"]] += row["rows"]
     firsts = [row["first"] for row in counted if row["first"] is not None]
     lasts = [row["last"] for row in counted if row["last"] is not None]
     span_ms = (min(firsts), max(lasts)) if firsts else None
@@ -271,16 +264,15 @@ def _send(
 def _report(
     plan: _Plan, sent: Sequence[Row], pace: Pace, write_id: str, is_dry_run: bool, seconds: float
 ) -> ReplayReport:
-    counts: dict[tuple[str, str], int] = {}
+    counts: Counter[tuple[str, str | None]] = Counter()
     for row in sent:
-        key = (row[FROM], row["topic"])
-        counts[key] = counts.get(key, 0) + row["rows"]
+        counts[row[FROM], row["topic"]] += row["rows"]
     first_ms, last_ms = plan.span_ms or (None, None)
     return ReplayReport(
         write_id=write_id,
         is_dry_run=is_dry_run,
         topics=tuple(
-            Replayed(topic, target or "", rows, counts.get((topic, target or ""), 0))
+            Replayed(topic, target or "", rows, counts[topic, target])
             for (topic, target), rows in plan.topics.items()
         ),
         first_stored_ms=first_ms,

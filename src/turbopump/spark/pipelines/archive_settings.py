@@ -68,7 +68,6 @@ def require_parquet(path: str, noted: ArchiveSettings | None) -> None:
 
 
 def recorded_settings(spark: SparkSession, path: str) -> ArchiveSettings | None:
-    """Return the recorded settings of an archive, or None if there are none."""
     content = _content(spark, path)
     if content is None:
         return None

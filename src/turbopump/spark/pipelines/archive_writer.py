@@ -33,8 +33,8 @@ from turbopump.spark.pipelines.archive_settings import (
     record_settings,
     require_no_file_list,
 )
+from turbopump.spark.pipelines.arguments import require_driver, require_interval
 from turbopump.spark.pipelines.local_files import full_path, local_directory, writing_archive
-from turbopump.spark.pipelines.preconditions import require_driver, require_interval
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second, timestamp
 from turbopump.spark.pipelines.spark_errors import explain_errors
@@ -50,7 +50,8 @@ _POLL_INTERVAL_S = 1
 _SECONDS_PER_HOUR = 3600
 _HOURS_PER_DAY = 24
 _SECONDS_PER_DAY = _SECONDS_PER_HOUR * _HOURS_PER_DAY
-_OF_TIME = {"date": "storeTimestamp", "hour": "storeTimestamp"}
+_OF_TIME = ("date", "hour")
+"""Columns derived from the store timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ def _derived(partition_by: Sequence[str]) -> dict[str, Column]:
 
 
 def _checked(partition_by: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    allowed = [*columns, *(name for name, needs in _OF_TIME.items() if needs in columns)]
+    allowed = [*columns, *(_OF_TIME if "storeTimestamp" in columns else ())]
     unfit = ("body", "properties")
     for name in partition_by:
         if name not in allowed or name in unfit:

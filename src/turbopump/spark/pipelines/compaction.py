@@ -42,6 +42,7 @@ from turbopump.spark.pipelines.archive_settings import (
     require_no_file_list,
     require_parquet,
 )
+from turbopump.spark.pipelines.arguments import require_count, require_driver
 from turbopump.spark.pipelines.local_files import (
     full_path,
     local_directory,
@@ -49,7 +50,6 @@ from turbopump.spark.pipelines.local_files import (
     sync_directory,
     write_atomically,
 )
-from turbopump.spark.pipelines.preconditions import require_count, require_driver
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts
 
@@ -161,21 +161,17 @@ def finish_pending(directory: Path) -> int:
 
 def complete_merge(directory: Path, merge: PendingMerge) -> None:
     """Move the merged folder into place and remove its sources; repeatable."""
-    with moving_folders(directory):
-        _put_into_place(directory, merge)
-    journal_path(directory, Path(merge.staged).name).unlink(missing_ok=True)
-
-
-def _put_into_place(directory: Path, merge: PendingMerge) -> None:
     staged, merged = directory / merge.staged, directory / merge.merged
-    if staged.is_dir():
-        staged.rename(merged)
+    with moving_folders(directory):
+        if staged.is_dir():
+            staged.rename(merged)
+            sync_directory(merged.parent)
+        # The new ones first: readers in between see rows twice, which their offsets reveal.
+        for source in merge.sources:
+            if (directory / source).is_dir():
+                shutil.rmtree(directory / source)
         sync_directory(merged.parent)
-    # The new ones first: readers in between see rows twice, which their offsets reveal.
-    for source in merge.sources:
-        if (directory / source).is_dir():
-            shutil.rmtree(directory / source)
-    sync_directory(merged.parent)
+    journal_path(directory, staged.name).unlink(missing_ok=True)
 
 
 def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:

@@ -8,7 +8,7 @@ died, or by ``turbopump dead-letters`` are not sent again.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,13 +27,12 @@ from turbopump.client.names import check_topic_for_sending
 from turbopump.client.session import Session
 from turbopump.errors import NotThere
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.spark.pipelines.arguments import between, require_driver, to_utc
 from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
-from turbopump.spark.pipelines.preconditions import require_driver
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, facts
 from turbopump.spark.pipelines.send_progress import SendProgress
 from turbopump.spark.pipelines.spark_errors import explain_errors
-from turbopump.spark.pipelines.time_ranges import between, to_utc
 from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
 from turbopump.wire.names import dead_letter_topic, retry_topic
@@ -145,7 +144,13 @@ def redrive(
     client = ClientConfig(nameserver)
     shared_session(client).run(lambda session: _require_letters(session, group))
     with explain_errors():
-        every = _letters(spark, group, ";".join(client.nameserver_addresses))
+        source = {
+            "nameserver": ";".join(client.nameserver_addresses),
+            "topic": dead_letter_topic(group),
+            # A message may be a dead letter because its body is damaged.
+            "onBadRecord": "null",
+        }
+        every = spark.read.format("rocketmq").options(**source).load()
         chosen = between(every, F.col("storeTimestamp"), since, until)
         chosen = chosen if where is None else chosen.where(where)
         watch(Step("choosing dead letters"))
@@ -171,16 +176,6 @@ async def _require_letters(session: Session, group: str) -> None:
     if topic not in await admin.topics.names():
         await admin.groups.require(group)
         raise NotThere("dead letter of group", group)
-
-
-def _letters(spark: SparkSession, group: str, nameserver: str) -> DataFrame:
-    source = {
-        "nameserver": nameserver,
-        "topic": dead_letter_topic(group),
-        # A message may be a dead letter because its body is damaged.
-        "onBadRecord": "null",
-    }
-    return spark.read.format("rocketmq").options(**source).load()
 
 
 def _targets(group: str, to: Destination | str, counts: Mapping[str | None, int]) -> list[str]:
@@ -268,19 +263,12 @@ def _offset_ranges(group: str, rows: Sequence[Mapping[str, object]]) -> tuple[Of
 
 
 def _topics(done: Sequence[Row]) -> tuple[RedrivenTopic, ...]:
-    counts: dict[str | None, dict[str, int]] = {}
+    counts: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
     for row in done:
-        of_topic = counts.setdefault(row["topic"], {})
-        of_topic[row["outcome"]] = of_topic.get(row["outcome"], 0) + row["letters"]
+        counts[row["topic"]][row["outcome"]] += row["letters"]
     return tuple(
         RedrivenTopic(
-            topic,
-            sum(found.values()),
-            found.get(Outcome.SENT.name, 0),
-            found.get(Outcome.WOULD_BE_SENT.name, 0),
-            found.get(Outcome.SENT_BEFORE.name, 0),
-            found.get(Outcome.ORIGIN_UNKNOWN.name, 0),
-            found.get(Outcome.ORIGIN_GONE.name, 0),
+            topic, found.total(), **{each.name.lower(): found[each.name] for each in Outcome}
         )
         for topic, found in sorted(counts.items(), key=lambda item: item[0] or "")
     )

@@ -19,12 +19,17 @@ from turbopump.admin.groups import Progress
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.errors import NotThere
+from turbopump.spark.pipelines.arguments import (
+    require_count,
+    require_driver,
+    require_interval,
+    require_window,
+    window_ms,
+)
 from turbopump.spark.pipelines.local_files import full_path
-from turbopump.spark.pipelines.preconditions import require_count, require_driver, require_interval
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, facts, table
 from turbopump.spark.pipelines.spark_errors import explain_errors
-from turbopump.spark.pipelines.time_ranges import require_window, window_ms
 from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
 
@@ -173,12 +178,8 @@ def _lags(frame: DataFrame, window: str | None) -> tuple[Lag, ...]:
         .agg(F.sum("committed").alias("consumed"), F.sum("max_offset").alias("arrived"))
     )
     joined = [levels[name].eqNullSafe(moved[name]) for name in keys]
-    columns = [levels[each] for each in (*keys, *levels.columns[len(keys) :])]
-    rows = (
-        levels.join(moved, joined)
-        .select(*columns, "consumed", "arrived")
-        .orderBy(*keys[:1], "group", "topic")
-    )
+    columns = [levels[each] for each in levels.columns]
+    rows = levels.join(moved, joined).select(*columns, "consumed", "arrived").orderBy(*keys)
     return tuple(Lag(*row) for row in rows.collect())
 
 

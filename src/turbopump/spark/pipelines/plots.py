@@ -88,7 +88,6 @@ class Picture:
         return figure
 
     def _names(self) -> list[str]:
-        """Return the names of the lines to draw."""
         heights: dict[str, float] = {}
         for _, name, values in self._rows:
             heights[name] = max(values[0] or 0, heights.get(name, 0))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO, TypeAlias
 
-LINE_INTERVAL_S = 5.0
+_LINE_INTERVAL_S = 5.0
 """The interval of lines without a terminal."""
 
 
@@ -32,15 +32,9 @@ def unwatched(step: Step) -> None:
 class Lines:
     """Writes a line at intervals, and whenever the pipeline starts a new step."""
 
-    def __init__(
-        self,
-        out: TextIO,
-        now_s: Callable[[], float] = time.monotonic,
-        interval_s: float = LINE_INTERVAL_S,
-    ) -> None:
+    def __init__(self, out: TextIO, now_s: Callable[[], float] = time.monotonic) -> None:
         self._out = out
         self._now_s = now_s
-        self._interval_s = interval_s
         self._last: Step | None = None
         self._written_s = 0.0
 
@@ -50,7 +44,7 @@ class Lines:
             return
         is_new = self._last is None or self._last.what != step.what
         is_end = step.done is not None and step.done == step.total
-        if is_new or is_end or now_s - self._written_s >= self._interval_s:
+        if is_new or is_end or now_s - self._written_s >= _LINE_INTERVAL_S:
             self._out.write(f"{step_text(step)}\n")
             self._out.flush()
             self._written_s = now_s
@@ -58,7 +52,6 @@ class Lines:
 
 
 def step_text(step: Step) -> str:
-    """Return a step as text."""
     if step.done is None:
         return step.what
     if step.total is None:

@@ -186,7 +186,10 @@ def sender(
                 pacer.sent(due.end - due.start, time.time())
                 rows = batch.slice(due.start, due.end - due.start)
                 origin = Origin(write_id, str(number), partition)
-                written = write_messages(rows, options, origin)
+                names = [each for each in _MESSAGE if each in rows.schema.names]
+                messages = iter([rows.select(names)])
+                shared = shared_session(options.client())
+                written = send_rows(shared, messages, frozenset(names), options, origin)
                 yield _counted(rows, written, start_s)
                 number += 1
 
@@ -207,13 +210,6 @@ def _started(
         return time.time(), ready
     starts_s = BarrierTaskContext.get().allGather(repr(time.time()))
     return max(map(float, starts_s)), ready
-
-
-def write_messages(rows: pa.RecordBatch, options: SinkOptions, origin: Origin) -> Written:
-    """Send rows that have the columns of messages, possibly among others; return once stored."""
-    names = [each for each in _MESSAGE if each in rows.schema.names]
-    shared = shared_session(options.client())
-    return send_rows(shared, iter([rows.select(names)]), frozenset(names), options, origin)
 
 
 def _counted(rows: pa.RecordBatch, written: Written, start_s: float) -> pa.RecordBatch:

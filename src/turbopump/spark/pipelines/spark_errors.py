@@ -52,5 +52,4 @@ def reason(text: str) -> tuple[str, str]:
 
 
 def first_line(text: str) -> str:
-    """Return the first non-empty line."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -17,11 +17,16 @@ from pyspark.sql.column import Column
 
 from turbopump.admin.administration import Admin
 from turbopump.client.names import with_namespace
-from turbopump.spark.pipelines.preconditions import require_driver
+from turbopump.spark.pipelines.arguments import (
+    between,
+    require_driver,
+    require_window,
+    to_utc,
+    window_ms,
+)
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, facts, table
 from turbopump.spark.pipelines.spark_errors import explain_errors
-from turbopump.spark.pipelines.time_ranges import between, require_window, to_utc, window_ms
 from turbopump.spark.pipelines.trace_records import Kind, no_trace_topic, parsed
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.queue_selection import Topics
@@ -207,8 +212,12 @@ def _consumed(records: DataFrame, begun: DataFrame) -> DataFrame:
     )
 
 
-def _p(column: str, part: float, name: str) -> Column:
-    return F.percentile_approx(column, part).cast("double").alias(name)
+def _percentiles(column: str, name: str) -> list[Column]:
+    parts = {"p50_ms": 0.5, "p99_ms": 0.99}
+    return [
+        F.percentile_approx(column, part).cast("double").alias(f"{name}{each}")
+        for each, part in parts.items()
+    ]
 
 
 def _sends(sent: DataFrame, window: str | None) -> tuple[Sends, ...]:
@@ -220,8 +229,7 @@ def _sends(sent: DataFrame, window: str | None) -> tuple[Sends, ...]:
             F.count_if("is_success").alias("sent"),
             F.count_if(~F.col("is_success")).alias("failed"),
             F.coalesce(F.sum("body_bytes"), F.lit(0)).alias("body_bytes"),
-            _p("cost_ms", 0.5, "p50_ms"),
-            _p("cost_ms", 0.99, "p99_ms"),
+            *_percentiles("cost_ms", ""),
         )
     )
     return tuple(Sends(*row) for row in found.orderBy(*keys).collect())
@@ -237,10 +245,8 @@ def _consumptions(consumed: DataFrame, window: str | None) -> tuple[Consumptions
             F.count_if(~F.col("is_success")).alias("failed"),
             F.count_if(F.col("retries") > 0).alias("retried"),
             F.count_if(F.col("is_success").isNull()).alias("unfinished"),
-            _p("latency_ms", 0.5, "latency_p50_ms"),
-            _p("latency_ms", 0.99, "latency_p99_ms"),
-            _p("cost_ms", 0.5, "processing_p50_ms"),
-            _p("cost_ms", 0.99, "processing_p99_ms"),
+            *_percentiles("latency_ms", "latency_"),
+            *_percentiles("cost_ms", "processing_"),
         )
     )
     return tuple(Consumptions(*row) for row in found.orderBy(*keys).collect())

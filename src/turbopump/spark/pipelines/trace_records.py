@@ -30,8 +30,6 @@ def no_trace_topic(topic: str) -> InvalidArgument:
 
 
 class Kind(StrEnum):
-    """The kind of a record."""
-
     SENT = "Pub"
     BEGUN = "SubBefore"
     DONE = "SubAfter"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from turbopump.errors import InvalidArgument
-from turbopump.message import MessageQueue
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import Partition, plan, ranges_between
@@ -15,19 +14,15 @@ async def plan_batch(cluster: Cluster, options: SourceOptions) -> list[Partition
     queues = await cluster.queues()
     start = await cluster.resolve("startingOffsets", options.start, queues)
     end = await cluster.resolve("endingOffsets", options.end, queues)
-    if not isinstance(options.start, OfGroup) and not isinstance(options.end, OfGroup):
-        # A group's committed offset is not the user's choice.
-        _require_order(start, end)
-    read = {queue: at for queue, at in end.items() if at > start.get(queue, at)}
-    # Tasks read later, or again if a DataFrame is used twice: the topic may be re-created before.
-    marks = await cluster.all_marks(read)
-    return plan(ranges_between(start, end, marks), options.plan, queues=len(start))
-
-
-def _require_order(start: dict[MessageQueue, int], end: dict[MessageQueue, int]) -> None:
+    # A group's committed offset is not the user's choice.
+    is_chosen = not (isinstance(options.start, OfGroup) or isinstance(options.end, OfGroup))
     for queue, at in start.items():
-        if end[queue] < at:
+        if is_chosen and end[queue] < at:
             raise InvalidArgument(
                 f"startingOffsets must not be after endingOffsets: {queue} would be read from {at} "
                 f"to {end[queue]}"
             )
+    read = {queue: at for queue, at in end.items() if at > start.get(queue, at)}
+    # Tasks read later, or again if a DataFrame is used twice: the topic may be re-created before.
+    marks = await cluster.all_marks(read)
+    return plan(ranges_between(start, end, marks), options.plan, queues=len(start))

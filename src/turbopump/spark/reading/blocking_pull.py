@@ -360,7 +360,12 @@ def start_blocking_pull(
         return None
     # One per topic: in a template, any queue and offset will do.
     samples = {each.topic: each for each in reversed(ranges)}
-    headers = {topic: _header(session, of, group, pulling) for topic, of in samples.items()}
+    name, times = with_namespace(session.config.namespace, group), PullTimes(pulling.timeout_ms)
+    reader = QueueReader(session, name, times, in_bulk=True)
+    headers = {}
+    for topic, of in samples.items():
+        wanted, at = subscription(reader.wire_topic(topic), pulling.expression, 0), of.start
+        headers[topic] = reader.header_to_pull(of.queue, QueueOffset(at), wanted, pulling.count_max)
     # Reading from a slave is explicitly requested, which outweighs the group's setting.
     return BlockingPull(
         connection, ranges, headers, pulling, pool, follows_suggestions=replica.is_master
@@ -373,11 +378,3 @@ async def _replica(session: Session, of: QueueRange, pulling: Pulling) -> Replic
         await session.refresh_route(with_namespace(session.config.namespace, of.topic))
     slave_id = first_slave_id(session.replicas(of.broker))
     return session.replica_to_read(of.broker, slave_id if pulling.prefers_slave else MASTER_ID)
-
-
-def _header(session: Session, of: QueueRange, group: str, pulling: Pulling) -> PullMessage:
-    times = PullTimes(timeout_ms=pulling.timeout_ms)
-    name = with_namespace(session.config.namespace, group)
-    reader = QueueReader(session, name, times, in_bulk=True)
-    wanted = subscription(reader.wire_topic(of.topic), pulling.expression, 0)
-    return reader.header_to_pull(of.queue, QueueOffset(of.start), wanted, pulling.count_max)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TypeVar, assert_never
 
 from turbopump.client import calls
@@ -40,7 +41,7 @@ from turbopump.spark.reading.positions import (
     offsets_named,
 )
 from turbopump.spark.reading.queue_discovery import QueueDiscovery
-from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
+from turbopump.spark.reading.retry import gather_all, gather_available, gather_by_key, with_retries
 from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.reading.unreadable_queues import (
     QueueChecks,
@@ -85,7 +86,7 @@ class Cluster:
         self._topics = TopicQueries(session, self._reader, group)
         self._probes = MessageProbes(self._reader, self._topics, options.pulling.retries)
         self._by_place = LastResult(by_place)
-        self._join = LastResult(lambda *found: _joined(found))
+        self._join = LastResult(lambda *found: dict(chain(*(each.items() for each in found))))
         self._arrivals = ArrivalWait(session, options, self._reader, self._topics, self._checks)
         self._unavailable: dict[str, _Cause] = {}
         self._uncommitted: dict[str, _Cause] = {}
@@ -123,14 +124,12 @@ class Cluster:
 
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
         """Return the ends of queues; raises if a broker does not respond after all retries."""
-        places = by_place(queues)
-        found = await gather_by_key(
-            places,
-            lambda place: self._with_retries(
-                lambda: self._topics.limits(places[place]), "@".join(place)
+        return await gather_all(
+            by_place(queues).values(),
+            lambda each: self._with_retries(
+                lambda: self._topics.limits(each), f"{each[0].topic}@{each[0].broker}"
             ),
         )
-        return _joined(found.values())
 
     async def known_limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
         """Return the ends of queues whose brokers respond; log the others.
@@ -142,24 +141,26 @@ class Cluster:
         found, failed = await gather_available(
             asked, lambda place: self._topics.limits(places[place])
         )
-        errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {b: [] for _, b in asked}
-        for place, error in failed.items():
-            errors[place[1]] += ((queue, error) for queue in places[place])
-        self._log_once(self._unavailable, errors, "not available")
+        errors = ((queue, error) for place, error in failed.items() for queue in places[place])
+        self._log_once(self._unavailable, (broker for _, broker in asked), errors, "not available")
         return next(iter(found.values())) if len(found) == 1 else self._join(*found.values())
 
     def _log_once(
         self,
         causes: dict[str, _Cause],
-        errors: Mapping[str, Sequence[tuple[MessageQueue, TurbopumpError]]],
+        brokers: Iterable[str],
+        errors: Iterable[tuple[MessageQueue, TurbopumpError]],
         what: str,
     ) -> None:
-        """Log an event of queues by broker, unless it had the same cause last time."""
-        for broker, failed in errors.items():
-            if not failed:
+        """Log errors of queues by broker, unless they had the same cause last time."""
+        failed: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {b: [] for b in brokers}
+        for queue, error in errors:
+            failed[queue.broker].append((queue, error))
+        for broker, found in failed.items():
+            if not found:
                 causes.pop(broker, None)
                 continue
-            queues, (error, *_) = zip(*failed, strict=True)
+            queues, (error, *_) = zip(*found, strict=True)
             if isinstance(error, RequestTimeout):
                 # Skip it for a while: the other queues would wait for it each time. A broker that
                 # refuses connections costs no time.
@@ -222,8 +223,7 @@ class Cluster:
                 raise InvalidArgument(
                     f"option startingOffsets: {first_of(after)}: no message was stored at or after "
                     f"{since.isoformat(timespec='milliseconds')}; "
-                    "startingOffsetsByTimestampStrategy=latest starts at "
-                    "the end"
+                    "startingOffsetsByTimestampStrategy=latest starts at the end"
                 )
         return found
 
@@ -246,12 +246,9 @@ class Cluster:
         for queue, at in named.items():
             if isinstance(at, AtTime):
                 by_time.setdefault(at.timestamp_ms, {})[queue] = limits[queue]
-        found = await gather_by_key(
-            by_time, lambda time_ms: self._at_time(time_ms, by_time[time_ms], is_start=is_start)
+        return offsets | await gather_all(
+            by_time.items(), lambda each: self._at_time(*each, is_start=is_start)
         )
-        for each in found.values():
-            offsets |= each
-        return offsets
 
     async def _or_else(
         self,
@@ -283,9 +280,7 @@ class Cluster:
 
     async def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
         """Return the group's committed offsets, None where there is none."""
-        places = by_place(queues)
-        found = await gather_by_key(places, lambda place: self._committed(places[place]))
-        return _joined(found.values())
+        return await gather_all(by_place(queues).values(), self._committed)
 
     async def _committed(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int | None]:
         """Ask one broker about one topic; an Apache broker about each queue.
@@ -328,10 +323,9 @@ class Cluster:
         all_places = values_by_place(offsets)
         places = {place: all_places[place] for place in all_places if not self._is_silent(place[1])}
         failed = await gather_by_key(places, lambda place: self._commit(places[place]))
-        errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {b: [] for _, b in places}
-        for (_, broker), each in failed.items():
-            errors[broker] += each.items()
-        self._log_once(self._uncommitted, errors, "offset not committed")
+        errors = chain.from_iterable(each.items() for each in failed.values())
+        brokers = (broker for _, broker in places)
+        self._log_once(self._uncommitted, brokers, errors, "offset not committed")
         if len(places) == len(all_places) and not any(failed.values()):
             return offsets
         return {
@@ -362,25 +356,25 @@ class Cluster:
         A broker without the topic or the group has no offset, which is equivalent to 0.
         """
         try:
-            await self._reader.commit(queue, QueueOffset(offset))
-        except NoRoute as error:
-            return error if offset else await self._reset_deleted(queue)
+            try:
+                await self._reader.commit(queue, QueueOffset(offset))
+            except NoRoute:
+                if offset:
+                    raise
+                await self._reset_deleted(queue)
         except TurbopumpError as error:
-            return None if not offset and _has_no_offset(error) else error
+            has_none = isinstance(error, RemoteError) and error.code in _NOTHING_KEPT
+            return None if not offset and has_none else error
         return None
 
-    async def _reset_deleted(self, queue: MessageQueue) -> TurbopumpError | None:
+    async def _reset_deleted(self, queue: MessageQueue) -> None:
         """Commit 0: a deleted topic has no route, but its broker may be available."""
         session = self._session
         asked = self._group, self._reader.wire_queue(queue), QueueOffset(0)
         timeout_ms = session.config.request_timeout_ms
-        try:
-            address = await master_address(session, queue.broker)
-            # With a response, because the queue then leaves the checkpoint.
-            await calls.commit_offset(session, address, *asked, timeout_ms, is_oneway=False)
-        except TurbopumpError as error:
-            return None if _has_no_offset(error) else error
-        return None
+        address = await master_address(session, queue.broker)
+        # With a response, because the queue then leaves the checkpoint.
+        await calls.commit_offset(session, address, *asked, timeout_ms, is_oneway=False)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -397,12 +391,8 @@ class Cluster:
         """
         found, failed = await self._probes.marks(_before(offsets))
         if failed or self._unmarked:
-            errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {}
-            for queue in offsets:
-                errors.setdefault(queue.broker, [])
-            for queue, error in failed.items():
-                errors[queue.broker].append((queue, error))
-            self._log_once(self._unmarked, errors, "cannot check for a re-created topic")
+            brokers, what = (q.broker for q in offsets), "cannot check for a re-created topic"
+            self._log_once(self._unmarked, brokers, failed.items(), what)
         return found
 
     async def all_marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
@@ -415,12 +405,8 @@ class Cluster:
         1 where the broker refuses, which is logged once.
         """
         found, failed = await self._probes.bytes_per_row(offsets)
-        errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {}
-        for queue in offsets:
-            errors.setdefault(queue.broker, [])
-        for queue, error in failed.items():
-            errors[queue.broker].append((queue, error))
-        self._log_once(self._unsampled, errors, "cannot sample message sizes")
+        brokers = (queue.broker for queue in offsets)
+        self._log_once(self._unsampled, brokers, failed.items(), "cannot sample message sizes")
         return found
 
     async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool:
@@ -435,14 +421,3 @@ class Cluster:
 
 def _before(offsets: Offsets) -> Offsets:
     return {queue: at - 1 for queue, at in offsets.items()}
-
-
-def _has_no_offset(error: TurbopumpError) -> bool:
-    return isinstance(error, RemoteError) and error.code in _NOTHING_KEPT
-
-
-def _joined(found: Iterable[Mapping[MessageQueue, T]]) -> dict[MessageQueue, T]:
-    joined: dict[MessageQueue, T] = {}
-    for each in found:
-        joined.update(each)
-    return joined

@@ -64,11 +64,10 @@ class QueryMember(ConsumerMember):
             subscription_data_set=[
                 subscription(
                     with_namespace(namespace, topic),
-                    pulling.expression,
+                    self._pulling.of(topic).expression,
                     self._version_ms,
                 )
                 for topic in self._topics_read()
-                for pulling in (self._pulling.of(topic),)
             ],
         )
 
@@ -268,19 +267,16 @@ async def _connections(
 
     names = {with_namespace(session.config.namespace, topic) for topic in topics}
     masters = {name: await _masters(session, name) for name in sorted(names)}
-    asked = _together(masters.values())
+    asked = frozenset[str]().union(*masters.values())
     found, failed = await ask(asked)
     if not (failed and without_lost):
         return list(found.values()), list(failed.values())
     doubtful = {name: known for name, known in masters.items() if known & failed.keys()}
-    listed = _together([await _masters_now(session, *each) for each in doubtful.items()])
+    now = [await _masters_now(session, *each) for each in doubtful.items()]
+    listed = frozenset[str]().union(*now)
     moved, moved_failed = await ask(listed - asked)
     away = [error for address, error in failed.items() if address in listed]
     return [*found.values(), *moved.values()], [*away, *moved_failed.values()]
-
-
-def _together(addresses: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset().union(*addresses)
 
 
 async def _masters(session: Session, name: str) -> frozenset[str]:

@@ -9,8 +9,8 @@ from turbopump.client.queue_reader import QueueReader
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import DamagedMessage, RemoteError, SparkError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading.offsets import Limits, Mark, Offsets, Place, by_place, values_by_place
-from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
+from turbopump.spark.reading.offsets import Limits, Mark, Offsets, by_place, values_by_place
+from turbopump.spark.reading.retry import gather_all, gather_available, gather_by_key, with_retries
 from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.reading.unreadable_queues import first_of
 
@@ -52,26 +52,24 @@ class MessageProbes:
 
         Raises SparkError if a broker does not respond after all retries.
         """
-        places = values_by_place(offsets)
 
-        async def whole(place: Place) -> Mapping[MessageQueue, Mark | None]:
-            found, failed = await self._marks(places[place])
+        async def whole(part: Offsets) -> Mapping[MessageQueue, Mark | None]:
+            found, failed = await self._marks(part)
             for error in failed.values():
                 raise error
             return found
 
-        async def ask(place: Place) -> Mapping[MessageQueue, Mark | None]:
-            queues = first_of(tuple(places[place]))
+        async def ask(part: Offsets) -> Mapping[MessageQueue, Mark | None]:
+            queues = first_of(tuple(part))
             try:
-                return await with_retries(lambda: whole(place), self._retries, queues)
+                return await with_retries(lambda: whole(part), self._retries, queues)
             except TurbopumpError as error:
                 raise SparkError(
                     f"{queues}: cannot look up the last message, by which a re-created topic is "
                     f"recognized: {error}"
                 ) from error
 
-        found = await gather_by_key(places, ask)
-        return {queue: mark for each in found.values() for queue, mark in each.items()}
+        return await gather_all(values_by_place(offsets).values(), ask)
 
     async def _marks(
         self, offsets: Offsets
@@ -101,11 +99,9 @@ class MessageProbes:
         self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
     ) -> dict[MessageQueue, int]:
         """Return the first offset of each queue that was stored at or after a time."""
-        places = values_by_place(limits)
-        found = await gather_by_key(
-            places, lambda place: self._all_since(timestamp_ms, places[place])
+        return await gather_all(
+            values_by_place(limits).values(), lambda each: self._all_since(timestamp_ms, each)
         )
-        return {queue: at for each in found.values() for queue, at in each.items()}
 
     async def _all_since(
         self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
@@ -209,10 +205,8 @@ class MessageProbes:
     async def _messages(
         self, queue: MessageQueue, offset: int, count: int, retries: int | None = None
     ) -> Found | None:
-        everything, at = (
-            subscription(self._reader.wire_topic(queue.topic), "*", 0),
-            QueueOffset(offset),
-        )
+        everything = subscription(self._reader.wire_topic(queue.topic), "*", 0)
+        at = QueueOffset(offset)
         try:
             outcome = await with_retries(
                 lambda: self._reader.pull(queue, at, everything, count, is_held=False),

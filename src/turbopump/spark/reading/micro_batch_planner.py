@@ -409,9 +409,8 @@ class MicroBatchPlanner:
         self, read: Iterable[MessageQueue], unreadable: Collection[MessageQueue]
     ) -> None:
         """Raise DataLost if a frozen stream would miss queues of its checkpoint."""
-        if self._frozen is None:
-            return
-        missing = sorted(set(read) - self._frozen.keys() - set(unreadable))
+        frozen = self._frozen
+        missing = [] if frozen is None else sorted(set(read) - frozen.keys() - set(unreadable))
         if not missing:
             return
         text = (
@@ -517,14 +516,11 @@ class MicroBatchPlanner:
     # --- end of the batch -------------------------------------------------------------------------
 
     async def _end(self, seen: _QueueSnapshot, *, is_limited: bool) -> Offsets:
-        waiting: Mapping[MessageQueue, int] = self._waiting(seen)
+        rows = self._backlog(seen.start, seen.target)
         if is_limited:
-            waiting = {} if self._is_too_few(sum(waiting.values())) else await self._cut(seen)
-        end = forward(seen.start, waiting)
+            rows = {} if self._is_too_few(sum(rows.values())) else await self._cut(seen, rows)
+        end = forward(seen.start, rows)
         return {**end, **seen.new} if seen.new else end
-
-    def _waiting(self, seen: _QueueSnapshot) -> dict[MessageQueue, int]:
-        return self._backlog(seen.start, seen.target)
 
     def _is_too_few(self, rows: int) -> bool:
         """Whether to wait for more messages; never for a frozen stream."""
@@ -536,24 +532,22 @@ class MicroBatchPlanner:
         waited_ms = self._clock.monotonic_ms() - self._last_batch_ms
         return self._options.trigger.delay_max_ms - waited_ms
 
-    async def _cut(self, seen: _QueueSnapshot) -> Mapping[MessageQueue, int]:
-        trigger, rows = self._options.trigger, self._waiting(seen)
-        if trigger.bytes_max is not None:
-            rows = await self._cut_by_bytes(seen, rows, trigger.bytes_max)
-        return rows if trigger.rows_max is None else shares(rows, trigger.rows_max)
-
-    async def _cut_by_bytes(
-        self, seen: _QueueSnapshot, rows: dict[MessageQueue, int], bytes_max: int
+    async def _cut(
+        self, seen: _QueueSnapshot, rows: dict[MessageQueue, int]
     ) -> dict[MessageQueue, int]:
-        found = await self._cluster.bytes_per_row({queue: seen.start[queue] for queue in rows})
-        each = {queue: max(1, size) for queue, size in found.items()}
-        given = shares({queue: rows[queue] * each[queue] for queue in rows}, bytes_max)
-        return {queue: min(rows[queue], max(1, given[queue] // each[queue])) for queue in rows}
+        """Return how many rows of each queue the limits allow."""
+        trigger = self._options.trigger
+        if trigger.bytes_max is not None:
+            found = await self._cluster.bytes_per_row({queue: seen.start[queue] for queue in rows})
+            each = {queue: max(1, size) for queue, size in found.items()}
+            given = shares({queue: rows[queue] * each[queue] for queue in rows}, trigger.bytes_max)
+            rows = {q: min(rows[q], max(1, given[q] // each[q])) for q in rows}
+        return rows if trigger.rows_max is None else shares(rows, trigger.rows_max)
 
     async def _wait(self, seen: _QueueSnapshot) -> bool:
         """Wait for messages, at most until the next lookup of queues is due."""
         wait_ms = min(self._options.idle_wait_ms, self._options.client.route_interval_ms)
-        if self._waiting(seen):
+        if self._backlog(seen.start, seen.target):
             wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
         return await self._cluster.wait_for_messages(self._ends(seen), wait_ms)
 

@@ -193,12 +193,8 @@ def losses(
             continue
         if queue in recreated:
             found.append(Loss(queue, at, ends.low, is_recreated=True))
-        elif not ends.is_certain:
-            continue
-        elif at > ends.high:
-            found.append(Loss(queue, at, ends.high))
-        elif at < ends.low:
-            found.append(Loss(queue, at, ends.low))
+        elif ends.is_certain and not ends.low <= at <= ends.high:
+            found.append(Loss(queue, at, ends.high if at > ends.high else ends.low))
     return sorted(found, key=lambda loss: loss.queue)
 
 
@@ -223,24 +219,18 @@ def inside(
     One before the beginning raises DataLost, one beyond the end InvalidArgument, unless losses are
     ignored. While the master is unavailable, no offset is known to be outside.
     """
+    found = dict(offsets)
     for queue, at in offsets.items():
-        if not fail_on_data_loss:
-            break
-        if not limits[queue].is_certain:
+        ends = limits[queue]
+        if not ends.is_certain:
             continue
-        if at > limits[queue].high:
-            raise InvalidArgument(
-                f"option {name}: {queue} ends at offset {limits[queue].high}, got {at}"
-            )
-        if at < limits[queue].low:
-            loss = Loss(queue, at, limits[queue].low)
+        if fail_on_data_loss and at > ends.high:
+            raise InvalidArgument(f"option {name}: {queue} ends at offset {ends.high}, got {at}")
+        if fail_on_data_loss and at < ends.low:
+            loss = Loss(queue, at, ends.low)
             raise DataLost(f"option {name}: {loss}; failOnDataLoss=false continues without them")
-    return {
-        queue: min(max(at, limits[queue].low), limits[queue].high)
-        if limits[queue].is_certain
-        else at
-        for queue, at in offsets.items()
-    }
+        found[queue] = min(max(at, ends.low), ends.high)
+    return found
 
 
 def moved_past(
@@ -293,8 +283,5 @@ def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQ
 
 def forward(start: Offsets, steps: Mapping[MessageQueue, int]) -> Offsets:
     """Return the offsets advanced by counts of messages; the same object if none moves."""
-    return (
-        {**start, **{queue: start[queue] + step for queue, step in steps.items()}}
-        if steps
-        else start
-    )
+    moved = {queue: start[queue] + step for queue, step in steps.items()}
+    return {**start, **moved} if moved else start

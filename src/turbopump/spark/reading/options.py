@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, TypeAlias
 
@@ -104,12 +104,10 @@ class Pulling:
 
     def of(self, topic: str) -> Pulling:
         """Return the pull settings of one topic."""
-        for name, wanted in self.by_topic:
-            if name == topic:
-                if isinstance(wanted, Sql):
-                    return replace(self, expression=wanted)
-                return self.only(wanted)
-        return self
+        wanted = dict(self.by_topic).get(topic)
+        if wanted is None:
+            return self
+        return replace(self, expression=wanted) if isinstance(wanted, Sql) else self.only(wanted)
 
     def only(self, tags: Iterable[str]) -> Pulling:
         """Return a copy restricted to some tags."""
@@ -179,14 +177,15 @@ def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
     start: Position = Latest() if is_stream else Earliest()
     group = given.find("group", _group, None)
     is_shared = given.find("allowSharedGroup", boolean, default=False)
+    client = _client(given)
     return SourceOptions(
-        client=_client(given),
+        client=client,
         chosen=_chosen(given),
         group=group,
         allow_shared_group=is_shared,
         start=given.find("startingOffsets", parse_position, start if group is None else OfGroup()),
         end=parse_position("endingOffsets", given["endingOffsets"] or "latest"),
-        pulling=_pulling(given),
+        pulling=_pulling(given, client.request_timeout_ms),
         trigger=_trigger(given),
         plan=PlanLimits(
             given.find("minPartitions", positive, None),
@@ -217,7 +216,8 @@ def _require_consistent(given: Given, *, is_stream: bool) -> None:
     wrong += _incomplete(given)
     if "includeProperties" in given and "columns" in given:
         wrong.append("includeProperties and columns are mutually exclusive: list the columns")
-    if given.find("partitionPerQueue", boolean, default=False):
+    is_on = partial(given.find, read=boolean, default=False)
+    if is_on("partitionPerQueue"):
         wrong += [
             f"partitionPerQueue and {name} are mutually exclusive"
             for name in ("minPartitions", "maxRecordsPerPartition")
@@ -226,9 +226,7 @@ def _require_consistent(given: Given, *, is_stream: bool) -> None:
     if "group" not in given:
         wrong += _without_group(given)
     wrong += _about_dead_letters(given)
-    if all(
-        given.find(name, boolean, default=False) for name in ("allowSharedGroup", "commitOffsets")
-    ):
+    if is_on("allowSharedGroup") and is_on("commitOffsets"):
         wrong.append(
             "commitOffsets and allowSharedGroup are mutually exclusive: push consumers of the "
             "group would skip what this query commits"
@@ -299,17 +297,15 @@ def _client(given: Given) -> ClientConfig:
     client = ClientConfig(
         nameserver=given["nameserver"],
         namespace=given["namespace"],
-        request_timeout_ms=_request_timeout_ms(given),
+        request_timeout_ms=given.find(
+            "requestTimeout", duration_ms_from(_REQUEST_LEAST_MS), 10_000
+        ),
         route_interval_ms=given.find(
             "discoveryInterval", duration_ms_from(_INTERVAL_LEAST_MS), 30_000
         ),
     )
     # Executors may run in another environment than the driver.
     return replace(client, nameserver=";".join(client.nameserver_addresses))
-
-
-def _request_timeout_ms(given: Given) -> int:
-    return given.find("requestTimeout", duration_ms_from(_REQUEST_LEAST_MS), 10_000)
 
 
 def _chosen(given: Given) -> Chosen:
@@ -343,11 +339,11 @@ def _assigned(text: str) -> list[tuple[str, str, int]]:
     return found
 
 
-def _pulling(given: Given) -> Pulling:
+def _pulling(given: Given, timeout_ms: int) -> Pulling:
     pulling = Pulling(
         count_max=given.find("pullBatchSize", positive, 1000),
         in_flight_max=given.find("pullsInFlight", positive, 128),
-        timeout_ms=_request_timeout_ms(given),
+        timeout_ms=timeout_ms,
         retries=given.find("retries", natural, 8),
         prefers_slave=given.find("readFrom", one_of("master", "slave"), "master") == "slave",
     )
@@ -392,11 +388,9 @@ def _json_by_topic(given: Given, name: str, example: str) -> dict[str, Any]:
     text = given[name] or "{}"
     refusal = f'option {name} must be JSON such as {{"orders": "{example}"}}, got {text!r}'
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
+        found = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
         raise InvalidArgument(refusal) from None
-    if not isinstance(found, dict):
-        raise InvalidArgument(refusal)
     chosen = _chosen(given)
     if isinstance(chosen, Topics) and (others := found.keys() - set(chosen.names)):
         raise InvalidArgument(f"option {name} names {', '.join(sorted(others))}, which is not read")

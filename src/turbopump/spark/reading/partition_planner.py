@@ -113,7 +113,7 @@ def plan(
         piece
         for each in whole
         for piece in _split(
-            each, max(_pieces(each, whole, limits), _skew_pieces(each, queues, total))
+            each, max(_pieces(each, len(whole), total, limits), _skew_pieces(each, queues, total))
         )
     ]
     partitions_min = limits.partitions_min or 0
@@ -125,13 +125,11 @@ def plan(
     return _packed(pieces, rows_max)
 
 
-def _pieces(of: QueueRange, whole: list[QueueRange], limits: PlanLimits) -> int:
-    """Return the number of pieces of a range."""
+def _pieces(of: QueueRange, ranges: int, total: int, limits: PlanLimits) -> int:
     pieces = 1
     if limits.rows_per_partition_max:
         pieces = -(-of.rows // limits.rows_per_partition_max)
-    if limits.partitions_min and len(whole) < limits.partitions_min:
-        total = sum(each.rows for each in whole)
+    if limits.partitions_min and ranges < limits.partitions_min:
         pieces = max(pieces, -(-limits.partitions_min * of.rows // total))
     return max(1, min(pieces, of.rows))
 

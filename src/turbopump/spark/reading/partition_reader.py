@@ -15,7 +15,7 @@ from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
-from turbopump.errors import DataLost, RecordError
+from turbopump.errors import DataLost
 from turbopump.spark.reading.blocking_pull import BufferedChunk, start_blocking_pull
 from turbopump.spark.reading.dead_letters import DeadLetterTopic
 from turbopump.spark.reading.message_probes import MessageProbes
@@ -27,7 +27,7 @@ from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.records.arrow_arrays import Int64s, keep_freed_memory, renamed
 from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
 from turbopump.spark.records.record_columns import RecordColumns
-from turbopump.spark.records.record_finder import damage_at
+from turbopump.spark.records.record_finder import damage_at, find_records
 from turbopump.spark.records.record_run import Mask, RecordRun
 from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.shared_session import SharedSession, shared_session
@@ -45,34 +45,29 @@ class PartitionReader:
     """Reads the ranges of one task."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self.client = options.client
-        self.group = options.reader_group
-        self.pulling = options.pulling
-        self.columns = options.columns
-        self.fail_on_data_loss = options.fail_on_data_loss
-        self.on_bad_record = options.on_bad_record
-        self.dead_letters = DeadLetterTopic.of(options)
+        self.options = options
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """Read ranges of the same broker together; the connection outlives the task."""
         keep_freed_memory()
-        shared = shared_session(self.client)
-        by_topic = {topic: self.pulling.of(topic) for topic in {each.topic for each in partition}}
+        shared, pulling = shared_session(self.options.client), self.options.pulling
+        by_topic = {topic: pulling.of(topic) for topic in {each.topic for each in partition}}
         nonempty = [(each, by_topic[each.topic]) for each in partition if each.rows]
         by_broker = sorted(nonempty, key=lambda each: each[0].broker)
         with closing(self._bad_records()) as bad:
             for (_, pulling), ranges in groupby(by_broker, lambda each: (each[0].broker, each[1])):
-                made = RecordColumns(self.columns, tags=pulling.tags, bad=bad)
+                made = RecordColumns(self.options.columns, tags=pulling.tags, bad=bad)
                 read = [of for of, _ in ranges]
                 yield from self._read_ranges(shared, made, read, pulling)
                 if pulling.is_filtered:
                     self._require_unchanged(shared, read, pulling)
 
     def _bad_records(self) -> BadRecords:
-        keeps_rows = self.on_bad_record is OnBadRecord.NULL or (
-            self.on_bad_record is OnBadRecord.DEAD_LETTER and DECODE_ERROR in self.columns
+        mode, columns = self.options.on_bad_record, self.options.columns
+        keeps_rows = mode is OnBadRecord.NULL or (
+            mode is OnBadRecord.DEAD_LETTER and DECODE_ERROR in columns
         )
-        return BadRecords(self.on_bad_record, self.dead_letters, keeps_rows=keeps_rows)
+        return BadRecords(mode, DeadLetterTopic.of(self.options), keeps_rows=keeps_rows)
 
     def _read_ranges(
         self, shared: SharedSession, made: RecordColumns, ranges: list[QueueRange], pulling: Pulling
@@ -91,12 +86,12 @@ class PartitionReader:
         self, shared: SharedSession, made: RecordColumns, ranges: list[QueueRange], pulling: Pulling
     ) -> Generator[pa.RecordBatch, None, list[QueueRange]]:
         """Read until something unexpected happens; return what is left."""
-        pull = start_blocking_pull(shared, ranges, self.group, pulling)
+        pull = start_blocking_pull(shared, ranges, self.options.reader_group, pulling)
         if pull is None:
             return ranges
         try:
             while (chunk := pull.next_chunk()) is not None:
-                run = whole_run(made, chunk)
+                run = whole_run(chunk)
                 if run is None:
                     return [*chunk.ranges, *pull.unread()]
                 run = self._as_planned(run, chunk.sources, _span_numbers(run, chunk))
@@ -109,20 +104,21 @@ class PartitionReader:
         self, shared: SharedSession, made: RecordColumns, of: QueueRange
     ) -> Generator[pa.RecordBatch, None, list[QueueRange]]:
         """Read to the end, or past a malformed record; return what is left."""
-        pull = RetryingPull(
-            shared.session, of, self.group, self.pulling, fail_on_data_loss=self.fail_on_data_loss
-        )
+        group, pulling = self.options.reader_group, self.options.pulling.of(of.topic)
+        fails = self.options.fail_on_data_loss
+        pull = RetryingPull(shared.session, of, group, pulling, fail_on_data_loss=fails)
         try:
             while (chunk := shared.run(lambda _: pull.next_chunk())) is not None:
-                run, is_whole = made.readable(chunk.records, start=chunk.start, end=chunk.end)
+                run, damaged_at = find_records(chunk.records)
+                run = run.between(chunk.start, chunk.end)
                 yield from self._batches(made, self._as_planned(run, [of]), of.broker)
-                if not is_whole:
+                if damaged_at is not None:
                     at = int(run.queue_offsets()[-1]) + 1 if len(run) else chunk.start
                     rest = replace(of, start=at)
                     return (yield from self._read_malformed(shared, made, pull, rest))
                 # Offsets have no gaps, so fewer messages mean that some are gone.
                 missing = chunk.end - chunk.start - len(run)
-                if missing and not self.pulling.of(of.topic).is_filtered:
+                if missing and not pulling.is_filtered:
                     pull.lost(chunk.start, chunk.end, f"{missing} of them were deleted")
         finally:
             shared.run(lambda _: pull.close())
@@ -138,26 +134,21 @@ class PartitionReader:
             return [replace(of, start=of.start + 1)] if of.rows > 1 else []
         raw, offset = found
         if offset < of.end:
-            run, is_whole = made.readable(raw)
+            run, damaged_at = find_records(raw)
             yield from self._batches(made, self._as_planned(run, [of]), of.broker)
-            if not is_whole:
-                yield from self._malformed(made, of, offset, raw)
+            if damaged_at is not None:
+                reason = damage_at(raw, 0).reason
+                made.bad.take([BadRecord(of.topic, of.broker, of.queue_id, offset, reason, raw)])
+                if made.bad.keeps_rows:
+                    yield made.row(
+                        topic=of.topic,
+                        broker=of.broker,
+                        queueId=of.queue_id,
+                        queueOffset=offset,
+                        size=len(raw),
+                        decodeError=reason,
+                    )
         return [replace(of, start=offset + 1)] if offset + 1 < of.end else []
-
-    def _malformed(
-        self, made: RecordColumns, of: QueueRange, offset: int, raw: bytes
-    ) -> Iterator[pa.RecordBatch]:
-        reason = damage_at(raw, 0).reason
-        made.bad.take([BadRecord(of.topic, of.broker, of.queue_id, offset, reason, raw)])
-        if made.bad.keeps_rows:
-            yield made.row(
-                topic=of.topic,
-                broker=of.broker,
-                queueId=of.queue_id,
-                queueOffset=offset,
-                size=len(raw),
-                decodeError=reason,
-            )
 
     def _as_planned(
         self, run: RecordRun, sources: Sequence[QueueRange], numbers: Int64s | int = 0
@@ -195,7 +186,7 @@ class PartitionReader:
             self._report_recreated(changed)
 
     def _probes(self, session: Session, pulling: Pulling) -> MessageProbes:
-        group = with_namespace(session.config.namespace, self.group)
+        group = with_namespace(session.config.namespace, self.options.reader_group)
         reader = QueueReader(session, group, PullTimes(timeout_ms=pulling.timeout_ms))
         return MessageProbes(reader, TopicQueries(session, reader, group), pulling.retries)
 
@@ -204,44 +195,34 @@ class PartitionReader:
             f"{first_texts(changed)} is not the one that was there when the batch was planned: the "
             "topic was re-created, or its broker lost messages"
         )
-        if self.fail_on_data_loss:
+        if self.options.fail_on_data_loss:
             raise DataLost(f"{text}; failOnDataLoss=false continues without them")
         _log.warning("%s; continuing without them", text)
 
     def _batches(
         self, made: RecordColumns, run: RecordRun, broker: str
     ) -> Iterator[pa.RecordBatch]:
+        """Yield rows; their topic names are the application's, without the namespace."""
+        namespace, columns = self.options.client.namespace, self.options.columns
         for batch in made.batches_of(run, broker=broker):
-            if batch.num_rows:
-                yield self._named(batch)
-
-    def _named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Replace topic names by the application's, without the namespace."""
-        namespace = self.client.namespace
-        if not namespace or "topic" not in self.columns:
-            return batch
-        place = self.columns.index("topic")
-        topics = renamed(batch.column(place), lambda name: without_namespace(namespace, name))
-        return batch.set_column(place, batch.schema.field(place), topics)
+            if batch.num_rows and namespace and "topic" in columns:
+                at = columns.index("topic")
+                topics = renamed(batch.column(at), lambda name: without_namespace(namespace, name))
+                yield batch.set_column(at, batch.schema.field(at), topics)
+            elif batch.num_rows:
+                yield batch
 
 
-def whole_run(made: RecordColumns, chunk: BufferedChunk) -> RecordRun | None:
+def whole_run(chunk: BufferedChunk) -> RecordRun | None:
     """Return all records of a chunk, or None if some are damaged or missing."""
-    try:
-        run = made.found(chunk.data, chunk.spans)
-    except RecordError:
+    run, damaged_at = find_records(chunk.data, chunk.spans)
+    if damaged_at is not None:
         return None
     if chunk.is_filtered or len(run) != sum(each.rows for each in chunk.ranges):
-        run = _within(run, chunk)
+        # Drop records beyond a range, and those that came with the response before.
+        wanted = np.array(chunk.wanted, np.int64).reshape(-1, 2)
+        run = run.between(*wanted[_span_numbers(run, chunk)].T)
     return run if chunk.is_filtered or _are_of(run, chunk.ranges) else None
-
-
-def _within(run: RecordRun, chunk: BufferedChunk) -> RecordRun:
-    """Drop records beyond a range, and those that came with the response before."""
-    starts, ends = np.array(chunk.wanted, np.int64).reshape(-1, 2)[_span_numbers(run, chunk)].T
-    offsets = run.queue_offsets()
-    wanted = (starts <= offsets) & (offsets < ends)
-    return run if wanted.all() else run.where(wanted)
 
 
 def _span_numbers(run: RecordRun, chunk: BufferedChunk) -> Int64s:

@@ -113,11 +113,13 @@ class Prefetch:
         """Request the gap before ``end``, in as many requests as it probably takes."""
         offsets = range(self.at, end, self._step)[: self._in_flight_max]
         for offset in reversed(offsets):
-            is_furthest = offset == offsets[-1]
-            self.asked.appendleft(self._ask(offset, end, is_furthest=is_furthest))
+            count = min(self._count_max, end - offset)
+            if offset != offsets[-1] and not self._is_filtered:
+                count = min(count, self._step)
+            self.asked.appendleft(PendingPull(offset, count, self._ask_for(offset, count)))
 
     def _ask_behind(self) -> None:
-        """Request beyond all requests, as `_ask` does one by one."""
+        """Request beyond all requests."""
         asked, ask_for, end, step = self.asked, self._ask_for, self.end, self._step
         usual = self._count_max if self._is_filtered else min(self._count_max, step)
         offset = self._ask_next
@@ -128,9 +130,3 @@ class Prefetch:
             asked.append(PendingPull(offset, count, ask_for(offset, count)))
             offset += step
         self._ask_next = offset
-
-    def _ask(self, offset: int, end: int, *, is_furthest: bool) -> PendingPull:
-        count = min(self._count_max, end - offset)
-        if not is_furthest and not self._is_filtered:
-            count = min(count, self._step)
-        return PendingPull(offset, count, self._ask_for(offset, count))

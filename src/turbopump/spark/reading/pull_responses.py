@@ -55,17 +55,6 @@ class PullResponse(Struct, frozen=True, gc=False):
     kept: bytes | None = None
 
 
-def _place(command: Command, *, is_filtered: bool) -> PullMessageAnswer:
-    """Return the offsets of a response; raises UnexpectedResponse."""
-    if not command.is_response:
-        raise UnexpectedResponse(f"frame {command.opaque} answers no pending request")
-    # With other remarks, messages were skipped that cannot be read.
-    has_no_match = command.code == _NOTHING_MATCHED and command.remark == _NO_MATCH_REMARK
-    if command.code != _SUCCESS and not (is_filtered and has_no_match):
-        raise UnexpectedResponse(f"the broker returned {command.code}: {command.remark}")
-    return PullMessageAnswer.from_ext_fields(command.ext_fields)
-
-
 class PullResponseReader:
     """Reads successive responses; a header that differs from others only in numbers costs less.
 
@@ -123,7 +112,13 @@ class PullResponseReader:
         command, body_at, frame_end = found
         if self._show is not None:
             self._show(replace(command, body=bytes(data[body_at:frame_end])))
-        place = _place(command, is_filtered=self._is_filtered)
+        if not command.is_response:
+            raise UnexpectedResponse(f"frame {command.opaque} answers no pending request")
+        # With other remarks, messages were skipped that cannot be read.
+        has_no_match = command.code == _NOTHING_MATCHED and command.remark == _NO_MATCH_REMARK
+        if command.code != _SUCCESS and not (self._is_filtered and has_no_match):
+            raise UnexpectedResponse(f"the broker returned {command.code}: {command.remark}")
+        place = PullMessageAnswer.from_ext_fields(command.ext_fields)
         if self._follows_suggestions and place.suggest_which_broker_id != MASTER_ID:
             raise UnexpectedResponse(
                 f"the broker suggests reading from broker id {place.suggest_which_broker_id}"

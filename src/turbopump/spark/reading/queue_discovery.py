@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import assert_never
 
 from turbopump.client.calls import require_success
@@ -58,7 +59,7 @@ class QueueDiscovery:
         """Return the queues to read, sorted; raises NoRoute for an unknown topic."""
         found = await gather_by_key(await self._topics(), self._queues_of_topic)
         queues, chosen = _sorted(*found.values()), self._options.chosen
-        return assigned(chosen, queues) if isinstance(chosen, Assigned) else queues
+        return assigned(chosen.queues, queues) if isinstance(chosen, Assigned) else queues
 
     async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
         """Return the queues to read of topics that are known now; log the other topics.
@@ -97,13 +98,10 @@ class QueueDiscovery:
                 assert_never(self._options.chosen)
 
     async def _queues_of_topic(self, topic: str) -> Collection[MessageQueue]:
-        retries = self._options.pulling.retries
-        # A misspelt topic fails immediately.
-        return await with_retries(lambda: self._queues_in(topic), retries, topic, fatal=NoRoute)
-
-    async def _queues_in(self, topic: str) -> Collection[MessageQueue]:
+        ask, retries = partial(self._reader.queues, topic), self._options.pulling.retries
         try:
-            return await self._reader.queues(topic)
+            # A misspelt topic fails immediately.
+            return await with_retries(ask, retries, topic, fatal=NoRoute)
         except NoRoute:
             if not topic.startswith(RETRY_PREFIX):
                 raise
@@ -111,7 +109,7 @@ class QueueDiscovery:
             return ()
 
     async def _topics_like(self, pattern: TopicPattern) -> tuple[str, ...]:
-        """Return the topics that match, looked up once per route interval."""
+        """Return the topics that match, looked up once per route interval if possible."""
         now_ms = self._session.clock.monotonic_ms()
         if self._topics_found is None:
             names: Iterable[str] = await with_retries(
@@ -121,18 +119,14 @@ class QueueDiscovery:
             asked_ms, topics = self._topics_found
             if now_ms - asked_ms < self._session.config.route_interval_ms:
                 return topics
-            names = await self._topic_names_or(topics)
+            try:
+                names = await self._topic_names()
+            except NetworkError as error:
+                _log.warning("cannot look up new topics: %s", error)
+                names = topics
         topics = tuple(sorted(name for name in names if pattern.matches(name)))
         self._topics_found = now_ms, topics
         return topics
-
-    async def _topic_names_or(self, known: Iterable[str]) -> Iterable[str]:
-        """Return all topics, or the known ones while no name server responds."""
-        try:
-            return await self._topic_names()
-        except NetworkError as error:
-            _log.warning("cannot look up new topics: %s", error)
-            return known
 
     async def _topic_names(self) -> list[str]:
         """Return all topics except the internal ones of brokers."""

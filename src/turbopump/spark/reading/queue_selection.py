@@ -57,9 +57,12 @@ class Assigned:
 Chosen = Topics | TopicPattern | Assigned
 
 
-def assigned(chosen: Assigned, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
+def assigned(
+    places: Iterable[tuple[str, str, int]], queues: Iterable[MessageQueue]
+) -> tuple[MessageQueue, ...]:
     """Return the assigned queues; raises InvalidArgument if one is missing, or on two brokers."""
-    return _named(chosen.queues, queues)
+    position = Explicit(tuple((topic, broker, number, 0) for topic, broker, number in places))
+    return tuple(sorted(offsets_named("assign", position, queues)))
 
 
 def assigned_among(
@@ -82,7 +85,7 @@ def assigned_among(
             found.update(queue for queue in fitting if queue in begun)
         else:
             near = [queue for queue in fitting if (queue.topic, queue.broker) in homes]
-            found.update(_named([place], near or fitting))
+            found.update(assigned([place], near or fitting))
     return tuple(sorted(found))
 
 
@@ -92,10 +95,3 @@ def _by_place(queues: Iterable[MessageQueue]) -> dict[tuple[str, str, int], list
         for place in Assigned.places(queue):
             found.setdefault(place, []).append(queue)
     return found
-
-
-def _named(
-    places: Iterable[tuple[str, str, int]], queues: Iterable[MessageQueue]
-) -> tuple[MessageQueue, ...]:
-    position = Explicit(tuple((topic, broker, number, 0) for topic, broker, number in places))
-    return tuple(sorted(offsets_named("assign", position, queues)))

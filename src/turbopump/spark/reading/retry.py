@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import chain
 from typing import TypeVar
 
 from turbopump.errors import TurbopumpError
 
 T = TypeVar("T")
 K = TypeVar("K")
+V = TypeVar("V")
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,15 @@ async def gather_by_key(
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def gather_all(
+    groups: Iterable[V], ask: Callable[[V], Awaitable[Mapping[K, T]]]
+) -> dict[K, T]:
+    """Call ``ask`` for all groups, many concurrently; merge the results. Raises the first error."""
+    each = list(groups)
+    found = await gather_by_key(range(len(each)), lambda number: ask(each[number]))
+    return dict(chain.from_iterable(part.items() for part in found.values()))
 
 
 async def gather_available(

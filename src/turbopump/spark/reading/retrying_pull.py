@@ -24,6 +24,7 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import DataLost, NoRoute, RemoteError, TurbopumpError
 from turbopump.message import QueueOffset
+from turbopump.spark.reading.blocking_pull import CHUNK_BYTES, CHUNK_ROWS
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.retry import backoff_s, with_retries
@@ -31,10 +32,6 @@ from turbopump.spark.reading.unreadable_queues import Unreadable, ask_master, un
 from turbopump.wire.command import Buffer
 
 _log = logging.getLogger(__name__)
-
-CHUNK_ROWS = 8192
-CHUNK_BYTES = 4 * 1024 * 1024
-"""The size of a chunk, decoded as one: large enough to be efficient, small for the cache."""
 
 _MISSING_TRIES = 5
 """How often to request a message that existed when the read was planned: a slave may lag, and a

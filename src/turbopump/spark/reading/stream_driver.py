@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -68,8 +69,4 @@ def _exit_on_sigterm() -> None:
     Spark ends a stream's process this way; by default, nothing would be called.
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _exit)
-
-
-def _exit(_signal: int, _frame: object) -> None:
-    raise SystemExit(0)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

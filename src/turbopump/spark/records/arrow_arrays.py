@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ Column: TypeAlias = "pa.Array[Any]"
 Encoded: TypeAlias = "pa.DictionaryArray[Any, Any]"
 """A dictionary column: each distinct value once."""
 Int64s: TypeAlias = npt.NDArray[np.int64]
+K = TypeVar("K", bound=tuple[object, ...])
+T = TypeVar("T")
 
 SHARED_MAX = 1 << 17
 """Elements of a column that is cached for other batches."""
@@ -30,6 +32,22 @@ def keep_freed_memory() -> None:
     never touched. Other C libraries are not affected.
     """
     np.empty(_FREED_BYTES, np.uint8)
+
+
+def shared(make: Callable[[K, int], T]) -> Callable[[K, int], T]:
+    """Decorate a function that repeats parts, so that its last results are reused.
+
+    The parts may be repeated more often than requested, unless there are too many.
+    """
+    kept = lru_cache(maxsize=32)(make)
+
+    def found(parts: K, times: int) -> T:
+        if times * len(parts) > SHARED_MAX:
+            return make(parts, times)
+        # The next power of two is the same for most batches of a read.
+        return kept(parts, 1 << (times - 1).bit_length())
+
+    return found
 
 
 def texts(offsets: npt.NDArray[np.int32], data: npt.NDArray[Any]) -> Column:
@@ -49,40 +67,23 @@ def contents(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint
     return ends, np.frombuffer(memoryview(data), np.uint8, used)
 
 
-def same_width(values: npt.NDArray[Any]) -> Column:
-    """Return elements of equal width as binaries; nothing is copied."""
-    return _of_widths(pa.binary(), (values.dtype.itemsize,), values)
+def of_widths(kind: pa.DataType, values: npt.NDArray[Any], *widths: int) -> Column:
+    """Return elements as binaries, or strings in UTF-8; nothing is copied.
 
-
-def same_width_texts(widths: tuple[int, ...], values: npt.NDArray[Any]) -> Column:
-    """Return elements that are strings of these widths; they must be UTF-8, nothing is copied."""
-    return _of_widths(pa.string(), widths, values)
-
-
-def _of_widths(kind: pa.DataType, widths: tuple[int, ...], values: npt.NDArray[Any]) -> Column:
-    count = len(values)
+    ``widths`` are those of the parts of an element, by default it is one part.
+    """
+    count, widths = len(values), widths or (values.dtype.itemsize,)
     buffers = [None, offsets_of(widths, count), pa.py_buffer(values.view(np.uint8).data)]
     return pa.Array.from_buffers(kind, count * len(widths), buffers)
 
 
+@shared
 def offsets_of(widths: tuple[int, ...], times: int) -> pa.Buffer:
-    """Return the offsets of parts with these widths, repeated.
-
-    There may be more than requested: the last result is reused.
-    """
-    if times * len(widths) > SHARED_MAX:
-        return _made_offsets(widths, times)
-    return _shared_offsets(widths, power_of_two(times))
-
-
-def _made_offsets(widths: tuple[int, ...], times: int) -> pa.Buffer:
+    """Return the offsets of parts with these widths, repeated."""
     found = np.zeros(times * len(widths) + 1, np.int64)
     np.cumsum(np.tile(np.array(widths), times), out=found[1:])
     # Values beyond the request may exceed the integer's range.
     return pa.py_buffer(found.astype(np.int32).data)
-
-
-_shared_offsets = lru_cache(maxsize=32)(_made_offsets)
 
 
 def slices(buffer: pa.Buffer, start: Int64s, end: Int64s) -> Column:
@@ -101,36 +102,15 @@ def slices(buffer: pa.Buffer, start: Int64s, end: Int64s) -> Column:
     return links.take(np.arange(0, 2 * count, 2, dtype=np.int32))
 
 
-def optional(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_]) -> Column:
-    """Return numbers, null where they are missing."""
-    column: Column = pa.array(values, mask=missing)
-    return column
-
-
-def numbers(kind: pa.DataType, values: npt.NDArray[Any]) -> Column:
-    """Return numbers as they lie in memory; nothing is copied."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.data)])
-
-
 def repeated(texts: tuple[str, ...], times: int) -> Column:
     """Return repeated texts; the last result is reused."""
-    count = times * len(texts)
-    if count > SHARED_MAX:
-        return _repeated_texts(texts, times)
-    return _shared(texts, power_of_two(times)).slice(0, count)
+    return _repeated_texts(texts, times).slice(0, times * len(texts))
 
 
-def power_of_two(count: int) -> int:
-    """Return a number at least as large, which is the same for most batches of a read."""
-    return 1 << (count - 1).bit_length()
-
-
+@shared
 def _repeated_texts(texts: tuple[str, ...], times: int) -> Column:
     one: Column = pa.array(texts, pa.string())
     return one.take(np.arange(times * len(texts)) % len(texts))
-
-
-_shared = lru_cache(maxsize=32)(_repeated_texts)
 
 
 def maps(count: int, firsts: pa.Buffer, names: Column, values: Column) -> Column:
@@ -151,12 +131,6 @@ def renamed(column: Column, rename: Callable[[str], str]) -> Column:
     """Return texts changed by a function, which is called once for each distinct text."""
     names: Encoded = column.dictionary_encode()
     return pa.array(map(rename, cells(names.dictionary)), pa.string()).take(names.indices)
-
-
-def mask_of(column: Column) -> npt.NDArray[np.bool_]:
-    """Return the mask of true elements of a column."""
-    mask: npt.NDArray[np.bool_] = column.to_numpy(zero_copy_only=False)
-    return mask
 
 
 def in_order(parts: list[Column], rows: list[Int64s]) -> Column:

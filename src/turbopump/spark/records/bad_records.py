@@ -43,16 +43,13 @@ class BadRecord:
         )
 
 
-SendToDeadLetters = Callable[[Sequence[BadRecord]], None]
-
-
 class BadRecords:
     """Handles the bad records of one task: fails, or logs them and sends them to a topic."""
 
     def __init__(
         self,
         mode: OnBadRecord,
-        send: SendToDeadLetters | None = None,
+        send: Callable[[Sequence[BadRecord]], None] | None = None,
         *,
         keeps_rows: bool = False,
         remedies: str = "null, skip or deadLetter",

@@ -7,7 +7,7 @@ as `wire.properties.decode` does; of a duplicate name, the last value counts.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.spark.records.arrow_arrays import (
-    SHARED_MAX,
     Column,
     Int64s,
     cells,
     contents,
     maps,
+    of_widths,
     offsets_of,
-    optional,
-    power_of_two,
     repeated,
-    same_width_texts,
+    shared,
     texts,
 )
 from turbopump.spark.records.record_run import FieldSpans, Mask, RecordRun, Span
@@ -41,14 +39,8 @@ _LINKS = 4
 _NAME, _VALUE = 0, 2
 
 
-class PropertyColumns(Protocol):
-    """The parsed properties of a run of messages."""
-
-    def column(self, name: str) -> Column:
-        """Return one property of each message, null if it has none."""
-
-    def maps(self) -> Column:
-        """Return all properties of each message."""
+PropertyColumns: TypeAlias = "_SameLayout | _SameNames | _MixedNames"
+"""The parsed properties of a run of messages: one of each, null if it has none, or maps of all."""
 
 
 def property_columns(run: RecordRun) -> PropertyColumns:
@@ -102,22 +94,18 @@ class _TextParts:
 
     def of_all(self, columns: list[int]) -> Column:
         """Return some parts of each message."""
-        count = self.rows * len(columns)
-        if count > SHARED_MAX:
-            return self._chain.take(_links(self.each, tuple(columns), self.rows))
-        shared = _shared_links(self.each, tuple(columns), power_of_two(self.rows))
-        return self._chain.take(shared.slice(0, count))
+        links = _links((self.each, *columns), self.rows)
+        return self._chain.take(links.slice(0, self.rows * len(columns)))
 
 
-def _links(each: int, columns: tuple[int, ...], rows: int) -> Column:
-    """Return the link numbers of some parts of each message."""
+@shared
+def _links(parts: tuple[int, ...], rows: int) -> Column:
+    """Return the link numbers of some parts of each message; the first number is that of all."""
+    each, *columns = parts
     first = np.arange(rows, dtype=np.int64) * (2 * each)
     wanted = first[:, None] + (2 * np.array(columns) + 1)
     found: Column = pa.array(wanted.ravel())
     return found
-
-
-_shared_links = lru_cache(maxsize=32)(_links)
 
 
 def _same_names(
@@ -199,7 +187,8 @@ class _MixedNames:
             entries = np.flatnonzero(self._codes == code)
             # Of a duplicate name, the later assignment stays.
             found[self._rows[entries]] = entries
-        return self._chain.take(optional(found * _LINKS + _VALUE, found < 0))
+        links: Column = pa.array(found * _LINKS + _VALUE, mask=found < 0)
+        return self._chain.take(links)
 
     def maps(self) -> Column:
         kept = self._last_of_each_name()
@@ -318,7 +307,7 @@ _FOLDED_ROWS = 32
 """This many rows are reduced as one: the time depends on the rows, hardly on the bytes."""
 
 
-class SameLayout:
+class _SameLayout:
     """The properties of such messages: names, and one field for each value of a message."""
 
     def __init__(self, names: tuple[str, ...], values: npt.NDArray[np.void]) -> None:
@@ -326,22 +315,19 @@ class SameLayout:
         self._values = values
 
     def column(self, name: str) -> Column:
-        """Return one property of each message, null if it has none."""
         if name not in self._names:
             return pa.nulls(len(self._values), pa.string())
         found = self._values[_field(self._names.index(name))].copy()
-        return same_width_texts((found.dtype.itemsize,), found)
+        return of_widths(pa.string(), found)
 
     def maps(self) -> Column:
-        """Return all properties of each message."""
         rows, each = len(self._values), len(self._names)
         kind = self._values.dtype
-        widths = tuple(kind[at].itemsize for at in range(each))
-        values = same_width_texts(widths, self._values)
+        values = of_widths(pa.string(), self._values, *(kind[at].itemsize for at in range(each)))
         return maps(rows, offsets_of((each,), rows), repeated(self._names, rows), values)
 
 
-def same_layout(texts: npt.NDArray[np.void]) -> SameLayout | None:
+def same_layout(texts: npt.NDArray[np.void]) -> _SameLayout | None:
     """Parse texts of the same length; None if they differ in more, or are not ASCII."""
     if texts.view(np.uint8).max() > _ASCII_MAX:
         return None
@@ -353,7 +339,7 @@ def same_layout(texts: npt.NDArray[np.void]) -> SameLayout | None:
         return None
     values = texts.view(stored).astype(packed)
     has_marks = values.view(np.uint8).min() <= _ENTRY_END
-    return None if has_marks else SameLayout(tuple(layout), values)
+    return None if has_marks else _SameLayout(tuple(layout), values)
 
 
 def _layout(text: str) -> dict[str, Span] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,16 +16,13 @@ from turbopump.spark.records.arrow_arrays import (
     Column,
     cells,
     in_order,
-    mask_of,
-    numbers,
-    optional,
+    of_widths,
     repeated,
-    same_width_texts,
 )
 from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
 from turbopump.spark.records.property_columns import PropertyColumns, property_columns
-from turbopump.spark.records.record_finder import damage_at, find_records
-from turbopump.spark.records.record_run import DAMAGED_TOPIC, Hosts, RecordRun, Span
+from turbopump.spark.records.record_finder import damage_at
+from turbopump.spark.records.record_run import DAMAGED_TOPIC, Hosts, Mask, RecordRun
 from turbopump.spark.records.schema import DECODE_ERROR, arrow_schema
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
@@ -60,23 +57,6 @@ class RecordColumns:
         self.bad = bad or BadRecords(OnBadRecord.FAIL)
         self.schema = arrow_schema(self.columns)
 
-    def found(self, records: bytes | memoryview, spans: Sequence[Span] | None = None) -> RecordRun:
-        """Find the records of a buffer, or of parts of it; raises RecordError."""
-        run, damaged_at = find_records(records, spans)
-        if damaged_at is not None:
-            raise damage_at(records, damaged_at)
-        return run
-
-    def readable(
-        self, records: bytes | memoryview, *, start: int | None = None, end: int | None = None
-    ) -> tuple[RecordRun, bool]:
-        """Return the records before the first malformed one, and whether these are all.
-
-        Only those with queue offsets from ``start`` to before ``end``.
-        """
-        run, damaged_at = find_records(records)
-        return _between(run, start, end), damaged_at is None
-
     def batches_of(
         self, run: RecordRun, *, broker: str, reason: str | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -108,7 +88,8 @@ class RecordColumns:
         if self.tags is None:
             return cells
         tags = pa.array(sorted(self.tags), pa.string())
-        matches = mask_of(pc.is_in(cells.property(properties.TAGS), value_set=tags))
+        found = pc.is_in(cells.properties.column(properties.TAGS), value_set=tags)
+        matches: Mask = found.to_numpy(zero_copy_only=False)
         return cells if matches.all() else _Cells(run.where(matches), broker)
 
     def _errors(self, run: RecordRun) -> dict[int, str]:
@@ -168,7 +149,7 @@ class _Piece(NamedTuple):
         return _Piece(self.run.where(~_mask(len(self.run), self.errors)), bodies, {})
 
 
-def _mask(count: int, rows: Iterable[int]) -> npt.NDArray[np.bool_]:
+def _mask(count: int, rows: Iterable[int]) -> Mask:
     found = np.zeros(count, np.bool_)
     found[list(rows)] = True
     return found
@@ -191,18 +172,6 @@ def bad_rows(run: RecordRun, errors: Mapping[int, str], broker: str) -> list[Bad
     ]
 
 
-def _between(run: RecordRun, start: int | None, end: int | None) -> RecordRun:
-    if start is None and end is None:
-        return run
-    offsets = run.queue_offsets()
-    wanted = np.ones(len(run), np.bool_)
-    if start is not None:
-        wanted &= offsets >= start
-    if end is not None:
-        wanted &= offsets < end
-    return run if wanted.all() else run.where(wanted)
-
-
 class _Cells:
     """The columns of a run of records; shared intermediate results are computed once."""
 
@@ -210,22 +179,14 @@ class _Cells:
         self.run = run
         self.broker = broker
         self.piece = _Piece(run, (), {})
-        self._properties: PropertyColumns | None = None
-        self._offset_ids: Column | None = None
 
-    @property
+    @cached_property
     def properties(self) -> PropertyColumns:
-        if self._properties is None:
-            self._properties = property_columns(self.run)
-        return self._properties
+        return property_columns(self.run)
 
-    def property(self, name: str) -> Column:
-        return self.properties.column(name)
-
+    @cached_property
     def offset_ids(self) -> Column:
-        if self._offset_ids is None:
-            self._offset_ids = _offset_ids(self.run)
-        return self._offset_ids
+        return _offset_ids(self.run)
 
     def bodies(self) -> Column:
         errors = self.piece.errors
@@ -241,8 +202,8 @@ class _Cells:
         return pa.array([errors.get(row) for row in range(len(self.run))], pa.string())
 
     def message_ids(self) -> Column:
-        unique = self.property(properties.UNIQUE_KEY)
-        return pc.coalesce(unique, self.offset_ids()) if unique.null_count else unique
+        unique = self.properties.column(properties.UNIQUE_KEY)
+        return pc.coalesce(unique, self.offset_ids) if unique.null_count else unique
 
 
 def _topics(run: RecordRun) -> Column:
@@ -271,7 +232,7 @@ def _offset_ids(run: RecordRun) -> Column:
 
 
 def _hex(raw: npt.NDArray[np.uint8]) -> Column:
-    return same_width_texts((2 * raw.shape[1],), _HEX_PAIRS.take(raw))
+    return of_widths(pa.string(), _HEX_PAIRS.take(raw), 2 * raw.shape[1])
 
 
 def _hosts(hosts: Hosts, rows: int) -> Column:
@@ -288,10 +249,11 @@ def _host_name(raw: bytes) -> str:
 
 def _times(times_ms: npt.NDArray[np.int64]) -> Column:
     if not len(times_ms) or (times_ms.min() >= _EARLIEST_MS and times_ms.max() <= _LATEST_MS):
-        return numbers(_TIMESTAMP, times_ms * 1000)
+        times_us = pa.py_buffer((times_ms * 1000).data)
+        return pa.Array.from_buffers(_TIMESTAMP, len(times_ms), [None, times_us])
     shown = (times_ms >= _EARLIEST_MS) & (times_ms <= _LATEST_MS)
-    times_us = np.where(shown, times_ms, 0) * 1000
-    return optional(times_us, ~shown).cast(_TIMESTAMP)
+    times: Column = pa.array(np.where(shown, times_ms, 0) * 1000, mask=~shown)
+    return times.cast(_TIMESTAMP)
 
 
 def _bodies(run: RecordRun, rows: npt.NDArray[np.int64], inflated: Sequence[bytes]) -> Column:
@@ -333,9 +295,9 @@ _COLUMNS: dict[str, Callable[[_Cells], Column]] = {
     "queueId": lambda cells: pa.array(cells.run.queue_ids()),
     "queueOffset": lambda cells: pa.array(cells.run.queue_offsets()),
     "msgId": _Cells.message_ids,
-    "offsetMsgId": _Cells.offset_ids,
-    "tags": lambda cells: cells.property(properties.TAGS),
-    "keys": lambda cells: cells.property(properties.KEYS),
+    "offsetMsgId": lambda cells: cells.offset_ids,
+    "tags": lambda cells: cells.properties.column(properties.TAGS),
+    "keys": lambda cells: cells.properties.column(properties.KEYS),
     "properties": lambda cells: cells.properties.maps(),
     "body": _Cells.bodies,
     "bornTimestamp": lambda cells: _times(cells.run.born_times_ms()),

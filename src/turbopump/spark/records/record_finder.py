@@ -142,11 +142,15 @@ def _checked(view: memoryview, starts: Int64s) -> tuple[RecordRun, int | None]:
     if two_bytes is not None:
         bad ^= two_bytes
     shifts = _v6_shifts(heads)
-    if shifts is not None:
+    if shifts is None:
+        length, body_start = heads["body_length"], starts + HEAD_BYTES
+    else:
         bad |= sizes < FIXED_BYTES + shifts[1]
+        length = read_at(view, ">i4", _within(starts + shifts[1] + _BODY_LENGTH_AT, bad))
+        body_start = starts + shifts[1] + HEAD_BYTES
     ends = starts + sizes
 
-    body = _bodies(view, starts, heads, None if shifts is None else shifts[1], bad)
+    body = FieldSpans(body_start, length.astype(np.int64))
     body_end = body.end
     topic_start = body_end + (1 if two_bytes is None else np.where(two_bytes, 2, 1))
     bad |= (body_end < body.start) | (topic_start > ends)
@@ -175,18 +179,6 @@ def _v6_shifts(heads: npt.NDArray[Any]) -> tuple[Int64s, Int64s] | None:
         return None
     born = np.where(flags & sysflag.BORN_HOST_V6, _V6_EXTRA, 0)
     return born, born + np.where(flags & sysflag.STORE_HOST_V6, _V6_EXTRA, 0)
-
-
-def _bodies(
-    view: memoryview, starts: Int64s, heads: npt.NDArray[Any], shift: Int64s | None, bad: Mask
-) -> FieldSpans:
-    if shift is None:
-        length, start = heads["body_length"].astype(np.int64), starts + HEAD_BYTES
-    else:
-        at = _within(starts + shift + _BODY_LENGTH_AT, bad)
-        length = read_at(view, ">i4", at).astype(np.int64)
-        start = starts + shift + HEAD_BYTES
-    return FieldSpans(start, length)
 
 
 def _within(positions: Int64s, bad: Mask) -> Int64s:

@@ -22,7 +22,7 @@ from turbopump.spark.records.arrow_arrays import (
     Int64s,
     cells,
     contents,
-    same_width,
+    of_widths,
     slices,
 )
 from turbopump.wire import sysflag
@@ -87,6 +87,12 @@ class RecordRun:
             self.properties.where(wanted),
             self._topic,
         )
+
+    def between(self, start: Int64s | int, end: Int64s | int) -> RecordRun:
+        """Return the records with queue offsets from ``start`` to before ``end``."""
+        offsets = self.queue_offsets()
+        wanted = (start <= offsets) & (offsets < end)
+        return self if wanted.all() else self.where(wanted)
 
     def queue_ids(self) -> npt.NDArray[np.int32]:
         return self._heads["queue_id"].astype(np.int32)
@@ -176,7 +182,9 @@ class RecordRun:
         """Return the bodies as they are stored."""
         if self._bodies is None:
             found = self.of_same_width(self.body)
-            self._bodies = self.binary(self.body) if found is None else same_width(found)
+            self._bodies = (
+                self.binary(self.body) if found is None else of_widths(pa.binary(), found)
+            )
         return self._bodies
 
     def only_topic(self) -> bytes | None:

@@ -60,6 +60,7 @@ _REPORTED = {
 }
 
 KNOWN_COLUMNS: tuple[str, ...] = tuple(_TYPES)
+_BY_LOWER = {name.lower(): name for name in KNOWN_COLUMNS}
 COLUMNS: tuple[str, ...] = tuple(name for name in _TYPES if name != DECODE_ERROR)
 """The columns of messages, and of reads that select none."""
 
@@ -85,8 +86,7 @@ def report_schemas(text: str) -> tuple[StructType, pa.Schema]:
 
 def with_suggestions(unknown: Iterable[str]) -> str:
     """Return unknown names of columns, each with the column that may be meant."""
-    known = {name.lower(): name for name in KNOWN_COLUMNS}
-    return ", ".join(with_hint(name, known, SOURCE_COLUMN_HINTS) for name in unknown)
+    return ", ".join(with_hint(name, KNOWN_COLUMNS, SOURCE_COLUMN_HINTS) for name in unknown)
 
 
 def chosen_columns(text: str | None, *, with_errors: bool = False) -> tuple[str, ...]:
@@ -97,14 +97,13 @@ def chosen_columns(text: str | None, *, with_errors: bool = False) -> tuple[str,
     if text is None:
         return KNOWN_COLUMNS if with_errors else COLUMNS
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    known = {name.lower(): name for name in KNOWN_COLUMNS}
-    unknown = [name for name in names if name.lower() not in known]
+    unknown = [name for name in names if name.lower() not in _BY_LOWER]
     if unknown or not names:
         wrong = f"unknown column {with_suggestions(unknown)}" if unknown else "it is empty"
         raise InvalidArgument(
             f"option columns={text!r}: {wrong}; columns are {', '.join(KNOWN_COLUMNS)}"
         )
-    chosen = tuple(known[name.lower()] for name in names)
+    chosen = tuple(_BY_LOWER[name.lower()] for name in names)
     if len(set(chosen)) < len(chosen):
         raise InvalidArgument(f"option columns={text!r} names a column twice")
     return chosen

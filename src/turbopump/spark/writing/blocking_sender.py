@@ -28,9 +28,8 @@ from turbopump.net.blocking_connection import BlockingConnection, readable
 from turbopump.spark.shared_session import SharedSession
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import Refused, RetryingSender, Targets, UnfinishedSend
-from turbopump.spark.writing.row_converter import ConvertedRows
-from turbopump.spark.writing.row_encoder import EncodedRows
-from turbopump.spark.writing.send_planner import Destination, EncodedSend, Send, sends
+from turbopump.spark.writing.row_encoder import Rows
+from turbopump.spark.writing.send_planner import AnySend, Destination, sends
 from turbopump.wire.command import Command
 
 TARGETS_FRESH_MS = 1000
@@ -45,7 +44,7 @@ _Number = tuple[BlockingConnection, int]
 
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
-    send: Send | EncodedSend
+    send: AnySend
     queue: MessageQueue
     start_ms: int
     cuts: int
@@ -56,12 +55,11 @@ class BlockingSender:
     """Makes the first attempts of a task's sends; belongs to the task's thread."""
 
     def __init__(
-        self, shared: SharedSession, sending: RetryingSender, options: SinkOptions, partition: int
+        self, shared: SharedSession, sending: RetryingSender, options: SinkOptions
     ) -> None:
         self._shared = shared
         self._sending = sending
         self._options = options
-        self._partition = partition
         self._clock: Clock = shared.session.clock
         self._pool = shared.session.blocking_pool()
         self._group = with_namespace(options.namespace, options.group)
@@ -75,7 +73,7 @@ class BlockingSender:
         self._unanswered: dict[_Number, _Unanswered] = {}
         self._failed: list[UnfinishedSend] = []
 
-    def take(self, rows: ConvertedRows | EncodedRows) -> None:
+    def take(self, rows: Rows) -> None:
         """Send rows, waiting for room in the send window; raises if a send has finally failed."""
         if not rows.topics:
             return
@@ -83,7 +81,7 @@ class BlockingSender:
         if not is_known or self._clock.monotonic_ms() >= self._fresh_until_ms:
             self._ask_for_targets(rows)
         queues, cuts = self._targets.queues, self._sending.cuts
-        for send in in_turn(sends(rows, queues, cuts, self._partition)):
+        for send in in_turn(sends(rows, queues, cuts, self._sending.partition)):
             self._make_room(send.destination)
             if self._failed:
                 self.finish()
@@ -112,11 +110,11 @@ class BlockingSender:
         finally:
             self._connections.clear()
             self._unanswered.clear()
-            self._shared.run(lambda _: self._sending.close())
+            self._shared.run(lambda _: self._sending.producer.close())
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def _ask_for_targets(self, rows: ConvertedRows | EncodedRows) -> None:
+    def _ask_for_targets(self, rows: Rows) -> None:
         self._targets = self._shared.run(lambda _: self._sending.targets(rows))
         self._fresh_until_ms = self._clock.monotonic_ms() + TARGETS_FRESH_MS
 
@@ -130,14 +128,14 @@ class BlockingSender:
             return False
         return any(each.send.destination == destination for each in self._unanswered.values())
 
-    def _send(self, send: Send | EncodedSend, targets: Targets) -> None:
+    def _send(self, send: AnySend, targets: Targets) -> None:
         destination, start_ms = send.destination, self._clock.monotonic_ms()
         queue = (
             destination
             if isinstance(destination, MessageQueue)
             else self._next_queue(targets.queues[destination])
         )
-        cuts = self._sending.window.cuts
+        noted = _Unanswered(send, queue, start_ms, self._sending.window.cuts)
         connection = None
         try:
             command = self._command(send, queue)
@@ -146,15 +144,15 @@ class BlockingSender:
         except (InvalidArgument, NetworkError, NoRoute) as error:
             if connection is not None and isinstance(error, NetworkError):
                 self._give_up(connection, error)
-            self._note_failure(send, queue, error, cuts)
+            self._note_failure(noted, error)
         else:
-            self._unanswered[connection, number] = _Unanswered(send, queue, start_ms, cuts)
+            self._unanswered[connection, number] = noted
 
     def _next_queue(self, queues: Sequence[MessageQueue]) -> MessageQueue:
         is_avoided = self._clock.monotonic_ms() < self._avoided_until_ms
         return self._choice.next(queues, self._unreachable if is_avoided else ())
 
-    def _command(self, send: Send | EncodedSend, queue: MessageQueue) -> Command:
+    def _command(self, send: AnySend, queue: MessageQueue) -> Command:
         ready = self._sending.outgoing(send)
         queues_wanted = self._rules.new_topic_queues
         header = ready.header(self._group, queue, self._clock.now_ms(), queues_wanted)
@@ -203,7 +201,7 @@ class BlockingSender:
         try:
             status = stored(answer).status
         except RemoteError as error:
-            self._note_failure(noted.send, noted.queue, error, noted.cuts)
+            self._note_failure(noted, error)
             return
         elapsed_ms = self._clock.monotonic_ms() - noted.start_ms
         self._sending.window.answered(elapsed_ms if is_timed else None)
@@ -212,15 +210,13 @@ class BlockingSender:
         else:
             self._failed.append(UnfinishedSend(noted.send, noted.queue, status))
 
-    def _note_failure(
-        self, send: Send | EncodedSend, queue: MessageQueue, error: Refused, cuts: int
-    ) -> None:
+    def _note_failure(self, noted: _Unanswered, error: Refused) -> None:
         if error.retriable:
-            self._sending.window.busy(cuts)
+            self._sending.window.busy(noted.cuts)
         if isinstance(error, NetworkError | NoRoute):
-            self._unreachable = frozenset({queue.broker})
+            self._unreachable = frozenset({noted.queue.broker})
             self._avoided_until_ms = self._clock.monotonic_ms() + AVOIDED_MS
-        self._failed.append(UnfinishedSend(send, queue, error))
+        self._failed.append(UnfinishedSend(noted.send, noted.queue, error))
 
     def _note_late(self) -> None:
         """Fail overdue sends, and release unresponsive connections."""
@@ -233,7 +229,7 @@ class BlockingSender:
                 # It already failed together with its connection.
                 continue
             text = f"no response from {connection.address} within {limit_ms} ms"
-            self._note_failure(noted.send, noted.queue, RequestTimeout(text), noted.cuts)
+            self._note_failure(noted, RequestTimeout(text))
             if connection.received_ms < noted.start_ms:
                 silence = f"connection to {connection.address}: no data for {limit_ms} ms"
                 self._give_up(connection, ConnectionLost(silence))
@@ -244,12 +240,12 @@ class BlockingSender:
         self._connections.pop(connection.address, None)
         for number in [each for each in self._unanswered if each[0] is connection]:
             noted = self._unanswered.pop(number)
-            self._note_failure(noted.send, noted.queue, error, noted.cuts)
+            self._note_failure(noted, error)
 
 
-def in_turn(encoded: Iterable[Send | EncodedSend]) -> Iterator[Send | EncodedSend]:
+def in_turn(encoded: Iterable[AnySend]) -> Iterator[AnySend]:
     """Interleave destinations: a send to a queue waits for the previous one to that queue."""
-    destinations: dict[Destination, list[Send | EncodedSend]] = {}
+    destinations: dict[Destination, list[AnySend]] = {}
     for send in encoded:
         destinations.setdefault(send.destination, []).append(send)
     for together in zip_longest(*destinations.values()):

@@ -91,7 +91,7 @@ class SinkOptions:
         texts = described(self)
         for key, allowed in _CHOICES.items():
             if texts[key] not in allowed:
-                guess = with_hint(texts[key], {each: each for each in allowed}, {})
+                guess = with_hint(texts[key], allowed, {})
                 raise InvalidArgument(f"{key} must be one of {', '.join(allowed)}, got {guess}")
         check_settings(self)
         self.client()
@@ -136,7 +136,7 @@ class SinkOptions:
         given.setdefault("nameserver", os.environ.get(NAMESERVER_VARIABLE, ""))
         plain, problems = _plain_texts({key: given[key] for key in given if key in OPTIONS})
         if unknown := sorted(given.keys() - set(OPTIONS)):
-            named = ", ".join(with_hint(key, by_lower, SINK_HINTS) for key in unknown)
+            named = ", ".join(with_hint(key, OPTIONS, SINK_HINTS) for key in unknown)
             problems.append(f"no option {named}; options are {', '.join(OPTIONS)}")
         try:
             found = configured(cls, plain)
@@ -147,11 +147,9 @@ class SinkOptions:
         return found
 
     def client(self) -> ClientConfig:
-        """Return the client configuration."""
         return ClientConfig(self.nameserver, self.namespace)
 
     def rules(self) -> MessageRules:
-        """Return the limits of messages."""
         method = _COMPRESSIONS.get(self.compression)
         return MessageRules(
             body_bytes_max=self.body_bytes_max,

@@ -36,9 +36,8 @@ from turbopump.errors import (
 )
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.row_converter import ConvertedRows
-from turbopump.spark.writing.row_encoder import EncodedRows
-from turbopump.spark.writing.send_planner import BatchLimits, EncodedSend, Send, topic_of
+from turbopump.spark.writing.row_encoder import Rows
+from turbopump.spark.writing.send_planner import AnySend, BatchLimits, EncodedSend, Send, topic_of
 from turbopump.spark.writing.write_lease import WriteLease
 from turbopump.wire.codes import ResponseCode
 
@@ -67,8 +66,7 @@ class SendCounts:
     repeated: int = 0
     """Retries; messages may be stored twice because of them."""
 
-    def add(self, send: Send | EncodedSend) -> None:
-        """Count a stored send."""
+    def add(self, send: AnySend) -> None:
         self.rows += len(send.rows)
         self.sends += 1
         self.body_bytes += send.body_bytes
@@ -89,7 +87,7 @@ class Targets:
 class UnfinishedSend:
     """A send whose first attempt, by `BlockingSender`, did not succeed."""
 
-    send: Send | EncodedSend
+    send: AnySend
     queue: MessageQueue
     outcome: Attempt
 
@@ -139,7 +137,7 @@ class RetryingSender:
         if self.lease is not None:
             self.lease.require()
 
-    async def targets(self, rows: ConvertedRows | EncodedRows) -> Targets:
+    async def targets(self, rows: Rows) -> Targets:
         """Look up the queues of rows; raises SparkError after all retries."""
         await self.producer.start()
         queues = {topic: await self._queues(topic, rows) for topic in dict.fromkeys(rows.topics)}
@@ -163,9 +161,6 @@ class RetryingSender:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def close(self) -> None:
-        await self.producer.close()
 
     # --- internals --------------------------------------------------------------------------------
 
@@ -203,7 +198,7 @@ class RetryingSender:
             return outcome is SendStatus.OK or not self._options.retry_unless_ok
         return False
 
-    async def _send(self, send: Send | EncodedSend, queue: MessageQueue) -> SendStatus:
+    async def _send(self, send: AnySend, queue: MessageQueue) -> SendStatus:
         clock = self._session.clock
         async with self.window.place() as cuts:
             start_ms = clock.monotonic_ms()
@@ -217,7 +212,7 @@ class RetryingSender:
             self.window.answered(clock.monotonic_ms() - start_ms)
             return receipt.status
 
-    def outgoing(self, send: Send | EncodedSend) -> Outgoing:
+    def outgoing(self, send: AnySend) -> Outgoing:
         """Return a send as brokers receive it; raises InvalidArgument."""
         rules, namespace = self._rules, self._options.namespace
         if isinstance(send, EncodedSend):
@@ -227,7 +222,7 @@ class RetryingSender:
             return outgoing(send.messages[0], self._ids.next(), rules, namespace)
         return outgoing_batch(send.messages, self._ids.many(len(send.messages)), rules, namespace)
 
-    async def _next_queue(self, send: Send | EncodedSend, failed: MessageQueue) -> MessageQueue:
+    async def _next_queue(self, send: AnySend, failed: MessageQueue) -> MessageQueue:
         if isinstance(send.destination, MessageQueue):
             return send.destination
         queues = await self.producer.queues(send.destination)
@@ -242,7 +237,7 @@ class RetryingSender:
             return error.code == ResponseCode.SYSTEM_ERROR
         return not is_refusal(error)
 
-    def _is_retriable(self, send: Send | EncodedSend, error: Transient, refused: set[str]) -> bool:
+    def _is_retriable(self, send: AnySend, error: Transient, refused: set[str]) -> bool:
         if self._must_be_looked_up(error):
             return False
         if error.retriable:
@@ -253,7 +248,7 @@ class RetryingSender:
         others = route is not None and {queue.broker for queue in route.writable} - refused
         return bool(others) and error.code in RETRIED_CODES
 
-    async def _pause(self, send: Send | EncodedSend, why: str, tries: int) -> None:
+    async def _pause(self, send: AnySend, why: str, tries: int) -> None:
         """Back off, then refresh the route."""
         self.counts.repeated += 1
         longest_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
@@ -266,9 +261,7 @@ class RetryingSender:
         except TurbopumpError as error:
             _log.info("cannot refresh the route of topic %s: %s", topic_of(send.destination), error)
 
-    async def _queues(
-        self, topic: str, rows: ConvertedRows | EncodedRows
-    ) -> tuple[MessageQueue, ...]:
+    async def _queues(self, topic: str, rows: Rows) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic, with the same retries as a send."""
         row = rows.first_row + rows.topics.index(topic)
         send = Send(topic, (), [row])
@@ -291,18 +284,18 @@ class RetryingSender:
 
     # --- words ------------------------------------------------------------------------------------
 
-    def _failed(self, send: Send | EncodedSend, queue: MessageQueue | None, why: str) -> SparkError:
+    def _failed(self, send: AnySend, queue: MessageQueue | None, why: str) -> SparkError:
         return SparkError(
             f"{self._named(send)} could not be sent to {queue or topic_of(send.destination)}: "
             f"{why} (group {self._options.group}, retries {self._options.retries})"
         )
 
-    def _named(self, send: Send | EncodedSend) -> str:
+    def _named(self, send: AnySend) -> str:
         first, last = send.rows[0], send.rows[-1]
         rows = f"row {first}" if first == last else f"{len(send.rows)} rows, {first} to {last},"
         return f"{rows} of partition {self.partition}"
 
-    def _blamed(self, send: Send | EncodedSend, error: InvalidArgument) -> InvalidArgument:
+    def _blamed(self, send: AnySend, error: InvalidArgument) -> InvalidArgument:
         """Return the error with the row and column that caused it."""
         # Encoded rows have passed all checks: the error is about their batch.
         messages = () if isinstance(send, EncodedSend) else send.messages

@@ -113,16 +113,14 @@ class RowConverter:
     def _keys(self, batch: pa.RecordBatch, first_row: int) -> Iterable[Sequence[str]]:
         given = self._values(batch, "keys")
         # A text may contain several keys separated by blanks, as messages carry them.
-        found: Iterable[Sequence[str]] | None = (
-            None
+        found: Iterable[Sequence[str]] = (
+            repeat(())
             if given is None
             else [one.split() if isinstance(one, str) else one or () for one in given]
         )
         if not self._is_stamp_key:
-            return repeat(()) if found is None else found
+            return found
         stamps = self._origin.stamps(first_row)
-        if found is None:
-            return ((stamp,) for stamp in stamps)
         return ((*keys, stamp) for keys, stamp in zip(found, stamps, strict=False))
 
     def _properties(self, batch: pa.RecordBatch, first_row: int) -> Iterable[Mapping[str, str]]:

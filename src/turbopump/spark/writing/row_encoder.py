@@ -6,7 +6,7 @@ enough to be compressed, and all rows of a record batch with such a row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.client.outgoing import MessageRules
-from turbopump.spark.records.arrow_arrays import Column, Int64s, cells, contents
+from turbopump.spark.records.arrow_arrays import Column, Int64s, cells, contents, of_widths
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.row_converter import STAMP_PROPERTY, Origin
+from turbopump.spark.writing.row_converter import STAMP_PROPERTY, ConvertedRows, Origin
 from turbopump.spark.writing.sink_columns import SinkColumns
 from turbopump.wire import properties
 from turbopump.wire.ids import COUNTER_DIGITS, UniqueIds, with_counter
@@ -45,13 +45,13 @@ class EncodedRows:
     sharding_keys: Sequence[str | int | None] | None = None
     queue_ids: Sequence[int | None] | None = None
     brokers: Sequence[str | None] | None = None
-    sent: Collection[int] = ()
-    """Numbers of rows that are already stored."""
 
     def message_id(self, place: int) -> str:
-        """Return the unique id of a row."""
         prefix, first = self.ids
         return with_counter(prefix, first + place)
+
+
+Rows: TypeAlias = ConvertedRows | EncodedRows
 
 
 class RowEncoder:
@@ -186,10 +186,10 @@ def _unique(ids: tuple[str, int], count: int) -> Pieces:
     """Return the properties that start every message."""
     prefix, first = ids
     counters = np.arange(first, first + count).astype(">u2").tobytes().hex().upper()
-    digits = np.frombuffer(counters.encode(), np.uint8)
+    digits = np.frombuffer(counters.encode(), f"V{COUNTER_DIGITS}")
     name = f"{properties.UNIQUE_KEY}{properties.NAME_END}{prefix}"
     wait = f"{properties.ENTRY_END}{properties.WAIT}{properties.NAME_END}true"
-    return [name.encode(), equal_pieces(digits, COUNTER_DIGITS), wait.encode()]
+    return [name.encode(), of_widths(pa.binary(), digits), wait.encode()]
 
 
 def _where(there: Column, piece: bytes) -> Column:
@@ -258,7 +258,8 @@ def entries(bodies: Column, named: Pieces) -> Column | None:
     heads = np.zeros(len(bodies), _HEAD)
     heads["size"] = totals
     heads["body_size"] = body_sizes
-    return joined([equal_pieces(heads), bodies, equal_pieces(named_sizes.astype(">i2")), *named])
+    lengths = of_widths(pa.binary(), named_sizes.astype(">i2"))
+    return joined([of_widths(pa.binary(), heads), bodies, lengths, *named])
 
 
 def joined(pieces: Pieces) -> Column:
@@ -281,15 +282,6 @@ def _merged(pieces: Pieces) -> Pieces:
         else:
             merged.append(piece)
     return merged
-
-
-def equal_pieces(data: npt.NDArray[Any], size: int | None = None) -> Column:
-    """Return memory as binaries of one size, by default that of an element."""
-    each = data.itemsize if size is None else size
-    count = data.nbytes // each
-    offsets = np.arange(0, data.nbytes + 1, each, dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(data.view(np.uint8).data)]
-    return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
 def sizes(column: Column) -> Int64s:
@@ -358,7 +350,6 @@ class _Entries:
         return cls(offsets - offsets[0], names.cast(pa.string()), values.cast(pa.string()))
 
     def without(self, names: frozenset[str]) -> _Entries:
-        """Drop entries with some names."""
         if not names.intersection(self._known):
             return self
         kept = ~np.isin(self._codes, [n for n, name in enumerate(self._known) if name in names])

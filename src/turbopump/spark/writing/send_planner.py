@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.records.arrow_arrays import contents
 from turbopump.spark.writing.row_converter import ConvertedRows
-from turbopump.spark.writing.row_encoder import EncodedRows
+from turbopump.spark.writing.row_encoder import EncodedRows, Rows
 from turbopump.wire.names import RETRY_PREFIX
 
 _OVERHEAD_BYTES = BATCH_ENTRY_OVERHEAD_BYTES + 100
@@ -54,8 +55,14 @@ class EncodedSend:
     rows: Sequence[int]
 
 
+AnySend: TypeAlias = Send | EncodedSend
+Queues: TypeAlias = Mapping[str, Sequence[MessageQueue]]
+"""By topic."""
+Places: TypeAlias = Mapping[Destination, Sequence[int]]
+"""The positions of rows, by destination."""
+
+
 def topic_of(destination: Destination) -> str:
-    """Return the topic of a destination's messages."""
     return destination if isinstance(destination, str) else destination.topic
 
 
@@ -69,21 +76,16 @@ class BatchLimits:
     """Bodies of at least this size are sent alone, since batches are not compressed."""
 
 
-def sends(
-    rows: ConvertedRows | EncodedRows,
-    queues: Mapping[str, Sequence[MessageQueue]],
-    cuts: BatchLimits,
-    partition: int,
-) -> Iterator[Send | EncodedSend]:
+def sends(rows: Rows, queues: Queues, cuts: BatchLimits, partition: int) -> Iterator[AnySend]:
     """Split rows into sends; those of one destination keep the order of their rows."""
     destinations = _by_destination(rows, queues, partition)
     if isinstance(rows, EncodedRows):
         return _sends_of_encoded(rows, destinations, cuts)
-    return _sends_of_messages(rows, destinations, cuts)
+    return _sends_of_messages(rows, _unsent(rows, destinations), cuts)
 
 
 def _sends_of_messages(
-    rows: ConvertedRows, destinations: Mapping[Destination, Sequence[int]], cuts: BatchLimits
+    rows: ConvertedRows, destinations: Places, cuts: BatchLimits
 ) -> Iterator[Send]:
     for destination, places in destinations.items():
         messages = [rows.messages[place] for place in places]
@@ -95,7 +97,7 @@ def _sends_of_messages(
 
 
 def _sends_of_encoded(
-    rows: EncodedRows, destinations: Mapping[Destination, Sequence[int]], cuts: BatchLimits
+    rows: EncodedRows, destinations: Places, cuts: BatchLimits
 ) -> Iterator[EncodedSend]:
     for destination, places in destinations.items():
         is_all = len(places) == len(rows.topics)
@@ -124,11 +126,8 @@ def _numbers(first_row: int, places: Sequence[int]) -> Sequence[int]:
     return [first_row + place for place in places]
 
 
-def _by_destination(
-    rows: ConvertedRows | EncodedRows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
-) -> Mapping[Destination, Sequence[int]]:
-    """Return the positions of rows by destination, without those already stored."""
-    found = _all_by_destination(rows, queues, partition)
+def _unsent(rows: ConvertedRows, found: Places) -> Places:
+    """Leave out rows that are already stored."""
     if not rows.sent:
         return found
     left = {
@@ -138,9 +137,7 @@ def _by_destination(
     return {destination: places for destination, places in left.items() if places}
 
 
-def _all_by_destination(
-    rows: ConvertedRows | EncodedRows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
-) -> Mapping[Destination, Sequence[int]]:
+def _by_destination(rows: Rows, queues: Queues, partition: int) -> Places:
     topics = rows.topics
     if rows.sharding_keys is None and rows.queue_ids is None and len(set(topics)) == 1:
         return {topics[0]: range(len(topics))}

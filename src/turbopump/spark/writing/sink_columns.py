@@ -71,10 +71,7 @@ def sink_columns(schema: StructType, options: SinkOptions) -> SinkColumns:
 
 
 def _unknown(types: dict[str, str]) -> list[str]:
-    by_lower = {name.lower(): name for name in COLUMNS}
-    unknown = [
-        with_hint(name, by_lower, SINK_COLUMN_HINTS) for name in types if name not in COLUMNS
-    ]
+    unknown = [with_hint(name, COLUMNS, SINK_COLUMN_HINTS) for name in types if name not in COLUMNS]
     if not unknown:
         return []
     verb, what = ("is", "it") if len(unknown) == 1 else ("are", "them")

@@ -41,7 +41,6 @@ class WriteLease:
         self._work = Supervisor()
 
     async def start(self, brokers: list[str]) -> None:
-        """Start sending beats."""
         self._brokers = brokers
         self._fresh_from_ms = self._clock.monotonic_ms()
         await self._beat()
@@ -84,7 +83,6 @@ class WriteLease:
             )
 
     async def stop(self) -> None:
-        """Stop sending beats."""
         await self._work.stop()
 
     async def _keep(self) -> None:

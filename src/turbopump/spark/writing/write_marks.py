@@ -54,13 +54,8 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     starts: dict[str, dict[int, int]] = {}
     """By broker and queue: the task's rows are at or after this offset."""
 
-    def is_of(self, write: str, batch: str, topic: str) -> bool:
-        return (self.write, self.batch, self.topic) == (write, batch, topic)
-
 
 class PlacedMark(NamedTuple):
-    """A mark, and its position."""
-
     broker: str
     offset: int
     mark: Mark
@@ -220,7 +215,6 @@ class MarkLog:
 
 
 def marks_queue(broker: str) -> MessageQueue:
-    """Return the queue of marks on a broker."""
     return MessageQueue(MARKS_TOPIC, broker, 0)
 
 

@@ -22,12 +22,11 @@ from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.shared_session import SharedSession, shared_session
 from turbopump.spark.worker_process import begin_call
 from turbopump.spark.writing.blocking_sender import BlockingSender
-from turbopump.spark.writing.idempotent_write import Begun, TaskWrite, finish, survey
+from turbopump.spark.writing.idempotent_write import Begun, SentRows, TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender
-from turbopump.spark.writing.row_converter import ConvertedRows, Origin, RowConverter
-from turbopump.spark.writing.row_encoder import ROWS_MAX, EncodedRows, RowEncoder
-from turbopump.spark.writing.sent_rows import SentRows
+from turbopump.spark.writing.row_converter import Origin, RowConverter
+from turbopump.spark.writing.row_encoder import ROWS_MAX, RowEncoder, Rows
 from turbopump.spark.writing.sink_columns import SinkColumns, sink_columns
 from turbopump.spark.writing.write_marks import MarkSurvey
 
@@ -156,7 +155,7 @@ def send_rows(
         # Most tasks after a shuffle of little data: they have nothing to look up.
         return Written(0, 0, 0, 0)
     sending = RetryingSender(shared.session, options, origin.partition)
-    sender = BlockingSender(shared, sending, options, origin.partition)
+    sender = BlockingSender(shared, sending, options)
     converter = RowConverter(columns, options, origin)
     encoder = RowEncoder(columns, options, origin, unique_ids(shared.session))
     sent, begun, count = SentRows(origin), None, 0
@@ -184,7 +183,7 @@ def _unsent(
     batch: pa.RecordBatch,
     first_row: int,
     sent: SentRows,
-) -> ConvertedRows | EncodedRows:
+) -> Rows:
     if not sent.has_any(first_row, batch.num_rows):
         return encoder.rows(batch, first_row) or converter.rows(batch, first_row)
     converted = converter.rows(batch, first_row)

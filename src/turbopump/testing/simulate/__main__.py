@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 from turbopump.testing.simulate.report import COMMAND, Totals, failure_lines
@@ -33,15 +34,9 @@ def _number(text: str, least: int, most: float, expected: str) -> int:
     return int(text)
 
 
-def _jobs(text: str) -> int:
-    return _number(text, 1, 256, "a number of processes from 1 to 256")
-
-
-def _seed(text: str) -> int:
-    return _number(text, 0, math.inf, "a whole number from 0 on")
-
-
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    seed = partial(_number, least=0, most=math.inf, expected="a whole number from 0 on")
+    jobs = partial(_number, least=1, most=256, expected="a number of processes from 1 to 256")
     parser = argparse.ArgumentParser(
         prog=COMMAND,
         description="Simulate clusters under faults and check what is guaranteed. "
@@ -53,10 +48,10 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         help="run the seeds from A up to but not including B (default: 0:200)",
     )  # fmt: skip
     which.add_argument(
-        "--seed", type=_seed, metavar="S", help="run one seed and print its whole history"
+        "--seed", type=seed, metavar="S", help="run one seed and print its whole history"
     )
     parser.add_argument(
-        "--jobs", type=_jobs, default=1, metavar="N", help="run in N processes (default: 1)"
+        "--jobs", type=jobs, default=1, metavar="N", help="run in N processes (default: 1)"
     )
     return parser.parse_args(given)
 

@@ -72,7 +72,7 @@ class BitFlips:
             path, flipped_at, self._chance.randrange(8), queue, view.queue_offset, key, topic
         )
         damaged = read_file(self._disk, path)[body_at : body_at + view.body_length]
-        self._world.bodies.damage(damaged, key)
+        self._world.damaged[damaged] = key
         return True
 
     def unit(self) -> bool:
@@ -123,9 +123,9 @@ class BitFlips:
 
     def _messages(self) -> Iterator[tuple[Path, int, MessageView, str]]:
         """Return the messages that may be damaged: file, position in it, message and key."""
-        bodies = self._world.bodies
+        damaged = self._world.damaged
         for path, at, view in self._records():
-            key = key_of(view.body) or bodies.damaged_key(view.body)
+            key = key_of(view.body) or damaged.get(view.body)
             if key is not None and view.topic not in TRANSACTION_TOPICS:
                 yield path, at, view, key
 

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from turbopump.message import MessageQueue
 
@@ -19,8 +22,7 @@ DAMAGED = "damaged"
 """In place of the key of a message, if its body was never sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """Something that happened."""
 
     at_us: int
@@ -37,8 +39,7 @@ class Event:
 # --- sending --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OfProducer(Event):
+class OfProducer(Event, frozen=True):
     """Something that happened to a message of a producer."""
 
     subject = "producer"
@@ -46,8 +47,7 @@ class OfProducer(Event):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendBegan(OfProducer):
+class SendBegan(OfProducer, frozen=True):
     """A producer begins to send a message, or one of a batch."""
 
     topic: str
@@ -63,16 +63,14 @@ class SendBegan(OfProducer):
         return f"sends {self.key} to {self.topic}{delay}{burst}"
 
 
-@dataclass(frozen=True, slots=True)
-class SendTried(OfProducer):
+class SendTried(OfProducer, frozen=True):
     """A request with a message leaves its producer."""
 
     def __str__(self) -> str:
         return f"tries to send {self.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged(OfProducer):
+class Acknowledged(OfProducer, frozen=True):
     """A send succeeded."""
 
     queue: MessageQueue
@@ -84,8 +82,7 @@ class Acknowledged(OfProducer):
         return f"{self.key} acknowledged: {self.queue} offset {self.offset}"
 
 
-@dataclass(frozen=True, slots=True)
-class SendFailed(OfProducer):
+class SendFailed(OfProducer, frozen=True):
     """A send failed, or its outcome is unknown."""
 
     reason: str
@@ -94,8 +91,7 @@ class SendFailed(OfProducer):
         return f"{self.key} not acknowledged: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionDecided(OfProducer):
+class TransactionDecided(OfProducer, frozen=True):
     """The local transaction of a message has committed or rolled back."""
 
     commits: bool
@@ -116,8 +112,7 @@ class Result(Enum):
     """The process died, or the call was cancelled: whatever it did, no response was sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfMember(Event):
+class OfMember(Event, frozen=True):
     """Something that happened to a member of a consumer group."""
 
     subject = "member"
@@ -125,8 +120,7 @@ class OfMember(Event):
     member: str
 
 
-@dataclass(frozen=True, slots=True)
-class Consuming(OfMember):
+class Consuming(OfMember, frozen=True):
     """The start or end of a listener's call with a message."""
 
     queue: MessageQueue
@@ -137,8 +131,7 @@ class Consuming(OfMember):
     call: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumeBegan(Consuming):
+class ConsumeBegan(Consuming, frozen=True):
     """A listener is called with a message."""
 
     def __str__(self) -> str:
@@ -146,12 +139,10 @@ class ConsumeBegan(Consuming):
 
     def ended(self, at_us: int, result: Result) -> ConsumeEnded:
         """Return the end of the same call."""
-        same: dict[str, Any] = {name: getattr(self, name) for name in self.__match_args__}
-        return ConsumeEnded(**(same | {"at_us": at_us, "result": result}))
+        return ConsumeEnded(**(asdict(self) | {"at_us": at_us, "result": result}))
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumeEnded(Consuming):
+class ConsumeEnded(Consuming, frozen=True):
     """A listener's call ended, or its process."""
 
     result: Result
@@ -160,16 +151,14 @@ class ConsumeEnded(Consuming):
         return f"{self.key} from {self.queue} offset {self.offset}: {self.result.value}"
 
 
-@dataclass(frozen=True, slots=True)
-class Joined(OfMember):
+class Joined(OfMember, frozen=True):
     """A member of a group has started."""
 
     def __str__(self) -> str:
         return f"joins {self.group}"
 
 
-@dataclass(frozen=True, slots=True)
-class Left(OfMember):
+class Left(OfMember, frozen=True):
     """A member begins to leave its group, or dies."""
 
     is_crash: bool
@@ -178,8 +167,7 @@ class Left(OfMember):
         return "crashes" if self.is_crash else f"leaves {self.group}"
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned(OfMember):
+class Assigned(OfMember, frozen=True):
     """The queues of a member have changed."""
 
     queues: tuple[MessageQueue, ...]
@@ -204,8 +192,7 @@ class Stored:
     """Whether its body has the bits that a fault has flipped in it, or in another copy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Readable(Event):
+class Readable(Event, frozen=True):
     """A message can be read from a queue."""
 
     subject = "queue.broker"
@@ -219,8 +206,7 @@ class Readable(Event):
         return f"{self.queue} offset {self.offset} is {message.key or DAMAGED}{retry}"
 
 
-@dataclass(frozen=True, slots=True)
-class Committed(Event):
+class Committed(Event, frozen=True):
     """The committed offset of a group has changed."""
 
     subject = "queue.broker"
@@ -242,16 +228,14 @@ class Down(Enum):
     POWER_LOST = "loses power"
 
 
-@dataclass(frozen=True, slots=True)
-class OfBroker(Event):
+class OfBroker(Event, frozen=True):
     """Something that happened to a broker."""
 
     subject = "broker"
     broker: str
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerDown(OfBroker):
+class BrokerDown(OfBroker, frozen=True):
     """A broker no longer runs, or begins to stop."""
 
     how: Down
@@ -260,8 +244,7 @@ class BrokerDown(OfBroker):
         return self.how.value
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerUp(OfBroker):
+class BrokerUp(OfBroker, frozen=True):
     """A broker runs; what its store and its table of offsets hold then."""
 
     contents: Mapping[MessageQueue, tuple[int, tuple[Stored, ...]]]
@@ -277,8 +260,7 @@ class BrokerUp(OfBroker):
         return f"has started with {count} messages in {len(self.contents)} queues"
 
 
-@dataclass(frozen=True, slots=True)
-class Reopened(OfBroker):
+class Reopened(OfBroker, frozen=True):
     """A store was opened twice without anything in between: what differed."""
 
     differences: tuple[str, ...]
@@ -287,8 +269,7 @@ class Reopened(OfBroker):
         return f"opened twice: {'; '.join(self.differences) or 'the same'}"
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionsLeft(OfBroker):
+class TransactionsLeft(OfBroker, frozen=True):
     """Transactions are open although every producer has decided: always a violation."""
 
     keys: tuple[str, ...]
@@ -300,16 +281,14 @@ class TransactionsLeft(OfBroker):
 # --- slaves ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OfReplica(Event):
+class OfReplica(Event, frozen=True):
     """Something that happened to a slave."""
 
     subject = "replica"
     replica: str
 
 
-@dataclass(frozen=True, slots=True)
-class Replicated(OfReplica):
+class Replicated(OfReplica, frozen=True):
     """A slave has stored a message of its master's queue."""
 
     queue: MessageQueue
@@ -320,8 +299,7 @@ class Replicated(OfReplica):
         return f"has a copy of {self.message.key or DAMAGED} at {self.queue} offset {self.offset}"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaHolds(OfReplica):
+class ReplicaHolds(OfReplica, frozen=True):
     """A slave has started, or has truncated its log: what it holds then, by its master's queues."""
 
     contents: Mapping[MessageQueue, tuple[int, tuple[Stored, ...]]]
@@ -335,8 +313,7 @@ class ReplicaHolds(OfReplica):
         return f"{cause} copies of {count} messages"
 
 
-@dataclass(frozen=True, slots=True)
-class LogsCompared(OfReplica):
+class LogsCompared(OfReplica, frozen=True):
     """The log of a slave was compared with its master's."""
 
     difference: str
@@ -346,8 +323,7 @@ class LogsCompared(OfReplica):
         return f"compared with the master: {self.difference or 'the same'}"
 
 
-@dataclass(frozen=True, slots=True)
-class StaleWrite(Event):
+class StaleWrite(Event, frozen=True):
     """A machine that is not the master has written messages of its own."""
 
     subject = "machine"
@@ -364,8 +340,7 @@ class StaleWrite(Event):
 # --- faults ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OfFault(Event):
+class OfFault(Event, frozen=True):
     """Something that a fault did."""
 
     @property
@@ -373,8 +348,7 @@ class OfFault(Event):
         return "fault"
 
 
-@dataclass(frozen=True, slots=True)
-class FaultBegan(OfFault):
+class FaultBegan(OfFault, frozen=True):
     """A fault starts."""
 
     kind: str
@@ -385,8 +359,7 @@ class FaultBegan(OfFault):
         return " ".join(filter(None, (self.kind, self.target, self.text)))
 
 
-@dataclass(frozen=True, slots=True)
-class FaultEnded(OfFault):
+class FaultEnded(OfFault, frozen=True):
     """A fault is repaired."""
 
     kind: str
@@ -396,8 +369,7 @@ class FaultEnded(OfFault):
         return f"{self.kind} {self.target} ends"
 
 
-@dataclass(frozen=True, slots=True)
-class BitFlipped(OfFault):
+class BitFlipped(OfFault, frozen=True):
     """A bit of a file of a broker was flipped."""
 
     broker: str
@@ -417,8 +389,7 @@ class BitFlipped(OfFault):
         return f"flips a bit at {self.at} of {self.file} of {self.broker}{what}"
 
 
-@dataclass(frozen=True, slots=True)
-class ClockJumped(OfFault):
+class ClockJumped(OfFault, frozen=True):
     """All wall clocks were set, or that of one machine."""
 
     by_us: int
@@ -432,8 +403,7 @@ class ClockJumped(OfFault):
 # --- name servers ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValueStored(Event):
+class KeyValueStored(Event, frozen=True):
     """A name server has acknowledged a value."""
 
     subject = "server"
@@ -444,8 +414,7 @@ class KeyValueStored(Event):
         return f"has stored {self.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValuesRead(Event):
+class KeyValuesRead(Event, frozen=True):
     """What a name server has of the values that were stored."""
 
     subject = "server"
@@ -459,32 +428,28 @@ class KeyValuesRead(Event):
 # --- the run --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Healed(Event):
+class Healed(Event, frozen=True):
     """No fault happens from now on, and all processes run."""
 
     def __str__(self) -> str:
         return "all faults are over"
 
 
-@dataclass(frozen=True, slots=True)
-class Calm(Event):
+class Calm(Event, frozen=True):
     """Everything is consumed; what is sent now must be delivered without delay."""
 
     def __str__(self) -> str:
         return "everything is consumed"
 
 
-@dataclass(frozen=True, slots=True)
-class Ended(Event):
+class Ended(Event, frozen=True):
     """The run is over and everything is closed."""
 
     def __str__(self) -> str:
         return "everything is closed"
 
 
-@dataclass(frozen=True, slots=True)
-class Unexpected(Event):
+class Unexpected(Event, frozen=True):
     """An unhandled error, or work left over: always a violation."""
 
     what: str

@@ -25,7 +25,8 @@ from turbopump.testing.simulate.events import (
 )
 from turbopump.testing.simulate.fault_plan import DISK_FAULTS, Fault, FaultKind
 from turbopump.testing.simulate.load import Load
-from turbopump.testing.simulate.world import World
+from turbopump.testing.simulate.roles import is_ready
+from turbopump.testing.simulate.world import OnDeath, World
 
 Ends = tuple[str, ...]
 """A host, or two that are linked."""
@@ -242,14 +243,8 @@ class Faults:
 
     async def _crash_at_change(self, fault: Fault) -> bool:
         """Let a broker die at one of the next changes on its disk, even while it starts."""
-        name, struck = fault.target, asyncio.Event()
-        if self._world.disk(name).on_operation is not None:
-            return False
-        how = Down.KILLED if fault.turns in (0, 2) else Down.POWER_LOST
-        self._began(fault, f"({fault.amount:g} changes on)")
-        self._world.crash_at_disk_change(name, int(fault.amount), how, struck.set)
-        if not await _is_set(struck, _DOOM_S):
-            self._world.cancel_crash(name)
+        name, how = fault.target, Down.KILLED if fault.turns in (0, 2) else Down.POWER_LOST
+        if not await self._is_struck(fault, partial(self._world.crash_at_disk_change, name, how)):
             return False
         if name in self._world.brokers and name not in self._restarting:
             await self._restart(name, how, fault.duration_s)
@@ -285,18 +280,31 @@ class Faults:
     async def _crash_nameserver_at_change(self, fault: Fault) -> bool:
         """Let a name server die at one of the next changes on its disk."""
         world, number = self._world, int(fault.target.removeprefix("ns"))
-        if number in world.down_nameservers or world.is_nameserver_doomed(number):
+        if number in world.down_nameservers:
             return False
-        struck = asyncio.Event()
-        self._began(fault, f"({fault.amount:g} changes on)")
-        world.crash_nameserver_at_change(number, int(fault.amount), struck.set)
-        if not await _is_set(struck, _DOOM_S):
-            world.spare_nameserver(number)
+        if not await self._is_struck(fault, partial(world.crash_nameserver_at_change, number)):
             return False
         if number in world.down_nameservers:
             # Another fault has ended it in the same turn.
             return False
         await self._restart_nameserver(fault, Down.KILLED if fault.turns % 2 else Down.POWER_LOST)
+        return True
+
+    async def _is_struck(
+        self, fault: Fault, crash_at_change: Callable[[int, OnDeath], None]
+    ) -> bool:
+        """Wait until a process dies at a change on its disk; False if there are too few changes."""
+        if self._world.disk_of(fault.target).on_operation is not None:
+            return False
+        struck = asyncio.Event()
+        self._began(fault, f"({fault.amount:g} changes on)")
+        crash_at_change(int(fault.amount), struck.set)
+        try:
+            async with asyncio.timeout(_DOOM_S):
+                await struck.wait()
+        except TimeoutError:
+            self._world.cancel_crash(fault.target)
+            return False
         return True
 
     async def _replace_member(self, fault: Fault) -> bool:
@@ -305,13 +313,13 @@ class Faults:
         if member is None:
             return False
         is_kill = fault.kind is FaultKind.KILL_MEMBER
-        await (self._load.crash if is_kill else self._load.leave)(member)
+        await self._load.remove(member, is_crash=is_kill)
         await asyncio.sleep(fault.duration_s)
         await self._load.add_member(fault.target)
         return True
 
     async def _join(self, fault: Fault) -> bool:
-        if len(self._load.members_of(fault.target)) >= _MEMBERS_MAX:
+        if len(self._load.members[fault.target]) >= _MEMBERS_MAX:
             return False
         await self._load.add_member(fault.target)
         return True
@@ -342,7 +350,7 @@ class Faults:
         )[int(fault.amount)]
 
         def is_running() -> bool:
-            return world.brokers.get(name) is broker
+            return world.brokers.get(name) is broker and is_ready(broker)
 
         # Offsets are saved only when there are new ones.
         is_regular = method != "try_save"
@@ -352,7 +360,7 @@ class Faults:
         member = self._load.any_member(fault.target, fault.turns)
         if member is None:
             return None
-        members = self._load.members_of(fault.target)
+        members = self._load.members[fault.target]
         name = f"heartbeat of {member.name}"
         return BrokenWork(member.session, "heartbeat", name, lambda: member in members)
 
@@ -362,9 +370,13 @@ class Faults:
         """Let reads fail for a while, often while the broker starts."""
         name, restart = fault.target, None
         may_restart = name in self._world.brokers and name not in self._restarting
+
+        def again() -> None:
+            # The end of the broker repairs the disk. It may last longer than the fault.
+            if self._disturbed_disks[name]:
+                self._disturb(fault)
+
         if fault.turns % 2 and may_restart:
-            # Its end repairs the disk.
-            again = partial(self._disturb, fault)
             restart = asyncio.create_task(self._restart(name, Down.KILLED, 0, again))
         await self._disturb_disk(fault)
         if restart is not None:
@@ -426,12 +438,3 @@ class Faults:
 
     def _note(self, event: Event) -> None:
         self._world.history.add(event)
-
-
-async def _is_set(event: asyncio.Event, within_s: float) -> bool:
-    try:
-        async with asyncio.timeout(within_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -58,6 +58,7 @@ class History:
         self.violations: list[Violation] = []
         self.on_violation: Callable[[], object] = lambda: None
         self.is_closed = False
+        """Whether nothing more is added: later events only end the run."""
         self._handlers: defaultdict[type[Event], list[tuple[str, Handler]]] = defaultdict(list)
         for follower in followers:
             for kind, handler in follower.handlers():
@@ -76,10 +77,6 @@ class History:
         if found:
             self.violations += found
             self.on_violation()
-
-    def close(self) -> None:
-        """Add nothing more: later events only end the run."""
-        self.is_closed = True
 
     def lines(self) -> list[str]:
         """Return the events as text: time, process, event."""

@@ -138,7 +138,7 @@ class Ledger(Follower):
         self.masters = {name: name for name in plan.brokers}
         """By broker name: the machine that is master."""
         self.former_masters: set[str] = set()
-        self._left_behind: set[str] = set()
+        self.left_behind: set[str] = set()
         """Keys of messages of which a copy was on a replaced master, and not on its successor."""
         self._jumps: list[ClockJumped] = []
         self._replaced: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -166,9 +166,9 @@ class Ledger(Follower):
         )
         return flushing_us < UNFLUSHED_US or self.disk_failed(broker, since_us)
 
-    def _down_us(self, broker: str) -> int:
-        down = self.downs.get(broker)
-        return 0 if down is None else down.at_us
+    def is_up(self, machine: str) -> bool:
+        """Whether a broker was seen to have started, and has not ended since."""
+        return machine in self._up_since_us
 
     def disk_failed(self, broker: str, since_us: int) -> bool:
         """Whether a broker's disk did not work as it should at any time from then on."""
@@ -202,10 +202,6 @@ class Ledger(Follower):
     def was_replaced(self, machine: str, broker: str) -> bool:
         """Whether a machine, if one is given, is not the master of a broker name."""
         return machine not in ("", self.masters[broker])
-
-    def was_left_behind(self, key: str) -> bool:
-        """Whether a copy of a message was on a master only that was replaced since."""
-        return key in self._left_behind
 
     def end_of(self, queue: MessageQueue) -> int:
         """Return where a queue ends."""
@@ -388,15 +384,16 @@ class Ledger(Follower):
                     continue
                 del self.stored_us[queue, offset]
                 if event.promoted:
-                    self._left_behind.add(message.key or "")
+                    self.left_behind.add(message.key or "")
                 else:
                     self.lost.add(message.key or "")
+        down_us = self.downs[machine].at_us if machine in self.downs else 0
         for queue, (begin, messages) in event.contents.items():
             self.stored[queue] = dict(enumerate(messages, begin))
             self.doubtful[queue].clear()
             for offset in self.stored[queue]:
                 since_us = self.stored_us.setdefault((queue, offset), event.at_us)
-                if self.may_be_lost(machine, min(since_us, self._down_us(machine))):
+                if self.may_be_lost(machine, min(since_us, down_us)):
                     self.doubtful[queue].add(offset)
                     self.stored_us[queue, offset] = event.at_us
 
@@ -422,7 +419,7 @@ class Ledger(Follower):
 
     @on(StaleWrite)
     def _stale_write(self, event: StaleWrite) -> None:
-        self._left_behind.update(event.keys)
+        self.left_behind.update(event.keys)
 
     @on(Replicated)
     def _replicated(self, event: Replicated) -> None:
@@ -484,3 +481,10 @@ def _end_first(faults: list[list[int]], at_us: int) -> None:
         if fault[1] == _NO_END_US:
             fault[1] = at_us
             return
+
+
+class Check(Follower):
+    """One invariant, judged by what the ledger knows."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger

@@ -28,7 +28,8 @@ class Load:
         self._world = world
         self._observer = observer
         self._groups = {group.name: group for group in plan.groups}
-        self._members: dict[str, list[Member]] = {name: [] for name in self._groups}
+        self.members: dict[str, list[Member]] = {name: [] for name in self._groups}
+        """By group, those that run."""
         self._numbers = dict.fromkeys(self._groups, 0)
         self._watching: asyncio.Task[None] | None = None
 
@@ -49,8 +50,8 @@ class Load:
             self._watching.cancel()
         for producer in self._producers.values():
             await producer.close()
-        members = [member for members in self._members.values() for member in members]
-        await asyncio.gather(*(self.leave(member) for member in members))
+        members = [member for members in self.members.values() for member in members]
+        await asyncio.gather(*map(self.remove, members))
 
     async def crash_producer(self, name: str) -> None:
         """Kill a producer; another process replaces it."""
@@ -62,10 +63,6 @@ class Load:
 
     # --- members ----------------------------------------------------------------------------------
 
-    def members_of(self, group: str) -> list[Member]:
-        """Return the members that run."""
-        return self._members[group]
-
     @property
     def owns_everything(self) -> bool:
         """Whether every queue has an owner in every group, except those that poll."""
@@ -73,7 +70,7 @@ class Load:
         return all(
             sum(
                 queue.topic in group.topics
-                for member in self._members[group.name]
+                for member in self.members[group.name]
                 for queue in member.assignment()
             )
             == sum(plan.queues[topic] for topic in group.topics) * len(plan.brokers)
@@ -83,31 +80,25 @@ class Load:
 
     def any_member(self, group: str, number: int) -> Member | None:
         """Return one of the members that run, None when there is none."""
-        members = [member for member in self._members[group] if member.is_started]
+        members = [member for member in self.members[group] if member.is_started]
         return members[number % len(members)] if members else None
 
     async def add_member(self, group: str) -> None:
         """Let one more process join a group."""
         self._numbers[group] += 1
         member = Member(self._world, self._groups[group], self._numbers[group])
-        self._members[group].append(member)
+        self.members[group].append(member)
         await member.start()
 
-    async def crash(self, member: Member) -> None:
-        """Kill a member."""
-        self._members[member.group.name].remove(member)
-        await member.crash()
-        self._observer.note_assignments(member.group.name, member.name, ())
-
-    async def leave(self, member: Member) -> None:
-        """Let a member leave cleanly."""
-        self._members[member.group.name].remove(member)
-        await member.leave()
+    async def remove(self, member: Member, *, is_crash: bool = False) -> None:
+        """Let a member leave cleanly, or kill it."""
+        self.members[member.group.name].remove(member)
+        await (member.crash() if is_crash else member.leave())
         self._observer.note_assignments(member.group.name, member.name, ())
 
     async def _watch(self) -> None:
         while True:
-            for group, members in self._members.items():
+            for group, members in self.members.items():
                 for member in members:
                     self._observer.note_assignments(group, member.name, member.assignment())
             await asyncio.sleep(_POLL_INTERVAL_S)

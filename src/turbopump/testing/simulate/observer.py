@@ -67,7 +67,7 @@ class Observer:
             if seen is None or seen.broker is not broker:
                 self._note_start(name, masters[name], broker)
                 continue
-            end, changes = broker.store.readable_end, broker.state.offsets.changes
+            end, changes = broker.store.readable_end, broker.state.offsets.saving.changes
             if end != seen.end or changes != seen.changes:
                 seen.end, seen.changes = end, changes
                 self._note_messages(name, seen)
@@ -97,7 +97,7 @@ class Observer:
                 self._loaded[machine] = broker, _committed(broker, name)
 
     def _note_start(self, name: str, machine: str, broker: Broker) -> None:
-        contents = contents_of(broker.store, name, self._world.bodies)
+        contents = contents_of(broker.store, name, self._world.damaged)
         committed = _committed(broker, name)
         loaded = self._loaded.pop(machine, (None, committed))
         if loaded[0] is broker:
@@ -125,7 +125,7 @@ class Observer:
         self._world.history.add(Reopened(self._world.now_us, name, differing))
 
     def _note_messages(self, name: str, seen: _Seen) -> None:
-        for found in new_messages(seen.broker.store, name, seen.ends, self._world.bodies):
+        for found in new_messages(seen.broker.store, name, seen.ends, self._world.damaged):
             self._world.history.add(Readable(self._world.now_us, *found))
 
     def _note_commits(self, name: str, seen: _Seen) -> None:

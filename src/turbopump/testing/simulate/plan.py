@@ -212,8 +212,7 @@ def planned(seed: int) -> Plan:
         last_restart=chance.choice((None, None, Down.STOPPED, Down.KILLED, Down.POWER_LOST)),
         opens_twice=chance.random() < 0.3,
     )  # fmt: skip
-    made = _with_machine_faults(_with_transactions(_with_replicas(made)))
-    return _with_bursts(_with_disk_faults(made))
+    return _with_bursts(_with_machine_faults(_with_transactions(_with_replicas(made))))
 
 
 def _with_replicas(plan: Plan) -> Plan:
@@ -249,34 +248,23 @@ def _with_transactions(plan: Plan) -> Plan:
 
 
 def _with_machine_faults(plan: Plan) -> Plan:
-    """Add the faults of name servers' disks and of single clocks that the seed decides on."""
+    """Add the faults of machines, their clocks and their disks that the seed decides on."""
     if not plan.faults:
         return plan
-    found = planned_machine_faults(plan.seed, plan.nameservers, plan.brokers, plan.load_s)
-    faults = [
-        fault
-        for fault in found.faults
+    machines = planned_machine_faults(plan.seed, plan.nameservers, plan.brokers, plan.load_s)
+    disks = planned_disk_faults(plan.seed, plan.nameservers, plan.machines, plan.load_s)
+    left_out = set()
+    if plan.replicas.promotes:
         # Clocks have to agree where slaves are promoted.
-        if not (plan.replicas.promotes and fault.kind is FaultKind.ONE_CLOCK_JUMP)
-    ]
-    return replace(plan, machine=found, faults=in_order((*plan.faults, *faults)))
-
-
-def _with_disk_faults(plan: Plan) -> Plan:
-    """Add the failing disks of name servers, failing reads and flipped bits of the seed."""
-    if not plan.faults:
-        return plan
-    found = planned_disk_faults(plan.seed, plan.nameservers, plan.machines, plan.load_s)
-    faults = [
-        fault
-        for fault in found.faults
+        left_out.add(FaultKind.ONE_CLOCK_JUMP)
+    if plan.replicas.names:
         # The logs of replicas have to agree, and no log gets its damaged bytes from another one.
-        if not (plan.replicas.names and fault.kind is FaultKind.FLIP_BITS)
-    ]
+        left_out.add(FaultKind.FLIP_BITS)
+    found = [each for each in (*machines.faults, *disks.faults) if each.kind not in left_out]
     return replace(
         plan,
-        machine=replace(plan.machine, values=plan.machine.values or found.values),
-        faults=in_order((*plan.faults, *faults)),
+        machine=MachinePlan(values=machines.values or disks.values),
+        faults=in_order((*plan.faults, *found)),
     )
 
 

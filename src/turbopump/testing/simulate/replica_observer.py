@@ -78,7 +78,7 @@ class ReplicaObserver:
         seen, cut_bytes = self._seen.get(slave.name), _cut_bytes(broker)
         is_start = seen is None or seen.broker is not broker
         if seen is None or is_start or seen.cut_bytes != cut_bytes:
-            contents = contents_of(broker.store, slave.master, self._world.bodies)
+            contents = contents_of(broker.store, slave.master, self._world.damaged)
             end, ends = broker.store.readable_end, ends_of(contents)
             seen = _Seen(slave, broker, cut_bytes, end, ends)
             self._seen[slave.name] = seen
@@ -91,7 +91,7 @@ class ReplicaObserver:
 
     def _followed(self, slave: Broker) -> str:
         """Return the machine that a slave follows; empty if it knows none."""
-        link = slave.replication.status.master
+        link = slave.replication.master_link
         host = "" if link is None else link.address.rpartition(":")[0]
         return self._world.machine_at(host) if host else ""
 
@@ -108,7 +108,7 @@ class ReplicaObserver:
         if seen.end == store.readable_end:
             return
         seen.end = store.readable_end
-        for found in new_messages(store, slave.master, seen.ends, self._world.bodies):
+        for found in new_messages(store, slave.master, seen.ends, self._world.damaged):
             self._world.history.add(Replicated(self._world.now_us, slave.name, *found))
 
     # --- bytes ------------------------------------------------------------------------------------

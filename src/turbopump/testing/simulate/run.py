@@ -141,7 +141,7 @@ class _Run:
             gc.collect()
             if not self.history.violations:
                 self._look_for_leaks()
-            self.history.close()
+            self.history.is_closed = True
 
     def _look_for_leaks(self) -> None:
         """Report brokers and clients that are still in memory after their end."""
@@ -185,7 +185,7 @@ class _Run:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         watch.cancel()
         if not work.done():
-            self.history.close()
+            self.history.is_closed = True
             work.cancel()
             await asyncio.wait({work}, timeout=60)
         elif (error := work.exception()) is not None:
@@ -299,7 +299,7 @@ class _Run:
             await until(lambda: all(map(world.is_copied, slaves)), _DRAIN_S, pause_s=1)
         except AssertionError:
             late = [slave.name for slave in slaves if not world.is_copied(slave)]
-            links = [world.broker(name).replication.status.master for name in late]
+            links = [world.broker(name).replication.master_link for name in late]
             self._unexpected(f"not in sync {_DRAIN_S:g} s after everything was consumed: {links}")
 
     async def _settle(self, load: Load) -> None:
@@ -368,5 +368,5 @@ def _transactions_left(world: World) -> Iterator[TransactionsLeft]:
 
 def _is_refused(world: World, slave: Slave) -> bool:
     """Whether a slave does not follow because its log has nothing in common with the master's."""
-    link = world.broker(slave.name).replication.status.master
+    link = world.broker(slave.name).replication.master_link
     return link is not None and "no message in common" in link.last_error

@@ -9,7 +9,7 @@ from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.store.log_scan import scan
 from turbopump.store.store import Store
 from turbopump.testing.cluster_state import queue_messages
-from turbopump.testing.simulate.bodies import Bodies, key_of
+from turbopump.testing.simulate.bodies import DamagedBodies, key_of
 from turbopump.testing.simulate.events import Stored
 from turbopump.wire.bodies import ConsumerOffsets
 from turbopump.wire.names import HALF_OPERATIONS_TOPIC, HALF_TOPIC, OFFSET_MOVED_TOPIC
@@ -21,12 +21,12 @@ Contents = dict[MessageQueue, tuple[int, tuple[Stored, ...]]]
 Offsets = dict[tuple[str, MessageQueue], int]
 
 
-def contents_of(store: Store, broker: str, bodies: Bodies) -> Contents:
+def contents_of(store: Store, broker: str, damaged: DamagedBodies) -> Contents:
     """Return all messages of a store by queue."""
     found: Contents = {}
     for topic, queue_id in queues_of(store):
         begin, _ = store.queue_range(topic, queue_id)
-        found_now = messages_of(store, topic, queue_id, begin, bodies)
+        found_now = messages_of(store, topic, queue_id, begin, damaged)
         messages = tuple(message for _, message in found_now)
         found[MessageQueue(topic, broker, queue_id)] = (begin, messages)
     return found
@@ -38,14 +38,14 @@ def ends_of(contents: Contents) -> dict[MessageQueue, int]:
 
 
 def new_messages(
-    store: Store, broker: str, ends: dict[MessageQueue, int], bodies: Bodies
+    store: Store, broker: str, ends: dict[MessageQueue, int], damaged: DamagedBodies
 ) -> Iterator[tuple[MessageQueue, int, Stored]]:
     """Return the messages beyond the known ends of queues, which are advanced."""
     for topic, queue_id in queues_of(store):
         queue = MessageQueue(topic, broker, queue_id)
         known = ends.get(queue, 0)
         if store.queue_range(topic, queue_id)[1] > known:
-            for offset, message in messages_of(store, topic, queue_id, known, bodies):
+            for offset, message in messages_of(store, topic, queue_id, known, damaged):
                 yield queue, offset, message
                 ends[queue] = offset + 1
 
@@ -67,16 +67,16 @@ def differences(
 
 
 def messages_of(
-    store: Store, topic: str, queue_id: int, start: int, bodies: Bodies
+    store: Store, topic: str, queue_id: int, start: int, damaged: DamagedBodies
 ) -> Iterator[tuple[int, Stored]]:
     """Return the messages of a queue with their offsets, which each of them also contains."""
     views = queue_messages(store, topic, queue_id, QueueOffset(start))
     for offset, view in enumerate(views, start):
         key = key_of(view.body)
-        damaged = bodies.damaged_key(view.body) if key is None else None
+        damaged_key = damaged.get(view.body) if key is None else None
         record = (view.physical_offset, view.store_timestamp_ms)
-        known = (key or damaged) if view.queue_offset == offset else None
-        yield offset, Stored(known, view.reconsume_times, record, damaged is not None)
+        known = (key or damaged_key) if view.queue_offset == offset else None
+        yield offset, Stored(known, view.reconsume_times, record, damaged_key is not None)
 
 
 def offsets_in(table: ConsumerOffsets, broker: str) -> Offsets:

@@ -25,7 +25,7 @@ from turbopump.testing.cluster import Cluster, _Place, broker_config
 from turbopump.testing.disk import CHANGING, Disk
 from turbopump.testing.idle_skipping import BusyTimeClock
 from turbopump.testing.memory_net import LinkQuality, MemoryHost
-from turbopump.testing.simulate.bodies import Bodies
+from turbopump.testing.simulate.bodies import DamagedBodies
 from turbopump.testing.simulate.events import (
     BrokerDown,
     Down,
@@ -85,7 +85,7 @@ class World(Cluster):
         """Brokers whose start is not over: they already serve while name servers do not answer."""
         self.abandoned: dict[str, Contents] = {}
         """What brokers held that recovered, and crashed before they served."""
-        self.bodies = Bodies()
+        self.damaged: DamagedBodies = {}
         self._reads_fail = any(fault.kind is FaultKind.FAIL_READS for fault in plan.faults)
         self.roles = Roles(plan, self.brokers)
         self._lives: dict[str, ReplicatedBroker] = {}
@@ -278,6 +278,8 @@ class World(Cluster):
         """Fill a disk: brokers stop writing before there is no space left, name servers do not."""
         disk = self.disk_of(machine)
         if machine in self._places:
+            # The log's own disk has room, or brokers would delete files, whatever is in them.
+            disk.roomy.add(self.store_directory(machine).commit_log)
             disk.fullness = _FULL
         else:
             disk.capacity_bytes = disk.used_bytes
@@ -289,7 +291,7 @@ class World(Cluster):
             stack.enter_context(place.disk.reads_succeeding())
         return stack
 
-    def crash_at_disk_change(self, name: str, changes: int, how: Down, on_death: OnDeath) -> None:
+    def crash_at_disk_change(self, name: str, how: Down, changes: int, on_death: OnDeath) -> None:
         """Crash a broker just before the nth change on its disk."""
 
         def dying_host() -> MemoryHost:
@@ -325,9 +327,9 @@ class World(Cluster):
         self.network.kill(host)
         on_death()
 
-    def cancel_crash(self, name: str) -> None:
-        """Cancel the planned death of a broker."""
-        self.disk(name).on_operation = None
+    def cancel_crash(self, machine: str) -> None:
+        """Cancel the planned death of a broker or name server."""
+        self.disk_of(machine).on_operation = None
 
     def replace_disk(self, name: str) -> None:
         """Give a slave that is down a new disk: it has to copy everything again."""
@@ -343,7 +345,7 @@ class World(Cluster):
         if master is None or copy is None:
             return False
         end = master.store.readable_end
-        known = [each.acknowledged for each in master.replication.status.slaves]
+        known = [each.acknowledged for each in master.replication.slaves.following]
         slaves = self.plan.replicas.of(slave.master)
         return copy.store.readable_end == end and known.count(end) >= len(slaves)
 
@@ -421,7 +423,7 @@ class World(Cluster):
         config, machine = self._config_of(name, place), self._broker_machine(place)
         store = Store.open(config.directory, config.store, machine)
         try:
-            return contents_of(store, self.roles.name_of(name), self.bodies)
+            return contents_of(store, self.roles.name_of(name), self.damaged)
         finally:
             disk.die()
             store.close()
@@ -437,20 +439,12 @@ class World(Cluster):
 
         self._crash_at_change(self._nameserver_disk(number), changes, dying_host, on_death)
 
-    def is_nameserver_doomed(self, number: int) -> bool:
-        """Whether a name server is to crash at a change on its disk."""
-        return self._nameserver_disk(number).on_operation is not None
-
-    def spare_nameserver(self, number: int) -> None:
-        """Cancel the planned crash of a name server."""
-        self._nameserver_disk(number).on_operation = None
-
     async def kill_nameserver(self, number: int, how: Down = Down.KILLED) -> None:
         """Kill a name server; it restarts without routes."""
         server, disk = self.nameservers[number], self._nameserver_disk(number)
         self.down_nameservers.add(number)
         self.history.add(FaultBegan(self.now_us, _DOWN_NAMESERVER, f"ns{number}", how.value))
-        self.spare_nameserver(number)
+        disk.on_operation = None
         disk.die()
         self.network.kill(self.network.host(_host(server)))
         await server.__aexit__(None, None, None)

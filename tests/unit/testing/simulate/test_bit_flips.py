@@ -34,7 +34,7 @@ async def start_with_messages(world: World) -> None:
 
 async def restarted(world: World) -> list[Stored]:
     await world.begin_broker(BROKER)
-    contents = contents_of(world.broker().store, BROKER, world.bodies)
+    contents = contents_of(world.broker().store, BROKER, world.damaged)
     return next(list(found) for queue, (_, found) in contents.items() if queue.topic == PLAIN)
 
 

@@ -250,6 +250,23 @@ def test_messages_of_a_producer_in_another_order() -> None:
     assert "order of each producer" in violations(swapped)
 
 
+@pytest.mark.parametrize(("how", "is_lossy"), [(Down.POWER_LOST, True), (Down.KILLED, False)])
+def test_a_lost_message_whose_offset_is_reused_before_its_broker_is_seen_to_start(
+    how: Down, is_lossy: bool
+) -> None:
+    """The response to the first is in flight when the power is lost."""
+    events = [
+        up(0),
+        SendBegan(0, "p", "m0", "plain"),
+        down(1, how),
+        Acknowledged(s(1), "p", "m0", QUEUE, 0),
+        SendBegan(s(2), "p", "m1", "plain"),
+        Acknowledged(s(3), "p", "m1", QUEUE, 0),
+    ]
+    found = violations(events, plan(is_sync=False))
+    assert ("order of each producer" in found) is not is_lossy
+
+
 # --- outcomes -------------------------------------------------------------------------------------
 
 

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from turbopump.testing.simulate.checks.commits import CommitsBehindConsumption, CommitsKept
 from turbopump.testing.simulate.checks.delays import NeverEarly
 from turbopump.testing.simulate.checks.duplicates import BoundedDuplicates
-from turbopump.testing.simulate.checks.durability import AcknowledgedKept, ReadableKept
+from turbopump.testing.simulate.checks.durability import (
+    AcknowledgedKept,
+    KeyValuesKept,
+    ReadableKept,
+)
 from turbopump.testing.simulate.checks.failures import NothingUnexpected, RecoveryIdempotent
-from turbopump.testing.simulate.checks.key_values import KeyValuesKept
 from turbopump.testing.simulate.checks.outcomes import DeadLettersExact, EveryMessageEnds
 from turbopump.testing.simulate.checks.owners import InOrder, OneOwner, RestartMovesNoQueue
 from turbopump.testing.simulate.checks.promptness import DeliveredPromptly

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from turbopump.message import MessageQueue
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     US_PER_S,
     Assigned,
@@ -19,7 +18,7 @@ from turbopump.testing.simulate.events import (
 )
 from turbopump.testing.simulate.fault_plan import FaultKind
 from turbopump.testing.simulate.history import on
-from turbopump.testing.simulate.ledger import Attempts, Ledger, Place
+from turbopump.testing.simulate.ledger import Attempts, Check, Ledger, Place
 from turbopump.testing.simulate.plan import CONSUME_TIMEOUT_S, Group
 
 SAVED_US = 6 * US_PER_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     US_PER_MS,
     US_PER_S,
@@ -15,7 +14,7 @@ from turbopump.testing.simulate.events import (
     Result,
 )
 from turbopump.testing.simulate.history import on
-from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.ledger import Check, Ledger
 from turbopump.testing.simulate.plan import DELAYS_S, FateKind
 from turbopump.wire.names import RETRY_PREFIX
 

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     BrokerDown,
     BrokerUp,
@@ -23,7 +22,7 @@ from turbopump.testing.simulate.events import (
     Stored,
 )
 from turbopump.testing.simulate.history import on
-from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.ledger import Check, Ledger
 from turbopump.wire.names import RETRY_PREFIX
 
 

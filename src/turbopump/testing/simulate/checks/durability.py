@@ -1,13 +1,19 @@
-"""Acknowledged messages can be read, and readable ones stay, as far as the mode guarantees."""
+"""Acknowledged messages and values can be read, and readable ones stay, as far as guaranteed."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
-from turbopump.testing.simulate.checks.check import Check
-from turbopump.testing.simulate.events import Acknowledged, BrokerUp, Calm
+from turbopump.testing.simulate.events import (
+    Acknowledged,
+    BrokerUp,
+    Calm,
+    KeyValuesRead,
+    KeyValueStored,
+)
 from turbopump.testing.simulate.history import on
-from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.ledger import Check, Ledger
 
 
 class ReadableKept(Check):
@@ -65,7 +71,7 @@ class AcknowledgedKept(Check):
     def _is_left_behind(self, event: Acknowledged) -> bool:
         """Whether a replaced master has acknowledged what the current one never had."""
         ledger, master = self._ledger, self._ledger.masters[event.queue.broker]
-        is_stale = event.machine not in ("", master)
+        is_stale = ledger.was_replaced(event.machine, event.queue.broker)
         return is_stale and not ledger.must_have(master, event.key, event.queue, event.offset)
 
     @on(BrokerUp)
@@ -106,3 +112,23 @@ class AcknowledgedKept(Check):
         queue, offset = acknowledged.queue, acknowledged.offset
         found = self._ledger.stored.get(queue, {}).get(offset)
         return f"{acknowledged.key} was acknowledged at {queue} offset {offset}, which has {found}"
+
+
+class KeyValuesKept(Check):
+    """A value that a name server has acknowledged survives a crash and a power loss."""
+
+    name = "name servers keep values"
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._stored: defaultdict[str, set[str]] = defaultdict(set)
+
+    @on(KeyValueStored)
+    def _note(self, event: KeyValueStored) -> None:
+        self._stored[event.server].add(event.key)
+
+    @on(KeyValuesRead)
+    def _compare(self, event: KeyValuesRead) -> Iterator[str]:
+        lost = sorted(self._stored[event.server].difference(event.keys))
+        if lost:
+            yield f"{event.server} has acknowledged {', '.join(lost)}, which it no longer has"

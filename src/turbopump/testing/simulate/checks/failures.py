@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import Reopened, Unexpected
 from turbopump.testing.simulate.history import on
+from turbopump.testing.simulate.ledger import Check
 
 
 class NothingUnexpected(Check):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import Calm, ConsumeEnded, Readable, Result
 from turbopump.testing.simulate.history import on
+from turbopump.testing.simulate.ledger import Check
 from turbopump.testing.simulate.plan import FateKind, Group
 from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
@@ -60,7 +60,7 @@ class EveryMessageEnds(Check):
         if is_copy_damaged or ledger.is_hidden_in(group.topics, key):
             return True
         fails = fate is not None and fate.fails(0)
-        if fails and ledger.was_left_behind(key):
+        if fails and key in ledger.left_behind:
             # Sent back to a master, and not copied before a slave was promoted.
             return True
         # Sent back, and lost before it was flushed.
@@ -68,7 +68,7 @@ class EveryMessageEnds(Check):
 
     def _delay_may_be_lost(self, key: str) -> bool:
         ledger = self._ledger
-        if ledger.was_left_behind(key):
+        if key in ledger.left_behind:
             return True
         is_promised = ledger.plan.is_sync and ledger.sends[key].is_durable
         return not is_promised and ledger.has_lost(key)

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     Assigned,
     BrokerUp,
@@ -16,7 +15,7 @@ from turbopump.testing.simulate.events import (
     Left,
 )
 from turbopump.testing.simulate.history import on
-from turbopump.testing.simulate.ledger import Ledger, Place
+from turbopump.testing.simulate.ledger import Check, Ledger, Place
 from turbopump.testing.simulate.plan import GroupKind
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import US_PER_S, Acknowledged, Calm, ConsumeBegan, Ended
 from turbopump.testing.simulate.history import on
-from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.ledger import Check, Ledger
 
 PROMPT_US = 2 * US_PER_S
 """Less than the 5 s after which brokers check long polls that nothing has woken."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from turbopump.message import MessageQueue
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     DAMAGED,
     Acknowledged,
@@ -16,7 +15,7 @@ from turbopump.testing.simulate.events import (
     Readable,
 )
 from turbopump.testing.simulate.history import on
-from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.ledger import Check, Ledger
 from turbopump.wire.names import DEAD_LETTER_PREFIX
 
 
@@ -75,7 +74,13 @@ class ProducerOrder(Check):
     def _follow(self, event: Acknowledged) -> Iterator[str]:
         send = self._ledger.sends[event.key]
         # A failed flush rolls back what was sent without waiting for it.
-        if send.delay_us or send.in_burst or not send.is_durable or self._is_stale(event):
+        if send.delay_us or send.in_burst or not send.is_durable:
+            return
+        if self._ledger.was_replaced(event.machine, event.queue.broker):
+            return
+        # Of a broker that has just ended, or serves before it is seen to have started.
+        machine = self._ledger.masters[event.queue.broker]
+        if not self._ledger.is_up(machine) and self._may_have_lost(machine):
             return
         last = self._last.get((event.producer, event.queue))
         self._last[event.producer, event.queue] = event
@@ -85,7 +90,6 @@ class ProducerOrder(Check):
                 f"{event.queue} are {last.offset} and {event.offset}"
             )
 
-    # At both: responses in flight arrive after the end of the broker.
     @on(BrokerDown, BrokerUp)
     def _forget_lost(self, event: BrokerDown | BrokerUp) -> None:
         """Expect lower offsets from a broker that may have lost what it has acknowledged."""
@@ -94,13 +98,13 @@ class ProducerOrder(Check):
         if isinstance(event, BrokerDown):
             name = next((name for name, at in masters.items() if at == event.broker), "")
             machine = event.broker
-        down = self._ledger.downs.get(machine)
-        is_lossy = down is not None and down.how is Down.POWER_LOST
         is_promotion = isinstance(event, BrokerUp) and event.promoted
-        if is_promotion or (is_lossy and not self._ledger.plan.is_sync):
+        if is_promotion or self._may_have_lost(machine):
             for place in [place for place in self._last if place[1].broker == name]:
                 del self._last[place]
 
-    def _is_stale(self, event: Acknowledged) -> bool:
-        """Whether another machine has become master since."""
-        return event.machine not in ("", self._ledger.masters[event.queue.broker])
+    def _may_have_lost(self, machine: str) -> bool:
+        """Whether the last end of a broker may have lost what it has acknowledged."""
+        down = self._ledger.downs.get(machine)
+        is_lossy = down is not None and down.how is Down.POWER_LOST
+        return is_lossy and not self._ledger.plan.is_sync

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     US_PER_S,
     Acknowledged,
@@ -13,6 +12,7 @@ from turbopump.testing.simulate.events import (
     StaleWrite,
 )
 from turbopump.testing.simulate.history import on
+from turbopump.testing.simulate.ledger import Check
 
 FENCED_US = 25 * US_PER_S
 """A replaced master queries name servers every 10 s, and its successor notifies it every 5 s."""

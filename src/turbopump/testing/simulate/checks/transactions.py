@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from turbopump.testing.simulate.checks.check import Check
 from turbopump.testing.simulate.events import (
     Acknowledged,
     BrokerUp,
@@ -17,7 +16,7 @@ from turbopump.testing.simulate.events import (
     TransactionsLeft,
 )
 from turbopump.testing.simulate.history import on
-from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.ledger import Check, Ledger
 from turbopump.wire.names import HALF_TOPIC
 
 
