@@ -12,7 +12,7 @@ from unittest import mock
 from msgspec.structs import replace
 
 from turbopump import supervisor, tables
-from turbopump.broker import retries
+from turbopump.broker import delays, retries
 from turbopump.broker.arrivals import Arrivals
 from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Promise
@@ -275,6 +275,11 @@ def lock_given_to_two(right: Function, self: QueueLocks, lock: object, now_ms: i
 def delay_progress_not_loaded(right: Function, self: Delays) -> bool:
     """A broker that starts delivers all delayed messages again."""
     return True
+
+
+@bug(delays, "recover_topic", "every message ends", near=184)
+def topic_of_a_delayed_message_lost(right: Function, *_: Any) -> None:
+    """A delayed message is delivered although a crash has left its topic out of the table."""
 
 
 @bug(OrderlyDelivery, "_dead_letter", "every message ends")

@@ -141,7 +141,8 @@ class EmptyStore:
 class StoredDelays(StoredTable):
     async def begin(self) -> None:
         store, writer = cast(Store, EmptyStore()), cast(MessageWriter, None)
-        self.table = Delays(store, writer, self.file, [1000], self.clock, Supervisor())
+        topics = cast(Topics, None)
+        self.table = Delays(store, writer, self.file, [1000], topics, self.clock, Supervisor())
         self.table.load()
 
     async def change(self, number: int) -> None:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from turbopump.broker.delay_recovery import SavedDelays, delivered_end
 from turbopump.broker.durability import Outcome
-from turbopump.broker.message_writer import Draft, MessageWriter, draft_like, record_of
+from turbopump.broker.lost_tables import recover_topic
+from turbopump.broker.message_writer import MessageWriter, draft_like, record_of
+from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
 from turbopump.errors import RecordError, RemoteError, StoreError
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -140,6 +142,7 @@ class Delays:
     writer: MessageWriter
     file: TableFile
     levels_ms: Sequence[int]
+    topics: Topics
     clock: Clock
     work: Supervisor
 
@@ -383,13 +386,26 @@ class Delays:
         try:
             view = decode_record(message)
             if body_crc(view.stored_body) == view.body_crc:
-                return record_of(_own_target(view))
+                return self._own_record(view)
             # The copy would get a valid checksum, and pass for an intact message.
             reason = "delayed message, not delivered: the body does not match its checksum"
             self.store.note_damaged(view.physical_offset, reason)
         except (RecordError, KeyError, ValueError) as error:
             _log.warning("skipped a delayed message that cannot be delivered: %s", error)
         return None
+
+    def _own_record(self, view: MessageView) -> Record | None:
+        """Return the record for the message's own topic; None if that was deleted."""
+        # The properties stay as they are, including the delay level, which is not read again.
+        named = view.properties
+        topic, queue_id = named[names.REAL_TOPIC], int(named[names.REAL_QUEUE_ID])
+        record = record_of(draft_like(view, topic, queue_id, named))
+        if self.topics.find(topic) is None:
+            if self.store.is_removed(topic, view.physical_offset):
+                _log.info("dropped a delayed message of topic %s, which was deleted", topic)
+                return None
+            recover_topic(self.topics, topic, queue_id)
+        return record
 
     def _stored(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
         """Store messages; one that can never be stored must not block the others."""
@@ -404,9 +420,3 @@ class Delays:
                 return [stored for group in groups for stored in self._stored([group])]
             _log.error("skipped a delayed message that cannot be delivered: %s", error)
             return []
-
-
-def _own_target(view: MessageView) -> Draft:
-    # The properties stay as they are, including the delay level, which is not read again.
-    named = view.properties
-    return draft_like(view, named[names.REAL_TOPIC], int(named[names.REAL_QUEUE_ID]), named)

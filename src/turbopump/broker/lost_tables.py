@@ -59,11 +59,21 @@ def recover_topics(topics: Topics, counts: Mapping[str, int], *, is_table_lost: 
         listed = [f"{name} ({each.read_queue_nums})" for name, each in made.items()]
         more = ", ..." if len(listed) > _LISTED_MAX else ""
         _log.warning(
-            "%d topics were recovered from their queues, to be read and written; check their"
+            "%d topics were recovered from their messages, to be read and written; check their"
             " numbers of queues: %s",
             len(made),
             ", ".join(listed[:_LISTED_MAX]) + more,
         )
+
+
+def recover_topic(topics: Topics, name: str, queue_id: int) -> None:
+    """Add the topic of a delayed or half message, if it is not in the table.
+
+    A crash before the write of the table leaves no queue to recover it from: the message is stored
+    in its own topic only when it is due, or committed.
+    """
+    if topics.find(name) is None:
+        recover_topics(topics, {name: queue_id + 1}, is_table_lost=False)
 
 
 def queue_counts(queues: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -57,7 +57,7 @@ class MessagePath:
         is_slave = config.identity.is_slave
         self.writer = MessageWriter(store, self.durability, len(levels), is_slave=is_slave)
         progress = state.file("delayOffset.json")
-        self.delays = Delays(store, self.writer, progress, levels, clock, work)
+        self.delays = Delays(store, self.writer, progress, levels, state.topics, clock, work)
         self._add_transactions(state, work)
         self._add_sends(state)
         self._add_pulls(state)

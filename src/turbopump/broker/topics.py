@@ -47,7 +47,7 @@ class Topics(VersionedTable[TopicConfig]):
 
     An operator's change is on disk when it is acknowledged, and undone if it cannot be written. A
     topic created by its use counts immediately and is saved soon after, by a thread: a slow disk
-    must not block all others. After a crash in between it is recovered from its queues.
+    must not block all others. After a crash in between it is recovered from its messages.
     """
 
     def __init__(
@@ -193,6 +193,7 @@ class Topics(VersionedTable[TopicConfig]):
         }
         if added:
             self._put(added)
+            self._notify(list(added.values()))
         return added
 
     def adopt_copy(self, copied: TopicConfigTable) -> list[str]:

@@ -454,14 +454,21 @@ class Store:
         return self._retention.run(dispatched_to, at_any_hour=at_any_hour)
 
     @translate_disk_errors
-    def remove_topic(self, topic: str, end: PhysicalOffset | None = None) -> None:
+    def remove_topic(
+        self, topic: str, end: PhysicalOffset | None = None, *, was_known: bool = False
+    ) -> None:
         """Delete a topic's queues; its messages expire with the log. Offsets restart at 0.
 
-        With a position, as on a slave: messages after it are of a re-created topic.
+        With a position, as on a slave: messages after it are of a re-created topic. If the topic
+        ``was_known``, it is removed even without queues: its messages may all be delayed.
         """
         self.dispatch()
-        written = self._log.written
-        self._queues.remove_topic(topic, written if end is None else end, self._log.min_offset)
+        end = self._log.written if end is None else end
+        self._queues.remove_topic(topic, end, self._log.min_offset, was_known=was_known)
+
+    def is_removed(self, topic: str, position: PhysicalOffset) -> bool:
+        """Whether a topic was removed after the message at a position was stored."""
+        return self._queues.removed.covers(topic.encode(), position)
 
     # Reading
 

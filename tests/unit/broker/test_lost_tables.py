@@ -15,7 +15,7 @@ from turbopump.testing import virtual_time
 from turbopump.wire import properties
 from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.headers import UpdateConsumerOffset
+from turbopump.wire.headers import TopicName, UpdateConsumerOffset
 from turbopump.wire.names import TRANSACTION_TOPICS
 from unit.store.support import record
 
@@ -74,7 +74,7 @@ def test_topics_are_recovered_from_their_queues(
 
     check()
     assert "topics.json is missing or empty, and so is its backup, although" in caplog.text
-    assert "recovered from their queues" in caplog.text
+    assert "recovered from their messages" in caplog.text
     assert "T (3)" in caplog.text
 
 
@@ -186,6 +186,47 @@ async def test_transaction_topics_missing_from_the_table_after_a_crash_are_resto
             assert topic is not None
             assert topic.read_queue_nums == 1
             assert len(await client.messages(name, 0)) == 1
+
+
+@virtual_time()
+async def test_a_delayed_message_restores_a_topic_that_a_crash_left_out_of_the_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics_file = tmp_path / "config" / "topics.json"
+    async with running_broker(tmp_path) as (_, client):
+        await asyncio.sleep(1)
+        before = topics_file.read_bytes()
+        answer = await client.send(topic="Later", queue_id=1, named={properties.DELAY: "1"})
+        assert answer.code == ResponseCode.SUCCESS
+    topics_file.write_bytes(before)
+    async with running_broker(tmp_path) as (broker, client):
+        announced: list[TopicConfig] = []
+        broker.state.topics.listen(announced.append)
+        assert broker.state.topics.find("Later") is None
+        await asyncio.sleep(2)
+        assert [each.body for each in await client.messages("Later", 1)] == [b"hello"]
+        topic = broker.state.topics.find("Later")
+        assert topic is not None
+        assert topic.write_queue_nums == 4, "as many as clients ask for"
+        assert announced == [topic]
+    assert "Later" in json.loads(topics_file.read_text())["topicConfigTable"]
+    assert "1 topics were recovered" in caplog.text
+
+
+@virtual_time()
+async def test_a_deleted_topic_is_not_restored_by_its_delayed_messages(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(topic="Later", named={properties.DELAY: "1"})
+        answer = await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic="Later"))
+        assert answer.code == ResponseCode.SUCCESS
+        await asyncio.sleep(2)
+        assert broker.state.topics.find("Later") is None
+        # Messages that are stored after the deletion belong to a new topic.
+        await client.send(topic="Later", body=b"new", named={properties.DELAY: "1"})
+        await asyncio.sleep(2)
+        assert [each.body for each in await client.messages("Later", 0)] == [b"new"]
+    async with running_broker(tmp_path) as (_, client):
+        assert [each.body for each in await client.messages("Later", 0)] == [b"new"]
 
 
 @virtual_time()

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.broker.durability import Late, Outcome, Promise, set_outcome
+from turbopump.broker.lost_tables import recover_topic
 from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
@@ -248,9 +249,7 @@ class Transactions:
             raise RemoteError.system(
                 f"the half message does not name its queue: {error}"
             ) from error
-        # A crash may have come before a new topic was saved, which had no queue to recover it from.
-        queues = max(draft.queue_id + 1, self.topics.config.default_queues)
-        self.topics.create_internal(draft.topic, queues)
+        recover_topic(self.topics, draft.topic, draft.queue_id)
         record = self.writer.record(draft)
         return replace(record, prepared_transaction_offset=view.physical_offset)
 

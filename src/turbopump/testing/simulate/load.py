@@ -6,7 +6,7 @@ import asyncio
 
 from turbopump.testing.simulate.consumers import Member
 from turbopump.testing.simulate.observer import Observer
-from turbopump.testing.simulate.plan import GroupKind
+from turbopump.testing.simulate.plan import NEW, GroupKind
 from turbopump.testing.simulate.producers import Sender
 from turbopump.testing.simulate.transacting_producers import Database, TransactingProducer
 from turbopump.testing.simulate.world import World
@@ -66,14 +66,20 @@ class Load:
     @property
     def owns_everything(self) -> bool:
         """Whether every queue has an owner in every group, except those that poll."""
-        plan = self._world.plan
+        plan, masters = self._world.plan, self._world.masters.values()
+        counts = {
+            topic: count * len(plan.brokers)
+            for topic, count in plan.queues.items()
+            # Its message may never have created it, or not on the master that was promoted.
+            if topic != NEW or any(broker.state.topics.find(topic) for broker in masters)
+        }
         return all(
             sum(
-                queue.topic in group.topics
+                queue.topic in group.topics and queue.topic in counts
                 for member in self.members[group.name]
                 for queue in member.assignment()
             )
-            == sum(plan.queues[topic] for topic in group.topics) * len(plan.brokers)
+            == sum(counts.get(topic, 0) for topic in group.topics)
             for group in plan.groups
             if group.kind is not GroupKind.PULL
         )

@@ -8,7 +8,13 @@ from enum import Enum
 from random import Random
 
 from turbopump.testing.simulate.events import Down
-from turbopump.testing.simulate.fault_plan import Fault, FaultKind, in_order, planned_faults
+from turbopump.testing.simulate.fault_plan import (
+    Fault,
+    FaultKind,
+    in_order,
+    planned_fault,
+    planned_faults,
+)
 from turbopump.testing.simulate.machine_plan import (
     MachinePlan,
     planned_disk_faults,
@@ -19,6 +25,8 @@ from turbopump.testing.simulate.transaction_plan import TransactionPlan, planned
 
 PLAIN = "plain"
 ORDERED = "ordered"
+NEW = "new"
+"""In some runs: a topic that its only message creates; operators create the others."""
 
 DELAYS_S = (1, 2, 3, 4, 5, 6, 8, 10)
 """The broker's delay levels, from level 1 on: short, so that retries end within the run."""
@@ -31,6 +39,13 @@ _BURSTS_SHARE = 0.4
 """The share of runs, and of their sends, that may be bursts."""
 _BURST_SHARE = 0.3
 _BURST_WORK_S = (0.0, 0.0, 0.001, 0.05)
+
+_NEW_TOPIC_SHARE = 0.3
+"""The share of runs with one broker that have the topic `NEW`."""
+_NEW_TOPIC_QUEUES = 4
+"""What clients request, and what a topic recovered from its messages gets."""
+_TABLE_CHANGES = 6
+"""About as many changes on disk save the table of topics."""
 
 
 class GroupKind(Enum):
@@ -70,6 +85,8 @@ class Send:
     """What a send in order is hashed by."""
     beside: tuple[str, ...] = ()
     """Keys of messages of the same kind that are sent at the same time, each separately."""
+    creates_topic: bool = False
+    """Whether it is the only message of the topic `NEW`, which it creates."""
 
     def parts(self) -> tuple[Send, ...]:
         """Return the sends that begin at the same time."""
@@ -77,6 +94,8 @@ class Send:
 
     @property
     def topic(self) -> str:
+        if self.creates_topic:
+            return NEW
         return ORDERED if self.mode is SendMode.ORDERED else PLAIN
 
 
@@ -212,7 +231,8 @@ def planned(seed: int) -> Plan:
         last_restart=chance.choice((None, None, Down.STOPPED, Down.KILLED, Down.POWER_LOST)),
         opens_twice=chance.random() < 0.3,
     )  # fmt: skip
-    return _with_bursts(_with_machine_faults(_with_transactions(_with_replicas(made))))
+    made = _with_bursts(_with_machine_faults(_with_transactions(_with_replicas(made))))
+    return _with_new_topic(made)
 
 
 def _with_replicas(plan: Plan) -> Plan:
@@ -298,6 +318,32 @@ def _with_bursts(plan: Plan) -> Plan:
         for group in plan.groups
     )
     return replace(plan, producers=producers, groups=groups)
+
+
+def _with_new_topic(plan: Plan) -> Plan:
+    """Let one message, often a delayed one, create its own topic, and crash the broker soon.
+
+    In the runs that the seed decides on, with their own random numbers.
+    """
+    chance = Random(f"new topic of {plan.seed}")  # noqa: S311 - the same in every run
+    name, (first, *rest) = next(iter(plan.producers.items()))
+    if len(plan.brokers) > 1 or len(first.keys) > 1 or chance.random() >= _NEW_TOPIC_SHARE:
+        return plan
+    level = chance.randint(0, len(DELAYS_S))
+    mode = SendMode.DELAYED if level else SendMode.PLAIN
+    first = replace(first, mode=mode, delay_level=level, creates_topic=True, beside=())
+    crash = planned_fault(chance, FaultKind.CRASH_AT_CHANGE, plan.brokers[0], "", plan.load_s)
+    crash = replace(crash, at_s=first.pause_s, amount=chance.randint(1, _TABLE_CHANGES))
+    return replace(
+        plan,
+        queues={**plan.queues, NEW: _NEW_TOPIC_QUEUES},
+        producers={**plan.producers, name: (first, *rest)},
+        groups=tuple(
+            replace(group, topics=(*group.topics, NEW)) if PLAIN in group.topics else group
+            for group in plan.groups
+        ),
+        faults=in_order((*plan.faults, crash)) if plan.faults else (),
+    )
 
 
 def _beside(chance: Random, key: str) -> tuple[str, ...]:

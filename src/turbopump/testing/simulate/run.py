@@ -38,7 +38,7 @@ from turbopump.testing.simulate.key_values import read_key_values, store_key_val
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.load import Load
 from turbopump.testing.simulate.observer import Observer
-from turbopump.testing.simulate.plan import GroupKind, Plan, Send, SendMode, planned
+from turbopump.testing.simulate.plan import NEW, GroupKind, Plan, Send, SendMode, planned
 from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.store_contents import open_transactions
 from turbopump.testing.simulate.transacting_producers import resume_given_up
@@ -215,7 +215,8 @@ class _Run:
 
     async def _serve(self, world: World, observer: Observer) -> None:
         for topic, queues in self.plan.queues.items():
-            await world.make_topic(topic, queues=queues)
+            if topic != NEW:
+                await world.make_topic(topic, queues=queues)
         load = Load(world, observer)
         await load.start()
         faults = Faults(world, load, self._broken)
