@@ -151,7 +151,7 @@ def highest_offset_committed(
     return max(offset, QueueOffset(last + 1)) if offset >= 0 else offset
 
 
-@bug(Consumption, "lose", "one call per orderly queue", near=31)
+@bug(Consumption, "lose", "one call per orderly queue", near=140)
 async def lock_dropped_early(right: Function, self: Consumption, owned: Any) -> bool:
     """A consumer that loses a queue returns its lock immediately, but the queue only later."""
     if self._locks is not None and not owned.is_leaving:
@@ -162,12 +162,12 @@ async def lock_dropped_early(right: Function, self: Consumption, owned: Any) -> 
     return done
 
 
-@bug(MembershipFile, "load", "a restart moves no queue", "one call per orderly queue", near=66)
+@bug(MembershipFile, "load", "a restart moves no queue", "one call per orderly queue", near=29)
 def incomplete_member_list_after_restart(right: Function, self: MembershipFile, *_: Any) -> None:
     """A broker that starts lists only the members that have sent a heartbeat since."""
 
 
-@bug(log_end, "scan_runs", "queues are dense", near=9)
+@bug(log_end, "scan_runs", "queues are dense", near=8)
 def crc_skipped_on_recovery(right: Function, *args: Any, **options: Any) -> Any:
     """Recovery accepts records whose bodies do not match their checksums."""
     return right(*args, **{**options, "check_crc": False})
@@ -179,7 +179,7 @@ def queue_unit_written_before_the_log(right: Function, self: Store) -> PhysicalO
     return self.written_end
 
 
-@bug(Dispatcher, "_delay_ms", "delays are not cut short")
+@bug(Dispatcher, "_delay_ms", "delays are not cut short", near=1)
 def delayed_message_early(right: Function, self: Dispatcher, level: int) -> Any:
     """The delay of a level is that of the level below."""
     return right(self, max(level - 1, 1))
@@ -222,7 +222,7 @@ async def earlier_offset_committed(
     return QueueOffset(offset - 1) if offset and is_repeated else offset
 
 
-@bug(retries, "_again", "every message ends")
+@bug(retries, "_again", "every message ends", near=2)
 def retry_counter_lost(right: Function, *args: Any) -> Any:
     """The copy of a failed message counts as never retried."""
     return replace(right(*args), reconsume_times=0)
@@ -256,7 +256,7 @@ def part_of_batch_stored(right: Function, self: Appender, batch: Any, now_ms: in
     return self._place_batch(list(batch.records())[:-1], now_ms)
 
 
-@bug(Replay, "run", "readable messages stay", "acknowledged messages are kept")
+@bug(Replay, "run", "readable messages stay", "acknowledged messages are kept", near=2)
 def dispatcher_skips_a_message_after_restart(
     right: Function, self: Replay, start: PhysicalOffset, end: PhysicalOffset
 ) -> Any:
@@ -282,7 +282,7 @@ def topic_of_a_delayed_message_lost(right: Function, *_: Any) -> None:
     """A delayed message is delivered although a crash has left its topic out of the table."""
 
 
-@bug(OrderlyDelivery, "_dead_letter", "every message ends")
+@bug(OrderlyDelivery, "_dead_letter", "every message ends", near=94)
 async def failed_dead_letter_committed(
     right: Function, self: OrderlyDelivery, *arguments: Any, **options: Any
 ) -> bool:
@@ -372,7 +372,7 @@ async def start_without_asking(right: Function, self: Mastership, address: str) 
     return self.load(), None
 
 
-@bug(Transactions, "end", "transactions end as decided")
+@bug(Transactions, "end", "transactions end as decided", near=1)
 def rolled_back_message_visible(
     right: Function, self: Transactions, end: Any, on_ended: Any, *args: Any
 ) -> None:
@@ -380,7 +380,7 @@ def rolled_back_message_visible(
     right(self, replace(end, commits=True), on_ended, *args)
 
 
-@bug(Transactions, "_begin", "duplicates are bounded")
+@bug(Transactions, "_begin", "duplicates are bounded", near=1)
 def commit_stored_twice(
     right: Function, self: Transactions, key: Any, ending: Any, record: Any
 ) -> None:
@@ -390,7 +390,7 @@ def commit_stored_twice(
         self.writer.append_groups([[record]])
 
 
-@bug(Transactions, "load_open", "transactions end as decided")
+@bug(Transactions, "load_open", "transactions end as decided", near=1)
 def open_transactions_forgotten(right: Function, self: Transactions, age_ms: int) -> bool:
     """The check loop skips all half messages that have not ended in time."""
     self.ledger.seen = self.queues.half_range[1]
@@ -403,7 +403,9 @@ def key_values_not_synced(right: Function, files: Files, path: Path, data: bytes
     _write_unsynced(right, files, path, data, "kvConfig")
 
 
-@bug(Transactions, "was_committed", "transactions end as decided", "duplicates are bounded")
+@bug(
+    Transactions, "was_committed", "transactions end as decided", "duplicates are bounded", near=27
+)
 def commit_before_a_crash_not_looked_for(
     right: Function, self: Transactions, offset: QueueOffset, view: Any
 ) -> bool:
