@@ -12,6 +12,7 @@ from compare_report import (
     TARGET_COLUMNS,
     THREADS,
     TWO,
+    USUAL_BYTES,
     Case,
     Measured,
     find,
@@ -82,7 +83,7 @@ def _latency(every: Sequence[Measured]) -> str:
         f"p50 {number(each.median('p50_ms'), 2)} ms, p99 {number(each.median('p99_ms'), 2)} ms "
         f"({each.case.system.removeprefix('turbopump ')})"
         for each in every
-        if each.case.work == "latency"
+        if each.case.work == "latency" and each.case.size == USUAL_BYTES
     ]
     text = "From send to listener at 200 messages per second: "
     return text + "; ".join(parts) + "." if parts else ""
@@ -123,5 +124,5 @@ def _named(case: Case) -> str:
     """Return a title such as ``send, 8 in flight: bare frames``."""
     unit = "per call" if LEVEL[case.work] == "batch" else LEVEL[case.work]
     title = TITLES.get(case.work, case.work)
-    size = "" if case.size == Case("", "", 0).size else f", {case.size} B"
+    size = "" if case.size == USUAL_BYTES else f", {case.size} B"
     return f"{title}, {case.level} {unit}{size}: {case.system}"

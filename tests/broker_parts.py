@@ -180,7 +180,7 @@ class FakeStore:
     def queue_ids(self) -> list[tuple[str, int]]:
         return sorted(self.queues)
 
-    def remove_topic(self, topic: str, *, was_known: bool = False) -> None:
+    def remove_topic(self, topic: str, *, is_deleted: bool = False) -> None:
         self.removed.append(topic)
 
     def retain(self, *, at_any_hour: bool = False) -> None:

@@ -277,9 +277,10 @@ def delay_progress_not_loaded(right: Function, self: Delays) -> bool:
     return True
 
 
-@bug(delays, "recover_topic", "every message ends", near=184)
-def topic_of_a_delayed_message_lost(right: Function, *_: Any) -> None:
+@bug(delays, "readable_queue", "every message ends", near=184)
+def topic_of_a_delayed_message_lost(right: Function, topics: Any, topic: str, queue_id: int) -> int:
     """A delayed message is delivered although a crash has left its topic out of the table."""
+    return queue_id
 
 
 @bug(OrderlyDelivery, "_dead_letter", "every message ends", near=94)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from turbopump.broker.delay_recovery import SavedDelays, delivered_end
 from turbopump.broker.durability import Outcome
-from turbopump.broker.lost_tables import recover_topic
+from turbopump.broker.lost_tables import readable_queue
 from turbopump.broker.message_writer import MessageWriter, draft_like, record_of
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
@@ -359,7 +359,10 @@ class Delays:
         return wait_ms
 
     def _deliver(self, level: Level, found: outcomes.Found) -> None:
-        records = [self._delivered(message) for message in found.messages]
+        dropped: Counter[str] = Counter()
+        records = [self._delivered(message, dropped) for message in found.messages]
+        for topic, count in dropped.items():
+            _log.warning("dropped %d delayed messages of topic %s: it was deleted", count, topic)
         behind = QueueOffset(found.queue_offsets[-1] + 1)
 
         def done(outcome: Outcome) -> None:
@@ -381,31 +384,32 @@ class Delays:
             level.note_delivered(self.store.flushed_end, behind)
             self.changes += 1
 
-    def _delivered(self, message: memoryview) -> Record | None:
-        """Return the record for the message's own topic; None if it cannot be built."""
+    def _delivered(self, message: memoryview, dropped: Counter[str]) -> Record | None:
+        """Return the record for the message's own topic; None if it cannot be built.
+
+        ``dropped`` counts the messages of deleted topics.
+        """
         try:
             view = decode_record(message)
             if body_crc(view.stored_body) == view.body_crc:
-                return self._own_record(view)
+                return self._own_record(view, dropped)
             # The copy would get a valid checksum, and pass for an intact message.
             reason = "delayed message, not delivered: the body does not match its checksum"
             self.store.note_damaged(view.physical_offset, reason)
-        except (RecordError, KeyError, ValueError) as error:
+        except (RecordError, RemoteError, KeyError, ValueError) as error:
             _log.warning("skipped a delayed message that cannot be delivered: %s", error)
         return None
 
-    def _own_record(self, view: MessageView) -> Record | None:
+    def _own_record(self, view: MessageView, dropped: Counter[str]) -> Record | None:
         """Return the record for the message's own topic; None if that was deleted."""
         # The properties stay as they are, including the delay level, which is not read again.
         named = view.properties
         topic, queue_id = named[names.REAL_TOPIC], int(named[names.REAL_QUEUE_ID])
-        record = record_of(draft_like(view, topic, queue_id, named))
-        if self.topics.find(topic) is None:
-            if self.store.is_removed(topic, view.physical_offset):
-                _log.info("dropped a delayed message of topic %s, which was deleted", topic)
-                return None
-            recover_topic(self.topics, topic, queue_id)
-        return record
+        if self.topics.find(topic) is None and self.store.is_removed(topic, view.physical_offset):
+            dropped[topic] += 1
+            return None
+        queue_id = readable_queue(self.topics, topic, queue_id)
+        return record_of(draft_like(view, topic, queue_id, named))
 
     def _stored(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
         """Store messages; one that can never be stored must not block the others."""

@@ -25,7 +25,7 @@ _QUEUES_WANTED = 4
 """What clients request by default when their first message creates a topic."""
 
 _MEANING = {
-    "topics": "their settings are lost, and they are recovered from their queues",
+    "topics": "their settings are lost, and they are recovered from their messages",
     "groups": "their settings, such as limits of retries, are lost; groups that consume come back",
     "offsets": "all groups start where their own settings say, at the end or at the first message:"
     " restore the file from a copy before they do",
@@ -48,7 +48,7 @@ def note_missing(missing: Iterable[Table], topics: Collection[str]) -> None:
 
 
 def recover_topics(topics: Topics, counts: Mapping[str, int], *, is_table_lost: bool) -> None:
-    """Add the topics that have queues in the store, ``counts`` by name, but are not in the table.
+    """Add the topics that have messages, but are not in the table; ``counts`` are their queues.
 
     A crash may come between the first message of a topic and the write of the table.
     """
@@ -59,21 +59,27 @@ def recover_topics(topics: Topics, counts: Mapping[str, int], *, is_table_lost: 
         listed = [f"{name} ({each.read_queue_nums})" for name, each in made.items()]
         more = ", ..." if len(listed) > _LISTED_MAX else ""
         _log.warning(
-            "%d topics were recovered from their messages, to be read and written; check their"
-            " numbers of queues: %s",
-            len(made),
+            "recovered topics from their messages, to be read and written; check their numbers of"
+            " queues: %s",
             ", ".join(listed[:_LISTED_MAX]) + more,
         )
 
 
-def recover_topic(topics: Topics, name: str, queue_id: int) -> None:
-    """Add the topic of a delayed or half message, if it is not in the table.
+def readable_queue(topics: Topics, name: str, queue_id: int) -> int:
+    """Return the queue of a topic to store a delayed or half message in; add a missing topic.
 
-    A crash before the write of the table leaves no queue to recover it from: the message is stored
-    in its own topic only when it is due, or committed.
+    A crash before the write of the table leaves no queue to recover the topic from, since such a
+    message is stored in its topic only when it is due, or committed. The topic may have fewer
+    queues than when the message was sent: then another one takes it.
     """
-    if topics.find(name) is None:
+    topic = topics.find(name)
+    if topic is not None:
+        queues = topic.read_queue_nums
+        return queue_id % queues if 0 < queues <= queue_id else queue_id
+    if not name.startswith(RETRY_PREFIX):
+        # Heartbeats create retry topics, with as many queues as their group has.
         recover_topics(topics, {name: queue_id + 1}, is_table_lost=False)
+    return queue_id
 
 
 def queue_counts(queues: Iterable[tuple[str, int]]) -> dict[str, int]:

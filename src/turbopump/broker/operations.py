@@ -50,11 +50,11 @@ class Operations:
         at 0, would not be read until it has grown past the old one.
         """
         self._require_changeable(name)
-        was_known = await self.topics.delete(name)
+        await self.topics.delete(name)
         if self.topics.find(name) is not None:
             remark = f"topic[{name}] was re-created by a producer: stop it, then delete again"
             raise RemoteError.system(remark)
-        self.store.remove_topic(name, was_known=was_known)
+        self.store.remove_topic(name, is_deleted=True)
         self.stats.forget_topic(name)
         self.offsets.remove_topic(name)
         await self.offsets.saving.try_save()

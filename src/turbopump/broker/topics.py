@@ -63,6 +63,7 @@ class Topics(VersionedTable[TopicConfig]):
         self._listeners: list[OnTopicChange] = []
         self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
         self._boot[SCHEDULE_TOPIC] = _topic(SCHEDULE_TOPIC, max(delay_levels, _SCHEDULE_QUEUES_MIN))
+        self._deleting: set[str] = set()
         super().__init__("topics", file, "topicConfigTable", dict(self._boot))
 
     def load(self) -> bool:
@@ -183,12 +184,24 @@ class Topics(VersionedTable[TopicConfig]):
         await self._change(topic.topic_name, topic)
         self._notify([topic])
 
+    async def delete(self, name: str) -> bool:
+        """Delete a topic; return whether it was known. On WriteFailed nothing has changed."""
+        self._deleting.add(name)
+        try:
+            return await super().delete(name)
+        finally:
+            self._deleting.discard(name)
+
     def recover(self, queues: Mapping[str, int]) -> dict[str, TopicConfig]:
-        """Add missing topics, given by their numbers of queues; return those added."""
+        """Add missing topics, given by their numbers of queues; return those added.
+
+        Not one whose deletion is being saved: a message that is stored in it meanwhile must
+        neither restore it nor replace its settings.
+        """
         added = {
             name: _topic(name, count)
             for name, count in queues.items()
-            if name not in self._table and check_name(name) is None
+            if name not in self._table and name not in self._deleting and check_name(name) is None
             if name in TRANSACTION_TOPICS or not self.is_system(name)
         }
         if added:

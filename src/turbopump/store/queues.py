@@ -143,14 +143,14 @@ class Queues:
         del self._by_record[queue.topic.encode(), queue.queue_id]
 
     def remove_topic(
-        self, topic: str, end: PhysicalOffset, log_min: PhysicalOffset, *, was_known: bool
+        self, topic: str, end: PhysicalOffset, log_min: PhysicalOffset, *, is_deleted: bool
     ) -> None:
         """Delete a topic's queues, and ignore its messages in the log up to a position.
 
         Queues with messages after the position have no others, and stay.
         """
         queues = [queue for queue in self if queue.topic == topic and queue.physical_end <= end]
-        if queues or was_known:
+        if queues or is_deleted:
             # First: killed in between, the next start finishes this and restores nothing.
             self.removed.add(topic.encode(), log_min, end)
         for queue in queues:

@@ -455,16 +455,17 @@ class Store:
 
     @translate_disk_errors
     def remove_topic(
-        self, topic: str, end: PhysicalOffset | None = None, *, was_known: bool = False
+        self, topic: str, end: PhysicalOffset | None = None, *, is_deleted: bool = False
     ) -> None:
         """Delete a topic's queues; its messages expire with the log. Offsets restart at 0.
 
-        With a position, as on a slave: messages after it are of a re-created topic. If the topic
-        ``was_known``, it is removed even without queues: its messages may all be delayed.
+        With a position, as on a slave: messages after it are of a re-created topic. If it
+        ``is_deleted`` by an operator, its delayed messages are removed too, even if it has no
+        queues. A slave does not know that: its master may have lost the topic in a crash.
         """
         self.dispatch()
         end = self._log.written if end is None else end
-        self._queues.remove_topic(topic, end, self._log.min_offset, was_known=was_known)
+        self._queues.remove_topic(topic, end, self._log.min_offset, is_deleted=is_deleted)
 
     def is_removed(self, topic: str, position: PhysicalOffset) -> bool:
         """Whether a topic was removed after the message at a position was stored."""

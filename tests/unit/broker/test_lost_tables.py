@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from brokers import Client, running_broker
 from turbopump.errors import StoreDamaged
-from turbopump.testing import virtual_time
+from turbopump.testing import Disk, virtual_loop, virtual_time
 from turbopump.wire import properties
 from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -74,7 +75,7 @@ def test_topics_are_recovered_from_their_queues(
 
     check()
     assert "topics.json is missing or empty, and so is its backup, although" in caplog.text
-    assert "recovered from their messages" in caplog.text
+    assert "recovered topics from their messages" in caplog.text
     assert "T (3)" in caplog.text
 
 
@@ -165,7 +166,7 @@ async def test_a_topic_missing_from_the_table_after_a_crash_is_restored(
         topic = broker.state.topics.find("T")
         assert topic is not None
         assert topic.write_queue_nums == 4, "as many as clients ask for"
-    assert "1 topics were recovered" in caplog.text
+    assert "recovered topics from their messages" in caplog.text
 
 
 @virtual_time()
@@ -188,6 +189,21 @@ async def test_transaction_topics_missing_from_the_table_after_a_crash_are_resto
             assert len(await client.messages(name, 0)) == 1
 
 
+async def send_delayed(client: Client, topic: str, **fields: Any) -> None:
+    """Send a message that is due after a second."""
+    answer = await client.send(topic=topic, named={properties.DELAY: "1"}, **fields)
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def delete_topic(client: Client, topic: str) -> None:
+    answer = await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic=topic))
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def bodies(client: Client, topic: str, queue_id: int = 0) -> list[bytes]:
+    return [message.body for message in await client.messages(topic, queue_id)]
+
+
 @virtual_time()
 async def test_a_delayed_message_restores_a_topic_that_a_crash_left_out_of_the_table(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -196,37 +212,89 @@ async def test_a_delayed_message_restores_a_topic_that_a_crash_left_out_of_the_t
     async with running_broker(tmp_path) as (_, client):
         await asyncio.sleep(1)
         before = topics_file.read_bytes()
-        answer = await client.send(topic="Later", queue_id=1, named={properties.DELAY: "1"})
-        assert answer.code == ResponseCode.SUCCESS
+        await send_delayed(client, "Later", queue_id=1)
     topics_file.write_bytes(before)
     async with running_broker(tmp_path) as (broker, client):
         announced: list[TopicConfig] = []
         broker.state.topics.listen(announced.append)
         assert broker.state.topics.find("Later") is None
         await asyncio.sleep(2)
-        assert [each.body for each in await client.messages("Later", 1)] == [b"hello"]
+        assert await bodies(client, "Later", 1) == [b"hello"]
         topic = broker.state.topics.find("Later")
         assert topic is not None
         assert topic.write_queue_nums == 4, "as many as clients ask for"
         assert announced == [topic]
     assert "Later" in json.loads(topics_file.read_text())["topicConfigTable"]
-    assert "1 topics were recovered" in caplog.text
+    assert "recovered topics from their messages" in caplog.text
 
 
 @virtual_time()
-async def test_a_deleted_topic_is_not_restored_by_its_delayed_messages(tmp_path: Path) -> None:
+async def test_delayed_messages_of_queues_that_no_longer_exist_are_delivered_to_others(
+    tmp_path: Path,
+) -> None:
+    topics_file = tmp_path / "config" / "topics.json"
+    async with running_broker(tmp_path) as (_, client):
+        await asyncio.sleep(1)
+        before = topics_file.read_bytes()
+        for queue_id in (2, 7):
+            await send_delayed(client, "Later", queue_id=queue_id, default_topic_queue_nums=8)
+    topics_file.write_bytes(before)
     async with running_broker(tmp_path) as (broker, client):
-        await client.send(topic="Later", named={properties.DELAY: "1"})
-        answer = await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic="Later"))
-        assert answer.code == ResponseCode.SUCCESS
+        await asyncio.sleep(2)
+        topic = broker.state.topics.find("Later")
+        assert topic is not None
+        assert topic.read_queue_nums == 4
+        assert await bodies(client, "Later", 2) == [b"hello"]
+        assert await bodies(client, "Later", 7 % 4) == [b"hello"]
+
+
+@virtual_time()
+async def test_a_deleted_topic_is_not_restored_by_its_delayed_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await send_delayed(client, "Later")
+        await delete_topic(client, "Later")
+    async with running_broker(tmp_path) as (broker, client):
         await asyncio.sleep(2)
         assert broker.state.topics.find("Later") is None
+        assert "dropped 1 delayed messages of topic Later: it was deleted" in caplog.text
         # Messages that are stored after the deletion belong to a new topic.
-        await client.send(topic="Later", body=b"new", named={properties.DELAY: "1"})
+        await send_delayed(client, "Later", body=b"new")
         await asyncio.sleep(2)
-        assert [each.body for each in await client.messages("Later", 0)] == [b"new"]
+        assert await bodies(client, "Later") == [b"new"]
     async with running_broker(tmp_path) as (_, client):
-        assert [each.body for each in await client.messages("Later", 0)] == [b"new"]
+        assert await bodies(client, "Later") == [b"new"]
+
+
+@virtual_time()
+async def test_a_topic_re_created_in_time_gets_the_delayed_messages_of_the_deleted_one(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_delayed(client, "Later")
+        await delete_topic(client, "Later")
+        await client.send(topic="Later", body=b"new")
+        await asyncio.sleep(2)
+        assert await bodies(client, "Later") == [b"new", b"hello"]
+
+
+@virtual_time()
+async def test_a_message_due_during_the_deletion_does_not_undo_it() -> None:
+    disk = Disk(virtual_loop())
+    async with running_broker(Path("/"), files=disk) as (broker, client):
+        await asyncio.sleep(1)
+        await send_delayed(client, "Later")
+        await asyncio.sleep(0.5)
+        disk.sync_ms = 300
+        deletion = asyncio.create_task(delete_topic(client, "Later"))
+        await asyncio.sleep(0.6)
+        assert not deletion.done()
+        assert broker.queue_end("Later", 0) == 1, "stored while the deletion is being saved"
+        assert broker.state.topics.find("Later") is None
+        await deletion
+        assert broker.state.topics.find("Later") is None
+        assert broker.queue_end("Later", 0) == 0
 
 
 @virtual_time()

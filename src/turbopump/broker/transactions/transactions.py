@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.broker.durability import Late, Outcome, Promise, set_outcome
-from turbopump.broker.lost_tables import recover_topic
+from turbopump.broker.lost_tables import readable_queue
 from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
@@ -249,8 +249,8 @@ class Transactions:
             raise RemoteError.system(
                 f"the half message does not name its queue: {error}"
             ) from error
-        recover_topic(self.topics, draft.topic, draft.queue_id)
-        record = self.writer.record(draft)
+        queue_id = readable_queue(self.topics, draft.topic, draft.queue_id)
+        record = self.writer.record(replace(draft, queue_id=queue_id))
         return replace(record, prepared_transaction_offset=view.physical_offset)
 
     def _rollback(self, ending: Ending, view: MessageView) -> Record:

@@ -41,7 +41,7 @@ _BURST_SHARE = 0.3
 _BURST_WORK_S = (0.0, 0.0, 0.001, 0.05)
 
 _NEW_TOPIC_SHARE = 0.3
-"""The share of runs with one broker that have the topic `NEW`."""
+"""The share of runs that have the topic `NEW`, of those with one broker and no batch at first."""
 _NEW_TOPIC_QUEUES = 4
 """What clients request, and what a topic recovered from its messages gets."""
 _TABLE_CHANGES = 6
