@@ -180,7 +180,7 @@ def _costs(every: Sequence[Measured]) -> Iterable[Target]:
 
 def _latencies(every: Sequence[Measured]) -> Iterable[Target]:
     for measured in every:
-        if measured.case.work == "latency":
+        if measured.case.work == "latency" and measured.case.size == USUAL_BYTES:
             for key, limit in (("p50_ms", 0.45), ("p99_ms", 1.0)):
                 value = measured.median(key)
                 if value is not None:
