@@ -134,7 +134,7 @@ def main() -> None:
     options = parser.parse_args()
     parts = tuple(options.only.split(","))
     if unknown := set(parts) - set(PARTS):
-        parser.error(f"--only {', '.join(unknown)}: {', '.join(PARTS)} are allowed")
+        parser.error(f"--only must be some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if options.rows < ROWS_MIN:
         parser.error(f"--rows must be at least {ROWS_MIN}, got {options.rows}")
     with_spark = tuple(part for part in parts if part != "queues")

@@ -263,8 +263,8 @@ def test_the_query_can_fail_to_preserve_order(place: Place) -> None:
     with pytest.raises(StreamingQueryException, match=r"failed 1 times, and .* stops its queue"):
         broken.run(available_now=True)
     # Once the cause is fixed, the query resumes where it stopped.
-    mended = place.consumer(lambda _: True, **settings)
-    report = mended.run(available_now=True)
+    fixed = place.consumer(lambda _: True, **settings)
+    report = fixed.run(available_now=True)
     assert report.handled == 3
     assert not place.dead_letters()
 
