@@ -25,7 +25,7 @@ def test_server_without_any_setting(tmp_path: Path, cpp_of: Callable[[str], Peer
         peer.send("Plain", "later", tags="a", delay_level=1)
         hello, later = cpp.inbox.wait_for("plain", 2)
         assert (hello.body, hello.msg_id, later.body) == ("hello", sent.msg_id, "later")
-        assert 1000 <= later.at_ms - later.born_ms <= 2000
+        assert later.at_ms - later.born_ms >= 1000
 
 
 @pytest.mark.long
