@@ -245,11 +245,13 @@ async def check_offsets(
 async def check_delayed(server: Standalone, ledger: Ledger) -> int:
     """Wait for all delayed messages, none of them early; return the number of duplicates."""
     came: Counter[int] = Counter()
-    async with ConnectionPool(SocketNetwork()) as pool, asyncio.timeout(DEADLINE_S):
+    deadline_s = time.monotonic() + DEADLINE_S
+    async with ConnectionPool(SocketNetwork()) as pool:
         client = Client(pool, server.broker)
         offset = 0
-        while ledger.delayed - came.keys():
+        while missing := ledger.delayed - came.keys():
             answer = await client.pull(offset, DELAYED, hold_ms=1000)
+            assert time.monotonic() < deadline_s, f"{missing} not delivered: {answer}"
             if answer.code == ResponseCode.SUCCESS:
                 offset = pulled(answer).next_begin_offset
                 for message in views(answer):
