@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -53,12 +53,17 @@ def listener_at(address: str, pids: list[int]) -> int:
     port = int(address.rpartition(":")[2])
     table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     (inode,) = (row[9] for row in table if row[3] == "0A" and row[1].endswith(f":{port:04X}"))
-    links = {pid: Path(f"/proc/{pid}/fd").iterdir() for pid in pids}
-    (found,) = (
-        pid
-        for pid, fds in links.items()
-        if f"socket:[{inode}]" in [str(fd.readlink()) for fd in fds]
-    )
+    (found,) = (pid for pid in pids if f"socket:[{inode}]" in open_files(pid))
+    return found
+
+
+def open_files(pid: int) -> set[str]:
+    """Return what the descriptors of a process refer to."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        # It may have been closed meanwhile.
+        with suppress(FileNotFoundError):
+            found.add(str(descriptor.readlink()))
     return found
 
 
