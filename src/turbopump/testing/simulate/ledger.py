@@ -360,6 +360,8 @@ class Ledger(Follower):
             # have served meanwhile, as long as no name server knew it.
             how = Down.POWER_LOST if Down.POWER_LOST in {before.how, event.how} else event.how
             event = BrokerDown(before.at_us, event.broker, how)
+            if how is Down.POWER_LOST and event.broker in self.masters.values():
+                self.power_losses_us.append(event.at_us)
         self.downs[event.broker] = event
         up_us = self._up_since_us.pop(event.broker, None)
         if up_us is not None:
@@ -399,8 +401,13 @@ class Ledger(Follower):
 
     def _promoted(self, event: BrokerUp) -> None:
         """Treat another machine as the master: what it has, it has since it was copied."""
-        self.former_masters.add(self.masters[event.broker])
-        machine = self.masters[event.broker] = event.promoted
+        former, machine = self.masters[event.broker], event.promoted
+        self.former_masters.add(former)
+        self.masters[event.broker] = machine
+        for key, acknowledged in self.acknowledged.items():
+            # The former master may have died before anyone saw what it had stored.
+            if acknowledged.machine == former and not self.was_copied(machine, key):
+                self.left_behind.add(key)
         for place, (_, since_us) in self.copies.pop(machine, {}).items():
             if place in self.stored_us:
                 self.stored_us[place] = since_us

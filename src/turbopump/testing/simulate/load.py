@@ -102,9 +102,13 @@ class Load:
         await (member.crash() if is_crash else member.leave())
         self._observer.note_assignments(member.group.name, member.name, ())
 
+    def note_assignments(self) -> None:
+        """Record which queues each member owns now."""
+        for group, members in self.members.items():
+            for member in members:
+                self._observer.note_assignments(group, member.name, member.assignment())
+
     async def _watch(self) -> None:
         while True:
-            for group, members in self.members.items():
-                for member in members:
-                    self._observer.note_assignments(group, member.name, member.assignment())
+            self.note_assignments()
             await asyncio.sleep(_POLL_INTERVAL_S)

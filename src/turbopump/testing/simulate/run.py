@@ -311,6 +311,8 @@ class _Run:
         except AssertionError:
             what = "members are busy" if load.owns_everything else "queues do not have one owner"
             self._unexpected(f"{what} {_DRAIN_S:g} s after everything was consumed")
+        # A queue that has just got its owner does not get it from the restart that may follow.
+        load.note_assignments()
 
     def _is_drained(self, world: World) -> bool:
         if any(True for _ in self._ends.missing()) or any(True for _ in self._ends.unfinished()):

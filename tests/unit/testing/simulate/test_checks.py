@@ -284,6 +284,18 @@ def test_a_delayed_message_that_is_never_delivered() -> None:
     assert "every message ends" in violations([up(0), *events, Calm(s(9))])
 
 
+def test_a_delayed_message_that_a_power_loss_takes_before_a_killed_broker_flushes_it() -> None:
+    events = [
+        up(0),
+        SendBegan(0, "p", "m0", "plain", s(1)),
+        down(0.5),
+        Acknowledged(s(0.5), "p", "m0", QUEUE, 0),
+    ]
+    end = [up(8.1), Calm(s(9))]
+    assert violations([*events, down(8, Down.POWER_LOST), *end], plan(is_sync=False)) == set()
+    assert "every message ends" in violations([*events, *end], plan(is_sync=False))
+
+
 def test_a_retry_that_a_power_loss_takes_in_asynchronous_mode() -> None:
     failed = consumed("late", result=Result.FAILURE)
     waiting = Readable(s(2), MessageQueue("SCHEDULE_TOPIC_XXXX", "a", 2), 0, Stored("late", 1))
@@ -838,6 +850,19 @@ def test_a_promoted_slave_has_what_the_master_has_lost_and_stored_again() -> Non
     copied_again = Replicated(s(2), "a-1", QUEUE, 0, retried)
     changed = violations([*events, copied_again, promoted(3, "m0")], replicated)
     assert changed == {"readable messages stay"}
+
+
+def test_a_delayed_message_that_was_not_copied_before_its_master_was_replaced() -> None:
+    events = [
+        up(0),
+        SendBegan(0, "p", "m0", "plain", s(1)),
+        down(1),
+        Acknowledged(s(1), "p", "m0", QUEUE, 0, "a"),
+    ]
+    replicated = plan(replicas=ASYNC_MASTER)
+    copy = Replicated(s(1), "a-1", MessageQueue("SCHEDULE_TOPIC_XXXX", "a", 0), 0, Stored("m0"))
+    assert violations([*events, promoted(2), Calm(s(9))], replicated) == set()
+    assert "every message ends" in violations([*events, copy, promoted(2), Calm(s(9))], replicated)
 
 
 def test_a_promoted_slave_that_was_long_up_since_it_lost_messages_with_the_power() -> None:
