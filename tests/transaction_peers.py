@@ -62,6 +62,7 @@ class Producer:
     group: str = GROUP
     client_id: str = "p1"
     decide: Callable[[Asked], int] | None = None
+    queue_id: int = 0
     asked: list[Asked] = field(default_factory=list)
 
     async def heartbeat(self) -> None:
@@ -89,7 +90,12 @@ class Producer:
             **named,
         }
         answer = await self.client.send(
-            body, topic, named=properties, sys_flag=PREPARED, producer_group=self.group
+            body,
+            topic,
+            self.queue_id,
+            named=properties,
+            sys_flag=PREPARED,
+            producer_group=self.group,
         )
         assert answer.code == ResponseCode.SUCCESS, answer
         return place_of(answer)

@@ -25,6 +25,7 @@ from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
 from turbopump.wire.delay_levels import parse_delay_levels
+from unit.store.support import record
 
 
 def delivered(broker: Broker) -> int:
@@ -282,6 +283,19 @@ async def test_a_message_that_can_no_longer_be_stored_does_not_block_later_ones(
     async with running_broker(tmp_path, store=smaller, limits=limits) as (_, client):
         await asyncio.sleep(12)
         assert [message.body for message in await client.messages()] == [b"small"]
+
+
+@virtual_time()
+async def test_a_message_that_names_no_valid_topic_does_not_block_later_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        delayed = record(topic="SCHEDULE_TOPIC_XXXX", DELAY="1", REAL_TOPIC="x" * 300, REAL_QID="0")
+        broker.store.append([delayed])
+        await send_delayed(client, 1, b"next")
+        await asyncio.sleep(2)
+        assert [message.body for message in await client.messages()] == [b"next"]
+    assert "skipped a delayed message that cannot be delivered" in caplog.text
 
 
 def test_progress_does_not_count_before_all_its_copies_are_on_disk() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from brokers import SYNC_STORE, running_broker, stuck_disk, views
@@ -403,6 +404,19 @@ async def test_a_commit_recreates_a_deleted_topic(tmp_path: Path) -> None:
         assert await broker.state.topics.delete("New")
         assert (await producer.end(place)).code == ResponseCode.SUCCESS
         assert await bodies(client, "New") == [b"x"]
+
+
+@virtual_time()
+async def test_a_commit_goes_to_another_queue_if_its_own_no_longer_exists(tmp_path: Path) -> None:
+    async with world(tmp_path) as (broker, client, producer):
+        producer.queue_id = 3
+        place = await producer.half(b"x", "New")
+        topic = broker.state.topics.required("New")
+        await broker.state.topics.update(
+            msgspec.structs.replace(topic, read_queue_nums=2, write_queue_nums=2)
+        )
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        assert await bodies(client, "New", 3 % 2) == [b"x"]
 
 
 @virtual_time()
