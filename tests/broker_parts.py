@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.replication.roles import RoleRecord
 from turbopump.broker.resets import Resets
 from turbopump.broker.runtime_info import RuntimeInfo
+from turbopump.broker.searches import Searches
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.broker.subscription_filters import SubscriptionFilters
@@ -63,7 +64,6 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command, request
-from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.schema import Body, Header
 
 B = TypeVar("B", bound=Body)
@@ -118,6 +118,10 @@ class FakePeer:
         if answer is None:
             raise RequestTimeout(f"no answer within {timeout_ms} ms")
         return answer
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed is None
 
     def close(self, reason: str = "closed") -> None:
         self.closed = reason
@@ -190,8 +194,8 @@ class FakeStore:
         record = self.records.get(position)
         return None if record is None else memoryview(record)
 
-    def message_by_id(self, offset_message_id: str) -> memoryview | None:
-        return self.message_at(parse_offset_id(offset_message_id)[1])
+    def find_message(self, position: PhysicalOffset) -> Iterator[memoryview | None]:
+        yield self.message_at(position)
 
 
 class Parts:
@@ -236,7 +240,8 @@ class Parts:
             groups=self.groups,
             consumer_filters=self.consumer_filters,
             conflicts=self.conflicts,
-            notify=notify_clients,
+            # Without an event loop, which would coalesce changes.
+            notify=lambda group: notify_clients(group, self.membership.to_notify(group)),
             refuse_if_suspended=self.refuse_if_suspended,
             clock=self.clock,
         )
@@ -305,7 +310,9 @@ class Parts:
                     store=store,
                 )
             ),
-            RelayRequests(broker_name=name, consumers=self.consumers, store=store),
+            RelayRequests(
+                broker_name=name, consumers=self.consumers, store=store, searches=Searches()
+            ),
             SettingRequests(self.live, self.info),
             InspectionRequests(
                 stats=self.stats,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from clusters import Cluster
 from turbopump.client.calls import committed_offset
@@ -43,7 +43,7 @@ class Seen:
 
     async def __call__(
         self, messages: Sequence[MessageView], context: ConsumeContext
-    ) -> ConsumeResult | None:
+    ) -> ConsumeResult:
         self.messages += messages
         self.batches.append(len(messages))
         self.contexts.append(context)
@@ -54,7 +54,8 @@ class Seen:
             await self.hold.wait()
         finally:
             self.running -= 1
-        return self.decide(messages, context)
+        # None too: what a listener with a forgotten return returns.
+        return cast(ConsumeResult, self.decide(messages, context))
 
     @property
     def bodies(self) -> list[bytes]:

@@ -36,10 +36,16 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(source: ast.Module) -> list[ast.AST]:
+    """Return all nodes of a file: walking the tree takes longer than what is looked for in it."""
+    return list(ast.walk(source))
+
+
 def imported(path: Path) -> set[str]:
     """Return the full names of all imports anywhere in a file: modules, and names in them."""
     found: set[str] = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -53,7 +59,7 @@ def calls(path: Path) -> list[tuple[str, int]]:
     """Return each call in a file, as formatted by `written`, and its line."""
     return [
         (written(node.func), node.lineno)
-        for node in ast.walk(tree(path))
+        for node in nodes(tree(path))
         if isinstance(node, ast.Call)
     ]
 

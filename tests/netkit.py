@@ -105,6 +105,11 @@ class World:
         (connection,) = self.server.connections
         return connection
 
+    @property
+    def handlers_running(self) -> int:
+        """How many requests of the only connection are being handled."""
+        return self.accepted._serving.running
+
     async def connect(
         self,
         router: Router | None = None,

@@ -18,8 +18,11 @@ from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Promise
 from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.queue_locks import QueueLocks
+from turbopump.broker.replication import mastership
 from turbopump.broker.replication.copying import Copying
+from turbopump.broker.replication.master import Slaves
 from turbopump.broker.replication.mastership import Mastership
+from turbopump.broker.replication.replica import Replica
 from turbopump.broker.replication.role_changes import RoleChanges
 from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.broker.retries import Dropped, Retries
@@ -136,7 +139,7 @@ def send_back_acknowledged_early(
 @bug(Arrivals, "notify", "calm deliveries are prompt")
 def lost_wake_up(right: Function, self: Arrivals, arrival: Any) -> None:
     """Of the groups that wait for a queue, only the first is woken by a message."""
-    queue = self._by_queue.get((arrival.topic, arrival.queue_id))
+    queue = self._by_topic.get(arrival.topic, {}).get(arrival.queue_id)
     for pull in list(queue.wanting(arrival) if queue is not None else ())[:1]:
         self._wake(pull)
 
@@ -151,7 +154,7 @@ def highest_offset_committed(
     return max(offset, QueueOffset(last + 1)) if offset >= 0 else offset
 
 
-@bug(Consumption, "lose", "one call per orderly queue", near=140)
+@bug(Consumption, "lose", "one call per orderly queue", near=165)
 async def lock_dropped_early(right: Function, self: Consumption, owned: Any) -> bool:
     """A consumer that loses a queue returns its lock immediately, but the queue only later."""
     if self._locks is not None and not owned.is_leaving:
@@ -298,7 +301,7 @@ async def failed_dead_letter_committed(
     "every message ends",
     "commits pass no unfinished message",
     "orderly groups consume in order",
-    near=18,
+    near=53,
 )
 async def other_messages_not_noticed(right: Function, *_: Any) -> bool:
     """A consumer that reconnects assumes that the broker has the same messages."""
@@ -319,7 +322,26 @@ def acknowledged_without_the_slave(
     on_outcome(outcome, *args)
 
 
-@bug(MasterConnection, "_note_stored", "replicas agree", near=18)
+@bug(Slaves, "when_stored", "nothing unexpected: sends wait for slaves", near=16)
+def report_before_the_wait_missed(
+    right: Function, self: Slaves, end: PhysicalOffset, on_stored: Function
+) -> Any:
+    """A master waits for the next report of a slave, although the last one was enough."""
+    with mock.patch.object(Slaves, "_confirmed", PhysicalOffset(0)):
+        return right(self, end, on_stored)
+
+
+@bug(Slaves, "_forget", "nothing unexpected: waits for slaves outlive their sends", near=18)
+def sends_kept_after_their_timeout(right: Function, self: Slaves, number: int) -> None:
+    """A send that no slave has stored in time stays in memory until one has."""
+
+
+@bug(Replica, "_kept_from", "copies stay", near=79)
+def slave_deletes_what_its_master_has(right: Function, self: Replica) -> None:
+    """A slave whose disk is full deletes its oldest messages."""
+
+
+@bug(MasterConnection, "_note_stored", "replicas agree", near=45)
 def slave_reports_before_the_flush(right: Function, self: MasterConnection) -> None:
     """A slave with SYNC_FLUSH reports what it has written, although it is not flushed yet."""
     right(self)
@@ -327,7 +349,7 @@ def slave_reports_before_the_flush(right: Function, self: MasterConnection) -> N
         self._report(self._store.written_end)
 
 
-@bug(Copying, "_same_bytes", "replicas agree", "nothing unexpected: not in sync", near=18)
+@bug(Copying, "_same_bytes", "replicas agree", "nothing unexpected: not in sync", near=39)
 def divergence_not_noticed(
     right: Function, self: Copying, position: PhysicalOffset, data: memoryview
 ) -> int:
@@ -335,7 +357,7 @@ def divergence_not_noticed(
     return max(0, min(len(data), self._end - position))
 
 
-@bug(Follower, "_drop_tail", "copies stay", near=35)
+@bug(Follower, "_drop_tail", "copies stay", near=66)
 def whole_log_dropped(right: Function, self: Follower, position: PhysicalOffset, how: str) -> None:
     """A slave whose last messages differ from its master's drops all of its log."""
     self._drop(None, how)
@@ -355,7 +377,7 @@ def part_of_a_frame_skipped(
     "_demote",
     "replaced masters are silent",
     "nothing unexpected: no settled roles",
-    near=35,
+    near=13,
 )
 async def fencing_ignored(right: Function, self: RoleChanges, claim: Any) -> None:
     """A master that hears that it was replaced continues as before."""
@@ -371,6 +393,27 @@ async def fencing_ignored(right: Function, self: RoleChanges, claim: Any) -> Non
 async def start_without_asking(right: Function, self: Mastership, address: str) -> Any:
     """A master that starts does not ask name servers whether it was replaced."""
     return self.load(), None
+
+
+@bug(mastership, "is_majority", "one master of each epoch", near=13)
+def promotion_without_a_majority(right: Function, having: int, count: int) -> bool:
+    """A promotion continues although most name servers have not stored its claim."""
+    return True
+
+
+@bug(
+    RoleChanges,
+    "promote",
+    "one master of each epoch",
+    "nothing unexpected: no settled roles",
+    near=18,
+)
+async def fenced_before_the_claim(right: Function, self: RoleChanges, role: Any, **how: Any) -> Any:
+    """A promotion fences the old master before name servers have stored its claim."""
+    found = await self.mastership._claims.read()
+    claim = self.mastership._next_claim(found.newest, self.address, self.broker_id)
+    await self._fenced_end(self.master_address(), claim)
+    return await right(self, role, **how)
 
 
 @bug(Transactions, "end", "transactions end as decided", near=1)
@@ -459,7 +502,7 @@ def body_not_verified(right: Function, data: bytes) -> Iterator[Any]:
     "checked_units",
     "readable messages stay",
     "nothing unexpected: looking at the brokers failed with RecordError",
-    near=29,
+    near=176,
 )
 def unit_not_compared(
     right: Function, log: Any, queue: Any, offset: Any, data: bytes, *_: Any

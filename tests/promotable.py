@@ -33,7 +33,7 @@ class PromotableBrokers:
         self.nameservers: dict[int, NameServer] = {}
         self.brokers: dict[int, ReplicatedBroker] = {}
         self.disks: dict[int, Disk] = {}
-        self._nameserver_disks: dict[int, Disk] = {}
+        self.nameserver_disks: dict[int, Disk] = {}
         self._nameserver_count = nameservers
         clock = virtual_loop().clock
         self.pool = ConnectionPool(self.network.host(CLIENT_HOST), clock=clock)
@@ -42,7 +42,7 @@ class PromotableBrokers:
 
     async def start_nameserver(self, number: int = 0) -> None:
         host = f"10.0.1.{number + 1}"
-        disk = self._nameserver_disks.setdefault(number, Disk(virtual_loop()))
+        disk = self.nameserver_disks.setdefault(number, Disk(virtual_loop()))
         config = NameServerConfig(host=host, kv_config_path=Path(f"/ns{number}/kvConfig.json"))
         machine = virtual_machine(disk, seed=100 + number)
         server = NameServer(config, self.network.host(host), machine)

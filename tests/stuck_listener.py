@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from turbopump import ConsumeContext, Listening, PushConsumer, aio
 from turbopump.wire.record import MessageView
@@ -18,13 +19,14 @@ from turbopump.wire.record import MessageView
 begun = threading.Event()
 
 
-def handle(messages: Sequence[MessageView], context: ConsumeContext) -> None:
+def handle(messages: Sequence[MessageView], context: ConsumeContext) -> NoReturn:
     while sys.argv[2] == "wait" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         time.sleep(0.01)
     sys.stdout.write("begun\n")
     sys.stdout.flush()
     begun.set()
-    threading.Event().wait()
+    while True:
+        threading.Event().wait()
 
 
 def main(nameserver: str, mode: str) -> None:

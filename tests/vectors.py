@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,16 @@ from typing import Any
 DATA = Path(__file__).parent / "data"
 
 Vector = dict[str, Any]
+
+
+@contextmanager
+def case(name: object) -> Iterator[None]:
+    """Name a case in whatever it raises; a test of its own for each of hundreds costs more."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case {name}")
+        raise
 
 
 @cache

@@ -12,24 +12,34 @@ __all__ = ["DefaultSource"]
 
 DefaultSource: type[DataSource]
 
+
+class Unusable(DataSource):
+    """Stands for a source that could not be imported."""
+
+    format_name: str
+    why: str
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.format_name
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ImportError(
+            f'format("{self.format_name}") cannot be used here: {self.why}; PySpark 4.2 or newer '
+            "and turbopump with its extra spark, in a checkout: pip install '.[spark]', are needed "
+            "where drivers and executors run"
+        )
+
+    schema = reader = writer = _refuse
+    streamReader = streamWriter = _refuse  # noqa: N815 - Spark's names
+
+
 try:
     from turbopump.spark.source import DefaultSource
 except Exception as error:  # noqa: BLE001 - whatever it is
-    _WHY = f"{type(error).__name__}: {error}"
 
-    class _Unusable(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "rocketmq"
+    class _UnusableSource(Unusable):
+        format_name = "rocketmq"
+        why = f"{type(error).__name__}: {error}"
 
-        def _refuse(self, *_: Any, **__: Any) -> Any:
-            raise ImportError(
-                f'format("rocketmq") cannot be used here: {_WHY}; PySpark 4.2 or newer and '
-                "turbopump with its extra spark, in a checkout: pip install '.[spark]', are needed "
-                "where drivers and executors run"
-            )
-
-        schema = reader = writer = _refuse
-        streamReader = streamWriter = _refuse  # noqa: N815 - Spark's names
-
-    DefaultSource = _Unusable
+    DefaultSource = _UnusableSource

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from turbopump.errors import TurbopumpError
@@ -29,6 +29,9 @@ BACKOFF_MAX_MS = 60_000
 
 FATAL_FAILURES = 6
 """Consecutive failures of essential work after which the owner cannot continue."""
+
+CANCEL_WAIT_S = 1.0
+"""How long a cancelled task of the application may take to end."""
 
 Action = Callable[[], Awaitable[None] | None]
 
@@ -90,6 +93,13 @@ def summary(watches: Iterable[Watch]) -> dict[str, str]:
         "backgroundWork": ", ".join(watch.name for watch in known),
         "backgroundFailures": "; ".join(watch.described() for watch in known if watch.failures),
     }
+
+
+async def wait_cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Wait for cancelled tasks that may call the application; abandon those that ignore it."""
+    deaf = (await asyncio.wait(tasks, timeout=CANCEL_WAIT_S))[1] if tasks else ()
+    for task in deaf:
+        _log.warning("%r ignores cancellation and is abandoned", task)
 
 
 def keep_in_thread(watch: Watch, work: Callable[[], None], is_over: threading.Event) -> None:

@@ -277,6 +277,25 @@ async def test_locks_of_members_that_do_not_return_expire_after_the_grace_period
         assert alive.owned == set(QUEUES)
 
 
+@RESTARTS
+@virtual_time()
+async def test_locks_of_a_member_that_died_before_the_restart_end_with_the_grace_period(
+    tmp_path: Path, restart: Restart
+) -> None:
+    """All members died, as in a rollout; a later restart does not prolong the locks either."""
+    async with cluster(tmp_path) as world:
+        async with foreign_group(world, (0, 1), is_orderly=True) as members:
+            for member in members:
+                await member.die()
+        await asyncio.sleep(1)
+        await restart(world, None)
+        async with foreign(world, 9, is_orderly=True).running() as fresh:
+            await asyncio.sleep(GRACE_S + 1)
+            await restart(world, None)
+            # It tries to lock at each rebalance.
+            await wait_until(lambda: fresh.owned == set(QUEUES), 20)
+
+
 # --- our own client -------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from servers import standalone
 from shells import Shell
 from turbopump.cli import administration, output
 from turbopump.cli.app import app
@@ -68,6 +69,18 @@ def test_a_delayed_message_is_reported_as_delayed(shell: Shell) -> None:
         assert refused.exit_code == 2
         assert "delay level must be 1–18 on broker a, got 19; the levels are" in refused.stderr
     assert shell.run("message send nowhere x --delay-level 1").exit_code == 1
+
+
+@pytest.mark.slow
+def test_a_message_stored_less_safely_than_promised_is_reported(tmp_path: Path) -> None:
+    with standalone(tmp_path, {"brokerRole": "SYNC_MASTER"}) as server:
+        sent = Shell(server.nameserver).run("message send orders x --create-topic")
+    assert sent.exit_code == 1
+    stored, status = sent.stdout.splitlines()
+    assert stored.startswith("Stored ")
+    assert status == (
+        "SLAVE_NOT_AVAILABLE: no slave is connected and up to date, only the master has it."
+    )
 
 
 @pytest.mark.slow

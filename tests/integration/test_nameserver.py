@@ -248,6 +248,22 @@ async def test_restart_forgets_routes_and_keeps_key_values(tmp_path: Path) -> No
         assert answer.ext_fields == {"value": "v"}
 
 
+@virtual_time()
+async def test_compare_and_set_of_a_key_value(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        first = headers.KvEntry(namespace="n", key="k", value="1", compare=True)
+        assert (await peer.ask(server, Code.PUT_KV_CONFIG, first)).code == ResponseCode.SUCCESS
+        answer = await peer.ask(server, Code.PUT_KV_CONFIG, first)
+        assert answer.code == ResponseCode.KV_VALUE_DIFFERS
+        assert answer.remark == "the value of k in n is not the expected one"
+        second = headers.KvEntry(namespace="n", key="k", value="2", compare=True, expected="1")
+        assert (await peer.ask(server, Code.PUT_KV_CONFIG, second)).code == ResponseCode.SUCCESS
+        key = headers.KvKey(namespace="n", key="k", compare=True)
+        answer = await peer.ask(server, Code.GET_KV_CONFIG, key)
+        assert answer.ext_fields == {"value": "2", "compares": "true"}
+
+
 # --- forms of requests and answers ----------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from packaging.requirements import Requirement
 
 from archives import extract
 from commands import ready_addresses
+from documents import blocks
 from servers import standalone
 from turbopump import __version__
 
@@ -242,6 +244,47 @@ def serving(environment: Path, home: Path) -> Iterator[str]:
             assert server.wait(20) == 0
         finally:
             server.kill()
+
+
+def test_the_quick_start_works_with_the_python_of_the_system(
+    distributions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Debian's own Python refuses installs outside virtual environments (PEP 668)."""
+    extract(distributions[1], tmp_path)
+    (checkout,) = tmp_path.glob("turbopump-*")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "python3").symlink_to(system_python())
+    shown = next(block for block in blocks("console") if "turbopump standalone" in block.text)
+    *setup, serve, ready = shown.text.splitlines()
+    options = "--nameserver-port 0 --broker-port 0"
+    script = "\n".join(line.removeprefix("$ ") for line in [*setup, f"exec {serve[2:]} {options}"])
+    clean = {name: os.environ[name] for name in os.environ if not name.startswith("PYTHON")}
+    with subprocess.Popen(
+        ["bash", "-e", "-c", script],
+        cwd=checkout,
+        env={**clean, "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "VIRTUAL_ENV": ""},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            line = next(line for line in server.stdout if line.startswith("ready"))
+            assert re.sub(r":\d+", "", line) == re.sub(r":\d+", "", ready) + "\n"
+            server.terminate()
+            assert server.wait(20) == 0
+        finally:
+            server.kill()
+
+
+def system_python() -> str:
+    """Return the system's own Python if it can be used, otherwise the one `.venv` is built from."""
+    check = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
+    for python in ("/usr/bin/python3", os.environ.get("PYTHON", "python3")):
+        found = shutil.which(python)
+        if found and subprocess.run([found, "-c", check], check=False).returncode == 0:
+            return found
+    pytest.skip("no Python 3.11 with pip outside the virtual environment")
 
 
 def test_an_environment_with_spark_has_the_pipeline(wheel: Path, tmp_path: Path) -> None:

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from brokers import client_of
 from log_replicas import MASTER, SEGMENT_BYTES, LogReplicas, link, log_bytes, log_replicas
 from turbopump.broker.broker import Broker
 from turbopump.broker.replication.copying import COMPARED_BYTES
 from turbopump.broker.replication.slave import LinkState, MasterLink
 from turbopump.broker.replication.table_copy import Copy
 from turbopump.message import PhysicalOffset
-from turbopump.testing import LinkQuality, virtual_loop, virtual_time
+from turbopump.testing import LinkQuality, virtual_loop, virtual_time, wait_until
 from turbopump.wire import headers
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.mastership import PromoteBroker
 
 SLAVE = f"{MASTER}-1"
 
@@ -117,6 +121,68 @@ async def test_the_first_files_of_the_master_are_deleted(
         assert [slave.store.min_offset for slave in cluster.slaves] == [first, first]
         assert f"the master's log begins at {first}" in caplog.text
         assert len(saved_bytes(cluster)) == SEGMENT_BYTES
+
+
+async def begin_after_retention(cluster: LogReplicas, broker: Broker) -> int:
+    """Apply retention, as operators do and in the background; return where the log begins then."""
+    # Only what is on disk may be deleted.
+    await cluster.advance(seconds=30)
+    async with client_of(cluster.network, broker.address) as client:
+        await client.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
+    await cluster.advance(seconds=80)
+    return broker.store.min_offset
+
+
+async def promotion(cluster: LogReplicas, *, forced: bool | None = None) -> Command:
+    async with client_of(cluster.network, cluster.slave().address) as client:
+        header = PromoteBroker(broker_role="ASYNC_MASTER", forced=forced)
+        return await client.ask(RequestCode.PROMOTE_BROKER, header, timeout_ms=20_000)
+
+
+@virtual_time()
+async def test_a_slave_deletes_only_what_its_master_has_deleted(tmp_path: Path) -> None:
+    """Neither when its disk is full, nor by age, nor after a restart without its master."""
+    settings = {"diskSpaceCleanForciblyRatio": "80", "fileReservedTime": "1"}
+    async with log_replicas(tmp_path, settings=settings) as cluster:
+        await cluster.fill(200)
+        await cluster.until_copied()
+        cluster.disk(SLAVE).fullness = 0.85
+        assert await begin_after_retention(cluster, cluster.slave()) == 0
+        cluster.disk(MASTER).fullness = 0.85
+        begin = await begin_after_retention(cluster, cluster.master)
+        assert begin > 0
+        cluster.disk(MASTER).heal()
+        await cluster.fill(200)
+        await cluster.until_copied()
+        assert await begin_after_retention(cluster, cluster.slave()) == begin
+        await cluster.stop_broker(MASTER)
+        await cluster.stop_broker(SLAVE)
+        await cluster.start_broker(SLAVE)
+        await cluster.advance(hours=1)
+        assert await begin_after_retention(cluster, cluster.slave()) == begin
+        assert (await promotion(cluster)).code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_a_slave_that_has_deleted_more_than_its_master_is_not_promoted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"diskSpaceCleanForciblyRatio": "80", "slaveDeletesOnItsOwn": "true"}
+    async with log_replicas(tmp_path, settings=settings) as cluster:
+        await cluster.fill(200)
+        await cluster.until_copied()
+        cluster.disk(SLAVE).fullness = 0.85
+        assert await begin_after_retention(cluster, cluster.slave()) > 0
+        assert "85% of the disk is used: 2 log files were deleted before their time" in caplog.text
+        await cluster.stop_broker(MASTER)
+        await cluster.stop_broker(SLAVE)
+        await cluster.start_broker(SLAVE)
+        answer = await promotion(cluster)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        begin = cluster.slave().store.min_offset
+        assert f"log begins at {begin}, its master's at 0" in (answer.remark or "")
+        assert "--force" in (answer.remark or "")
+        assert (await promotion(cluster, forced=True)).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("lost", [5, 200], ids=["a few", "files"])
@@ -339,3 +405,25 @@ async def test_a_slave_reads_delayed_and_keyed_messages_too(tmp_path: Path) -> N
         again = await cluster.start_broker(SLAVE)
         assert not again.store.recovered.crashed
         assert again.store.recovered.cut_bytes == 0
+
+
+@virtual_time()
+async def test_a_slave_is_sent_what_is_not_in_memory_while_others_are_served(
+    tmp_path: Path,
+) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        await cluster.stop_broker(SLAVE)
+        await cluster.fill(200)
+        await cluster.stop_broker(MASTER)
+        await cluster.start_broker(MASTER)
+        disk = cluster.disk(MASTER)
+        disk.drop_caches()
+        disk.read_ms = 500
+        slave = asyncio.create_task(cluster.start_broker(SLAVE))
+        await wait_until(lambda: disk.operations["fetch"] > 0)
+        begun_ms = virtual_loop().clock.monotonic_ms()
+        await cluster.fill(1)
+        assert virtual_loop().clock.monotonic_ms() - begun_ms < 100
+        await slave
+        await cluster.until_copied()
+        disk.heal()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +19,13 @@ from turbopump.broker.config import SlaveReadsConfig
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.subscriptions import Expression
 from turbopump.filters.sql92 import Sql
-from turbopump.message import MessageQueue
+from turbopump.message import MessageQueue, PhysicalOffset
 from turbopump.testing import virtual_time, wait_until
 
 pytestmark = pytest.mark.slow
 
 QUEUE = MessageQueue("T", MASTER, 0)
+CONSUMER_HOST = "10.0.1.1"
 FILTERS = pytest.mark.parametrize("wanted", ["a", Sql("TAGS = 'a'")], ids=["tag", "sql"])
 
 
@@ -219,3 +222,60 @@ async def test_nothing_is_redelivered_where_the_master_lost_nothing(tmp_path: Pa
             await wait_until(lambda: seen.count == 20, 120)
             await asyncio.sleep(60)
         assert sorted(seen.bodies, key=int) == bodies(0, 20)
+
+
+async def replace_what_the_slave_had(cluster: Replicas, bodies: list[bytes]) -> None:
+    """Lose all messages on the master; have the slave replace its only one, and run alone."""
+    await cluster.crash(MASTER, lose_unflushed=True)
+    cluster.network.partition(CONSUMER_HOST, "10.0.0.1")
+    await cluster.start_broker(MASTER)
+    await send(cluster, bodies, to=QUEUE)
+    assert cluster.slave.store.queue_range("T", 0) == (0, 1)
+    cluster.slave.store.cut(PhysicalOffset(0))
+    await cluster.copy()
+    await cluster.crash(MASTER)
+
+
+@asynccontextmanager
+async def polling(cluster: Replicas, got: Seen) -> AsyncIterator[None]:
+    """Run a lite pull consumer, and record what it returns."""
+    async with LitePullConsumer(
+        "g", subscriptions={"T": "*"}, start_from="first", session=cluster.session(CONSUMER_HOST)
+    ) as consumer:
+
+        async def poll() -> None:
+            while True:
+                got.messages += await consumer.poll()
+
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(poll())
+            try:
+                yield
+            finally:
+                task.cancel()
+
+
+@pytest.mark.parametrize("consumer", [consuming, polling], ids=["push", "lite pull"])
+def test_a_consumer_skips_nothing_on_a_slave_that_has_removed_messages(
+    tmp_path: Path, consumer: Callable[[Replicas, Seen], AbstractAsyncContextManager[object]]
+) -> None:
+    """The slave serves what follows them, but cannot compare them: only the master can."""
+    old, new = bodies(0, 2, b"old"), bodies(0, 4, b"new")
+
+    @virtual_time()
+    async def run() -> None:
+        async with replicas(tmp_path) as cluster:
+            await send(cluster, old[:1], to=QUEUE)
+            await cluster.copy()
+            await send(cluster, old[1:], to=QUEUE)
+            seen = Seen()
+            async with consumer(cluster, seen):
+                await wait_until(lambda: seen.bodies == old)
+                await replace_what_the_slave_had(cluster, new)
+                await asyncio.sleep(60)
+                assert seen.bodies == old
+                cluster.network.heal()
+                await cluster.start_broker(MASTER)
+                await wait_until(lambda: seen.bodies == [*old, *new], 120)
+
+    run()

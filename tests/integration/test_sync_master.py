@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from brokers import client_of
 from log_replicas import MASTER, LogReplicas, log_replicas
+from turbopump.broker.durability import Outcome, Promise
+from turbopump.message import QueueOffset
+from turbopump.store.outcomes import Appended
 from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
@@ -113,6 +117,25 @@ async def test_any_slave_will_do(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_a_slave_that_reports_before_the_master_waits_for_it(tmp_path: Path) -> None:
+    """The flush that makes bytes readable for slaves may be another one than the send's."""
+    async with log_replicas(tmp_path, settings={**SYNC, "flushDiskType": "SYNC_FLUSH"}) as cluster:
+        await connected(cluster)
+        gate, outcomes = cluster.master.path.durability, list[Outcome]()
+        async with client_of(cluster.network, cluster.master.address) as client:
+            assert (await client.send(topic="BenchmarkTest")).code == ResponseCode.SUCCESS
+            end = cluster.master.store.written_end
+            flushed: Future[None] = Future()
+            flushed.set_result(None)
+            stored = Appended((end,), QueueOffset(0), 0, end, flushed)
+            gate.acknowledge(stored, Promise.DURABLE, outcomes.append)
+            gate.acknowledge(stored, Promise.DURABLE_EVENTUALLY, outcomes.append)
+            await asyncio.sleep(0.1)
+        assert outcomes == [stored, stored]
+        assert len(gate) == 0
+
+
+@virtual_time()
 async def test_waiting_sends_are_bounded(tmp_path: Path) -> None:
     settings = {**SYNC, "sendThreadPoolQueueCapacity": "3"}
     async with log_replicas(tmp_path, settings=settings) as cluster:
@@ -130,6 +153,7 @@ async def test_waiting_sends_are_bounded(tmp_path: Path) -> None:
         assert ResponseCode.FLUSH_SLAVE_TIMEOUT in codes
         assert any("for a slave" in (answer.remark or "") for answer in answers)
         assert len(cluster.master.path.durability) == 0
+        assert not cluster.master.replication.slaves.waiting, "timed-out sends stay in memory"
 
 
 @virtual_time()

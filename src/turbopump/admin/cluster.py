@@ -15,6 +15,9 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.mastership import PromoteBroker, PromoteBrokerAnswer
 from turbopump.wire.schema import ExtFields
 
+_PROMOTION_MS = 30_000
+"""A promotion waits for name servers, the old master and its log, one after the other."""
+
 _REGISTERED_POLL_S = 0.25
 _REGISTERED_POLLS = 80
 """A promoted broker starts again, which takes a second or two."""
@@ -175,14 +178,20 @@ class Clusters:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, best.error)
         return best.node
 
-    async def promote(self, node: BrokerNode, role: str = "ASYNC_MASTER") -> Promoted:
+    async def promote(
+        self, node: BrokerNode, role: str = "ASYNC_MASTER", *, is_forced: bool = False
+    ) -> Promoted:
         """Make a slave the master of its name; returns when name servers know it.
 
-        The old master is fenced first, if it answers, and what it still has is copied. Raises
-        RemoteError when the broker refuses, or when name servers do not know it after a while.
+        The old master is fenced, if it answers, and what it still has is copied. Raises RemoteError
+        when the broker or too many name servers refuse, which leaves the old master as it was, or
+        when name servers do not know the new one after a while. A slave whose log begins later than
+        its master's refuses unless it is forced.
         """
-        header = PromoteBroker(broker_role=role)
-        answer = await self._servers.ask(node, RequestCode.PROMOTE_BROKER, header)
+        header = PromoteBroker(broker_role=role, forced=is_forced or None)
+        answer = await self._servers.ask(
+            node, RequestCode.PROMOTE_BROKER, header, timeout_ms=_PROMOTION_MS
+        )
         found = PromoteBrokerAnswer.from_ext_fields(answer.ext_fields)
         await self._wait_registered(node)
         return Promoted(

@@ -36,6 +36,7 @@ from turbopump.wire import headers
 from turbopump.wire.bodies import (
     ClientConnection,
     ConsumerConnections,
+    ConsumerOffsets,
     ConsumeStats,
     ConsumeTimeSpans,
     GroupConfig,
@@ -257,10 +258,24 @@ class Groups:
         return tuple(gone)
 
     async def require(self, group: str) -> None:
-        """Raise NotThere, with similar names, unless some broker knows the group."""
-        tables = await gathered(self._table(node) for node in await self._servers.readable())
-        if not any(group in table for table in tables):
+        """Raise NotThere, with similar names, unless some broker knows the group.
+
+        One that has never had a member may have offsets without settings.
+        """
+        nodes = await self._servers.readable()
+        tables = await gathered(self._table(node) for node in nodes)
+        if any(group in table for table in tables):
+            return
+        offsets = await gathered(self.offsets_on(node) for node in nodes)
+        if not any(name.endswith(f"@{group}") for table in offsets for name in table):
             raise not_found("group", group, {name for table in tables for name in table})
+
+    async def offsets_on(self, node: BrokerNode) -> dict[str, dict[int, int]]:
+        """Return the offsets of all groups on a broker, by ``topic@group`` and queue."""
+        asking = self._servers.read(ConsumerOffsets, node, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        # The one code for everything; 0.1 brokers use it until a group has consumed.
+        found = await none_on(ResponseCode.SYSTEM_ERROR, asking)
+        return {} if found is None else found.offset_table
 
     async def require_stopped(self, group: str) -> None:
         """Raise StillInUse when a group has members."""

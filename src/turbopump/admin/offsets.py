@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from turbopump.admin.groups import Groups, GroupSettings
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Latest, Position
 from turbopump.admin.range_reader import RangeReader
-from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered, none_on
+from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
 from turbopump.errors import AdministrationError, InvalidArgument, NotThere
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
-from turbopump.wire.bodies import ConsumerOffsets, KeyValues, QueueOffsets
-from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.bodies import KeyValues, QueueOffsets
+from turbopump.wire.codes import RequestCode
 from turbopump.wire.names import retry_topic
 
 _NEWEST = -1
@@ -182,7 +182,7 @@ class Offsets:
         Asked for one queue, a broker says 0 for a group that has none there yet.
         """
         asked = tuple(nodes)
-        tables = await gathered(map(self._offsets_on, asked))
+        tables = await gathered(map(self._groups.offsets_on, asked))
         return {
             MessageQueue(name.removesuffix(f"@{group}"), node.broker, number): QueueOffset(offset)
             for node, table in zip(asked, tables, strict=True)
@@ -190,12 +190,6 @@ class Offsets:
             if name.endswith(f"@{group}")
             for number, offset in offsets.items()
         }
-
-    async def _offsets_on(self, node: BrokerNode) -> dict[str, dict[int, int]]:
-        asking = self._servers.read(ConsumerOffsets, node, RequestCode.GET_ALL_CONSUMER_OFFSET)
-        # The one code for everything; brokers use it until a group has consumed.
-        found = await none_on(ResponseCode.SYSTEM_ERROR, asking)
-        return {} if found is None else found.offset_table
 
     async def _apply_on(
         self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]

@@ -148,11 +148,16 @@ class Servers:
         return tuple(sorted(chosen.values()))
 
     async def ask(
-        self, node: BrokerNode, code: RequestCode, header: Header | None = None, body: bytes = b""
+        self,
+        node: BrokerNode,
+        code: RequestCode,
+        header: Header | None = None,
+        body: bytes = b"",
+        timeout_ms: int = ANSWER_MS,
     ) -> Command:
         """Ask a broker; a refusal is raised as RemoteError that names the broker."""
         try:
-            return await self.ask_at(node.address, request(code, header, body))
+            return await self.ask_at(node.address, request(code, header, body), timeout_ms)
         except RemoteError as error:
             remark = f"broker {node.broker} at {node.address}: {error.remark}"
             raise RemoteError(error.code, remark) from error
@@ -163,8 +168,8 @@ class Servers:
         """Ask a broker, as `ask` does, and decode the body of its answer."""
         return body.decode(whole_body(await self.ask(node, code, header)))
 
-    async def ask_at(self, address: str, command: Command) -> Command:
-        return require_success(await self.session.request(address, command, ANSWER_MS))
+    async def ask_at(self, address: str, command: Command, timeout_ms: int = ANSWER_MS) -> Command:
+        return require_success(await self.session.request(address, command, timeout_ms))
 
     async def _any_nameserver(self, call: Callable[[str], Awaitable[T]]) -> T:
         try:

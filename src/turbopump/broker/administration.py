@@ -8,6 +8,7 @@ from turbopump.broker.admin.progress import ProgressRequests, ResetRequests
 from turbopump.broker.admin.relays import RelayRequests
 from turbopump.broker.admin.settings import SettingRequests
 from turbopump.broker.admin.topics import TopicRequests
+from turbopump.broker.group_notices import GroupNotices
 from turbopump.broker.handlers.clients import ClientRequests, notify_clients
 from turbopump.broker.handlers.common import Requests, handler_table
 from turbopump.broker.handlers.copied_tables import CopiedTables
@@ -45,6 +46,12 @@ class Administration:
         config = state.live.current
         topics, groups, offsets = state.topics, state.groups, state.offsets
         consumers, producers, stats = state.consumers, state.producers, state.stats
+        self.notices = GroupNotices(
+            path.deadlines,
+            lambda group: self.membership.to_notify(group),
+            notify_clients,
+            lambda: state.live.current.groups.notices_per_s,
+        )
         self.membership = Membership(
             config=config.groups,
             consumers=consumers,
@@ -55,7 +62,7 @@ class Administration:
             groups=groups,
             consumer_filters=state.consumer_filters,
             conflicts=state.conflicts,
-            notify=notify_clients,
+            notify=self.notices.group_changed,
             refuse_if_suspended=path.writer.refuse_if_suspended,
             clock=clock,
         )
@@ -96,6 +103,7 @@ class Administration:
             clock=clock,
             files=state.files,
             load=lambda: path.load,
+            put_times=path.writer.put_times,
             work=lambda: (*work.watches, *state.watches),
         )
         self.copied_tables = CopiedTables(
@@ -114,10 +122,12 @@ class Administration:
             OffsetRequests(self.progress),
             SettingRequests(state.live, self.runtime_info),
             InspectionRequests(stats=stats, consumers=consumers, store=store),
-            *self._operator_requests(state, store),
+            *self._operator_requests(state, path, store),
         )
 
-    def _operator_requests(self, state: State, store: Store) -> tuple[Requests, ...]:
+    def _operator_requests(
+        self, state: State, path: MessagePath, store: Store
+    ) -> tuple[Requests, ...]:
         name, consumers = state.live.current.identity.broker_name, state.consumers
         return (
             TopicRequests(
@@ -136,7 +146,9 @@ class Administration:
             ),
             ProgressRequests(self.lag),
             ResetRequests(self.resets),
-            RelayRequests(broker_name=name, consumers=consumers, store=store),
+            RelayRequests(
+                broker_name=name, consumers=consumers, store=store, searches=path.searches
+            ),
         )
 
     def handlers(self) -> dict[int, Handler]:

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
 
 from msgspec import Struct
 
+from turbopump.broker.config import LongPollingConfig
 from turbopump.clock import Clock
-from turbopump.net.deadlines import Deadline, Deadlines
+from turbopump.net.deadlines import Bucket, Deadlines
 from turbopump.store.consume_queue import QueueKey
 from turbopump.store.dispatch import ANY_TAG, Watch
 from turbopump.store.outcomes import Arrival
 
 _log = logging.getLogger(__name__)
 
+K = TypeVar("K", bound=Hashable)
+
 Wants = Callable[[Arrival], bool]
 """Whether an arriving message is one that the pull waits for."""
+
+
+class Holder(Struct, frozen=True):
+    """The client of a held pull: each part may hold a limited number."""
+
+    connection: object
+    group: str
+    host: str
 
 
 class HeldPull(Struct, eq=False):
@@ -26,21 +38,30 @@ class HeldPull(Struct, eq=False):
 
     ``tags_codes`` are the hashes of the tags it wants, None for any; ``wants`` checks further, if
     needed. ``resume`` reads again and answers; it is called exactly once, whatever ends the wait,
-    unless the owner disconnects first. ``is_behind`` says that it requests stored messages that
-    cannot be found: it is retried without an arrival.
+    unless the holder disconnects first. ``is_behind`` says that it requests stored messages that
+    cannot be found: it is retried without an arrival. ``is_subscribed`` says that its filter is its
+    group's subscription, which may change meanwhile. ``weight`` is the number of usual pulls that
+    it counts as: large filters take memory.
     """
 
     queue: QueueKey
     offset: int
-    owner: object
+    holder: Holder
     resume: Callable[[], None]
     tags_codes: frozenset[int] | None = None
     wants: Wants | None = None
     is_behind: bool = False
-    deadline: Deadline | None = None
+    is_subscribed: bool = False
+    weight: int = 1
+    is_woken: bool = False
+    bucket: Bucket | None = None
+    """Where its deadline is, while it is held."""
 
 
 RESUMED_PER_TURN = 64
+
+REFUSALS_LOGGED_MS = 60_000
+"""How often refused pulls are logged."""
 
 WHOLE_TOPIC = -1
 """In place of a queue id: waits for a message in any queue of a topic."""
@@ -70,10 +91,7 @@ class _Queue(Watch):
     def remove(self, pull: HeldPull) -> None:
         del self.all[pull]
         for code in _places(pull):
-            held = self._by_tag[code]
-            del held[pull]
-            if not held:
-                del self._by_tag[code]
+            _remove_from(self._by_tag, code, pull)
 
     def wanting(self, arrival: Arrival) -> Iterator[HeldPull]:
         """Yield the pulls whose filter matches a message."""
@@ -87,6 +105,13 @@ def _places(pull: HeldPull) -> Iterable[int | None]:
     return (ANY_TAG,) if pull.tags_codes is None else pull.tags_codes
 
 
+def _remove_from(tables: dict[K, _Held], key: K, pull: HeldPull) -> None:
+    held = tables[key]
+    del held[pull]
+    if not held:
+        del tables[key]
+
+
 class Arrivals:
     """The held pulls by queue.
 
@@ -94,51 +119,104 @@ class Arrivals:
     that loop too: a message arrives either before the read or after the hold, never between.
     """
 
-    def __init__(self, clock: Clock, held_max: int) -> None:
+    def __init__(self, clock: Clock, config: LongPollingConfig) -> None:
+        self.config = config
+        self.refused = 0
+        """Pulls that were not held because of a limit."""
+        self._clock = clock
         self._deadlines = Deadlines(clock)
-        self._held_max = held_max
-        self._by_queue: dict[QueueKey, _Queue] = {}
-        self._by_owner: dict[object, _Held] = {}
-        self._woken: _Held = {}
+        self._by_topic: dict[str, dict[int, _Queue]] = {}
+        self._by_connection: dict[object, _Held] = {}
+        self._by_subscription: dict[tuple[str, str], _Held] = {}
+        """By group and topic; only pulls whose filter is the group's subscription."""
         self._behind: _Held = {}
-        self._whole_topics = 0
+        self._weight = 0
+        self._per_connection: Counter[object] = Counter()
+        self._per_group: Counter[str] = Counter()
+        self._per_host: Counter[str] = Counter()
+        """The weights of held pulls."""
         self._count = 0
+        self._woken: deque[HeldPull] = deque()
+        """May include pulls that were dropped since."""
+        self._is_resuming = False
+        self._logged_from_ms = 0
 
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the limit of held pulls is reached."""
-        return self._count >= self._held_max
+    def refusal(self, holder: Holder) -> str | None:
+        """Return why another pull of a client cannot be held, or None; count and log refusals."""
+        config = self.config
+        in_connection = self._per_connection[holder.connection]
+        in_group, in_host = self._per_group[holder.group], self._per_host[holder.host]
+        if self._weight >= config.held_max:
+            whose, limit = "this broker", f"pullThreadPoolQueueCapacity is {config.held_max}"
+        elif in_connection >= config.connection_held_max:
+            whose = "this connection"
+            limit = f"longPollsPerConnectionMax is {config.connection_held_max}"
+        elif in_group >= config.group_held_max:
+            whose = f"group {holder.group}"
+            limit = f"longPollsPerGroupMax is {config.group_held_max}"
+        elif in_host >= config.host_held_max:
+            whose = f"host {holder.host}"
+            limit = f"longPollsPerHostMax is {config.host_held_max}"
+        else:
+            return None
+        refusal = f"too many long polls of {whose}: {limit}; pull later, or without waiting"
+        self._note_refused(refusal)
+        return refusal
+
+    def _note_refused(self, refusal: str) -> None:
+        self.refused += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._logged_from_ms:
+            self._logged_from_ms = now_ms + REFUSALS_LOGGED_MS
+            _log.warning("%s; %d refused since the start", refusal, self.refused)
 
     def get(self, key: QueueKey, /) -> Watch | None:
         """Return what is waited for in a queue, or in its topic."""
-        if self._whole_topics:
-            whole = self._by_queue.get((key[0], WHOLE_TOPIC))
-            if whole is not None:
-                return whole
-        return self._by_queue.get(key)
+        queues = self._by_topic.get(key[0])
+        if queues is None:
+            return None
+        whole = queues.get(WHOLE_TOPIC)
+        return queues.get(key[1]) if whole is None else whole
 
-    def hold(self, pull: HeldPull, timeout_ms: int) -> None:
-        """Hold a pull until a matching message arrives or it times out."""
-        queue = self._by_queue.get(pull.queue)
+    def hold(self, pull: HeldPull, wait_ms: int) -> None:
+        """Hold a pull until a matching message arrives or its time is over."""
+        topic, queue_id = pull.queue
+        queues = self._by_topic.setdefault(topic, {})
+        queue = queues.get(queue_id)
         if queue is None:
-            queue = self._by_queue[pull.queue] = _Queue()
-            self._whole_topics += pull.queue[1] == WHOLE_TOPIC
+            queue = queues[queue_id] = _Queue()
         queue.add(pull)
-        self._by_owner.setdefault(pull.owner, {})[pull] = None
+        holder = pull.holder
+        self._by_connection.setdefault(holder.connection, {})[pull] = None
+        if pull.is_subscribed:
+            self._by_subscription.setdefault((holder.group, topic), {})[pull] = None
         if pull.is_behind:
             self._behind[pull] = None
+        self._per_connection[holder.connection] += pull.weight
+        self._per_group[holder.group] += pull.weight
+        self._per_host[holder.host] += pull.weight
+        self._weight += pull.weight
         self._count += 1
-        pull.deadline = self._deadlines.add(timeout_ms, lambda: self._wake(pull))
+        pull.bucket = self._deadlines.bucket(self._limited_ms(wait_ms))
+        pull.bucket[pull] = self._wake
+
+    def _limited_ms(self, wait_ms: int) -> int:
+        """Return how long a pull waits that requests to wait for ``wait_ms``."""
+        config = self.config
+        if not config.enabled:
+            return config.short_hold_ms
+        return max(0, min(wait_ms, config.hold_ms_max))
 
     def notify(self, arrival: Arrival) -> None:
         """Wake the pulls whose filter matches this message."""
-        for queue_id in (
-            (arrival.queue_id, WHOLE_TOPIC) if self._whole_topics else (arrival.queue_id,)
-        ):
-            queue = self._by_queue.get((arrival.topic, queue_id))
+        queues = self._by_topic.get(arrival.topic)
+        if queues is None:
+            return
+        for queue_id in (arrival.queue_id, WHOLE_TOPIC):
+            queue = queues.get(queue_id)
             if queue is not None:
                 for pull in queue.wanting(arrival):
                     self._wake(pull)
@@ -150,48 +228,60 @@ class Arrivals:
 
     def sweep(self, max_offset: Callable[[str, int], int]) -> None:
         """Wake pulls that `notify` should have woken: a safety net."""
-        for (topic, queue_id), queue in self._by_queue.items():
-            end = max_offset(topic, queue_id)
-            for pull in queue.all:
-                if end > max(pull.offset, queue.seen):
-                    self._wake(pull)
+        for topic, queues in self._by_topic.items():
+            for queue_id, queue in queues.items():
+                end = max_offset(topic, queue_id)
+                for pull in queue.all:
+                    if end > max(pull.offset, queue.seen):
+                        self._wake(pull)
 
     @property
     def topics(self) -> set[str]:
         """The topics whose messages are waited for."""
-        return {topic for topic, _ in self._by_queue}
+        return set(self._by_topic)
 
     def release_topic(self, topic: str) -> None:
         """Answer the pulls of a topic that was deleted or became unreadable."""
-        for (name, _), queue in list(self._by_queue.items()):
-            if name == topic:
-                for pull in queue.all:
-                    self._wake(pull)
+        for queue in self._by_topic.get(topic, {}).values():
+            for pull in queue.all:
+                self._wake(pull)
 
-    def forget(self, owner: object) -> None:
+    def release_subscribers(self, group: str, topic: str) -> None:
+        """Answer a group's pulls of a topic for which its subscription has changed."""
+        for pull in self._by_subscription.get((group, topic), ()):
+            self._wake(pull)
+
+    def forget(self, connection: object) -> None:
         """Drop the pulls of a disconnected peer."""
-        for pull in list(self._by_owner.get(owner, ())):
+        for pull in list(self._by_connection.get(connection, ())):
             self._remove(pull)
 
     def release_all(self) -> None:
         """Answer all held pulls at shutdown."""
-        for queue in list(self._by_queue.values()):
-            for pull in list(queue.all):
+        for held in list(self._by_connection.values()):
+            for pull in list(held):
                 self._release(pull)
         self._deadlines.close()
 
     def _wake(self, pull: HeldPull) -> None:
+        if not pull.is_woken:
+            pull.is_woken = True
+            self._woken.append(pull)
+            self._resume_soon()
+
+    def _resume_soon(self) -> None:
         # Deferred: messages that arrive together go out in one answer.
-        if not self._woken:
+        if not self._is_resuming:
+            self._is_resuming = True
             asyncio.get_running_loop().call_soon(self._resume_woken)
-        self._woken[pull] = None
 
     def _resume_woken(self) -> None:
         """Answer woken pulls, a limited number per loop iteration."""
-        for pull in list(islice(self._woken, RESUMED_PER_TURN)):
-            self._release(pull)
+        self._is_resuming = False
+        for _ in range(min(RESUMED_PER_TURN, len(self._woken))):
+            self._release(self._woken.popleft())
         if self._woken:
-            asyncio.get_running_loop().call_soon(self._resume_woken)
+            self._resume_soon()
 
     def _release(self, pull: HeldPull) -> None:
         if not self._remove(pull):
@@ -202,20 +292,31 @@ class Arrivals:
             _log.exception("answering a waiting long poll of %s failed", pull.queue)
 
     def _remove(self, pull: HeldPull) -> bool:
-        queue = self._by_queue.get(pull.queue)
-        if queue is None or pull not in queue.all:
+        """Take a pull out of all tables; return whether it was held."""
+        bucket, pull.bucket = pull.bucket, None
+        if bucket is None:
             return False
-        queue.remove(pull)
-        if not queue.all:
-            del self._by_queue[pull.queue]
-            self._whole_topics -= pull.queue[1] == WHOLE_TOPIC
-        owned = self._by_owner[pull.owner]
-        del owned[pull]
-        if not owned:
-            del self._by_owner[pull.owner]
-        self._woken.pop(pull, None)
+        bucket.pop(pull, None)
+        (topic, queue_id), holder = pull.queue, pull.holder
+        queues = self._by_topic[topic]
+        queues[queue_id].remove(pull)
+        if not queues[queue_id].all:
+            del queues[queue_id]
+            if not queues:
+                del self._by_topic[topic]
+        _remove_from(self._by_connection, holder.connection, pull)
+        if pull.is_subscribed:
+            _remove_from(self._by_subscription, (holder.group, topic), pull)
         self._behind.pop(pull, None)
+        _subtract(self._per_connection, holder.connection, pull.weight)
+        _subtract(self._per_group, holder.group, pull.weight)
+        _subtract(self._per_host, holder.host, pull.weight)
+        self._weight -= pull.weight
         self._count -= 1
-        if pull.deadline is not None:
-            pull.deadline.cancel()
         return True
+
+
+def _subtract(weights: Counter[K], key: K, weight: int) -> None:
+    weights[key] -= weight
+    if not weights[key]:
+        del weights[key]

@@ -285,7 +285,7 @@ class Broker:
         self.administration.runtime_info.replication = self.replica.described
         self.state.topics.listen(self._registration.topic_changed)
         self.state.topics.listen(self._release_unreadable)
-        self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)
+        self.state.consumers.listen_to_expressions(self.path.arrivals.release_subscribers)
         self._live.listen(self._config_changed)
         self._router.settle = self._vip_router.settle = self.path.settle
         refused = refusals() if config.identity.is_slave else {}
@@ -334,12 +334,13 @@ class Broker:
         return self.config.transactions.check_interval_ms
 
     def _await_reconnects(self) -> None:
-        """Give remembered members time to reconnect, if there are any."""
-        absent, wait_ms = self.state.consumers.absent, self.config.groups.member_reconnect_ms
-        if not absent:
+        """Give remembered members, and owners of locks, time to reconnect, if there are any."""
+        awaited = {*self.state.consumers.absent, *self.state.locks.remembered}
+        if not awaited:
             return
-        count = len({client_id for _, client_id in absent})
-        groups = len({group for group, _ in absent})
+        wait_ms = self.config.groups.member_reconnect_ms
+        count = len({client_id for _, client_id in awaited})
+        groups = len({group for group, _ in awaited})
         _log.info("%d clients of %d groups have %d ms to reconnect", count, groups, wait_ms)
 
         async def forget_absent() -> None:
@@ -466,6 +467,7 @@ class Broker:
         self.state.topics.config = new.topics
         self.state.groups.config = new.groups
         self.administration.membership.config = new.groups
+        self.path.arrivals.config = new.long_polling
         self.administration.runtime_info.config = new
         self._registration.config = new
         self.store.set_retention(new.store.retention)

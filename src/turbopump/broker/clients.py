@@ -26,11 +26,16 @@ class Peer(Protocol):
 
     peer_address: str
 
+    @property
+    def is_open(self) -> bool: ...
+
     def close(self, reason: str = ...) -> None: ...
 
 
 class AbsentPeer:
     """A member that has not reconnected since the broker started."""
+
+    is_open = False
 
     def __init__(self) -> None:
         self.peer_address = "not reconnected"
@@ -127,7 +132,7 @@ class Consumers(_Joined):
     def __init__(self) -> None:
         super().__init__()
         self._listeners: list[OnGroupChange] = []
-        self._expression_listeners: list[Callable[[str], None]] = []
+        self._expression_listeners: list[Callable[[str, str], None]] = []
         self._groups: dict[str, ConsumerGroup] = {}
         self._absent: dict[str, AbsentPeer] = {}
         """By client id."""
@@ -145,8 +150,8 @@ class Consumers(_Joined):
         """Call a function after each change of a group's members or topics."""
         self._listeners.append(listener)
 
-    def listen_to_expressions(self, listener: Callable[[str], None]) -> None:
-        """Call a function with each topic for which a group's subscription has changed."""
+    def listen_to_expressions(self, listener: Callable[[str, str], None]) -> None:
+        """Call a function with each group and topic whose subscription has changed."""
         self._expression_listeners.append(listener)
 
     def find(self, group: str) -> ConsumerGroup | None:
@@ -200,7 +205,7 @@ class Consumers(_Joined):
         for topic, subscription in group.subscriptions.items():
             if topic in old and _differs(old[topic], subscription):
                 for listener in self._expression_listeners:
-                    listener(topic)
+                    listener(name, topic)
 
     # --- members that have not reconnected --------------------------------------------------------
 
@@ -230,6 +235,10 @@ class Consumers(_Joined):
         """Return the connections that pull for a group and may belong to absent members."""
         return tuple(self._pullers.get(group, ()))
 
+    def forget_pullers(self, group: str) -> None:
+        """Forget the connections that pull for a group without being members."""
+        self._pullers.pop(group, None)
+
     @property
     def absent(self) -> list[tuple[str, str]]:
         """The remembered members that have not reconnected: group and client id of each."""
@@ -251,9 +260,12 @@ class Consumers(_Joined):
         gone = self.absent
         for name, client_id in gone:
             self._vacate(client_id, name)
-        for name in dict.fromkeys(name for name, _ in gone):
+        names = dict.fromkeys(name for name, _ in gone)
+        # The others are notified of nothing.
+        for name in self._pullers.keys() - names:
+            del self._pullers[name]
+        for name in names:
             self._left(name)
-        self._pullers.clear()
         return gone
 
     def connection_closed(self, connection: Peer) -> None:
@@ -288,6 +300,7 @@ class Consumers(_Joined):
             self._notify(name, group)
         else:
             del self._groups[name]
+            self.forget_pullers(name)
             self._notify(name, None)
 
     def _notify(self, name: str, group: ConsumerGroup | None) -> None:

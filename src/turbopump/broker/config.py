@@ -174,6 +174,9 @@ class ReplicationConfig:
     """A slave that lacks this many bytes is not in sync: a SYNC_MASTER does not wait for it."""
     timeout_ms: int = setting("slaveTimeout", 3000, 1)
     """How long a send waits for a slave with SYNC_MASTER."""
+    deletes_on_its_own: bool = setting("slaveDeletesOnItsOwn", False, live=True)
+    """Whether a slave deletes log files that its master still has, when they are too old or its
+    disk too full for its own retention settings."""
 
     @property
     def master_broker_address(self) -> str:
@@ -254,9 +257,12 @@ class GroupsConfig(CheckedSettings):
     auto_create: bool = setting("autoCreateSubscriptionGroup", True, live=True)
     """Whether a group is created when it is first used."""
     groups_max: int = setting("groupsMax", 10_000, 1, live=True)
-    """Most consumer groups; more are refused."""
+    """Most consumer groups, and most groups with offsets; more are refused."""
     notify_changes: bool = setting("notifyConsumerIdsChangedEnable", True, live=True)
     """Whether members are notified when others join or leave."""
+    notices_per_s: int = setting("notifyConsumerIdsChangedPerSecond", 1000, 1, live=True)
+    """Most notices per second to the members of one group: one that changes more often is reported
+    less often, with all changes in one notice."""
     client_expiry_ms: int = setting("channelExpiredTimeout", 120_000, 1000, live=True)
     """A client without a heartbeat for this long is disconnected."""
     lock_expiry_ms: int = setting("rebalanceLockMaxLiveTime", 60_000, 1000, live=True)
@@ -319,12 +325,20 @@ class LongPollingConfig(CheckedSettings):
 
     enabled: bool = setting("longPollingEnable", True, live=True)
     """Whether a pull that finds nothing waits for as long as it requests."""
+    hold_ms_max: int = setting("longPollingTimeMax", 60_000, 1, live=True)
+    """Longest wait; pulls that request a longer one are answered after this."""
     short_hold_ms: int = setting("shortPollingTimeMills", 1000, 1, live=True)
     """How long it waits when long polling is off."""
     sweep_interval_ms: int = setting("longPollingSweepInterval", 5000, 1, live=True)
     """How often all waiting pulls are checked, in case an arrival was missed."""
     held_max: int = setting("pullThreadPoolQueueCapacity", 100_000, 1)
-    """Most waiting pulls; more are answered immediately."""
+    """Most waiting pulls; more are refused as busy."""
+    connection_held_max: int = setting("longPollsPerConnectionMax", 20_000, 1, live=True)
+    """Most waiting pulls of one connection; more are refused as busy."""
+    group_held_max: int = setting("longPollsPerGroupMax", 50_000, 1, live=True)
+    """Most waiting pulls of one consumer group; more are refused as busy."""
+    host_held_max: int = setting("longPollsPerHostMax", 50_000, 1, live=True)
+    """Most waiting pulls from one IP address; more are refused as busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,6 +392,8 @@ class LimitsConfig(CheckedSettings):
     """Largest body of a message or a batch."""
     query_count_max: int = setting("defaultQueryMaxNum", 32, 1, live=True)
     """Most messages that a query by unique key returns; queries by other keys set their own."""
+    query_entries_max: int = setting("maxQueryIndexEntries", 2_000_000, 1, live=True)
+    """Most entries of the key index that one query examines, from the newest on."""
     bulk_count_max: int = setting("maxTransferCountOnBulkPull", 1024, 1, _BULK_COUNT_MAX, live=True)
     """Most messages returned by a pull that accepts large answers."""
     bulk_bytes_max: int = setting(

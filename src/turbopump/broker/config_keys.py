@@ -197,9 +197,10 @@ def parse(settings: Settings) -> BrokerConfig:
     return _applied(BrokerConfig(), _known(settings))
 
 
-REPORTED_KEYS = ("useTLS", "brokerConfigPath")
-"""Reported by brokers besides their settings: `mqadmin exportConfigs` reads the first, and the
-second is the file that keeps changes made while the broker runs."""
+REPORTED_KEYS = ("useTLS", "brokerConfigPath", "clientCallbackExecutorThreads")
+"""Reported by brokers besides their settings: `mqadmin exportConfigs` reads the first, the second
+is the file that keeps changes made while the broker runs, and the third is how many processors the
+machine has, where `mqadmin exportMetrics` looks for them."""
 
 
 def as_properties(config: BrokerConfig) -> dict[str, str]:

@@ -23,7 +23,7 @@ from turbopump.broker.lost_tables import readable_queue
 from turbopump.broker.message_writer import MessageWriter, draft_like, record_of
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
-from turbopump.errors import RecordError, RemoteError, StoreError
+from turbopump.errors import DiskFailed, RecordError, RemoteError, StoreError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
@@ -338,6 +338,13 @@ class Delays:
             case outcomes.MessageDamaged():
                 self._skip_to(level, outcome.next_offset)
                 return 0
+            case outcomes.UnitsMissing():
+                # Not skipped: the messages are in the log, and a restart rebuilds the queue.
+                raise DiskFailed(
+                    f"queue {level.queue_id} of {SCHEDULE_TOPIC} cannot be read at offset"
+                    f" {level.offset}: restore its file, or restart the broker, which rebuilds the"
+                    " queue from the log"
+                )
             case _:
                 return None
 

@@ -17,6 +17,7 @@ from typing import TypeAlias, TypeVarTuple
 from msgspec import Struct
 
 from turbopump.broker.config import OverloadConfig
+from turbopump.broker.jobs import when_done
 from turbopump.broker.replication.master import Slaves
 from turbopump.errors import RemoteError, StoreClosed
 from turbopump.net.deadlines import Deadline, Deadlines
@@ -89,7 +90,7 @@ OnOutcome = Callable[[Outcome, *Ts], None]
 class _Waiter:
     """One report that waits for a flush, or for a slave."""
 
-    __slots__ = ("_appended", "_args", "_code", "_on_outcome", "deadline")
+    __slots__ = ("_appended", "_args", "_code", "_on_outcome", "deadline", "release")
 
     def __init__(
         self,
@@ -103,6 +104,8 @@ class _Waiter:
         self._on_outcome: Callable[..., None] | None = on_outcome
         self._args = args
         self.deadline: Deadline | None = None
+        self.release: Callable[[], None] | None = None
+        """Ends the wait for a slave; otherwise it would keep this in memory after a timeout."""
 
     def settle(self, error: BaseException | None) -> None:
         """Report that the wait has ended or failed."""
@@ -116,6 +119,8 @@ class _Waiter:
 
     def _report(self, outcome: Outcome) -> None:
         on_outcome, self._on_outcome = self._on_outcome, None
+        if self.release is not None:
+            self.release()
         if on_outcome is not None:
             on_outcome(outcome, *self._args)
 
@@ -257,7 +262,7 @@ class Durability:
             if is_stored or not is_limited:
                 waiter.settle(None)
 
-        slaves.when_stored(end, on_stored)
+        waiter.release = slaves.when_stored(end, on_stored)
 
     def _copied(
         self, outcome: Outcome, on_outcome: Callable[..., None], args: tuple[object, ...]
@@ -270,8 +275,7 @@ class Durability:
         flush = self._by_flush.get(durable)
         if flush is None:
             flush = self._by_flush[durable] = _Flush()
-            loop = asyncio.get_running_loop()
-            durable.add_done_callback(lambda done: _notify(loop, self._done, done))
+            when_done(durable, self._done)
         return flush
 
     def _done(self, durable: Future[None]) -> None:
@@ -302,11 +306,3 @@ def set_outcome(outcome: Outcome, future: asyncio.Future[Outcome]) -> None:
 
 def _not_stored(error: BaseException) -> RemoteError:
     return RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, f"not stored: {error}")
-
-
-def _notify(
-    loop: asyncio.AbstractEventLoop, done: Callable[[Future[None]], None], flush: Future[None]
-) -> None:
-    # A flush may end after the broker and its loop: then no sender waits.
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(done, flush)

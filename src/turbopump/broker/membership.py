@@ -36,9 +36,6 @@ CLIENT_ID_CHARS_MAX = 1000
 
 _UNIT_RETRY_FLAG = 2
 
-Notify = Callable[[str, Iterable[Peer]], None]
-"""Notifies clients that the members or topics of a group have changed."""
-
 
 @dataclass(eq=False, kw_only=True)
 class Membership:
@@ -53,7 +50,8 @@ class Membership:
     groups: Groups
     consumer_filters: ConsumerFilters
     conflicts: SubscriptionConflicts
-    notify: Notify
+    notify: Callable[[str], None]
+    """Called with each group whose members or topics have changed, to notify the members."""
     refuse_if_suspended: Callable[[], None]
     clock: Clock
 
@@ -87,6 +85,7 @@ class Membership:
         if producer_group is not None:
             self.producers.unregister(peer, producer_group)
         if consumer_group is not None:
+            self.conflicts.leave(peer, consumer_group)
             self.consumers.unregister(peer, consumer_group)
             self.members.unregister_absent(client_id, consumer_group)
             self.members.save_soon()
@@ -94,6 +93,8 @@ class Membership:
     def connection_closed(self, peer: Peer) -> None:
         """Remove a client from all its groups."""
         self.producers.connection_closed(peer)
+        for group in self.consumers.joined(peer):
+            self.conflicts.leave(peer, group)
         self.consumers.connection_closed(peer)
         self.members.save_soon()
 
@@ -173,11 +174,24 @@ class Membership:
             )
 
     def _group_changed(self, name: str, group: ConsumerGroup | None) -> None:
+        if group is not None:
+            self.notify(name)
+
+    def to_notify(self, name: str) -> tuple[Peer, ...]:
+        """Return the clients to notify of a group's changes; call it once for each notice.
+
+        Clients that pull for absent members are notified the last time when these are dropped.
+        """
+        pullers = self.consumers.pullers(name)
+        if not self.consumers.has_absent:
+            self.consumers.forget_pullers(name)
         settings = self.groups.table.get(name)
         wanted = settings is None or settings.notify_consumer_ids_changed_enable
-        if group is not None and wanted and self.config.notify_changes:
-            members = (each.connection for each in group.members.values() if not each.is_absent)
-            self.notify(name, (*members, *self.consumers.pullers(name)))
+        if not wanted or not self.config.notify_changes:
+            return ()
+        members = self.consumers.members(name)
+        present = (each.connection for each in members if not each.is_absent)
+        return (*present, *pullers)
 
     def client_ids(self, group: str) -> list[str]:
         """List the members of a group, from which each computes its share of the queues."""

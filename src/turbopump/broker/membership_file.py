@@ -40,8 +40,8 @@ class RememberedMember(Body, frozen=True, kw_only=True):
     version: int
     locked_queues: list[MessageQueue]
     is_disconnected: bool = False
-    """No longer a member, but its locks have not expired: it may reconnect and still own its
-    queues."""
+    """No longer a member, but its locks have not expired: it may reconnect, as absent members may,
+    and still own its queues."""
 
 
 class RememberedGroup(Body, frozen=True, kw_only=True):
@@ -121,10 +121,15 @@ class MembershipFile:
                 self._locks.remember(name, each.client_id, each.locked_queues, now_ms)
 
     def forget_absent(self) -> list[tuple[str, str]]:
-        """Drop members that have not reconnected, with their locks; return group and id of each."""
+        """Drop members that have not reconnected; return group and id of each.
+
+        With them go the locks that they had before the restart, and those of clients that were
+        disconnected even then.
+        """
         gone = self._consumers.forget_absent()
-        for group, client_id in gone:
-            self._locks.forget_remembered(group, client_id)
+        for group, client_id in self._locks.remembered:
+            if self._consumers.member(group, client_id) is None:
+                self._locks.forget_remembered(group, client_id)
         self.save_soon()
         return gone
 

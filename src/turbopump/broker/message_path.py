@@ -21,6 +21,7 @@ from turbopump.broker.replication.master import Slaves
 from turbopump.broker.replies import Replies
 from turbopump.broker.retries import Retries
 from turbopump.broker.runtime_info import Load
+from turbopump.broker.searches import Searches
 from turbopump.broker.send import Sends
 from turbopump.broker.state import State
 from turbopump.broker.transactions.checks import Checks
@@ -50,12 +51,13 @@ class MessagePath:
         self._store, self._clock, self._store_host, self._chance = store, clock, store_host, chance
         self.deadlines = Deadlines(clock)
         self.queueing_delay = QueueingDelay(clock)
-        self.arrivals = Arrivals(clock, config.long_polling.held_max)
+        self.searches = Searches()
+        self.arrivals = Arrivals(clock, config.long_polling)
         replicas = slaves if config.identity.role is Role.SYNC_MASTER else None
         self.durability = Durability(store, self.deadlines, config.overload, replicas)
         levels = config.store.delay_levels
         is_slave = config.identity.is_slave
-        self.writer = MessageWriter(store, self.durability, len(levels), is_slave=is_slave)
+        self.writer = MessageWriter(store, self.durability, len(levels), clock, is_slave=is_slave)
         progress = state.file("delayOffset.json")
         self.delays = Delays(store, self.writer, progress, levels, state.topics, clock, work)
         self._add_transactions(state, work)
@@ -66,8 +68,8 @@ class MessagePath:
             PullRequests(self.pulls),
             SendBackRequests(self.retries),
             ReplyRequests(state.live, store_host, self.replies),
-            QueryRequests(state.live, store),
-            QueueEndsRequests(state.live, state.topics, store, self.pulls, self.arrivals),
+            QueryRequests(state.live, store, self.searches),
+            QueueEndsRequests(state.topics, store, self.pulls, self.arrivals),
             TransactionRequests(config.identity, self.transactions),
         )
 
@@ -135,6 +137,7 @@ class MessagePath:
             groups=state.groups,
             stats=state.stats,
             chance=self._chance,
+            searches=self.searches,
         )
 
     @property
@@ -144,6 +147,7 @@ class MessagePath:
             sends_waiting=len(self.durability),
             send_wait_ms=self.queueing_delay.wait_ms,
             pulls_held=len(self.arrivals),
+            pulls_refused=self.arrivals.refused,
         )
 
     def settle(self) -> None:

@@ -10,6 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.broker.durability import Durability, OnOutcome, Promise, Report
+from turbopump.broker.put_times import PutTimes
+from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
 from turbopump.store.append import Group
 from turbopump.store.outcomes import Appended
@@ -133,7 +135,13 @@ class MessageWriter:
     """Appends messages; their outcome is reported through the acknowledgement gate."""
 
     def __init__(
-        self, store: Store, durability: Durability, delay_levels: int, *, is_slave: bool = False
+        self,
+        store: Store,
+        durability: Durability,
+        delay_levels: int,
+        clock: Clock,
+        *,
+        is_slave: bool = False,
     ) -> None:
         self.is_slave = is_slave
         """Whether messages come only from a master, and all others are refused."""
@@ -142,6 +150,8 @@ class MessageWriter:
         self._store = store
         self._durability = durability
         self._delay_levels = delay_levels
+        self._clock = clock
+        self.put_times = PutTimes()
         # Records to be appended, and where their outcome goes.
         self._burst: list[Group] = []
         self._reports: list[Report] = []
@@ -169,11 +179,13 @@ class MessageWriter:
         if busy is not None:
             on_outcome(busy, *args)
             return
+        begun_ms = self._clock.monotonic_ms()
         try:
             appended = self._store.append(records, defer_dispatch=True)
         except (InvalidArgument, StoreError) as error:
             on_outcome(refusal(error), *args)
             return
+        self.put_times.note(self._clock.monotonic_ms() - begun_ms, 1)
         self._durability.acknowledge(appended, promise, on_outcome, *args)
         # Notify waiting pulls after the senders, which have waited longer already.
         self._store.dispatch()
@@ -243,10 +255,13 @@ class MessageWriter:
     def append_groups(self, groups: Sequence[Group]) -> list[Appended]:
         """Append several groups with one write; raises what is refused. See `when_settled`."""
         self.refuse_if_suspended()
+        begun_ms = self._clock.monotonic_ms()
         try:
-            return self._store.append_all(groups, defer_dispatch=True)
+            appended = self._store.append_all(groups, defer_dispatch=True)
         except (InvalidArgument, StoreError) as error:
             raise refusal(error) from error
+        self.put_times.note(self._clock.monotonic_ms() - begun_ms, len(groups))
+        return appended
 
     def when_settled(self, appended: Sequence[Appended], on_outcome: OnOutcome[()]) -> None:
         """Report the outcome of all appended messages once, however long the flush takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -23,13 +24,15 @@ class Offsets:
     def __init__(self, file: TableFile) -> None:
         self._file = file
         self._table: dict[str, dict[int, int]] = {}
+        self._topics: Counter[str] = Counter()
+        """In how many topics each group has offsets."""
         self.saving = Table("offsets", file, self.encoded)
 
     def load(self) -> bool:
         """Load the saved offsets, if any."""
         saved = self._file.load(ConsumerOffsets)
         if saved is not None:
-            self._table = saved.offset_table
+            self._take(saved)
         return saved is not None
 
     def clamp_to_ends(self, end_of: Callable[[str, int], int]) -> None:
@@ -72,6 +75,7 @@ class Offsets:
         queues = self._table.get(key)
         if queues is None:
             queues = self._table[key] = {}
+            self._topics[group] += 1
         changes = 0
         for queue_id, offset in offsets.items():
             if queues.get(queue_id) != offset:
@@ -87,15 +91,23 @@ class Offsets:
 
     def adopt_copy(self, copied: ConsumerOffsets) -> None:
         """Replace the table by a master's; for a slave, where no client commits."""
-        self._table = copied.offset_table
+        self._take(copied)
         self.saving.changes += 1
+
+    def _take(self, table: ConsumerOffsets) -> None:
+        self._table = table.offset_table
+        self._topics = Counter(_split(key)[1] for key in self._table)
 
     # --- whole groups -----------------------------------------------------------------------------
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no group has ever committed anything."""
-        return not self._table
+    def group_count(self) -> int:
+        """How many groups have offsets."""
+        return len(self._topics)
+
+    def has_group(self, group: str) -> bool:
+        """Whether a group has an offset in any topic."""
+        return group in self._topics
 
     @property
     def snapshot(self) -> ConsumerOffsets:
@@ -123,18 +135,24 @@ class Offsets:
         """Copy a group's offsets in a topic to another group, in place of its own."""
         queues = self._table.get(f"{topic}{_SEPARATOR}{source}")
         if queues is not None:
-            self._table[f"{topic}{_SEPARATOR}{target}"] = dict(queues)
-            self.saving.changes += 1
+            self._remove(target, topic)
+            self.commit_all(target, topic, queues)
 
     def remove_group(self, group: str) -> None:
         for topic in self.topics_of(group):
-            del self._table[f"{topic}{_SEPARATOR}{group}"]
-            self.saving.changes += 1
+            self._remove(group, topic)
 
     def remove_topic(self, topic: str) -> None:
         for group in self.groups_of(topic):
-            del self._table[f"{topic}{_SEPARATOR}{group}"]
-            self.saving.changes += 1
+            self._remove(group, topic)
+
+    def _remove(self, group: str, topic: str) -> None:
+        if self._table.pop(f"{topic}{_SEPARATOR}{group}", None) is None:
+            return
+        self._topics[group] -= 1
+        if not self._topics[group]:
+            del self._topics[group]
+        self.saving.changes += 1
 
 
 def _split(key: str) -> tuple[str, str]:

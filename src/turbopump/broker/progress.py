@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from turbopump.broker.clients import Consumers
-from turbopump.broker.groups import Groups
+from turbopump.broker.groups import Groups, check_group_name
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics, queues_of
 from turbopump.errors import RemoteError
@@ -33,8 +33,8 @@ class Progress:
             return QueueOffset(0)
         return offset
 
-    def commit(self, client: str, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Commit a group's offset in a queue; ``client`` is the consumer's address.
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Commit a group's offset in a queue; an unknown group is not created.
 
         Invalid commits are ignored and succeed, as clients expect. One group too many, and an
         offset beyond the end of its queue, raise RemoteError.
@@ -48,11 +48,11 @@ class Progress:
                 f"commitOffset of {group} in queue {queue_id} of {topic} must be 0 to {end},"
                 f" the end of the queue, got {offset}"
             )
-        if self.groups.find(group, client) is not None:
+        if self._may_have_offsets(group):
             self.offsets.commit(group, topic, queue_id, offset)
 
     def commit_all(
-        self, client: str, group: str, topic: str, queue_ids: Iterable[int], offsets: Iterable[int]
+        self, group: str, topic: str, queue_ids: Iterable[int], offsets: Iterable[int]
     ) -> list[int]:
         """Commit a group's offsets by queue id; return the queues of those refused.
 
@@ -69,10 +69,10 @@ class Progress:
             pairs = zip(possible, ends, strict=True)
             accepted = {number: at for (number, at), end in pairs if at <= end}
         try:
-            is_known = accepted and self.groups.find(group, client) is not None
+            is_stored = accepted and self._may_have_offsets(group)
         except RemoteError:
             return [number for number, _ in possible]
-        if is_known:
+        if is_stored:
             self.offsets.commit_all(group, topic, accepted)
         return refused
 
@@ -88,18 +88,36 @@ class Progress:
                     slowest[queue_id] = min(offset, slowest.get(queue_id, offset))
         return dict(sorted(slowest.items()))
 
-    def clone(self, client: str, source: str, target: str, topic: str, *, offline: bool) -> None:
+    def clone(self, source: str, target: str, topic: str, *, offline: bool) -> None:
         """Copy a group's progress to another, in one topic or, without a name, in all of them.
 
         Topics that a group with members does not subscribe to are left out, unless ``offline``.
         """
-        if self.groups.find(target, client) is None:
+        if not self._may_have_offsets(target):
             remark = f"subscription group [{target[:200]}] does not exist"
             raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
         topics = {topic} if topic else self.offsets.topics_of(source)
         for name in sorted(topics):
             if self.topics.find(name) is not None and (offline or not self._ignores(source, name)):
                 self.offsets.clone(source, target, name)
+
+    def _may_have_offsets(self, group: str) -> bool:
+        """Whether a group's name is valid; raises RemoteError if too many groups have offsets.
+
+        Groups with settings always may have them, and their number is limited already.
+        """
+        if group in self.groups.table or self.offsets.has_group(group):
+            return True
+        if check_group_name(group) is not None:
+            return False
+        count, most = self.offsets.group_count, self.groups.config.groups_max
+        if count >= most:
+            remark = (
+                f"cannot store offsets of group {group}: {count} groups have some and groupsMax is"
+                f" {most}"
+            )
+            raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+        return True
 
     def _queue_ids(self, topic: str) -> range:
         """Return the queues that can have an offset, so that invalid ones do not pile up."""

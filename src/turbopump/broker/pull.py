@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVarTuple
 
 import msgspec
 from msgspec import Struct
 
-from turbopump.broker.arrivals import Arrivals, HeldPull, Wants
+from turbopump.broker.arrivals import Arrivals, HeldPull, Holder, Wants
 from turbopump.broker.clients import Consumers, Peer
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Outcome, Promise
 from turbopump.broker.groups import Groups
+from turbopump.broker.jobs import when_done
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.message_writer import Draft, MessageWriter
 from turbopump.broker.offsets import Offsets
@@ -26,6 +29,7 @@ from turbopump.broker.topics import Topics, is_readable
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.net.network import host_text
 from turbopump.store import outcomes
 from turbopump.store.outcomes import Filter, ReadOutcome
 from turbopump.store.store import Store
@@ -36,6 +40,11 @@ from turbopump.wire.hosts import Host
 from turbopump.wire.names import OFFSET_MOVED_TOPIC
 
 Ts = TypeVarTuple("Ts")
+
+_USUAL_TAGS = 8
+_USUAL_CHARS = 64
+"""A held pull takes a few KiB with a filter of this size, and nearly 1 MiB with the largest one."""
+_FETCHES_MAX = 3
 
 
 class Expression(Struct, frozen=True):
@@ -69,10 +78,17 @@ class Pull(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, eq=False):
-    """A waiting pull. `then` sets the callback, called once unless the client disconnects."""
+    """A waiting pull. `then` sets the callback, called once unless the client disconnects.
+
+    It waits for messages, or for the disk to read them.
+    """
 
     pull: Pull
     wanted: Filter
+    has_waited: bool = False
+    """Whether it waits, or has waited, for messages."""
+    fetches: int = 0
+    """How often the disk has read what it needs."""
     _on_outcome: Callable[..., None] | None = None
     _args: tuple[object, ...] = ()
 
@@ -101,6 +117,8 @@ class Pulls:
     clock: Clock
 
     def __post_init__(self) -> None:
+        self._fetching = 0
+        """Pulls that wait for the disk."""
         self._take_over(self.config.current)
         self.config.listen(lambda _, changed: self._take_over(changed))
 
@@ -108,6 +126,7 @@ class Pulls:
         """Derive rules and limits from settings. Large pulls are limited no more strictly."""
         self._rules = ReadRules.of(config)
         usual, most = config.store.limits, config.limits
+        self._fetching_max = config.long_polling.held_max
         self._bulk = dataclasses.replace(
             usual,
             memory_count_max=max(usual.memory_count_max, most.bulk_count_max),
@@ -135,15 +154,19 @@ class Pulls:
         return wanted
 
     def read(self, pull: Pull, wanted: Filter) -> ReadOutcome | Held:
-        """Read messages for a pull that was just admitted, or hold it if there are none yet."""
+        """Read messages for a pull that was just admitted, or hold it if there are none yet.
+
+        Raises RemoteError if too many are held: answers without messages would make clients pull
+        again immediately.
+        """
         outcome = self._read(pull, wanted)
-        if (
-            pull.hold_ms is not None
-            and not isinstance(outcome, outcomes.Found)
-            and not self.arrivals.is_full
-            and self.status_of(pull, outcome) is Status.NOT_FOUND
-        ):
-            return self._hold(pull, wanted, outcome, pull.hold_ms)
+        if not isinstance(outcome, outcomes.Found):
+            held = Held(pull, wanted)
+            if isinstance(outcome, outcomes.Cold):
+                self._fetch(held, outcome)
+                return held
+            if self._hold(held, outcome):
+                return held
         self._note(pull, outcome)
         return outcome
 
@@ -239,8 +262,12 @@ class Pulls:
 
     # --- reading and holding ----------------------------------------------------------------------
 
-    def _read(self, pull: Pull, wanted: Filter) -> ReadOutcome:
-        outcome = self.store.read(
+    def _read(
+        self, pull: Pull, wanted: Filter, *, may_wait: bool = False
+    ) -> ReadOutcome | outcomes.Cold:
+        """Read messages, or return what to fetch first unless the disk may be waited for."""
+        read = self.store.read if may_wait else self.store.read_from_memory
+        outcome = read(
             pull.topic,
             pull.queue_id,
             QueueOffset(pull.offset),
@@ -248,6 +275,8 @@ class Pulls:
             wanted,
             self._bulk if pull.is_bulk else None,
         )
+        if isinstance(outcome, outcomes.Cold):
+            return outcome
         if (
             self.store.cut_ranges
             and not self._rules.corrects_offsets
@@ -261,33 +290,74 @@ class Pulls:
             )
         return self._rules.reported(outcome, pull.offset)
 
-    def _hold(self, pull: Pull, wanted: Filter, outcome: ReadOutcome, wait_ms: int) -> Held:
-        polling = self.config.current.long_polling
-        held = Held(pull, wanted)
+    def _hold(self, held: Held, outcome: ReadOutcome) -> bool:
+        """Hold a pull that has just found nothing, if it is to wait; return whether it is held."""
+        pull, wanted = held.pull, held.wanted
+        if pull.hold_ms is None or self.status_of(pull, outcome) is not Status.NOT_FOUND:
+            return False
+        holder = Holder(pull.client, pull.group, host_text(pull.client.peer_address))
+        refusal = self.arrivals.refusal(holder)
+        if refusal is not None:
+            raise RemoteError(ResponseCode.SYSTEM_BUSY, refusal)
+        held.has_waited = True
         self.arrivals.hold(
             HeldPull(
                 queue=(pull.topic, pull.queue_id),
                 offset=pull.offset,
-                owner=pull.client,
+                holder=holder,
                 resume=lambda: self._resume(held),
                 tags_codes=wanted.tags_codes,
                 wants=_wants(wanted),
                 is_behind=isinstance(outcome, outcomes.UnitsMissing),
+                is_subscribed=pull.expression is None,
+                weight=_weight(pull, wanted),
             ),
-            max(0, wait_ms if polling.enabled else polling.short_hold_ms),
+            pull.hold_ms,
         )
-        return held
+        return True
 
-    def _resume(self, held: Held) -> None:
-        """Report the result of a pull whose wait is over, if it may still read."""
-        outcome: ReadOutcome | Exception
+    def _fetch(self, held: Held, cold: outcomes.Cold, failure: BaseException | None = None) -> None:
+        """Have the disk read what a pull needs, and then read again.
+
+        Raises RemoteError if it has failed to do that, for whatever ``failure``.
+        """
+        if failure is not None:
+            raise RemoteError.system(f"the store's files cannot be read: {failure}")
+        if held.fetches >= _FETCHES_MAX or self._fetching >= self._fetching_max:
+            # Memory is so scarce that what was fetched is dropped before it is read, or too many
+            # wait.
+            asyncio.get_running_loop().call_soon(self._resume, held, True)
+            return
+        held.fetches += 1
+        self._fetching += 1
+        when_done(self.store.fetch(cold), lambda fetched: self._fetched(held, fetched))
+
+    def _fetched(self, held: Held, fetched: Future[None]) -> None:
+        self._fetching -= 1
+        self._resume(held, failure=fetched.exception())
+
+    def _resume(
+        self, held: Held, may_wait: bool = False, failure: BaseException | None = None
+    ) -> None:
+        """Report the result of a pull whose wait is over, if it may still read.
+
+        With a ``failure``, the disk could not read all that was to be fetched.
+        """
+        outcome: ReadOutcome | outcomes.Cold | Exception
         try:
             group = self._check(held.pull)
-            wanted = held.wanted
             if held.pull.expression is None:
                 # The group's subscription may have changed.
-                wanted = self._wanted(held.pull, group)
-            outcome = self._read(held.pull, wanted)
+                held.wanted = self._wanted(held.pull, group)
+            outcome = self._read(held.pull, held.wanted, may_wait=may_wait)
+            if isinstance(outcome, outcomes.Cold):
+                self._fetch(held, outcome, failure)
+                return
+            # Pulls of a client that has gone were dropped before: this one would stay.
+            may_hold = not held.has_waited and held.pull.client.is_open
+            is_found = isinstance(outcome, outcomes.Found)
+            if not is_found and may_hold and self._hold(held, outcome):
+                return
             self._note(held.pull, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, the puller waits for it
             outcome = error
@@ -330,6 +400,12 @@ class Pulls:
 
 def _unreported(_: Outcome) -> None:
     """Ignore the outcome of storing an event."""
+
+
+def _weight(pull: Pull, wanted: Filter) -> int:
+    """Return the number of usual pulls that a held one counts as, by the size of its filter."""
+    text = "" if pull.expression is None else pull.expression.text or ""
+    return 1 + max(len(wanted.tags_codes or ()) // _USUAL_TAGS, len(text) // _USUAL_CHARS)
 
 
 def _wants(wanted: Filter) -> Wants | None:

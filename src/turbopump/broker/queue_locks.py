@@ -88,6 +88,16 @@ class QueueLocks:
         self._groups.setdefault(group, {}).update(dict.fromkeys(queues, lock))
         self._drop_if_empty(group)
 
+    @property
+    def remembered(self) -> set[tuple[str, str]]:
+        """Group and client of the locks from before a restart that were not renewed since."""
+        return {
+            (group, lock.client_id)
+            for group, held in self._groups.items()
+            for lock in held.values()
+            if lock.is_remembered
+        }
+
     def forget_remembered(self, group: str, client_id: str) -> None:
         """Free the queues that a client held before a restart and has not locked since."""
         held = self._groups.get(group, {})

@@ -97,10 +97,15 @@ class ReplicatedBroker:
 
     def _next_config(self, before: Broker) -> BrokerConfig:
         """Return the settings as they are now, with the configured role and the same port."""
-        configured = self._configured.identity
-        port = int(before.address.rpartition(":")[2])
-        # A port that the system chose has no VIP port.
-        serves_vip = configured.serves_vip and bool(configured.port)
-        identity = replace(configured, port=port, serves_vip=serves_vip)
-        replication = self._configured.replication
-        return replace(before.config, identity=identity, replication=replication)
+        configured, now = self._configured, before.config
+        identity = replace(
+            now.identity,
+            role=configured.identity.role,
+            broker_id=configured.identity.broker_id,
+            port=int(before.address.rpartition(":")[2]),
+            # A port that the system chose has no VIP port.
+            serves_vip=configured.identity.serves_vip and bool(configured.identity.port),
+        )
+        master_address = configured.replication.master_address
+        replication = replace(now.replication, master_address=master_address)
+        return replace(now, identity=identity, replication=replication)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVarTuple
@@ -15,6 +15,7 @@ from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.message_writer import Draft, MessageWriter, draft_like, refusal
+from turbopump.broker.searches import Searches
 from turbopump.broker.send import UNIT_RETRY_TOPIC
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, is_writable
@@ -35,6 +36,8 @@ FIRST_RETRY_LEVEL = 3
 """The delay level of the first retry: 10 s with the default levels."""
 
 _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32,}")
+
+_NO_MESSAGE = memoryview(b"")
 
 GIVE_UP = -1
 """The delay level by which a consumer says that a message will never succeed."""
@@ -76,13 +79,41 @@ class Retries:
     groups: Groups
     stats: Stats
     chance: Random
+    searches: Searches
 
-    def accept(self, failed: SendBack, on_outcome: OnSentBack[*Ts], *args: *Ts) -> None:
+    def accept(
+        self, failed: SendBack, on_outcome: OnSentBack[*Ts], *args: *Ts
+    ) -> Awaitable[None] | None:
         """Store a failed message again, for a later retry or as a dead letter.
 
         Reported when that is as durable as the broker's mode promises, whatever the WAIT property
-        of the copy says: the consumer then commits the failed message.
+        of the copy says: the consumer then commits the failed message. If the message has to be
+        searched for, as in a deleted topic, the caller awaits the result.
         """
+        search = self.store.find_message(PhysicalOffset(failed.position))
+        found = next(search, _NO_MESSAGE)
+        if found is None:
+            return self._accept_found(failed, search, on_outcome, args)
+        self._store(failed, found, on_outcome, args)
+        return None
+
+    async def _accept_found(
+        self,
+        failed: SendBack,
+        search: Iterator[memoryview | None],
+        on_outcome: Callable[..., None],
+        args: tuple[object, ...],
+    ) -> None:
+        found = await self.searches.rest(search)
+        self._store(failed, found or _NO_MESSAGE, on_outcome, args)
+
+    def _store(
+        self,
+        failed: SendBack,
+        found: memoryview,
+        on_outcome: Callable[..., None],
+        args: tuple[object, ...],
+    ) -> None:
         try:
             self.writer.refuse_if_suspended()
             group = self._group(failed.group, failed.client)
@@ -90,7 +121,7 @@ class Retries:
                 on_outcome(Dropped(), *args)
                 return
             retry = self._retry_topic(failed, group)
-            message = self._failed_message(failed)
+            message = _failed_message(failed, found)
             record = self._next_version(failed, message, group, retry)
         except (RemoteError, WriteRefused) as error:
             on_outcome(refusal(error), *args)
@@ -160,18 +191,18 @@ class Retries:
             raise _not_writable(name)
         return topic
 
-    def _failed_message(self, failed: SendBack) -> MessageView:
-        stored = self.store.message_at(PhysicalOffset(failed.position))
-        if stored is None:
-            raise RemoteError.system(f"look message by offset failed, {failed.position}")
-        found = decode_record(stored)
-        if not _is_called(found, failed.message_id):
-            # The consumer's own was lost in a power failure, and this one has its place in the log.
-            raise RemoteError.system(
-                f"look message by offset failed, {failed.position}: found {found.message_id},"
-                f" expected {failed.message_id}"
-            )
-        return found
+
+def _failed_message(failed: SendBack, stored: memoryview) -> MessageView:
+    if not stored:
+        raise RemoteError.system(f"look message by offset failed, {failed.position}")
+    found = decode_record(stored)
+    if not _is_called(found, failed.message_id):
+        # The consumer's own was lost in a power failure, and this one has its place in the log.
+        raise RemoteError.system(
+            f"look message by offset failed, {failed.position}: found {found.message_id},"
+            f" expected {failed.message_id}"
+        )
+    return found
 
 
 def _is_called(message: MessageView, message_id: str | None) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec import Struct
 
 from turbopump.broker.config import BrokerConfig
+from turbopump.broker.put_times import PutTimes
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
 from turbopump.machine.files import REAL_FILES, Files
@@ -26,19 +27,15 @@ _DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
 _GIB = 1024**3
 
 _CONSTANT = {
-    "putMessageEntireTimeMax": "0",
     "getMessageEntireTimeMax": "0",
-    "putMessageDistributeTime": "",
     "putLatency99": "0.00",
     "putLatency999": "0.00",
     "dispatchMaxBuffer": "0",
     "pageCacheLockTimeMills": "0",
     "pullThreadPoolQueueHeadWaitTimeMills": "0",
     "queryThreadPoolQueueSize": "0",
-    "queryThreadPoolQueueCapacity": "0",
     "queryThreadPoolQueueHeadWaitTimeMills": "0",
     "EndTransactionQueueSize": "0",
-    "EndTransactionThreadPoolQueueCapacity": "0",
     "remainTransientStoreBufferNumbs": "2147483647",
 }
 """Required by tools, though there is no such queue, buffer or measurement here."""
@@ -51,6 +48,8 @@ class Load(Struct, frozen=True):
     send_wait_ms: int = 0
     """How long the oldest of them has waited."""
     pulls_held: int = 0
+    pulls_refused: int = 0
+    """Since the start, by a limit of waiting pulls."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -62,6 +61,7 @@ class RuntimeInfo:
     clock: Clock
     files: Files = REAL_FILES
     load: Callable[[], Load] = Load
+    put_times: PutTimes = field(default_factory=PutTimes)
     work: Callable[[], Iterable[Watch]] = tuple
 
     def __post_init__(self) -> None:
@@ -102,6 +102,8 @@ class RuntimeInfo:
         stats, puts = self.stats, self.stats.puts
         found, missed = stats.request_rates(stats.gets), stats.request_rates(stats.misses)
         return {
+            "putMessageEntireTimeMax": str(self.put_times.max_ms),
+            "putMessageDistributeTime": str(self.put_times),
             "putMessageTimesTotal": str(puts.messages),
             "putMessageFailedTimes": str(stats.failures.times),
             "putMessageSizeTotal": str(puts.bytes),
@@ -156,12 +158,18 @@ class RuntimeInfo:
         }
 
     def _waiting(self, load: Load) -> dict[str, str]:
+        overload = self.config.overload
         return {
             "sendThreadPoolQueueSize": str(load.sends_waiting),
-            "sendThreadPoolQueueCapacity": str(self.config.overload.sends_waiting_max),
+            "sendThreadPoolQueueCapacity": str(overload.sends_waiting_max),
             "sendThreadPoolQueueHeadWaitTimeMills": str(load.send_wait_ms),
             "pullThreadPoolQueueSize": str(load.pulls_held),
             "pullThreadPoolQueueCapacity": str(self.config.long_polling.held_max),
+            # Ours: pulls that did not wait because of a limit.
+            "longPollsRefused": str(load.pulls_refused),
+            # Ends of transactions wait for the disk with the sends, queries in their connections.
+            "EndTransactionThreadPoolQueueCapacity": str(overload.sends_waiting_max),
+            "queryThreadPoolQueueCapacity": str(overload.connections_max),
         }
 
     def _delays(self) -> dict[str, str]:

@@ -303,6 +303,9 @@ class Sends:
     ) -> tuple[list[Record], bool]:
         """Return the record of a message that may be delayed or part of a transaction."""
         waits, half = waits_for_disk(properties), is_half(properties, send.topic)
+        if target.topic != send.topic:
+            # A dead letter; the delay was that of the next attempt.
+            properties.pop(names.DELAY, None)
         if delay_level_of(properties) == 0 and not half:
             # Delayed messages keep it, as in Apache RocketMQ.
             properties.pop(names.WAIT, None)

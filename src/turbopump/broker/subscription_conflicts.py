@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -46,48 +47,71 @@ class _Declared(Struct, frozen=True):
     selections: frozenset[_Selection]
 
 
+class _Members:
+    """The members of a group, and how many of them share each set of subscriptions."""
+
+    def __init__(self) -> None:
+        self.declared: dict[Peer, _Declared] = {}
+        self.variants: Counter[frozenset[_Selection]] = Counter()
+
+    def put(self, connection: Peer, declared: _Declared) -> None:
+        self.remove(connection)
+        self.declared[connection] = declared
+        self.variants[declared.selections] += 1
+
+    def remove(self, connection: Peer) -> bool:
+        """Remove a member; return whether it was one."""
+        old = self.declared.pop(connection, None)
+        if old is None:
+            return False
+        self.variants[old.selections] -= 1
+        if not self.variants[old.selections]:
+            del self.variants[old.selections]
+        return True
+
+
 class SubscriptionConflicts:
     """Compares the subscriptions of the members of each group, and logs when they differ."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[Peer, _Declared]] = {}
+        self._groups: dict[str, _Members] = {}
         self._logged: dict[str, set[frozenset[frozenset[_Selection]]]] = {}
         """The inconsistencies of each group that have been logged since its members agreed."""
 
     def heartbeat(self, connection: Peer, client_id: str, data: ConsumerData) -> None:
         """Register a member's subscriptions."""
         name = data.group_name
-        members = self._groups.setdefault(name, {})
-        known = members.get(connection)
+        members = self._groups.setdefault(name, _Members())
+        known = members.declared.get(connection)
         if known is not None and known.source is data:
             return
         selections = _selections(data.subscription_data_set)
         if selections or data.consume_type is not ConsumeType.PULL:
-            members[connection] = _Declared(client_id, data, selections)
+            members.put(connection, _Declared(client_id, data, selections))
         elif known is not None:
             # It chooses its queues itself, and each of its pulls says what it wants.
-            del members[connection]
+            members.remove(connection)
         if known is None or known.selections != selections:
             self._compare(name)
 
     def group_changed(self, name: str, group: ConsumerGroup | None) -> None:
-        """Forget the members that have left."""
+        """Forget a group without members."""
         if group is None:
             self._groups.pop(name, None)
             self._logged.pop(name, None)
-            return
-        members = self._groups.get(name, {})
-        gone = members.keys() - group.members.keys()
-        for connection in gone:
-            del members[connection]
-        if gone:
+
+    def leave(self, connection: Peer, name: str) -> None:
+        """Forget a member that leaves its group."""
+        members = self._groups.get(name)
+        if members is not None and members.remove(connection):
             self._compare(name)
 
     def of_group(self, name: str) -> list[InconsistentSubscription]:
         """Return the differing subscriptions of members, by topic."""
-        members = self._groups.get(name, {}).values()
-        if len({each.selections for each in members}) < 2:
+        group = self._groups.get(name)
+        if group is None or len(group.variants) < 2:
             return []
+        members = group.declared.values()
         wanted: dict[str, dict[_Selection | None, list[str]]] = {}
         topics = {selection.topic for each in members for selection in each.selections}
         for each in members:
@@ -108,7 +132,7 @@ class SubscriptionConflicts:
         ]
 
     def _compare(self, name: str) -> None:
-        variants = frozenset(each.selections for each in self._groups[name].values())
+        variants = frozenset(self._groups[name].variants)
         if len(variants) < 2:
             if self._logged.pop(name, None):
                 _log.info("group %s: all members have the same subscriptions again", name)

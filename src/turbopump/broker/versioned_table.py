@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from turbopump.errors import WriteFailed
+from turbopump.net.network import host_text
 from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import DataVersion
 
@@ -30,7 +31,7 @@ class CreationQuota:
 
     def refusal(self, address: str, free: int) -> str | None:
         """Return why a client must not create another name, or None."""
-        host = _host(address)
+        host = host_text(address)
         count = self._counts[host]
         # A full table is reported elsewhere.
         if not host or free <= 0 or count < free:
@@ -39,7 +40,7 @@ class CreationQuota:
 
     def note(self, name: str, address: str) -> None:
         """Note a name that a client created."""
-        host = _host(address)
+        host = host_text(address)
         if host:
             self._creators[name] = host
             self._counts[host] += 1
@@ -51,10 +52,6 @@ class CreationQuota:
             self._counts[host] -= 1
             if not self._counts[host]:
                 del self._counts[host]
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
 
 
 class VersionedTable(Generic[T]):

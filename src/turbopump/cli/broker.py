@@ -95,6 +95,9 @@ def promote(
     is_sync: Annotated[
         bool, option("Make it SYNC_MASTER, which waits for a slave.", "--sync")
     ] = False,
+    is_forced: Annotated[
+        bool, option("Promote it even if it lacks the master's oldest messages.", "--force")
+    ] = False,
 ) -> None:
     """Make a slave the master, in place of the one it has followed."""
     node = console.admin.clusters.promotable(broker, broker_id)
@@ -103,7 +106,8 @@ def promote(
         console.done({**row_of(node), "dry_run": True}, f"Would promote {slave}.")
         return
     console.confirm(f"Promote {slave}?")
-    done = console.admin.clusters.promote(node, "SYNC_MASTER" if is_sync else "ASYNC_MASTER")
+    role = "SYNC_MASTER" if is_sync else "ASYNC_MASTER"
+    done = console.admin.clusters.promote(node, role, is_forced=is_forced)
     text = f"Promoted {slave}: master with epoch {done.epoch}, log end {done.log_end}."
     console.done({**row_of(done), "dry_run": False}, f"{text}\n{_old_master_text(done)}")
 

@@ -38,6 +38,13 @@ app = typer.Typer()
 
 STDIN = "-"
 
+_MISSING = {
+    "FLUSH_DISK_TIMEOUT": "the broker's disk does not have it yet",
+    "FLUSH_SLAVE_TIMEOUT": "no slave has it yet",
+    "SLAVE_NOT_AVAILABLE": "no slave is connected and up to date, only the master has it",
+}
+"""What a stored message lacks of what its broker's mode promises, by the status of its send."""
+
 TopicOption = Annotated[str | None, option("The topic it is in.", autocompletion=complete_topic)]
 
 
@@ -66,7 +73,10 @@ def send(
         bool, option("Let the broker create a missing topic.", "--create-topic")
     ] = False,
 ) -> None:
-    """Send a message; its body comes from the command line, a file or stdin."""
+    """Send a message; its body comes from the command line, a file or stdin.
+
+    Exits with 1 if it is stored, but not as safely as the broker's mode promises.
+    """
     from turbopump.message import Message
 
     message = Message(
@@ -96,7 +106,10 @@ def send(
         text = f"Stored {receipt.message_id}, to be delivered to {receipt.queue} after {delay}."
     else:
         text = f"Stored {receipt.message_id} in {receipt.queue} at offset {receipt.queue_offset}."
-    console.done(value, text)
+    missing = _MISSING.get(receipt.status.name)
+    console.done(value, text if missing is None else f"{text}\n{receipt.status.name}: {missing}.")
+    if missing is not None:
+        raise typer.Exit(1)
 
 
 @command(app)

@@ -38,6 +38,8 @@ _ID_WIDTH_MIN = 16
 """Half of a message id."""
 _TEXT_WIDTH_MIN = 8
 """Narrower columns of text are unreadable."""
+_GAPS = 2
+"""Blanks between columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,26 @@ def plain_table(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]
 
 def width_needed(rows: Sequence[Row], columns: Sequence[Column]) -> int:
     """Return how narrow a table can be without losing any of it."""
-    return sum(_width_min(rows, column) for column in columns) + 2 * (len(columns) - 1)
+    return sum(_width_min(rows, column) for column in columns) + _GAPS * (len(columns) - 1)
+
+
+def widths(rows: Sequence[Row], columns: Sequence[Column], width_max: int) -> list[int]:
+    """Return the widths of a table's columns, of which only text and ids may be folded.
+
+    Without enough room, the widest columns shrink, down to what `width_needed` counts on.
+    """
+    from rich.cells import cell_len
+
+    # Chinese characters, for example, take two columns of the terminal.
+    longest = (max(len(c.title), *(cell_len(c.text(row)) for row in rows)) for c in columns)
+    # No longer than the table: bodies may have millions of characters.
+    found = [min(width, width_max) for width in longest]
+    least = [_width_min(rows, column) for column in columns]
+    excess = sum(found) + _GAPS * (len(columns) - 1) - width_max
+    for _ in range(excess):
+        widest = max(range(len(found)), key=lambda at: (found[at] > least[at], found[at]))
+        found[widest] -= found[widest] > least[widest]
+    return found
 
 
 def _width_min(rows: Sequence[Row], column: Column) -> int:
@@ -193,15 +214,16 @@ def _print_rich_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
                 typer.echo()
             _print_fields(row, columns)
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAPS, 0, 0), header_style="bold")
+    # Rich would crop folded cells: it makes room by other rules than its own folding.
+    for column, width in zip(columns, widths(rows, columns, console.width), strict=True):
         table.add_column(
             column.title,
             justify="right" if column.is_right else "left",
             # Do not wrap numbers and times; names and ids may take several lines.
             no_wrap=column.kind not in _FOLDED,
             overflow="fold",
-            min_width=_ID_WIDTH_MIN if column.kind == "id" else len(column.title),
+            width=width,
         )
     for row in rows:
         table.add_row(*(Text(column.text(row)) for column in columns))

@@ -18,6 +18,7 @@ from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ClientError, NotRunning
 from turbopump.machine.process import after_fork, process_id, start_thread
 from turbopump.net.loop import fastest_loop
+from turbopump.supervisor import wait_cancelled
 
 T = TypeVar("T")
 
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 _CLOSED = "the client was closed before this was done"
 
 _HEAR_SIGNALS_S = 0.5
+
+_STOP_WAIT_S = 10.0
+"""How long closing waits for the loop's thread, in which any function may block."""
 
 _here = threading.local()
 
@@ -58,10 +62,27 @@ class LoopThread:
         finally:
             # Even if the loop ended unexpectedly: no thread may wait for it any longer.
             self._is_stopped = True
+            self._end()
+
+    def _end(self) -> None:
+        """End everything on the loop, and close it; the thread that closes may run another loop."""
+        try:
+            self._loop.run_until_complete(self._end_tasks())
+        finally:
             for finished in list(self._waiting):
                 with suppress(RuntimeError):
                     # Already released: its work is done.
                     finished.release()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        self._take_posts()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await wait_cancelled(others)
 
     def post(self, call: Callable[[], object]) -> None:
         """Schedule a call on the loop, in the order of posting."""
@@ -73,7 +94,9 @@ class LoopThread:
         # appended before the flag is cleared are taken out after that.
         if not self._is_woken:
             self._is_woken = True
-            self._loop.call_soon_threadsafe(self._take_posts)
+            with suppress(RuntimeError):
+                # The loop has ended in the meantime, and has run this call before.
+                self._loop.call_soon_threadsafe(self._take_posts)
 
     def _take_posts(self) -> None:
         self._is_woken = False
@@ -164,20 +187,16 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the loop, its thread, and everything that other threads still wait for."""
-        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
-
-    async def _finish(self) -> None:
-        self._is_stopped = True
-        self._take_posts()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        with suppress(RuntimeError):
+            # The loop may have ended by itself.
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_WAIT_S)
+        if self._thread.is_alive():
+            _log.warning(
+                "functions that clients run by asyncio.to_thread have not returned after %g s, and"
+                " are abandoned",
+                _STOP_WAIT_S,
+            )
 
 
 class Background:

@@ -40,9 +40,6 @@ S_ = TypeVar("S_", bound=ServingLifeCycle)
 T = TypeVar("T")
 P = ParamSpec("P")
 
-PROMISES_MAX = 1000
-"""Pending futures of one client; further calls block."""
-
 SENDING_THREADS_MAX = 4
 """Threads of a producer that send directly; further threads send through the event loop.
 
@@ -67,10 +64,15 @@ class Blocking(Generic[C]):
     _thread: LoopThread | None = None
     _closed: concurrent.futures.Future[None] | None = None
 
+    @property
+    def _promises_max(self) -> int:
+        """How many futures may be pending; further calls block. Most clients return none."""
+        return 1
+
     def _hold(self, client: C) -> None:
         self._client = client
         self._promises: set[concurrent.futures.Future[Any]] = set()
-        self._places = threading.Semaphore(PROMISES_MAX)
+        self._places = threading.Semaphore(self._promises_max)
         # Reentrant: a signal handler may close a client while its thread is in here.
         self._starting = threading.RLock()
 
@@ -128,8 +130,11 @@ class Blocking(Generic[C]):
             run_on(thread, self._client.__aexit__, *raised)
         finally:
             _open.pop(self, None)
-            background.leave(thread)
-            self._closed.set_result(None)
+            try:
+                background.leave(thread)
+            finally:
+                # Whatever happened: the next start waits for it.
+                self._closed.set_result(None)
 
     def _wait_for_calls(self) -> None:
         """Wait for calls that must finish before the client closes."""
@@ -373,6 +378,10 @@ class Producer(Blocking[producer.Producer]):
     @built_by(producer.Producer)
     def __init__(self) -> None: ...
 
+    @property
+    def _promises_max(self) -> int:
+        return self._client.in_flight_max
+
     def _hold(self, client: producer.Producer) -> None:
         super()._hold(client)
         self._senders = SendingThreads()
@@ -393,8 +402,8 @@ class Producer(Blocking[producer.Producer]):
         producer.Producer.submit,
         """Hand a message over and return a future of its receipt, to keep many sends in flight.
 
-        Block while too many sends are in flight. ``on_sent`` is called exactly once, in the
-        client's own thread, and must not block.
+        Block while `ProducerConfig.in_flight_max` messages are in flight. ``on_sent`` is called
+        exactly once, in the client's own thread, and must not block.
 
         ::
 

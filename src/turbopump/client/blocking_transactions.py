@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Self
 
 from turbopump.client import transactions
 from turbopump.client.arguments import check_callable
@@ -19,8 +20,20 @@ from turbopump.message import Message
 
 _log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+
 Execute = Callable[["Transaction"], TransactionState]
 """Runs a local transaction and returns how it ended."""
+
+
+def _sent(
+    decide: Callable[Concatenate[transactions.Transaction, P], transactions.Ending],
+) -> Callable[Concatenate[transactions.Transaction, P], Coroutine[Any, Any, None]]:
+    @functools.wraps(decide)
+    async def send(client: transactions.Transaction, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        await decide(client, *args, **kwargs)
+
+    return send
 
 
 class Transaction:
@@ -66,10 +79,10 @@ class Transaction:
         return self._client.id
 
     begin = blocking(transactions.Transaction.begin)
-    commit = blocking(transactions.Transaction.commit)
-    rollback = blocking(transactions.Transaction.rollback)
-    unknown = blocking(transactions.Transaction.unknown)
-    end = blocking(transactions.Transaction.end)
+    commit = blocking(_sent(transactions.Transaction.commit))
+    rollback = blocking(_sent(transactions.Transaction.rollback))
+    unknown = blocking(_sent(transactions.Transaction.unknown))
+    end = blocking(_sent(transactions.Transaction.end))
     _exit = blocking(transactions.Transaction.__aexit__)
 
     def __enter__(self) -> Self:

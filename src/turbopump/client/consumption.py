@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
 from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.names import without_namespace
@@ -43,7 +44,7 @@ _PERSIST_FIRST_MS = 10_000
 _BEFORE_OTHER_OFFSET_MS = 10_000
 """Between dropping a queue and seeking in it: running listeners may still finish."""
 _LISTENER_WAIT_MS = 1000
-_MS_PER_MINUTE = 60_000
+_EXPIRY_CHECK_MS = 60_000
 
 
 class Consumption:
@@ -86,7 +87,7 @@ class Consumption:
         """The targets of resets in progress, the latest for each queue."""
         self._to_unlock: dict[MessageQueue, None] = {}
         """Lost queues whose locks are held a while longer."""
-        retry_sender = RetrySender(session, group, settings.attempts_max)
+        retry_sender = RetrySender(session, group, settings.retries.attempts_max)
         self._pull_context = self._new_pull_context(subscriptions, retry_sender)
         if isinstance(offsets, RemoteOffsets):
             offsets.offset_to_commit = self._offset_to_commit
@@ -137,7 +138,7 @@ class Consumption:
         if isinstance(delivery, ConcurrentDelivery):
             tasks.every(
                 "send-back of expired messages",
-                self._settings.listening.timeout_minutes * _MS_PER_MINUTE,
+                _EXPIRY_CHECK_MS,
                 lambda: delivery.send_expired_back(list(queues)),
             )
         await self.rebalancer.balance()
@@ -205,15 +206,11 @@ class Consumption:
     async def gain(self, queues: Sequence[MessageQueue]) -> list[OwnedQueue]:
         """Lock if needed and find the start offset; retry failures at the next rebalance."""
         locked = queues if self._locks is None else await self._locks.lock(queues)
-        gained = []
         for queue in queues:
             if queue not in locked:
                 _log.info("%s is not locked for this client yet", queue)
-                continue
-            owned = await self._gain_one(queue)
-            if owned is not None:
-                gained.append(owned)
-        return gained
+        found = await gather_by_key([each for each in queues if each in locked], self._gain_one)
+        return [owned for owned in found.values() if owned is not None]
 
     async def begin(self, topic: str, gained: Sequence[OwnedQueue]) -> None:
         """Announce the subscription to brokers, which must know its version first; then pull."""

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from turbopump.client import calls
-from turbopump.client.calls import Found, OffsetIllegal, PullOutcome
+from turbopump.client.calls import Found, NothingMatched, OffsetIllegal, PullOutcome
 from turbopump.client.replicas import Replica, is_refused
 from turbopump.client.routes import MASTER_ID
 from turbopump.errors import DamagedMessage, TurbopumpError
@@ -199,11 +199,23 @@ async def _has(place: Place, message: StoredMessage) -> bool:
         # A later one: this one has expired, or cannot be read.
         is_later = found.queue_offset > message.queue_offset
         return is_later or StoredMessage.of(found) == message
+    if _may_be_replaced(outcome, message.queue_offset):
+        return False
     return message.queue_offset < outcome.max_offset
 
 
+def _may_be_replaced(outcome: PullOutcome, offset: QueueOffset) -> bool:
+    """Whether a slave serves nothing at an offset, since it has removed messages there.
+
+    Only its master knows whether those at this offset now are the same.
+    """
+    is_removed = is_refused(outcome, offset) and outcome.min_offset <= offset
+    # What is damaged or has expired in its copy is not what differs.
+    return is_removed and not (isinstance(outcome, NothingMatched) and outcome.has_gap)
+
+
 async def _has_new_match(place: Place, last: LastPulled) -> bool:
-    """Whether a new message matches where none did, or may yet: the queue is shorter."""
+    """Whether a new message matches where none did, or may: the queue is shorter, or was cut."""
     offset = last.since
     while offset < last.end:
         try:
@@ -211,7 +223,7 @@ async def _has_new_match(place: Place, last: LastPulled) -> bool:
         except DamagedMessage as error:
             offset = QueueOffset(error.next_offset)
             continue
-        if outcome.max_offset < last.end:
+        if outcome.max_offset < last.end or _may_be_replaced(outcome, offset):
             return True
         if isinstance(outcome, Found) and outcome.messages:
             return outcome.messages[0].queue_offset < last.end

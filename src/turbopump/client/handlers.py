@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from types import NoneType
+from typing import Any, Generic, Never, NoReturn, ParamSpec, TypeGuard, TypeVar, get_args
 
 import msgspec
+import msgspec.inspect
 
 from turbopump.client.arguments import checked
 from turbopump.client.delivery.listener import is_async
-from turbopump.client.delivery.results import ConsumeContext
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.names import check_group, check_topic, check_topic_to_subscribe
 from turbopump.client.push_config import Listening, Retries
 from turbopump.client.start_position import StartFrom, consume_from
@@ -27,6 +30,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Decode = Callable[[MessageView, ConsumeContext], Any]
+
+_NO_VALUES = (
+    inspect.Signature.empty,
+    None,
+    NoneType,
+    Any,
+    NoReturn,
+    Never,
+    Message,
+    ConsumeResult,
+    list,
+    tuple,
+)
+"""Return annotations that need no topic to publish to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +77,14 @@ class Handler(Generic[P, T]):
         self.to = to
         self.settings = settings
         self.is_async = is_async(function)
-        self._decoders = _decoders(function, names)
+        signature = _signature(function, names)
+        self._decoders = _decoders(function, signature)
+        if to is None and _names_values(signature.return_annotation):
+            warnings.warn(
+                f"{self!r} returns {signature.return_annotation!r}, which is ignored: pass "
+                'to="topic" to consumer() to publish it, or return None',
+                stacklevel=3,
+            )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.function(*args, **kwargs)
@@ -72,24 +96,25 @@ class Handler(Generic[P, T]):
         """Decode the function's arguments; raises ValueError if the body does not have its type."""
         return {name: decode(message, context) for name, decode in self._decoders.items()}
 
-    def results(self, returned: object) -> Iterable[Message]:
-        """Return the messages to publish: none for None, those returned, or one to ``to``."""
-        if returned is None:
-            return ()
-        if isinstance(returned, Message):
-            return (returned,)
-        if (
-            isinstance(returned, list)
-            and returned
-            and all(isinstance(e, Message) for e in returned)
-        ):
-            return returned
-        if self.to is None:
-            raise InvalidArgument(
-                f"{self!r} returned {returned!r}, which has no topic: return None or a Message, or "
-                'pass to="topic" to consumer()'
-            )
-        return (Message(self.to, encoded(returned)),)
+    def results(self, returned: object) -> list[Message]:
+        """Return the messages to publish: those returned, and other values as messages to ``to``.
+
+        A list, tuple or iterator is published item by item. Without ``to``, other values are
+        ignored, as a task's result is that nobody asks for.
+        """
+        held = list(returned) if _is_collection(returned) else [returned]
+        return [
+            each if isinstance(each, Message) else Message(self.to or "", encoded(each))
+            for each in held
+            if isinstance(each, Message) or (self.to is not None and each is not None)
+        ]
+
+
+def _is_collection(returned: object) -> TypeGuard[Iterable[object]]:
+    """Whether a result is several ones; a named tuple is a record."""
+    if isinstance(returned, tuple):
+        return not hasattr(returned, "_fields")
+    return isinstance(returned, list | Iterator)
 
 
 def consumer(
@@ -115,8 +140,9 @@ def consumer(
 
     The body is decoded from JSON to the type of the parameter; ``bytes`` and ``str`` get it as it
     is, parameters of type `MessageView` and `ConsumeContext` the whole message and its context.
-    What the function returns is published to ``to`` before the message counts as consumed. An
-    exception redelivers the message; a body of another type makes it a dead letter.
+    What the function returns is published to ``to`` before the message counts as consumed, and
+    ignored without ``to``; lists, tuples and generators are published item by item. An exception
+    redelivers the message; a body of another type makes it a dead letter.
     """
     check_topic_to_subscribe(topic)
     check_group(group)
@@ -162,14 +188,26 @@ def encoded(value: object) -> bytes:
         raise InvalidArgument(f"{value!r} cannot be written as JSON: {error}") from error
 
 
-def _decoders(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Decode]:
-    """Return a decoder for each parameter of a function; one of them gets the body."""
+def _signature(function: Callable[..., Any], names: Mapping[str, Any]) -> inspect.Signature:
+    """Return a function's signature with evaluated annotations."""
     try:
-        signature = inspect.signature(function, eval_str=True, locals=names)
+        return inspect.signature(function, eval_str=True, locals=names)
     except NameError as error:
         raise InvalidArgument(
             f"an annotation of {function!r} is not defined where it is decorated: {error}"
         ) from error
+
+
+def _names_values(annotation: Any) -> bool:
+    """Whether a return annotation names values that only ``to`` can publish."""
+    if annotation in _NO_VALUES:
+        return False
+    parts = [part for part in get_args(annotation) if part is not Ellipsis]
+    return any(map(_names_values, parts)) if parts else True
+
+
+def _decoders(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Decode]:
+    """Return a decoder for each parameter of a function; one of them gets the body."""
     found: dict[str, Decode] = {}
     bodies = []
     for name, parameter in signature.parameters.items():
@@ -198,16 +236,41 @@ def _body_decoder(function: Callable[..., Any], parameter: inspect.Parameter) ->
         return lambda message, _: message.body.decode()
     try:
         decoder = msgspec.json.Decoder(kind, dec_hook=_model)
+    except NameError as error:
+        raise InvalidArgument(
+            f"{parameter} of {function!r}: {error}; define the types of its fields at the top level"
+            " of its module"
+        ) from error
     except TypeError as error:
         raise InvalidArgument(f"{parameter} of {function!r}: {error}") from error
+    for plain in _plain_classes(msgspec.inspect.type_info(kind), set()):
+        raise InvalidArgument(
+            f"{parameter} of {function!r}: {plain.__name__} cannot be read from JSON; use a "
+            "msgspec Struct, a dataclass, a TypedDict, an attrs class, a class with "
+            "model_validate such as a Pydantic model, or MessageView for the whole message"
+        )
     return lambda message, _: decoder.decode(message.body)
+
+
+def _plain_classes(info: object, seen: set[int]) -> Iterator[type]:
+    """Return the classes in a type that neither msgspec nor they themselves can decode."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        if not hasattr(info.cls, "model_validate"):
+            yield info.cls
+    elif isinstance(info, tuple):
+        for part in info:
+            yield from _plain_classes(part, seen)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        for name in info.__struct_fields__:
+            yield from _plain_classes(getattr(info, name), seen)
 
 
 def _model(kind: Any, value: object) -> object:
     """Decode classes that validate themselves, such as Pydantic models."""
-    if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
-    raise NotImplementedError(f"objects of type {kind.__name__} cannot be read from JSON")
+    return kind.model_validate(value)
 
 
 def _plain_model(value: Any) -> object:

@@ -44,7 +44,8 @@ class ServingLifeCycle(LifeCycle):
     """Calls the application until it is closed."""
 
     def __init__(self) -> None:
-        self._closed = asyncio.Event()
+        self._closed: asyncio.Event | None = None
+        """Set once the client is closed; None before its first start, and after one that failed."""
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -74,11 +75,16 @@ class ServingLifeCycle(LifeCycle):
         In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for running
         functions, commits, and this returns. A second signal ends the process. Handlers that the
         program installed stay in place; with ``handle_signals=False``, no handler is replaced.
+        Raises NotRunning before the start.
         """
+        closed = self._closed
+        if closed is None:
+            name = type(self).__name__
+            raise NotRunning(f"this {name} is not running: use it inside `with`, or call start()")
         loop = asyncio.get_running_loop()
         begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
         with stop_signals(begin) if handle_signals else nullcontext():
-            await self._closed.wait()
+            await closed.wait()
             if self._closing is not None:
                 await asyncio.shield(self._closing)
 

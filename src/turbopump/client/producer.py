@@ -234,6 +234,11 @@ class Producer(LifeCycle, ProducerMember):
         )
 
     @property
+    def in_flight_max(self) -> int:
+        """How many submitted messages may be in flight."""
+        return self._config.in_flight_max
+
+    @property
     def running(self) -> Running:
         """The state between start and close; raises NotRunning."""
         return require_running(self._running, "producer", self.group)

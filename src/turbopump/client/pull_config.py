@@ -68,14 +68,16 @@ class PullConfig:
     count_max: int = 32
     """Maximum messages per pull; brokers return up to 32 unless configured for more."""
 
-    attempts_max: int = 16
-    """How often a message that is sent back is retried before it is dead-lettered."""
+    attempts_max: int | None = None
+    """How often a message that is sent back is retried before it is dead-lettered; None means the
+    limit of the group."""
 
     times: PullTimes = field(default_factory=PullTimes)
 
     def __post_init__(self) -> None:
         require_at_least("count_max", self.count_max, 1)
-        require_at_least("attempts_max", self.attempts_max, 0)
+        if self.attempts_max is not None:
+            require_at_least("attempts_max", self.attempts_max, 0)
 
 
 @dataclass(frozen=True, slots=True)

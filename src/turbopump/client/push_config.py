@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turbopump.client.allocation import Strategy
-from turbopump.client.delivery.results import ATTEMPTS_MAX_CONCURRENT, ATTEMPTS_MAX_ORDERLY
 from turbopump.client.start_position import StartFrom
 from turbopump.errors import InvalidArgument
 
@@ -140,8 +139,8 @@ class Retries:
     """
 
     attempts_max: int | None = None
-    """How often a message is redelivered before it is dead-lettered; None means 16 times when
-    concurrent and no limit when orderly."""
+    """How often a message is redelivered before it is dead-lettered; None means the limit of the
+    group (``retryMaxTimes``, 16 unless changed) when concurrent and no limit when orderly."""
 
     suspend_ms: int = 1000
     """Orderly: how long a queue pauses before its messages are redelivered."""
@@ -151,11 +150,10 @@ class Retries:
             _require_within("attempts_max", self.attempts_max, 0, _INT_MAX)
         _require_within("suspend_ms", self.suspend_ms, 10, 30_000)
 
-    def attempts(self, *, is_orderly: bool) -> int:
-        """Return how often a message may be redelivered."""
-        if self.attempts_max is not None:
-            return self.attempts_max
-        return ATTEMPTS_MAX_ORDERLY if is_orderly else ATTEMPTS_MAX_CONCURRENT
+    @property
+    def orderly_attempts_max(self) -> int:
+        """How often an orderly consumer, which retries by itself, redelivers a message."""
+        return _INT_MAX if self.attempts_max is None else self.attempts_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,3 @@ class PushSettings:
     def is_locking(self) -> bool:
         """Whether queues are locked on their brokers; when broadcasting, every member has all."""
         return self.is_orderly and not self.is_broadcast
-
-    @property
-    def attempts_max(self) -> int:
-        return self.retries.attempts(is_orderly=self.is_orderly)

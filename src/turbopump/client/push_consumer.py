@@ -158,6 +158,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             await self._running.start()
         except BaseException:
             running, self._running, self._session = self._running, None, None
+            self._closed = None
             if running is not None:
                 await running.stop(0)
             await leave(session, self)
@@ -172,6 +173,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         return self._closing
 
     async def _close(self, running: Consumption, session: Session) -> None:
+        assert self._closed is not None, "created by start"
         try:
             await running.stop(self._settings.listening.close_wait_ms)
         finally:
@@ -203,25 +205,29 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         if kind == SQL92 and isinstance(expression, str):
             expression = Sql(expression)
         name = self._checked(topic, expression)
-        if self._running is not None and self._session is not None:
-            version_ms = self._session.clock.now_ms()
-            wanted = subscription(name, expression, version_ms)
-            await check_subscription(self._session, self.group, wanted)
+        running, session = self._running, self._session
+        if running is not None and session is not None:
+            wanted = subscription(name, expression, session.clock.now_ms())
+            await check_subscription(session, self.group, wanted)
             self._subscriptions[name] = wanted
-            await self._session.refresh_route(name)
-            await self._session.heartbeat()
-            self._running.restart_pulls(name)
-            self._running.rebalancer.wake()
+            await session.refresh_route(name)
+            await session.heartbeat()
+            # Not if it was closed in the meantime: then the next start subscribes.
+            if self._running is running:
+                running.restart_pulls(name)
+                running.rebalancer.wake()
         self._expressions[name] = expression
 
     async def unsubscribe(self, topic: str) -> None:
         """Unsubscribe from a topic and release its queues."""
         name = with_namespace(self._client.namespace, topic)
         self._expressions.pop(name, None)
-        if self._running is not None and self._session is not None:
+        running, session = self._running, self._session
+        if running is not None and session is not None:
             self._subscriptions.pop(name, None)
-            await self._session.heartbeat()
-            await self._running.rebalancer.balance()
+            await session.heartbeat()
+            if self._running is running:
+                await running.rebalancer.balance()
 
     def suspend(self) -> None:
         """Stop pulling until `resume`; messages already pulled are still delivered."""
@@ -315,7 +321,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         )
 
     async def _begin(self, session: Session) -> Consumption:
-        self._closed.clear()
+        self._closed = asyncio.Event()
         self._started_ms = session.clock.now_ms()
         expressions = dict(self._expressions)
         if not self._settings.is_broadcast:
@@ -340,7 +346,9 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
     def _consumption(self, session: Session, listener: Listener) -> Consumption:
         own, offsets, stats = self._settings, self._offset_store(session), ConsumerStats()
         locks = QueueLocks(session, self.group) if own.is_locking else None
-        back = None if own.is_broadcast else RetrySender(session, self.group, own.attempts_max)
+        back = (
+            None if own.is_broadcast else RetrySender(session, self.group, own.retries.attempts_max)
+        )
         common = self.group, listener, own.listening, offsets.positions, back, stats, session.clock
         delivery: Delivery[Any]
         if own.is_orderly:

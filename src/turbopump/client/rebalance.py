@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from turbopump.client import calls
 from turbopump.client.allocation import Strategy, allocated
+from turbopump.client.concurrent_calls import gather_by_key
+from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute, RemoteError, TurbopumpError
 from turbopump.machine.timers import Repeated
@@ -101,9 +103,10 @@ class Rebalancer:
         self._look_soon = False
         self._members_at.clear()
         topics = set(self._topics())
-        for owned in list(self._owner.owned.values()):
-            if owned.is_leaving or owned.queue.topic not in topics:
-                await self._owner.lose(owned)
+        owned = self._owner.owned.values()
+        await self._lose(
+            [each for each in owned if each.is_leaving or each.queue.topic not in topics]
+        )
         for topic in sorted(topics):
             try:
                 await self._balance_topic(topic)
@@ -127,12 +130,17 @@ class Rebalancer:
             queue: owned.pulled_ms(now_ms) for queue, owned in table.items() if queue.topic == topic
         }
         to_gain, to_lose = changes(pulled, wanted, now_ms)
-        lost = [queue for queue in to_lose if await self._owner.lose(table[queue])]
+        lost = await self._lose([table[queue] for queue in to_lose])
         # A queue that could not be released is still in the table and must not be gained twice.
         gained = await self._owner.gain([queue for queue in to_gain if queue not in table])
         if lost or gained:
             _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)
             await self._owner.begin(topic, gained)
+
+    async def _lose(self, owned: Iterable[OwnedQueue]) -> list[MessageQueue]:
+        """Lose queues; return those that were released."""
+        released = await gather_by_key(owned, self._owner.lose)
+        return [each.queue for each, is_released in released.items() if is_released]
 
     async def _share(self, topic: str) -> Collection[MessageQueue] | None:
         """Return this client's queues of a topic, or None if the group's members are unknown."""

@@ -21,12 +21,18 @@ _RETRY_QUEUES = 4
 _FIRST_DELAY_LEVEL = 3
 DEAD_LETTER_LEVEL = -1
 _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
+_USUAL_ATTEMPTS_MAX = 16
+"""The limit of a group, unless it is changed on its brokers."""
 
 
 class RetrySender:
-    """Sends messages of one group back to their broker."""
+    """Sends messages of one group back to their broker.
 
-    def __init__(self, session: Session, group: str, attempts_max: int) -> None:
+    Without ``attempts_max``, the limit of the group applies, which brokers know. A message that is
+    sent again instead names the usual limit.
+    """
+
+    def __init__(self, session: Session, group: str, attempts_max: int | None) -> None:
         self._session = session
         self._group = group
         self._attempts_max = attempts_max
@@ -56,8 +62,11 @@ class RetrySender:
         return True
 
     async def dead_letter(self, message: MessageView) -> bool:
-        """Dead-letter a message without attempts left; return whether that worked."""
-        return await self._resend(message, self._retry_properties(message, message.reconsume_times))
+        """Dead-letter a message without attempts left; return whether that worked.
+
+        Sent as a new message: only the consumer knows how often it was tried.
+        """
+        return await self._resend(message, self._resent_properties(message, DEAD_LETTER_LEVEL))
 
     async def _by_position(
         self, queue: MessageQueue, message: MessageView, delay_level: int
@@ -99,8 +108,10 @@ class RetrySender:
         if delay_level >= 0:
             named = self._retry_properties(message, message.reconsume_times + 1)
             # For a sent message, brokers compare its own count; for one sent back, that of the
-            # failed attempt. The same limit would end one attempt early.
-            named[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max + 1)
+            # failed attempt. The same limit would end one attempt early, as that of a group would.
+            # And early 4.x brokers of Apache fail on either request without a limit.
+            limit = _USUAL_ATTEMPTS_MAX if self._attempts_max is None else self._attempts_max
+            named[properties.MAX_RECONSUME_TIMES] = str(limit + 1)
             return {**named, properties.DELAY: str(delay_level)} if delay_level else named
         # Brokers dead-letter a message at its attempt limit, which it has reached if none are
         # left. A delay would apply to dead letters too.
@@ -116,7 +127,6 @@ class RetrySender:
                 properties.ORIGIN_MESSAGE_ID, message.message_id
             ),
             properties.RECONSUME_TIME: str(reconsume_times),
-            properties.MAX_RECONSUME_TIMES: str(self._attempts_max),
             properties.DELAY: str(_FIRST_DELAY_LEVEL + message.reconsume_times),
         }
         named.pop(properties.TRANSACTION_PREPARED, None)

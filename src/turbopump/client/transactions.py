@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 from msgspec import structs
@@ -66,6 +66,18 @@ class _Place(NamedTuple):
     physical_offset: int
 
 
+class Ending(Awaitable[None]):
+    """A decision that counts already: awaiting it sends it to the broker, once."""
+
+    def __init__(self, send: Callable[[], Awaitable[None]]) -> None:
+        self._send: Callable[[], Awaitable[None]] | None = send
+
+    def __await__(self) -> Generator[Any, None, None]:
+        send, self._send = self._send, None
+        if send is not None:
+            yield from send().__await__()
+
+
 class Transaction:
     """One local transaction and its message, from `TransactionProducer.transaction`.
 
@@ -76,7 +88,8 @@ class Transaction:
 
     Entering the block stores the half message; leaving it commits, an exception rolls back. An
     interrupt or a cancellation may arrive while the database commits, so it leaves the decision to
-    ``check``. `commit`, `rollback` and `unknown` decide before the end of the block, and only once.
+    ``check``. `commit`, `rollback` and `unknown` decide before the end of the block, and only once:
+    the call itself decides, and the end of the block sends what was not awaited.
 
     Decisions do not raise if the broker is unreachable: the local transaction is already over, and
     the broker asks for its state later.
@@ -96,6 +109,7 @@ class Transaction:
         self._begin = begin
         self._end = end
         self._begun: tuple[SendReceipt, _Place] | None = None
+        self._ending: Ending | None = None
 
     def __repr__(self) -> str:
         id_ = self.id if self._begun else "not begun"
@@ -124,19 +138,19 @@ class Transaction:
             raise ClientError(f"transaction {self.id} has begun already: make one per message")
         self._begun = await self._begin(self)
 
-    async def commit(self) -> None:
+    def commit(self) -> Ending:
         """Make the message visible to consumers before the block ends."""
-        await self.end(TransactionState.COMMIT)
+        return self.end(TransactionState.COMMIT)
 
-    async def rollback(self) -> None:
+    def rollback(self) -> Ending:
         """Discard the message without raising an exception."""
-        await self.end(TransactionState.ROLLBACK)
+        return self.end(TransactionState.ROLLBACK)
 
-    async def unknown(self) -> None:
+    def unknown(self) -> Ending:
         """Leave the decision to ``check``, as when the outcome of a database commit is unknown."""
-        await self.end(TransactionState.UNKNOWN)
+        return self.end(TransactionState.UNKNOWN)
 
-    async def end(self, state: TransactionState, error: BaseException | None = None) -> None:
+    def end(self, state: TransactionState, error: BaseException | None = None) -> Ending:
         """End in a state; ``error`` is the reason reported to the broker."""
         if not isinstance(state, TransactionState):
             raise InvalidArgument(f"state must be a TransactionState, got {state!r}")
@@ -147,7 +161,11 @@ class Transaction:
                 f"{state.name} comes too late"
             )
         self.state = state
-        await self._end(self.message, receipt, place, state, error)
+        # Decided here, not when awaited: a forgotten await must not commit what was rolled back.
+        self._ending = Ending(
+            functools.partial(self._end, self.message, receipt, place, state, error)
+        )
+        return self._ending
 
     def moved(self, asked: CheckTransactionState) -> None:
         """Note where a check moved the half message: the decision must name the newest copy."""
@@ -159,8 +177,7 @@ class Transaction:
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
-        if self.state is None:
-            await self.end(state_after(error), error)
+        await (self._ending or self.end(state_after(error), error))
 
     def _require_begun(self) -> tuple[SendReceipt, _Place]:
         if self._begun is None:

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -75,7 +75,7 @@ class Worker(ServingLifeCycle):
         """Join the groups and start consuming."""
         if self._threads is not None:
             return
-        self._closed.clear()
+        self._closed = asyncio.Event()
         self._threads = DaemonThreads(self._threads_max, "turbopump-function")
         try:
             await self._producer.start()
@@ -83,6 +83,7 @@ class Worker(ServingLifeCycle):
                 await consumer.start()
         except BaseException:
             await self._close()
+            self._closed = None
             raise
 
     def begin_closing(self) -> asyncio.Task[None] | None:
@@ -95,6 +96,7 @@ class Worker(ServingLifeCycle):
         return any(consumer.is_calling for consumer in self._consumers)
 
     async def _close(self) -> None:
+        assert self._closed is not None, "created by start"
         closing = [consumer.begin_closing() for consumer in self._consumers]
         try:
             # The producer last: running functions may still return messages to publish.
@@ -129,8 +131,17 @@ class Worker(ServingLifeCycle):
         call = functools.partial(handler.function, **arguments)
         if handler.is_async:
             return await call()
-        in_context = functools.partial(contextvars.copy_context().run, call)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+        in_context = functools.partial(contextvars.copy_context().run, _collected, call)
+        returned = await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+        if isinstance(returned, AsyncIterator):
+            return [each async for each in returned]
+        return returned
+
+
+def _collected(call: Callable[[], object]) -> object:
+    """Call a function; run a generator to its end here, before anything is published."""
+    returned = call()
+    return list(returned) if isinstance(returned, Iterator) else returned
 
 
 def _decoded(

@@ -6,24 +6,26 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
-from turbopump.errors import RemoteError
+from turbopump.errors import NetworkError, RemoteError
 from turbopump.filter_server.pulls import Pulls
 from turbopump.filter_server.uploads import Uploads
 from turbopump.filters.server_config import FilterServerConfig
 from turbopump.net.connection import Connection
 from turbopump.net.limits import ConnectionLimits
-from turbopump.net.network import Network, address_text
+from turbopump.net.network import Network, address_text, host_text
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.supervisor import Supervisor
+from turbopump.wire.bodies import ConsumerConnections
 from turbopump.wire.body_limits import BODY_BYTES_MAX
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
-from turbopump.wire.headers import RegisterFilterClass, RegisterFilterServer
+from turbopump.wire.headers import ConsumerGroup, RegisterFilterClass, RegisterFilterServer
 
 REGISTER_INTERVAL_MS = 10_000
 REGISTER_TIMEOUT_MS = 3000
+MEMBERS_TIMEOUT_MS = 3000
 _SWEEP_INTERVAL_MS = 60_000
 _CHECK_IDLE_INTERVAL_MS = 1000
 _DRAIN_MS = 500
@@ -48,7 +50,7 @@ class FilterServer:
     ) -> None:
         self._config = config
         self._pool = ConnectionPool(network, clock=clock)
-        self.uploads = Uploads(config.limits, clock)
+        self.uploads = Uploads(config.limits, self._is_member, clock)
         pulls = Pulls(self.uploads, self._ask_broker, clock)
         router = Router(
             {
@@ -91,10 +93,25 @@ class FilterServer:
         """Where clients find it, as ``host:port``."""
         return address_text((self._config.advertised_host, self.port))
 
-    async def _take(self, command: Command, _peer: Connection) -> Command:
+    async def _take(self, command: Command, peer: Connection) -> Command:
         header = RegisterFilterClass.from_ext_fields(command.ext_fields)
-        await self.uploads.take(header, whole_body(command))
+        await self.uploads.take(header, whole_body(command), peer.peer_address)
         return command.answer(ResponseCode.SUCCESS)
+
+    async def _is_member(self, group: str, client: str) -> bool:
+        """Whether a group has a member at a client's host: ports differ, as connections do."""
+        command = request(
+            RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup(consumer_group=group)
+        )
+        try:
+            answer = await self._ask_broker(command, MEMBERS_TIMEOUT_MS)
+        except NetworkError as error:
+            remark = f"cannot ask the broker for the members of group {group}: {error}"
+            raise RemoteError.system(remark) from error
+        if answer.code != ResponseCode.SUCCESS:
+            return False
+        members = ConsumerConnections.decode(whole_body(answer)).connection_set
+        return host_text(client) in {host_text(member.client_addr) for member in members}
 
     async def _register(self) -> None:
         """Register this server with the broker; raises TurbopumpError."""

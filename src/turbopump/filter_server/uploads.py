@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
@@ -100,6 +100,9 @@ class LoadedFilter:
         return RemoteError.system(reason)
 
 
+IsMember = Callable[[str, str], Awaitable[bool]]
+"""Returns whether a group has a member at a client's address."""
+
 _Key = tuple[str, str, str]
 """Group, topic and name of the filter."""
 
@@ -107,8 +110,9 @@ _Key = tuple[str, str, str]
 class Uploads:
     """Filters by group, topic and name; `close` ends all of their processes."""
 
-    def __init__(self, limits: CodeLimits, clock: Clock) -> None:
+    def __init__(self, limits: CodeLimits, is_member: IsMember, clock: Clock) -> None:
         self._limits = limits
+        self._is_member = is_member
         self._clock = clock
         self._filters: dict[_Key, LoadedFilter] = {}
         self._latest: dict[tuple[str, str], str] = {}
@@ -117,21 +121,51 @@ class Uploads:
         """Filters that failed to load; each knows how long it is not tried again."""
         self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
 
-    async def take(self, header: RegisterFilterClass, source: bytes) -> None:
-        """Run a source from now on; repeating the same one changes nothing. Raises RemoteError."""
+    async def take(self, header: RegisterFilterClass, source: bytes, client: str) -> None:
+        """Run a source from now on; repeating the same one changes nothing. Raises RemoteError.
+
+        Only a member of the group may replace a filter, or change which one is the latest: others
+        depend on it.
+        """
         _require_valid(header, source)
         key = (header.consumer_group, header.topic, header.class_name)
         async with self._starts:
             found = self._filters.get(key)
-            if found is None or found.source != source:
-                fresh = await self._started(key, source)
-                found, replaced = fresh, self._filters.pop(key, None)
-                self._filters[key] = fresh
-                if replaced is not None:
-                    await replaced.close()
+            is_known = found is not None and found.source == source
+            if is_known and self._latest.get(key[:2]) == key[2]:
+                may_replace = True
             else:
+                may_replace = await self._is_member(header.consumer_group, client)
+            if found is not None and is_known:
                 await found.start()
-            self._latest[key[:2]] = key[2]
+            else:
+                await self._replace(key, source, client, may_replace=may_replace)
+            if may_replace or key[:2] not in self._latest:
+                self._latest[key[:2]] = key[2]
+
+    async def _replace(self, key: _Key, source: bytes, client: str, *, may_replace: bool) -> None:
+        self._require_right(key, source, client, may_replace=may_replace)
+        fresh = await self._started(key, source)
+        try:
+            # Again: another client may have uploaded one meanwhile.
+            self._require_right(key, source, client, may_replace=may_replace)
+        except RemoteError:
+            await fresh.close()
+            raise
+        replaced = self._filters.pop(key, None)
+        self._filters[key] = fresh
+        if replaced is not None:
+            await replaced.close()
+
+    def _require_right(self, key: _Key, source: bytes, client: str, *, may_replace: bool) -> None:
+        known = self._filters.get(key)
+        if known is not None and known.source != source and not may_replace:
+            group, topic, name = key
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"filter {name} of group {group} for topic {topic} can be replaced only by members"
+                f" of the group, and none is at {client}: send a heartbeat to the broker first",
+            )
 
     def find(self, group: str, topic: str, name: str | None) -> LoadedFilter:
         """Return a filter, by default the latest of a group and topic; raises RemoteError."""

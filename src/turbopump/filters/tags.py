@@ -20,6 +20,7 @@ SQL92 = "SQL92"
 
 _OR = "||"
 _SQL_MARK = re.compile(r"[<>=]|\s(?:AND|OR|IN|IS|BETWEEN)\b", re.IGNORECASE)
+_SEPARATOR = re.compile(r"\s*[,;|]\s*")
 _INSTEAD = "write tags such as 'created || paid', or '*' for every message"
 
 
@@ -64,7 +65,20 @@ def wanted_tags(expression: object, what: str) -> TagFilter:
         raise InvalidArgument(
             f"{what} is {expression!r}, which asks for a tag named {EVERYTHING}: {_INSTEAD}"
         )
+    if not (expression or "").rstrip().endswith(_OR):
+        _check_separators(wanted.tags, f"{what} is {expression!r}", expression or "")
     return wanted
+
+
+def _check_separators(tags: tuple[str, ...], found: str, expression: str) -> None:
+    """Reject tags joined by something else than two bars: nearly always a slip, and no match."""
+    for tag in tags:
+        if _SEPARATOR.search(tag):
+            split = dict.fromkeys(part for each in tags for part in _SEPARATOR.split(each) if part)
+            raise InvalidArgument(
+                f"{found}, which asks for a tag named {tag!r}: write {f' {_OR} '.join(split)!r};"
+                f" if a tag has that name, write {f'{expression} {_OR}'!r}"
+            )
 
 
 def _is_sql(expression: str) -> bool:

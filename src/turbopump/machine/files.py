@@ -30,11 +30,12 @@ Mapped: TypeAlias = mmap.mmap | memoryview
 
 _MODE = 0o644
 _UNLIMITED = 1 << 20
-_ERASED_AT_ONCE = _COPIED_AT_ONCE = 1024 * 1024
+_ERASED_AT_ONCE = _COPIED_AT_ONCE = _FETCHED_AT_ONCE = 1024 * 1024
 _REPORTS_LOSS_SINCE = (5, 8)
 _UNWRITTEN_MAX_KB = 64 * 1024
 _UNWRITTEN_PER_FILE_KB = 32
 """How much any process writes in about the time that flushing one file takes."""
+_PAGE_BYTES = mmap.PAGESIZE
 _MEMORY = Path("/proc/meminfo")
 SPARE_NAME = "spare.tmp"
 """Where a file grows to its size before it gets its name: in the store's own directory."""
@@ -129,6 +130,19 @@ class Files:
         except OSError as error:
             raise _with_path(error, "read", fd) from error
 
+    def fetch(self, fd: int, at: int, size: int) -> None:
+        """Read a part of a file that is open for nothing else into memory."""
+        try:
+            # Otherwise the system reads far ahead, and lets whoever gets there, such as an event
+            # loop, request the next part: that takes it milliseconds.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            end = at + size
+            # Before a part that the disk cannot read, less is returned than was requested.
+            while at < end and (data := os.pread(fd, min(_FETCHED_AT_ONCE, end - at), at)):
+                at += len(data)
+        except OSError as error:
+            raise _with_path(error, "read", fd) from error
+
     def size(self, fd: int) -> int:
         """Return the current size of the file."""
         return os.lseek(fd, 0, os.SEEK_END)
@@ -164,6 +178,19 @@ class Files:
         except ValueError as error:
             # Another process has truncated it.
             raise OSError(errno.EIO, f"it is shorter than {size} bytes") from error
+
+    def is_in_memory(self, fd: int, at: int, size: int, mapped_at: int) -> bool:  # noqa: ARG002
+        """Whether a part of a file that is mapped at an address is in memory.
+
+        True as well if the system does not tell.
+        """
+        call = _mincore()
+        if call is None or size <= 0:
+            return True
+        first = (mapped_at + at) // _PAGE_BYTES * _PAGE_BYTES
+        end = mapped_at + at + size
+        pages = ctypes.create_string_buffer((end - first + _PAGE_BYTES - 1) // _PAGE_BYTES)
+        return call(first, end - first, pages) != 0 or b"\0" not in pages.raw
 
     @_with_context("rename")
     def rename(self, old: Path, new: Path) -> None:
@@ -287,6 +314,11 @@ class Files:
             # That kind does not exclude the same process.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
+    @_with_context("lock directory")
+    def lock_directory(self, fd: int) -> None:
+        """Take the lock of an open directory, or raise OSError; it ends with the process."""
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
 
 def _unwritten_kb() -> int:
     """Return how much of all that was written the disks do not have yet."""
@@ -303,6 +335,16 @@ def _syncfs() -> Callable[[int], int] | None:
     except (AttributeError, OSError, ValueError):
         return None
     return call if release >= _REPORTS_LOSS_SINCE else None
+
+
+@lru_cache(maxsize=1)
+def _mincore() -> Callable[[int, int, ctypes.Array[ctypes.c_char]], int] | None:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).mincore
+    except (AttributeError, OSError):
+        return None
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    return call
 
 
 REAL_FILES = Files()
@@ -438,19 +480,31 @@ class OpenFiles:
         self._files = files
         self._count_max = min(count_max, max(8, files.open_max() // 4))
         self._fds: OrderedDict[Path, int] = OrderedDict()
+        self._read_only: set[Path] = set()
+        """Those that were opened for reading only."""
 
     def fd(self, path: Path) -> int:
-        """Return a file's descriptor, opened if necessary; valid until the next call."""
+        """Return a descriptor to read a file, opened if necessary; valid until the next call."""
         fd = self._fds.get(path)
         if fd is None:
-            fd = self.retry_on_emfile(lambda: self._files.open(path))
+            # The disk may be read-only.
+            fd = self.retry_on_emfile(lambda: self._files.open_to_read(path))
             self.adopt(path, fd)
+            self._read_only.add(path)
         else:
             self._fds.move_to_end(path)
         return fd
 
+    def fd_to_write(self, path: Path) -> int:
+        """Return a descriptor to read and write a file; valid until the next call."""
+        if path in self._read_only:
+            self.close(path)
+        if path not in self._fds:
+            self.adopt(path, self.retry_on_emfile(lambda: self._files.open(path)))
+        return self.fd(path)
+
     def adopt(self, path: Path, fd: int) -> None:
-        """Adopt a file that was opened elsewhere."""
+        """Adopt a file that was opened elsewhere, for reading and writing."""
         self._close_all_but(self._count_max - 1)
         self._fds[path] = fd
 
@@ -466,14 +520,17 @@ class OpenFiles:
 
     def _close_all_but(self, count: int) -> None:
         while len(self._fds) > count:
-            _, unused = self._fds.popitem(last=False)
+            path, unused = self._fds.popitem(last=False)
+            self._read_only.discard(path)
             self._files.close(unused)
 
     def close(self, path: Path) -> None:
+        self._read_only.discard(path)
         fd = self._fds.pop(path, None)
         if fd is not None:
             self._files.close(fd)
 
     def close_all(self) -> None:
+        self._read_only.clear()
         while self._fds:
             self._files.close(self._fds.popitem()[1])

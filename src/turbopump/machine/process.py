@@ -34,6 +34,11 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def processors() -> int:
+    """Return how many processors the machine has."""
+    return os.cpu_count() or 1
+
+
 def after_fork(action: Callable[[], None]) -> None:
     """Call a function in every forked child."""
     os.register_at_fork(after_in_child=action)

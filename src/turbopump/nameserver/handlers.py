@@ -155,7 +155,11 @@ def kv_handlers(kv: KvConfig) -> dict[int, Handler]:
 async def _put_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
     entry = headers.KvEntry.from_ext_fields(request.ext_fields)
     try:
-        await kv.put(entry.namespace, entry.key, entry.value)
+        if not entry.compare:
+            await kv.put(entry.namespace, entry.key, entry.value)
+        elif not await kv.replace(entry.namespace, entry.key, entry.expected, entry.value):
+            remark = f"the value of {entry.key} in {entry.namespace} is not the expected one"
+            return request.answer(ResponseCode.KV_VALUE_DIFFERS, remark=remark)
     except InvalidArgument as error:
         raise RemoteError.system(str(error)) from error
     return request.answer(ResponseCode.SUCCESS)
@@ -164,7 +168,7 @@ async def _put_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
 def _get_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
     asked = headers.KvKey.from_ext_fields(request.ext_fields)
     value = kv.value(asked.namespace, asked.key)
-    answer = headers.KvValue(value=value)
+    answer = headers.KvValue(value=value, compares=True if asked.compare else None)
     if value is not None:
         return request.answer(ResponseCode.SUCCESS, answer)
     remark = f"No config item, Namespace: {asked.namespace} Key: {asked.key}"

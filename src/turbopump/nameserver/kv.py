@@ -59,16 +59,22 @@ class KvConfig:
 
     async def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value; raises InvalidArgument if anything is too long."""
-        for what, text, most in (
-            ("namespace", namespace, NAME_CHARS_MAX),
-            ("key", key, NAME_CHARS_MAX),
-            ("value", value, VALUE_CHARS_MAX),
-        ):
-            if len(text) > most:
-                raise InvalidArgument(f"{what} must be at most {most} characters, got {len(text)}")
+        _require_lengths(namespace, key, value)
         async with self._changing:
-            entries = {**self._table.get(namespace, {}), key: value}
-            await self._replace({**self._table, namespace: entries})
+            await self._set(namespace, key, value)
+
+    async def replace(self, namespace: str, key: str, expected: str | None, value: str) -> bool:
+        """Set a value if the current one is the expected one, None for no value; else False."""
+        _require_lengths(namespace, key, value)
+        async with self._changing:
+            if self.value(namespace, key) != expected:
+                return False
+            await self._set(namespace, key, value)
+            return True
+
+    async def _set(self, namespace: str, key: str, value: str) -> None:
+        entries = {**self._table.get(namespace, {}), key: value}
+        await self._replace({**self._table, namespace: entries})
 
     async def delete(self, namespace: str, key: str) -> None:
         """Remove a value; its namespace stays, as in Apache RocketMQ."""
@@ -91,3 +97,13 @@ class KvConfig:
             self._table, file.version = table, version
 
         await file.writer.write(lambda: file.save(body, version), adopt)
+
+
+def _require_lengths(namespace: str, key: str, value: str) -> None:
+    for what, text, most in (
+        ("namespace", namespace, NAME_CHARS_MAX),
+        ("key", key, NAME_CHARS_MAX),
+        ("value", value, VALUE_CHARS_MAX),
+    ):
+        if len(text) > most:
+            raise InvalidArgument(f"{what} must be at most {most} characters, got {len(text)}")

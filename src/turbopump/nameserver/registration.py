@@ -96,7 +96,7 @@ def _require_newest_epoch(registration: Registration, kv: KvConfig) -> None:
     if registration.broker_id != MASTER_ID:
         return
     claim = parse_claim(kv.value(CLAIMS_NAMESPACE, registration.name))
-    if claim is not None and claim.epoch > registration.epoch:
+    if claim is not None and not claim.pending and claim.epoch > registration.epoch:
         remark = (
             f"master {registration.address} of {registration.name} has epoch {registration.epoch}:"
             f" it was replaced by {claim.master_address} with epoch {claim.epoch}"

@@ -113,7 +113,9 @@ class Deadlines:
             self._arm()
 
     def _call_all(self, bucket: Bucket) -> None:
-        while bucket:
-            # One at a time: a call may cancel others of the same bucket.
-            due = next(iter(bucket))
-            bucket.pop(due)(due)
+        # By a copy: searching for the first of a dict that shrinks costs more with each one gone.
+        for due in list(bucket):
+            call = bucket.pop(due, None)
+            # A call may cancel others of the same bucket.
+            if call is not None:
+                call(due)

@@ -55,3 +55,8 @@ def address_text(name: object) -> str:
         return "unknown"
     host, port = str(name[0]), name[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_text(address: str) -> str:
+    """Return the host of an address, as `address_text` formats it."""
+    return address.rpartition(":")[0]

@@ -52,8 +52,6 @@ class Outbox:
         self._burst = 1
         self.is_held = False
         """Whether a flush at the end of this turn is due."""
-        is_joined = type(transport).__module__ in _ALWAYS_JOINED
-        self._joined_bytes_max = sys.maxsize if is_joined else _JOINED_BYTES_MAX
 
     @property
     def unwritten_bytes(self) -> int:
@@ -104,10 +102,15 @@ class Outbox:
         if self._transport.is_closing() or (self._has_hung_up is not None and self._has_hung_up()):
             return
         self._on_write(length)
-        if length <= self._joined_bytes_max:
-            self._transport.write(b"".join(parts))
-        else:
-            self._transport.writelines(coalesced(parts))
+        write_parts(self._transport, parts, length)
+
+
+def write_parts(transport: asyncio.Transport, parts: Sequence[Buffer], length: int) -> None:
+    """Pass pieces of ``length`` bytes to a transport, so that it pauses its protocol when due."""
+    if length <= _JOINED_BYTES_MAX or type(transport).__module__ in _ALWAYS_JOINED:
+        transport.write(b"".join(parts))
+    else:
+        transport.writelines(coalesced(parts))
 
 
 def coalesced(parts: Sequence[Buffer]) -> list[Buffer]:

@@ -7,7 +7,6 @@ reported only where it is needed.
 from typing import TYPE_CHECKING
 
 from turbopump.lazy_names import lazy_names
-from turbopump.spark.worker_process import end_quietly
 
 if TYPE_CHECKING:
     from turbopump.spark.consumer import ConsumerRun, SparkConsumer
@@ -32,10 +31,6 @@ else:
         "spark.writing.deduplication": "without_duplicates",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
-
-
-# Every worker that reads, writes or handles messages imports this package.
-end_quietly()
 
 __all__ = [
     "ConsumerReport",

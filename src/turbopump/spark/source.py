@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from turbopump.errors import InvalidArgument
+from turbopump.spark.needed_packages import needs_packages
 from turbopump.spark.worker_process import begin_call
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from turbopump.spark.reading.offsets import Marks, Offsets
     from turbopump.spark.reading.options import SourceOptions
     from turbopump.spark.reading.stream_driver import StreamDriver
+
+FORMAT = "rocketmq"
 
 # Readers and writers are imported on use: Spark imports this module to find the source, for every
 # query of any source, and must not fail or wait because of it.
@@ -55,14 +58,16 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return "rocketmq"
+        return FORMAT
 
+    @needs_packages(FORMAT)
     def schema(self) -> StructType:
         from turbopump.spark.reading.options import columns_of
         from turbopump.spark.records.schema import spark_schema
 
         return spark_schema(columns_of(self.options))
 
+    @needs_packages(FORMAT)
     def reader(self, schema: StructType) -> DataSourceReader:
         from turbopump.spark.reading.options import SourceOptions
 
@@ -70,11 +75,13 @@ class DefaultSource(DataSource):
         options = _with_columns(SourceOptions.for_batch(self.options), schema)
         return BatchReader(options)
 
+    @needs_packages(FORMAT)
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from turbopump.spark.reading.options import SourceOptions
 
         return StreamReader(_with_columns(SourceOptions.for_stream(self.options), schema))
 
+    @needs_packages(FORMAT)
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from turbopump.spark.writing.writer import batch_writer
 
@@ -84,6 +91,7 @@ class DefaultSource(DataSource):
             )
         return batch_writer(self.options, schema)
 
+    @needs_packages(FORMAT)
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002 - the arguments are Spark's
         from turbopump.spark.writing.writer import stream_writer
 
@@ -148,7 +156,8 @@ class BatchReader(DataSourceReader):
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from turbopump.spark.reading.partition_reader import PartitionReader
+    with needs_packages(FORMAT):
+        from turbopump.spark.reading.partition_reader import PartitionReader
 
     begin_call()
     # Spark creates an empty partition of its own if there is none.

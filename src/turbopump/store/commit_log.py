@@ -69,7 +69,7 @@ class CommitLog:
         self.flushed = min(flushed, end)
         self._zeroed_to = end
         start = self._segments.start_at(end)
-        self._tail = None if start is None else self._segment(start)
+        self._tail = None if start is None else self._writable(start)
         self.tail_end = self._segments.end if start is None else start + self.segment_bytes
 
     @property
@@ -128,6 +128,17 @@ class CommitLog:
         file_end = start + self._file_bytes(start)
         return start, min(file_end, start + self.segment_bytes, self.written), view
 
+    def is_in_memory(self, begin: int, end: int) -> bool:
+        """Whether a part of the log can be read without waiting for the disk."""
+        end = min(end, self.written)
+        while begin < end and (start := self._segments.start_at(begin)) is not None:
+            file_end = min(end, start + self.segment_bytes)
+            self._view(start)
+            if not self._open[start].is_in_memory(begin, file_end - begin):
+                return False
+            begin = file_end
+        return True
+
     def _file_bytes(self, start: int) -> int:
         """Return the size of an open file; reading a map past the end kills the process."""
         return self._files.size(self._open[start].fd)
@@ -144,6 +155,10 @@ class CommitLog:
         """Return the file that a position lies in."""
         start = self._segments.start_at(position)
         return None if start is None else self._segments.path(start)
+
+    def path(self, start: int) -> Path:
+        """Return the path of the file that begins at a position."""
+        return self._segments.path(start)
 
     def rest_of_segment(self, position: int) -> memoryview:
         """Return a whole file's bytes from a position on, written or not; for scans."""
@@ -223,13 +238,13 @@ class CommitLog:
                 self._segments.drop_last()
                 self._unsynced_names = True
             if self.starts and self.starts[-1] <= end < self._segments.end:
-                self._segment(self.starts[-1]).erase_from(end)
+                self._writable(self.starts[-1]).erase_from(end)
             self.begin_at(end, self.flushed)
 
     def rewrite_unflushed(self) -> None:
         """Rewrite the bytes that a failed flush may have dropped from the disk's queue."""
         for start in self._dirty_starts(self.flushed, self.written):
-            segment = self._segment(start)
+            segment = self._writable(start)
             first = max(start, self.flushed)
             last = min(start + self.segment_bytes, self.written)
             for at in range(first, last, COPIED_AT_ONCE):
@@ -283,21 +298,31 @@ class CommitLog:
         return self._tail
 
     def _segment(self, start: int) -> Segment:
+        """Return a file that is open at least for reading: the disk may be read-only."""
         segment = self._open.get(start)
         if segment is None:
             path = self._segments.path(start)
-            return self._adopt(
-                start, self._open_files.retry_on_emfile(lambda: self._files.open(path))
-            )
+            fd = self._open_files.retry_on_emfile(lambda: self._files.open_to_read(path))
+            return self._adopt(start, fd, is_writable=False)
         self._open.move_to_end(start)
         return segment
+
+    def _writable(self, start: int) -> Segment:
+        """Return a file that is open for writing too; if necessary, it is opened again."""
+        segment = self._open.get(start)
+        if segment is not None and segment.is_writable:
+            return segment
+        path = self._segments.path(start)
+        fd = self._open_files.retry_on_emfile(lambda: self._files.open(path))
+        self._release(start)
+        return self._adopt(start, fd)
 
     def _view(self, start: int) -> memoryview:
         segment = self._segment(start)
         return segment.mapped or self._open_files.retry_on_emfile(segment.view)
 
-    def _adopt(self, start: int, fd: int) -> Segment:
-        segment = Segment(start, self.segment_bytes, self._files, fd)
+    def _adopt(self, start: int, fd: int, *, is_writable: bool = True) -> Segment:
+        segment = Segment(start, self.segment_bytes, self._files, fd, is_writable=is_writable)
         self._open[start] = segment
         self.close_unused(but=start)
         return segment

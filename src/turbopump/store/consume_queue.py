@@ -17,7 +17,7 @@ import numpy as np
 from turbopump.machine.files import Files, OpenFiles, erase_from
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
-from turbopump.store.outcomes import UNIT_DTYPE, Units
+from turbopump.store.outcomes import UNIT_DTYPE, FilePart, Units
 from turbopump.store.segments import Segments
 from turbopump.wire.record import FIXED_BYTES, RecordEntry
 
@@ -192,8 +192,8 @@ class ConsumeQueue:
             return
         start = self._segments.start_at(offset * UNIT_BYTES)
         if start is not None:
-            fd = self._open_files.fd(self._segments.path(start))
             try:
+                fd = self._open_files.fd_to_write(self._segments.path(start))
                 self._files.write(fd, unit, offset * UNIT_BYTES - start)
             except OSError:
                 if len(self._repaired) >= _REPAIRED_MAX:
@@ -205,6 +205,15 @@ class ConsumeQueue:
         """Return the file that a unit is in."""
         size = self._segments.segment_bytes
         return self._segments.path(offset * UNIT_BYTES // size * size)
+
+    def part_from(self, offset: QueueOffset, size: int) -> list[FilePart]:
+        """Return where a file has the units from an offset on, if it has any."""
+        position = offset * UNIT_BYTES
+        start = self._segments.start_at(position)
+        if start is None:
+            return []
+        end = min(start + self._segments.segment_bytes, self.written_offset * UNIT_BYTES)
+        return [FilePart(self._segments.path(start), position - start, min(size, end - position))]
 
     def is_checked(self, first: int, end: int) -> bool:
         """Whether units need no comparison with their records while these are in memory."""
@@ -241,6 +250,21 @@ class ConsumeQueue:
             return None
         return data[at : at + UNIT_BYTES]
 
+    def last_before(self, position: PhysicalOffset) -> QueueOffset:
+        """Return the offset of the last message that begins before a position of the log.
+
+        If there is none, the one before the first.
+        """
+        low, high = self.min_offset, self.max_offset
+        while low < high:
+            middle = QueueOffset((low + high) // 2)
+            unit = self.unit(middle)
+            if unit is not None and unit[0] < position:
+                low = QueueOffset(middle + 1)
+            else:
+                high = middle
+        return QueueOffset(low - 1)
+
     def file_ranges(self) -> list[tuple[QueueOffset, QueueOffset]]:
         """Return first and end offset of each file, and of the units without a file yet."""
         per_file = self.units_per_segment
@@ -266,7 +290,7 @@ class ConsumeQueue:
                 new.add(self._segments.path(start))
             part = self._pending[: start + self._segments.segment_bytes - position]
             path = self._segments.path(start)
-            self._files.write(self._open_files.fd(path), part, position - start)
+            self._files.write(self._open_files.fd_to_write(path), part, position - start)
             touched.setdefault(path, position - start)
             del self._pending[: len(part)]
             self.written_offset = QueueOffset(self.written_offset + len(part) // UNIT_BYTES)
@@ -288,7 +312,7 @@ class ConsumeQueue:
             entry = None if size == FILLER_SIZE else entry_at(PhysicalOffset(at))
             if size != FILLER_SIZE and (entry is None or entry.size != size):
                 return False
-        self._files.write(self._open_files.fd(path), data, position)
+        self._files.write(self._open_files.fd_to_write(path), data, position)
         return len(data) == count * UNIT_BYTES
 
     def load(self) -> None:
@@ -345,7 +369,7 @@ class ConsumeQueue:
             self._open_files.close(self._segments.drop_last())
         if self._segments.starts and position < self._segments.end:
             start = self._segments.starts[-1]
-            fd = self._open_files.fd(self._segments.path(start))
+            fd = self._open_files.fd_to_write(self._segments.path(start))
             erase_from(self._files, fd, position - start, self._segments.segment_bytes)
 
     def rewrite_since(self, position: PhysicalOffset) -> dict[Path, int]:
@@ -357,7 +381,7 @@ class ConsumeQueue:
         for start in self._segments.starts:
             if start + self._segments.segment_bytes > at or start == self._segments.starts[-1]:
                 path, begin = self._segments.path(start), max(0, at - start)
-                fd = self._open_files.fd(path)
+                fd = self._open_files.fd_to_write(path)
                 units = min(self.written_offset * UNIT_BYTES - start, self._segments.segment_bytes)
                 self._files.write(fd, self._files.read(fd, max(0, units - begin), begin), begin)
                 found[path] = begin

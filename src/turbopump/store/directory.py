@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import threading
 from pathlib import Path
@@ -11,6 +12,10 @@ from turbopump.errors import StoreInUse
 from turbopump.machine.files import SPARE_NAME, Files, make_directory_durable
 
 _LOCK_TEXT = b"lock"
+# What file systems answer that cannot lock directories, such as NFS.
+_NO_DIRECTORY_LOCKS = {
+    errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP,
+}  # fmt: skip
 # Java's kind of lock does not exclude the same process; this does.
 _locked_here_guard = threading.Lock()
 
@@ -20,7 +25,7 @@ class StoreDirectory:
 
     def __init__(self, root: Path, files: Files) -> None:
         self.files = self._files = files
-        self._lock_fd = -1
+        self._locks: list[int] = []
         self._set_root(root)
 
     def _set_root(self, root: Path) -> None:
@@ -57,20 +62,39 @@ class StoreDirectory:
             self._files.locked_here.add(self.root)
 
     def _take_lock(self) -> None:
-        path = self.root / "lock"
-        fd = self._files.open(path) if self._files.exists(path) else self._files.open_new(path)
         try:
-            self._files.lock(fd)
-            if self._files.read(fd, len(_LOCK_TEXT), 0) != _LOCK_TEXT:
-                # Only if necessary: the disk may be full.
-                self._files.write(fd, _LOCK_TEXT, 0)
+            self._lock_root()
+            self._lock_file()
         except BaseException as error:
-            # The lock lives as long as the open file.
-            self._files.close(fd)
+            self._unlock()
             if isinstance(error, BlockingIOError | PermissionError):
                 raise StoreInUse(f"{self.root} is open in another process") from error
             raise
-        self._lock_fd = fd
+
+    def _lock_root(self) -> None:
+        """Lock the directory itself: the lock file can be deleted while it is locked."""
+        fd = self._files.open_directory(self.root)
+        self._locks.append(fd)
+        try:
+            self._files.lock_directory(fd)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY_LOCKS:
+                raise
+
+    def _lock_file(self) -> None:
+        """Lock the file that excludes Apache RocketMQ too."""
+        path = self.root / "lock"
+        fd = self._files.open(path) if self._files.exists(path) else self._files.open_new(path)
+        self._locks.append(fd)
+        self._files.lock(fd)
+        if self._files.read(fd, len(_LOCK_TEXT), 0) != _LOCK_TEXT:
+            # Only if necessary: the disk may be full.
+            self._files.write(fd, _LOCK_TEXT, 0)
+
+    def _unlock(self) -> None:
+        # Locks live as long as the open files.
+        while self._locks:
+            self._files.close(self._locks.pop())
 
     def make_parts(self) -> None:
         """Create missing directories, and sync their names before anything is put into them."""
@@ -98,6 +122,4 @@ class StoreDirectory:
         """Unlock the directory."""
         with _locked_here_guard:
             self._files.locked_here.discard(self.root)
-        if self._lock_fd >= 0:
-            self._files.close(self._lock_fd)
-            self._lock_fd = -1
+        self._unlock()

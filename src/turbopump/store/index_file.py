@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,9 @@ _SLOT_DTYPE = np.dtype(">i4")
 _PAGE_SLOTS = 1024
 _INT_MAX = 0x7FFF_FFFF
 _REWRITTEN_AT_ONCE = 50_000
+_READ_AT_ONCE = 4096 // ENTRY_BYTES
+EXAMINED_AT_ONCE = 512
+"""Entries examined in one step of a search: a few milliseconds if they are far apart."""
 _TIME_TOLERANCE_MS = 2000
 """Entries hold whole seconds; after a crash, the header's times are derived from them."""
 
@@ -167,12 +171,22 @@ class IndexFile:
 
     def search(
         self, key_hash: int, begin_ms: int, end_ms: int, count_max: int, found: list[int]
-    ) -> None:
-        """Add positions of entries with a hash and in a time range to ``found``, newest first."""
-        number = self._newest_in_slot(key_hash % self._slot_count)
+    ) -> Iterator[int]:
+        """Add positions of entries with a hash and in a time range to ``found``, newest first.
+
+        Yields the number of entries examined whenever that is `EXAMINED_AT_ONCE`: one key may have
+        millions of them.
+        """
+        number, first, block = self._newest_in_slot(key_hash % self._slot_count), 0, b""
+        examined = 0
         while 0 < number < self.header.count and len(found) < count_max:
-            data = self._read(ENTRY_BYTES, self._entries_at + number * ENTRY_BYTES)
-            entry_hash, position, seconds, previous = _ENTRY.unpack(data)
+            if not block or number < first:
+                # The entries of a frequent key are neighbors: they need one read.
+                first = max(1, number - _READ_AT_ONCE + 1)
+                at = self._entries_at + first * ENTRY_BYTES
+                block = self._read((number - first + 1) * ENTRY_BYTES, at)
+            entry = _ENTRY.unpack_from(block, (number - first) * ENTRY_BYTES)
+            entry_hash, position, seconds, previous = entry
             time_ms = self.header.begin_ms + seconds * 1000
             if seconds < 0:
                 return
@@ -182,6 +196,10 @@ class IndexFile:
                 # A chain leads backwards; anything else is damage and might never end.
                 return
             number = previous
+            examined += 1
+            if examined == EXAMINED_AT_ONCE:
+                yield examined
+                examined = 0
 
     def repair(self, log_end: int) -> None:
         """After a crash, keep the complete entries and rebuild their chains."""
@@ -204,7 +222,7 @@ class IndexFile:
             )
         self._write(self._slots.tobytes(), HEADER_BYTES)
         self._write(kept.tobytes(), self._entries_at + ENTRY_BYTES)
-        fd = self._open_files.fd(self.path)
+        fd = self._open_files.fd_to_write(self.path)
         used = self._entries_at + self.header.count * ENTRY_BYTES
         erase_from(self._files, fd, used, self.size)
         self._dirty_pages[:] = False
@@ -291,7 +309,7 @@ class IndexFile:
         self._write(_HEADER.pack(*astuple(self.header)), 0)
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
-        self._files.write(self._open_files.fd(self.path), data, at)
+        self._files.write(self._open_files.fd_to_write(self.path), data, at)
 
     def _read(self, size: int, at: int) -> bytes:
         return self._files.read(self._open_files.fd(self.path), size, at)

@@ -141,6 +141,14 @@ class _Messages:
         return _Run(topics, texts, self._positions, times_ms, text_bytes=0).keys()
 
 
+class KeyPositions(Struct, frozen=True):
+    """Where messages with the hash of a key are, oldest first, without repeats."""
+
+    positions: list[int]
+    is_complete: bool
+    """Whether everything was searched, or enough was found."""
+
+
 class KeyIndex:
     """All files of the index, oldest first; only the newest is extended."""
 
@@ -326,21 +334,35 @@ class KeyIndex:
         new |= self._new
         self._touched, self._new = set(), set()
 
-    def search(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return positions of messages with the key's hash, oldest first, without repeats."""
+    def search(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, entries_max: int
+    ) -> Iterator[KeyPositions | None]:
+        """Find messages with the key's hash, the newest if there are more than wanted.
+
+        Yields None before each slice, and finally what was found when ``entries_max`` were
+        examined, or all were.
+        """
         with contextlib.suppress(OSError):
             # A full disk delays new entries; older ones can still be searched.
             self.absorb()
-        key_hash = index_hash(topic, key)
+        key_hash, count_max = index_hash(topic, key), min(count_max, RESULTS_MAX)
         found: list[int] = []
+        yield None
         for file in reversed(self.good_files):
-            if len(found) >= min(count_max, RESULTS_MAX):
+            if len(found) >= count_max:
                 break
             if file.header.overlaps(begin_ms, end_ms):
-                file.search(key_hash, begin_ms, end_ms, min(count_max, RESULTS_MAX), found)
+                for examined in file.search(key_hash, begin_ms, end_ms, count_max, found):
+                    entries_max -= examined
+                    if entries_max <= 0:
+                        yield KeyPositions(sorted(set(found)), is_complete=False)
+                        return
+                    yield None
+                    if file not in self._index_files:
+                        break  # Deleted meanwhile, with its messages.
             if file.header.begin_ms < begin_ms:
                 break
-        return sorted(set(found))
+        yield KeyPositions(sorted(set(found)), is_complete=True)
 
     def rewrite(self, path: Path) -> bool:
         """Rewrite a file whose sync has failed; False if it has lost entries."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TypeAlias
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -108,6 +109,14 @@ def _cut(pieces: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[memoryv
             at += size
 
 
+class FoundByKey(Struct, frozen=True):
+    """Messages found by key, oldest first; others with the same hash may be among them."""
+
+    messages: list[memoryview]
+    is_complete: bool
+    """False if the search was stopped at its limit: there may be older ones."""
+
+
 class NoMatch(_Answered, frozen=True, kw_only=True):
     """The filter wanted none of the units examined [NO_MATCHED_MESSAGE]."""
 
@@ -146,6 +155,20 @@ class OffsetTooLarge(_Answered, frozen=True, kw_only=True):
 
 class UnitsMissing(_Answered, frozen=True, kw_only=True):
     """The queue's file at the offset cannot be read [OFFSET_FOUND_NULL]."""
+
+
+class FilePart(NamedTuple):
+    """Some bytes of a file of the store."""
+
+    path: Path
+    at: int
+    size: int
+
+
+class Cold(Struct, frozen=True):
+    """What a read needs is not in memory: fetch these parts, and read again."""
+
+    parts: tuple[FilePart, ...]
 
 
 ReadOutcome: TypeAlias = (

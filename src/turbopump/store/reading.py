@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 
 from turbopump.message import QueueOffset
+from turbopump.store.cold_reads import ColdReads
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
@@ -20,6 +21,7 @@ from turbopump.store.entry_run import is_topic_name
 from turbopump.store.outcomes import (
     EVERYTHING,
     UNIT_DTYPE,
+    Cold,
     Filter,
     Found,
     OffsetTooLarge,
@@ -45,8 +47,12 @@ def read_queue(
     limits: ReadLimits,
     wanted: Filter,
     repair: UnitRepair,
-) -> ReadOutcome:
-    """Answer a read of a queue that exists."""
+    cold_reads: ColdReads | None = None,
+) -> ReadOutcome | Cold:
+    """Answer a read of a queue that exists.
+
+    With ``cold_reads``, nothing of the log is read that is not in memory: that is fetched first.
+    """
     low, high = queue.min_offset, queue.max_offset
     if not low <= offset < high:
         return _outside(offset, low, high)
@@ -57,8 +63,24 @@ def read_queue(
         per_file = queue.units_per_segment
         following = QueueOffset((offset + per_file) // per_file * per_file)
         return UnitsMissing(next_offset=following, min_offset=low, max_offset=high)
+    recent_from, ahead = log.written - limits.recent_bytes, None
+    if cold_reads is not None and not cold_reads.is_warm(UNIT.unpack_from(data)[0], limits):
+        count = len(data) // UNIT_BYTES
+        is_checking = (
+            is_everything
+            and UNIT.unpack_from(data)[0] >= recent_from
+            and not queue.is_checked(offset, offset + count)
+        )
+        ahead = _ahead_of(queue, offset, data) if is_checking else data
+        bytes_max = max(limits.memory_bytes_max, limits.disk_bytes_max)
+        prepared = cold_reads.prepare(
+            queue, offset, data, ahead, bytes_max, None if is_everything else wanted
+        )
+        if isinstance(prepared, Cold):
+            return prepared
+        data, ahead = prepared
     if is_everything:
-        good = checked_units(log, queue, offset, data, log.written - limits.recent_bytes)
+        good = checked_units(log, queue, offset, data, recent_from, ahead)
         if good < len(data) // UNIT_BYTES:
             # The next read handles the rest, which begins with damage.
             data = data[: max(1, good) * UNIT_BYTES]
@@ -67,7 +89,7 @@ def read_queue(
             if found is not None:
                 return found
     else:
-        found = _run_of_tagged(log, queue, data, offset, count_max, limits, wanted)
+        found = _run_of_tagged(log, queue, data, offset, count_max, limits, wanted, ahead)
         if found is not None:
             return found
     scan = Scan(log, queue, offset, count_max, limits, wanted, repair)
@@ -86,22 +108,33 @@ def _outside(offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> ReadOu
 
 
 def checked_units(
-    log: CommitLog, queue: ConsumeQueue, offset: QueueOffset, data: bytes, recent_from: int
+    log: CommitLog,
+    queue: ConsumeQueue,
+    offset: QueueOffset,
+    data: bytes,
+    recent_from: int,
+    ahead: bytes | None = None,
 ) -> int:
     """Return how many of the units from an offset on match their records.
 
     Messages recent enough to be in memory are compared once, and not at all if this process has
-    stored them. Older ones are read from disk, and compared, at every read.
+    stored them; together with the following ones, unless ``ahead`` says with which. Older ones are
+    read from disk, and compared, at every read.
     """
     count = len(data) // UNIT_BYTES
     if UNIT.unpack_from(data)[0] < recent_from:
         return matching_units(log, queue, offset, data)
     if queue.is_checked(offset, offset + count):
         return count
-    ahead = queue.read_ahead_from(offset)
-    good = matching_units(log, queue, offset, ahead if len(ahead) > len(data) else data)
+    good = matching_units(log, queue, offset, ahead or _ahead_of(queue, offset, data))
     queue.note_checked(offset, offset + good)
     return min(count, good)
+
+
+def _ahead_of(queue: ConsumeQueue, offset: QueueOffset, data: bytes) -> bytes:
+    """Return units with the following ones, as far as these are in memory."""
+    ahead = queue.read_ahead_from(offset)
+    return ahead if len(ahead) > len(data) else data
 
 
 def _units_of_answer(count_max: int, limits: ReadLimits) -> int:
@@ -159,14 +192,16 @@ def _run_of_tagged(
     count_max: int,
     limits: ReadLimits,
     wanted: Filter,
+    ahead: bytes | None,
 ) -> Found | None:
     """Do the same if all messages of an answer have a wanted tag, as in topics with few tags."""
     if wanted.tags_codes is None or wanted.units is not None or wanted.properties is not None:
         return None
     data = data[: _units_of_answer(count_max, limits) * UNIT_BYTES]
+    ahead = None if ahead is None else data
     if not has_code(as_units(data), wanted.tags_codes).all():
         return None
-    good = checked_units(log, queue, offset, data, log.written - limits.recent_bytes)
+    good = checked_units(log, queue, offset, data, log.written - limits.recent_bytes, ahead)
     if good < len(data) // UNIT_BYTES:
         return None
     return _run_of_all(log, queue, data, offset, count_max, limits)

@@ -5,7 +5,10 @@ Segments are deleted one by one; disk usage is checked after each.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -20,6 +23,8 @@ from turbopump.store.key_index import KeyIndex
 from turbopump.store.queues import Queues
 from turbopump.store.steady_clock import SteadyClock
 
+_log = logging.getLogger(__name__)
+
 
 class Verdict(Struct, frozen=True):
     """What a retention run did."""
@@ -28,6 +33,18 @@ class Verdict(Struct, frozen=True):
     """How many of the oldest segments it deleted."""
     full: bool
     """Whether the disk is so full that messages are refused."""
+
+
+class _Deleted(Struct, frozen=True):
+    """A deleted segment."""
+
+    path: Path
+    start: int
+    end: int
+    first_ms: int
+    last_ms: int
+    """When its first message was stored, and the first one after it; 0 if unknown."""
+    used_ratio: float
 
 
 @dataclass(eq=False)
@@ -49,23 +66,61 @@ class Retention:
         self._disks = (self.directory.commit_log, self.directory.root)
         self._to_follow = False
 
-    def run(self, dispatched_to: PhysicalOffset, *, at_any_hour: bool) -> Verdict:
-        """Delete eligible segments one by one; return how many, and whether the disk is full."""
-        ages_ms = self._ages_ms(dispatched_to)
-        deleted = 0
+    def run(self, end: PhysicalOffset, *, at_any_hour: bool) -> Verdict:
+        """Delete eligible segments before a position; return how many, and if the disk is full.
+
+        Those that are deleted before their time, because the disk is full, are logged.
+        """
+        ages_ms = self._ages_ms(end)
+        deleted, early = 0, list[_Deleted]()
         try:
             for age_ms in ages_ms[: self.config.segments_per_run_max]:
                 used, now_ms = self.files.used_ratio(self._disks[0]), self.clock.now_ms()
                 if not is_due(self.config, age_ms, now_ms, used, at_any_hour=at_any_hour):
                     break
+                segment = self._first(used)
                 self.log.drop_first()
+                if age_ms < self.config.reserved_ms:
+                    early.append(segment)
                 deleted += 1
                 self._to_follow = True
         finally:
             # Even if one could not be deleted: queues must not point to deleted segments.
+            if early:
+                self._report(early)
             full = self.refuse_if_full()
             self._follow_deletion()
         return Verdict(deleted, full)
+
+    def _first(self, used_ratio: float) -> _Deleted:
+        """Describe the oldest segment, which is about to be deleted."""
+        start, following = self.log.starts[:2]
+        return _Deleted(
+            self.log.path(start),
+            start,
+            following,
+            self.log.first_store_timestamp_ms(start),
+            self.log.first_store_timestamp_ms(following),
+            used_ratio,
+        )
+
+    def _report(self, early: Sequence[_Deleted]) -> None:
+        first, last = early[0], early[-1]
+        times = [
+            "unknown" if not ms else local_time(ms).isoformat(timespec="milliseconds")
+            for ms in (first.first_ms, last.last_ms)
+        ]
+        _log.warning(
+            "%.0f%% of the disk is used: %d log files were deleted before their time, %s to %s,"
+            " positions %d to %d, messages stored from %s to %s",
+            first.used_ratio * 100,
+            len(early),
+            first.path,
+            last.path.name,
+            first.start,
+            last.end,
+            *times,
+        )
 
     def refuse_if_full(self) -> bool:
         """Refuse messages while the disk is too full; return whether it is."""
@@ -74,9 +129,9 @@ class Retention:
         self.health.disk_is_full(used if full else None)
         return full
 
-    def _ages_ms(self, dispatched_to: PhysicalOffset) -> list[int]:
-        """Return the age of the last message of each complete, flushed segment."""
-        end = min(self.log.flushed, dispatched_to)
+    def _ages_ms(self, end: PhysicalOffset) -> list[int]:
+        """Return the age of the last message of each flushed segment before a position."""
+        end = min(self.log.flushed, end)
         ages_ms: list[int] = []
         age_ms = 0
         for following in reversed(self.log.starts[1:]):

@@ -6,6 +6,8 @@ to the network without copying them. Both see the same page cache. (ADR 0005)
 
 from __future__ import annotations
 
+import numpy as np
+
 from turbopump.machine.files import Files, erase_from
 
 COPIED_AT_ONCE = 1024 * 1024
@@ -14,13 +16,18 @@ COPIED_AT_ONCE = 1024 * 1024
 class Segment:
     """An open file. Views into it stay valid after it is closed or deleted."""
 
-    __slots__ = ("_files", "fd", "mapped", "size", "start")
+    __slots__ = ("_address", "_files", "fd", "is_writable", "mapped", "size", "start")
 
-    def __init__(self, start: int, size: int, files: Files, fd: int) -> None:
+    def __init__(
+        self, start: int, size: int, files: Files, fd: int, *, is_writable: bool = True
+    ) -> None:
         self.start = start
         self.size = size
         self._files = files
         self.fd = fd
+        self._address = 0
+        self.is_writable = is_writable
+        """Whether it is open for writing, not for reading only."""
         self.mapped: memoryview | None = None
         """The whole file for reading; None before the first read."""
 
@@ -37,6 +44,13 @@ class Segment:
             # reader that still sends a message of a deleted file gets no error.
             view = self.mapped = memoryview(self._files.map(self.fd, self.size))
         return view
+
+    def is_in_memory(self, at: int, size: int) -> bool:
+        """Whether a part of the mapped file can be read without waiting for the disk."""
+        assert self.mapped is not None
+        if not self._address:
+            self._address = np.frombuffer(self.mapped, np.uint8).ctypes.data
+        return self._files.is_in_memory(self.fd, at - self.start, size, self._address)
 
     def data_end(self, at: int) -> int:
         """Return where the data around a position of the log ends, or that position in a hole."""

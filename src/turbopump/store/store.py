@@ -8,7 +8,8 @@ implicitly), as only the owner may access queues and index.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender, Group
+from turbopump.store.cold_reads import ColdReads
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, RetentionConfig, StoreConfig
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
@@ -28,15 +30,21 @@ from turbopump.store.directory import StoreDirectory
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Entry, Listener, Watches
 from turbopump.store.entry_batch import BATCH_TYPES
 from turbopump.store.flush import Flusher, done
-from turbopump.store.health import Health, refusal, translate_disk_errors
+from turbopump.store.health import (
+    Health,
+    refusal,
+    translate_disk_errors,
+    translate_disk_errors_of_steps,
+)
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.log_scan import scan
 from turbopump.store.losses import check_files
 from turbopump.store.maintenance import Maintenance
-from turbopump.store.outcomes import EVERYTHING, Appended, Filter, ReadOutcome
+from turbopump.store.outcomes import EVERYTHING, Appended, Cold, Filter, FoundByKey, ReadOutcome
 from turbopump.store.queue_rebuild import QueueRebuild
 from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue, unknown_queue
+from turbopump.store.record_starts import begins_record
 from turbopump.store.recovery import Recovery
 from turbopump.store.removed_topics import RemovedTopics
 from turbopump.store.retention import Retention, Verdict
@@ -46,7 +54,6 @@ from turbopump.store.steady_clock import SteadyClock
 from turbopump.store.time_lookup import marks_at, offset_by_time, store_timestamp_at
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
-from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.record import RecordEntry
 from turbopump.wire.record_batch import RecordBatch
 from turbopump.wire.record_list import RecordList
@@ -78,6 +85,9 @@ class Store:
         self._ticked_ms = 0
         self.cut_ranges: dict[QueueKey, tuple[int, int]] = {}
         """Queues that were cut while the store was open: their shortest and their longest end."""
+        self.kept_from: Callable[[], PhysicalOffset | None] = lambda: None
+        """Where the log begins that must be kept, whatever `retain` would delete: on a slave, what
+        its master still has. None if nothing must."""
         self._open = False
         self._after_cut: _AfterCut | None = None
 
@@ -116,6 +126,7 @@ class Store:
         self._behind = behind = WriteBehind(
             machine, directory.checkpoint, log, queues, index, dispatcher.crowded
         )
+        self._cold_reads = ColdReads(machine, log)
         self._flusher = flusher = Flusher(log.sync, machine.background.worker("store-flusher"))
         self._appender = Appender(config, clock, log, queues)
         self._deferred = deferred = DeferredSteps()
@@ -172,6 +183,7 @@ class Store:
                 self._index.load()
             self._behind.load()
             self.recovered = self._recovery.run(crashed=self._directory.has_crashed)
+            self._cold_reads.stored_from = self._log.written
             self.steady_clock.begin(self._log.written)
             self._deferred.attempt(self._directory.mark_running)
             self._retention.refuse_if_full()
@@ -229,6 +241,7 @@ class Store:
         return self._dispatcher.first_waiting is None and self._log.flushed == self._log.written
 
     def _close_files(self) -> None:
+        self._cold_reads.close()
         self._log.close()
         self._open_files.close_all()
         self._behind.close()
@@ -451,7 +464,9 @@ class Store:
         first, oldest = self._dispatcher.first_waiting, self._queues.oldest_waiting()
         end = self._log.written if first is None else first
         dispatched_to = end if oldest is None else min(end, oldest[1].physical_offset)
-        return self._retention.run(dispatched_to, at_any_hour=at_any_hour)
+        kept_from = self.kept_from()
+        end = dispatched_to if kept_from is None else min(dispatched_to, kept_from)
+        return self._retention.run(end, at_any_hour=at_any_hour)
 
     @translate_disk_errors
     def remove_topic(
@@ -513,7 +528,37 @@ class Store:
         if queue is None:
             return unknown_queue(topic, queue_id)
         limits = limits or self.config.limits
-        return read_queue(self._log, queue, offset, count_max, limits, wanted, self._repair)
+        outcome = read_queue(self._log, queue, offset, count_max, limits, wanted, self._repair)
+        assert not isinstance(outcome, Cold), "it waits for the disk"
+        return outcome
+
+    @translate_disk_errors
+    def read_from_memory(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: QueueOffset,
+        count_max: int,
+        wanted: Filter = EVERYTHING,
+        limits: ReadLimits | None = None,
+    ) -> ReadOutcome | Cold:
+        """Do the same without waiting for the disk to read the log; return what to `fetch` first.
+
+        What was written last is returned in any case.
+        """
+        queue = self._queue(topic, queue_id)
+        if queue is None:
+            return unknown_queue(topic, queue_id)
+        limits = limits or self.config.limits
+        cold_reads = self._cold_reads
+        return read_queue(
+            self._log, queue, offset, count_max, limits, wanted, self._repair, cold_reads
+        )
+
+    def fetch(self, cold: Cold) -> Future[None]:
+        """Read parts of files into memory, on another thread; fails with the disk's error."""
+        self._check_open()
+        return self._cold_reads.fetch(cold)
 
     @translate_disk_errors
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
@@ -572,37 +617,80 @@ class Store:
         self._catch_up()
         return marks_at(self._log, self._queues.find_all(topic, queue_ids), queue_ids, offsets)
 
-    @translate_disk_errors
-    def message_at(self, position: PhysicalOffset) -> memoryview | None:
-        """Return the message that begins at a position of the log, as its offset id names it."""
+    @translate_disk_errors_of_steps
+    def find_message(self, position: PhysicalOffset) -> Iterator[memoryview | None]:
+        """Find the message that begins at a position of the log, as its offset id names it.
+
+        Yields the message immediately if its queue has it. Otherwise it searches the log, and
+        yields None before each slice. Ends without a message if there is none at the position, even
+        if the bytes there, in the body of another one, look like a message.
+        """
         self._catch_up()
-        entry = self._log.entry_at(position)
+        entry = self._entry_at(position)
+        if entry is None:
+            return
+        queue = self._queues.find(entry.topic.decode(errors="replace"), entry.queue_id)
+        for is_found in begins_record(self._log, queue, entry):
+            if is_found is None:
+                yield None
+                self._check_open()
+            elif is_found:
+                yield self._log.view(position, entry.size)
+
+    def message_at(self, position: PhysicalOffset) -> memoryview | None:
+        """Return the message that `find_message` finds, without pausing for others."""
+        return next((found for found in self.find_message(position) if found is not None), None)
+
+    def _entry_at(self, position: PhysicalOffset) -> RecordEntry | None:
+        """Return what is at a position of the log, if it looks like a readable message."""
+        entry = self._log.entry_at(position) if position >= 0 else None
         if entry is None or position + entry.size > self.readable_end:
             return None
-        return self._log.view(position, entry.size)
+        return entry
 
     def note_damaged(self, position: PhysicalOffset, reason: str) -> None:
         """Report a message whose body was found to be damaged."""
         self.damage.bad_message(self._log.path_at(position), position, reason)
 
-    def message_by_id(self, offset_message_id: str) -> memoryview | None:
-        """Return the message with an offset id; the caller checks the id's host."""
-        return self.message_at(parse_offset_id(offset_message_id)[1])
+    @translate_disk_errors_of_steps
+    def find_by_key(
+        self,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        entries_max: int = sys.maxsize,
+    ) -> Iterator[FoundByKey | None]:
+        """Find messages by a key or unique id, at most 64.
 
-    @translate_disk_errors
-    def messages_by_key(
-        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
-    ) -> list[memoryview]:
-        """Return messages found under a key or unique id, oldest first, at most 64.
-
-        The index has only hashes and whole seconds, so others may be among them.
+        Yields None before each slice, and finally the result: at the latest when ``entries_max``
+        entries of the index were examined.
         """
         self._catch_up()
         if self._index is None:
-            return []
-        positions = self._index.search(topic, key, count_max, begin_ms, end_ms)
-        found = (self.message_at(PhysicalOffset(position)) for position in positions)
-        return [message for message in found if message is not None]
+            yield FoundByKey([], is_complete=True)
+            return
+        for found in self._index.search(topic, key, count_max, begin_ms, end_ms, entries_max):
+            if found is None:
+                yield None
+                self._check_open()
+            else:
+                yield FoundByKey(self._messages_at(found.positions), found.is_complete)
+
+    def messages_by_key(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
+    ) -> list[memoryview]:
+        """Return the messages that `find_by_key` finds, without pausing for others."""
+        *_, found = self.find_by_key(topic, key, count_max, begin_ms, end_ms)
+        assert found is not None, "a search ends with its result"
+        return found.messages
+
+    def _messages_at(self, positions: Sequence[int]) -> list[memoryview]:
+        """Return messages at positions from the index, also those of deleted topics."""
+        found = (self._entry_at(PhysicalOffset(position)) for position in positions)
+        messages = (self._log.view(at.physical_offset, at.size) for at in found if at is not None)
+        return [message for message in messages if message is not None]
 
     @property
     def indexed_to(self) -> tuple[int, PhysicalOffset]:
@@ -620,6 +708,12 @@ class Store:
         in_file = segment_bytes - position % segment_bytes
         size = min(size_max, in_file, self.readable_end - position)
         return self._log.view(position, size) if size > 0 else None
+
+    @translate_disk_errors
+    def cold_part(self, position: PhysicalOffset, size_max: int) -> Cold | None:
+        """Return what to `fetch` before `raw`; None if that does not wait for the disk."""
+        self._catch_up()
+        return self._cold_reads.raw(position, size_max, self.config.limits)
 
     def last_message(self) -> PhysicalOffset:
         """Return the position of the last message in any queue, or of the log's start."""

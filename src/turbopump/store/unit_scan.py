@@ -117,7 +117,7 @@ class Scan:
 
     def _candidates(self, data: bytes, units: Units) -> Iterator[tuple[int, int, int]]:
         """Skip units whose tag is not wanted, in one step."""
-        mask = _mask(units, self._wanted)
+        mask = mask_of(units, self._wanted)
         if mask is None:
             for number, (position, size, _) in enumerate(UNIT.iter_unpack(data)):
                 yield number, position, size
@@ -223,7 +223,7 @@ class Scan:
         return self._wanted.properties(bytes(properties))
 
 
-def _mask(units: Units, wanted: Filter) -> NDArray[np.bool_] | None:
+def mask_of(units: Units, wanted: Filter) -> NDArray[np.bool_] | None:
     """Return which units to consider; None for all of them."""
     mask = None if wanted.tags_codes is None else has_code(units, wanted.tags_codes)
     if wanted.units is not None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
 
@@ -28,7 +29,7 @@ _TOTAL_BYTES = 1 << 40
 _OPEN_MAX = 1 << 20
 _WRITING = frozenset({"write", "open_new"})
 _SYNCING = frozenset({"sync", "sync_directory", "sync_file_system"})
-_READING = frozenset({"read", "map", "open", "open_to_read", "entries"})
+_READING = frozenset({"read", "fetch", "map", "open", "open_to_read", "entries"})
 CHANGING = _WRITING | _SYNCING | {"truncate", "rename", "link", "remove", "make_directory"}
 """The operations that change what is on a disk."""
 
@@ -61,6 +62,8 @@ class Disk(Files):
         self._locked_here: set[Path] = set()
         self.sync_ms = 0
         """How long a sync takes, in virtual time."""
+        self.read_ms = 0
+        """How long a read takes of what is not in memory, in virtual time; see `drop_caches`."""
         self.fullness = _FULLNESS
         """How much of it is in use: from 0.9 on, brokers refuse messages."""
         self.roomy: set[Path] = set()
@@ -114,7 +117,7 @@ class Disk(Files):
 
     def heal(self) -> None:
         """End all faults of the disk."""
-        self.sync_ms = 0
+        self.sync_ms = self.read_ms = 0
         self.fullness = _FULLNESS
         self.capacity_bytes = None
         self.chances = Chances()
@@ -135,7 +138,7 @@ class Disk(Files):
     @property
     def is_disturbed(self) -> bool:
         """Whether the disk has any fault."""
-        is_slow = self.sync_ms > 0 or self._is_stalled
+        is_slow = self.sync_ms > 0 or self.read_ms > 0 or self._is_stalled
         is_full = self.fullness != _FULLNESS or self.capacity_bytes is not None
         return is_slow or is_full or bool(self._faults) or self.chances != Chances()
 
@@ -156,6 +159,13 @@ class Disk(Files):
             at, bit = random.randrange(start, end), random.randrange(8)
         file.data[at] ^= 1 << bit
         return at
+
+    def drop_caches(self, matching: str = "*") -> None:
+        """Drop files from memory, until they are read or written; by path, as in a shell."""
+        for path in self._paths(Path("/"), self._root):
+            if fnmatchcase(str(path), matching):
+                file = self._file(path)
+                file.cold = set(file.blocks)
 
     @property
     def used_bytes(self) -> int:
@@ -221,7 +231,7 @@ class Disk(Files):
         handle = self._handles.pop(fd, None)
         if handle is None:
             raise disk_error(errno.EBADF, "close", fd)
-        if isinstance(handle.node, MemoryFile) and handle.node.locked_by == fd:
+        if handle.node.locked_by == fd:
             handle.node.locked_by = None
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
@@ -241,7 +251,16 @@ class Disk(Files):
     def read(self, fd: int, size: int, at: int) -> bytes:
         path, file = self._opened(fd, "read")
         self._begin("read", path)
+        self._warm(file, at, size)
         return bytes(file.data[at : at + size])
+
+    def fetch(self, fd: int, at: int, size: int) -> None:
+        path, file = self._opened(fd, "read")
+        self._begin("fetch", path)
+        self._warm(file, at, size)
+
+    def is_in_memory(self, fd: int, at: int, size: int, mapped_at: int) -> bool:  # noqa: ARG002
+        return not self._opened(fd, "map")[1].is_cold(at, size)
 
     def size(self, fd: int) -> int:
         return len(self._opened(fd, "look up")[1].data)
@@ -270,10 +289,14 @@ class Disk(Files):
         return self._locked_here
 
     def lock(self, fd: int) -> None:
-        path, file = self._opened(fd, "lock")
-        if file.locked_by not in {None, fd}:
-            raise disk_error(errno.EAGAIN, "lock", path)
-        file.locked_by = fd
+        self._opened(fd, "lock")
+        self.lock_directory(fd)
+
+    def lock_directory(self, fd: int) -> None:
+        handle = self._handles[fd]
+        if handle.node.locked_by not in {None, fd}:
+            raise disk_error(errno.EAGAIN, "lock", handle.path)
+        handle.node.locked_by = fd
 
     # --- names ------------------------------------------------------------------------------------
 
@@ -417,16 +440,24 @@ class Disk(Files):
                 node.sync()
 
     def _may_take_time(self) -> bool:
-        return self.sync_ms > 0 or self._is_stalled or self.chances.sync_ms_max > 0
+        is_slow = self.sync_ms > 0 or self.read_ms > 0 or self.chances.sync_ms_max > 0
+        return is_slow or self._is_stalled
 
     def _take_time(self) -> None:
         milliseconds = self.sync_ms
         if self.random is not None and self.chances.sync_ms_max:
             milliseconds += self.random.randint(0, self.chances.sync_ms_max)
-        if not self._is_dead:
-            self.background.take_time(milliseconds)
+        self._take_time_of(milliseconds)
         if self._is_stalled:
             self.background.stall()
+
+    def _warm(self, file: MemoryFile, at: int, size: int) -> None:
+        if file.warm(at, size):
+            self._take_time_of(self.read_ms)
+
+    def _take_time_of(self, milliseconds: int) -> None:
+        if not self._is_dead:
+            self.background.take_time(milliseconds)
 
     def _open(self, path: Path, node: MemoryFile | MemoryDirectory) -> int:
         fd = self._next_fd = self._next_fd + 1

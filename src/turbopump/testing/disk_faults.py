@@ -48,6 +48,7 @@ class Fault:
 
 _TRIED = {
     "open_new": "create",
+    "fetch": "read",
     "open_to_read": "open",
     "truncate": "resize",
     "sync": "flush",

@@ -27,6 +27,19 @@ class MemoryFile:
         self._syncs: list[Sync] = []
         """Syncs in progress."""
         self.locked_by: int | None = None
+        self.cold: set[int] = set()
+        """Blocks that are not in the machine's memory."""
+
+    def is_cold(self, at: int, size: int) -> bool:
+        """Whether reading some bytes takes an access to the disk."""
+        return bool(self.cold) and not self.cold.isdisjoint(_blocks(at, size))
+
+    def warm(self, at: int, size: int) -> bool:
+        """Bring bytes into memory; return whether they were not there."""
+        is_cold = self.is_cold(at, size)
+        if is_cold:
+            self.cold.difference_update(_blocks(at, size))
+        return is_cold
 
     def write(self, data: bytes | bytearray | memoryview, at: int) -> None:
         end = at + len(data)
@@ -36,7 +49,8 @@ class MemoryFile:
             return
         self._remember(at, end)
         self.data[at:end] = data
-        self.blocks.update(range(at // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
+        self.blocks.update(_blocks(at, len(data)))
+        self.warm(at, len(data))
 
     def truncate(self, size: int) -> None:
         """Cut the file, or extend it by a hole. A new size is on disk before a new name is."""
@@ -50,8 +64,7 @@ class MemoryFile:
         """Return how many more blocks a write would take."""
         if not size:
             return 0
-        touched = range(at // BLOCK_BYTES, (at + size - 1) // BLOCK_BYTES + 1)
-        return sum(block not in self.blocks for block in touched)
+        return sum(block not in self.blocks for block in _blocks(at, size))
 
     def data_ranges(self, at: int, size: int) -> Iterator[tuple[int, int]]:
         """Return start and end of each range ever written from a position on."""
@@ -165,6 +178,7 @@ class MemoryDirectory:
         self.entries: dict[str, MemoryFile | MemoryDirectory] = {}
         self._durable: dict[str, MemoryFile | MemoryDirectory] = {}
         self._changes: list[tuple[str, MemoryFile | MemoryDirectory | None]] = []
+        self.locked_by: int | None = None
 
     def put(self, name: str, node: MemoryFile | MemoryDirectory) -> None:
         self.entries[name] = node
@@ -208,6 +222,11 @@ class MemoryDirectory:
 def names_in(path: Path) -> tuple[str, ...]:
     """Return the names from the root to a path; a relative path begins at the root."""
     return path.parts[1:] if path.anchor else path.parts
+
+
+def _blocks(at: int, size: int) -> range:
+    """Return the blocks that some bytes lie in."""
+    return range(at // BLOCK_BYTES, (at + size - 1) // BLOCK_BYTES + 1)
 
 
 def _lost(sectors: list[int], random: Random | None) -> list[int]:

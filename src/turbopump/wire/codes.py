@@ -135,6 +135,8 @@ class ResponseCode(IntEnum):
     DELETE_ACL_CONFIG_FAILED = 210
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
+    KV_VALUE_DIFFERS = 91001
+    """Turbopump's own: a key-value is not the one that a compare-and-set expects."""
 
 
 class Language(IntEnum):

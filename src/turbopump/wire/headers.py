@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
-from msgspec import defstruct, field
+from msgspec import Meta, defstruct, field
 from msgspec.structs import fields as struct_fields
 
+from turbopump.wire.mastership import Epoch
 from turbopump.wire.schema import I32, I64, ExtFields, Header
 
 
@@ -265,7 +266,7 @@ class TableCopy(Header, frozen=True, kw_only=True):
     """The version from the last answer; empty before the first."""
     wait_millis: I32 | None = None
     """How long to hold the request while the table has that version."""
-    slave_id: I64 | None = None
+    slave_id: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     """The ``brokerId`` of the slave."""
 
 
@@ -275,7 +276,7 @@ class TableCopyAnswer(Header, frozen=True, kw_only=True):
     table_version: str
     log_end: I64
     """Where the master's log ended at that time."""
-    broker_epoch: I64
+    broker_epoch: Epoch
     """The master's epoch (`turbopump.wire.mastership`)."""
     slave_ids: str | None = None
     """The ids of all slaves that ask this master, separated by commas."""
@@ -461,18 +462,27 @@ class KvKey(KvNamespace, frozen=True, kw_only=True):
     """One key (101, 102)."""
 
     key: str
+    compare: bool | None = None
+    """Turbopump's own: ask whether the name server can compare and set."""
 
 
 class KvEntry(KvKey, frozen=True, kw_only=True):
-    """One key and its value (100)."""
+    """One key and its value (100).
+
+    With ``compare``, it is stored only in place of the ``expected`` value.
+    """
 
     value: str
+    expected: str | None = None
+    """Turbopump's own: the value to replace; absent if there must be none."""
 
 
 class KvValue(Header, frozen=True, kw_only=True):
     """A value; absent when there is none."""
 
     value: str | None = None
+    compares: bool | None = None
+    """Turbopump's own: whether the name server can compare and set; absent unless asked."""
 
 
 class BrokerIdentity(Header, frozen=True, kw_only=True):

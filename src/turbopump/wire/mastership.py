@@ -6,9 +6,9 @@ ordinary key-value.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from msgspec import structs
+from msgspec import Meta, structs
 
 from turbopump.errors import BodyError
 from turbopump.wire.schema import I64, Body, Header
@@ -17,17 +17,28 @@ CLAIMS_NAMESPACE = "TURBOPUMP_MASTERS"
 """The namespace of the key-values; the keys are broker names."""
 
 
+EPOCH_MAX = 2**53 - 1
+"""The highest epoch; every JSON parser reads it exactly. Higher ones are not claims."""
+
+Epoch = Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
+
+BrokerId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 class MasterClaim(Body, frozen=True, kw_only=True):
     """A broker's claim to be master of its broker name."""
 
-    epoch: I64
+    epoch: Epoch
     """Grows with each promotion; 0 before the first."""
     token: str
     """Random, created at the promotion: addresses may change."""
     master_address: str
     """The address for clients when it was promoted."""
-    former_id: I64
+    former_id: BrokerId
     """Its id as a slave, which is free for the former master."""
+    pending: bool | None = None
+    """True until its promotion has fenced the former master, absent afterwards. A pending claim
+    keeps other promotions out, and replaces no master."""
 
 
 def parse_claim(text: str | None) -> MasterClaim | None:
@@ -43,6 +54,8 @@ class PromoteBroker(Header, frozen=True, kw_only=True):
 
     broker_role: str
     """Its new role."""
+    forced: bool | None = None
+    """Whether to promote it even if its log begins later than the master's."""
 
 
 class PromoteBrokerAnswer(Header, frozen=True, kw_only=True):
@@ -59,14 +72,19 @@ class PromoteBrokerAnswer(Header, frozen=True, kw_only=True):
 class FenceBroker(Header, frozen=True, kw_only=True):
     """A master was replaced and stops accepting writes (91003)."""
 
-    epoch: I64
+    epoch: Epoch
     token: str
     master_address: str
-    former_id: I64
+    former_id: BrokerId
 
     @classmethod
     def of(cls, claim: MasterClaim) -> Self:
-        return cls(**structs.asdict(claim))
+        return cls(
+            epoch=claim.epoch,
+            token=claim.token,
+            master_address=claim.master_address,
+            former_id=claim.former_id,
+        )
 
     @property
     def claim(self) -> MasterClaim:

@@ -118,7 +118,9 @@ def test_a_killed_server_moves_no_queue(
             )
             mine, theirs = _settled_shares(producer, topic, group, ours, others)
             first.kill()
-        with standalone(tmp_path / "server", ports=first.ports) as second:
+        # Without waiting for the other one, the check must not come too late on a busy machine.
+        patient = {} if waits_for_other else {"memberReconnectTimeout": "300000"}
+        with standalone(tmp_path / "server", patient, first.ports) as second:
             for number in attempts():
                 with suppress(TurbopumpError):
                     send_round(producer, topic, 1000 + number)
@@ -132,7 +134,8 @@ def test_a_killed_server_moves_no_queue(
                 assert len(got) == len(theirs)
             else:
                 _wait_for_ours({f"{1000 + number}-{queue_id}" for queue_id in mine}, ours)
-                assert len(asyncio.run(_member_ids(second.broker, group))) == 2
+                members = asyncio.run(_member_ids(second.broker, group))
+                assert len(members) == 2, second.log.read_text()
             # Ours was never assigned the other's queues.
             assert mine == _queue_ids(wanted & ours.queue_ids.keys())
             assert mine == {

@@ -122,8 +122,7 @@ def test_properties_that_lack_a_page_are_torn_behind_the_last_flush(tmp_path: Pa
     running, root = tmp_path / "running", tmp_path / "crashed"
     store = Store.open(running, CONFIG)
     store.append([record(b"zero")])
-    store._maintenance.flush()
-    store._flusher.wait_idle()
+    store.flush()
     store.append([record(b"one", TAGS="x", KEYS="order-1", P="v" * 1200)])
     store.append([record(b"two")])
     shutil.copytree(running, root)

@@ -75,10 +75,9 @@ def test_a_missing_queue_with_deleted_first_messages(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG, machine=Machine(files=files)) as store:
         for number in range(40):
             store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
-        store._maintenance.flush()
+        store.flush()
         store.dispatch()
         store._behind.write_all()
-        store._flusher.wait_idle()
         files.ratio = 0.86
         assert store.retain().segments > 0
         files.ratio = 0.1
@@ -97,8 +96,7 @@ def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None
     store = Store.open(running, CONFIG, machine=Machine(files=files))
     for number in range(40):
         store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
-    store._maintenance.flush()
-    store._flusher.wait_idle()
+    store.flush()
     files.ratio = 0.86
     assert store.retain().segments == 0
     shutil.copytree(running, root)
@@ -119,10 +117,9 @@ def test_messages_deleted_before_their_units_were_on_disk(tmp_path: Path) -> Non
     with Store.open(tmp_path / "full", CONFIG, machine=Machine(files=files)) as store:
         for number in range(4, 40):
             store.append([record(b"%d" % number * 200)])
-        store._maintenance.flush()
+        store.flush()
         store.dispatch()
         store._behind.write_all()
-        store._flusher.wait_idle()
         files.ratio = 0.86
         for _ in range(3):
             store.retain()

@@ -176,10 +176,9 @@ def test_markers_are_removed_with_the_log(tmp_path: Path) -> None:
         store.remove_topic("Unknown")
         assert set(json.loads((tmp_path / MARKERS).read_text())) == {"Early"}
         store_all(store, [b"x" * 500] * 40, "Other")
-        store._maintenance.flush()
+        store.flush()
         store.dispatch()
         store._behind.write_all()
-        store._flusher.wait_idle()
         files.ratio = 0.86
         assert store.retain().segments > 0
         files.ratio = 0.1

@@ -275,8 +275,7 @@ def test_queue_files_that_cannot_be_synced_are_recreated(tmp_path: Path) -> None
     files, clock = FaultyFiles(), ManualClock()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
     store.append([record(b"a")])
-    store._maintenance.flush()
-    store._flusher.wait_idle()
+    store.flush()
     files.sync_error = errno.EIO
     clock.advance(2000)
     store.tick()

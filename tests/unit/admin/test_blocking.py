@@ -45,4 +45,6 @@ def test_nothing_is_missing_in_the_blocking_form() -> None:
         if subject.startswith("_"):
             continue
         wanted = {name for name in dir(getattr(inner, subject)) if not name.startswith("_")}
-        assert wanted - {"nodes_of", "consumers_on"} <= set(dir(getattr(outer, subject))), subject
+        assert wanted - {"nodes_of", "consumers_on", "offsets_on"} <= set(
+            dir(getattr(outer, subject))
+        ), subject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,13 @@ async def test_brokers_report_what_mqadmin_exports(tmp_path: Path) -> None:
     exported = (
         "brokerClusterName brokerId brokerName brokerRole fileReservedTime filterServerNums "
         "flushDiskType maxMessageSize messageDelayLevel msgTraceTopicName slaveReadEnable traceOn "
-        "traceTopicEnable useTLS autoCreateTopicEnable autoCreateSubscriptionGroup"
+        "traceTopicEnable useTLS autoCreateTopicEnable autoCreateSubscriptionGroup "
+        "clientCallbackExecutorThreads"
     )
     async with administered(tmp_path, "a") as (_, admin):
-        assert set(exported.split()) <= (await admin.configuration.broker("a")).keys()
+        reported = await admin.configuration.broker("a")
+        assert set(exported.split()) <= reported.keys()
+        assert reported["clientCallbackExecutorThreads"] == str(os.cpu_count())
 
 
 @pytest.mark.parametrize(

@@ -301,13 +301,12 @@ def test_invalid_offsets_are_not_stored(
     )
     answer = parts.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
     assert (answer.code, answer.ext_fields) == (OK, {})
-    assert parts.offsets.is_empty
+    assert not parts.offsets.snapshot.offset_table
     assert parts.groups.table.keys() == known
 
 
 def test_offsets_are_stored_only_for_groups_within_the_limit(parts: Parts) -> None:
-    most = len(parts.groups.table) + 1
-    parts.groups.config = replace(parts.groups.config, groups_max=most)
+    parts.groups.config = replace(parts.groups.config, groups_max=1)
     for group, code in (("g", OK), ("h", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)):
         commit = headers.UpdateConsumerOffset(
             consumer_group=group, topic="T", queue_id=1, commit_offset=0
@@ -316,6 +315,14 @@ def test_offsets_are_stored_only_for_groups_within_the_limit(parts: Parts) -> No
         clone = headers.CloneGroupOffset(src_group="g", dest_group=group, topic="T")
         assert parts.ask(RequestCode.CLONE_GROUP_OFFSET, clone).code == code
     assert parts.offsets.groups_of("T") == {"g"}
+    commit = headers.UpdateConsumerOffset(
+        consumer_group=next(iter(parts.groups.table)), topic="T", queue_id=1, commit_offset=0
+    )
+    assert parts.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == OK, "the group exists"
+    for forget in (parts.offsets.remove_group, lambda _: parts.offsets.remove_topic("T")):
+        forget("g")
+        assert not parts.offsets.has_group("g")
+        parts.offsets.commit("g", "T", 0, 0)
     clone = headers.CloneGroupOffset(src_group="g", dest_group="a/b", topic="T")
     assert parts.ask(RequestCode.CLONE_GROUP_OFFSET, clone).code != OK
 
@@ -334,7 +341,8 @@ def test_offsets_beyond_the_end_of_a_queue_are_rejected(parts: Parts, offset: in
 
 
 def test_all_offsets(parts: Parts) -> None:
-    assert parts.ask(RequestCode.GET_ALL_CONSUMER_OFFSET).code == ERROR
+    nothing = parts.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
+    assert (nothing.code, whole_body(nothing)) == (OK, b'{"offsetTable":{}}')
     parts.offsets.commit("g", "T", 0, 1)
     answer = parts.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
     assert ConsumerOffsets.decode(whole_body(answer)).offset_table == {"T@g": {0: 1}}
@@ -367,3 +375,10 @@ def test_cloning(parts: Parts) -> None:
     forced = headers.CloneGroupOffset(src_group="src", dest_group="forced", offline=True)
     parts.ask(RequestCode.CLONE_GROUP_OFFSET, forced)
     assert parts.offsets.topics_of("forced") == {"T", "U"}
+    commit = headers.UpdateConsumerOffset(
+        consumer_group="committed", topic="T", queue_id=0, commit_offset=1
+    )
+    assert parts.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == OK
+    assert parts.offsets.find("committed", "T", 0) == 1
+    new = {"dest", "all", "online", "forced", "committed"}
+    assert parts.groups.table.keys().isdisjoint(new), "offsets create no groups"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+import vectors
 from broker_parts import Parts, finished
 from turbopump.message import MessageQueue, PhysicalOffset
 from turbopump.settings import parse_properties
@@ -20,6 +21,7 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import Language, RequestCode, ResponseCode
 from turbopump.wire.command import FLAG_RESPONSE, Command, whole_body
+from turbopump.wire.framing import decode
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import offset_id
 
@@ -219,6 +221,23 @@ def test_runtime_info(parts: Parts) -> None:
     table = KeyValues.decode(whole_body(parts.ask(28))).table
     assert table["msgPutTotalTodayNow"] == "2"
     assert float(table["putTps"].split(" ")[0]) >= 0
+
+
+def test_every_figure_of_an_apache_broker_is_reported(parts: Parts) -> None:
+    for elapsed_ms, writes in ((0, 22), (3, 29), (10, 1), (49, 1)):
+        parts.info.put_times.note(elapsed_ms, writes)
+    answer = decode(vectors.frame("broker_runtime_info.response"))
+    recorded = KeyValues.decode(whole_body(answer)).table
+    table = KeyValues.decode(whole_body(parts.ask(28))).table
+    key = "putMessageDistributeTime"
+    assert table[key] == recorded[key]
+    assert table["putMessageEntireTimeMax"] == "49"
+    ours = {name for name, text in table.items() if text != ""}
+    # One has a path in its name, the others are there once a level is used.
+    others = {name for name in recorded if name.startswith(("commitLogDiskRatio_", "schedule"))}
+    assert ours >= recorded.keys() - others
+    for name in (each for each in recorded if each.endswith("Capacity")):
+        assert table[name] != "0"
 
 
 @pytest.mark.parametrize("code", [37, 323, 52])

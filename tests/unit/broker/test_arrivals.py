@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from example_counts import at_most
-from turbopump.broker.arrivals import RESUMED_PER_TURN, WHOLE_TOPIC, Arrivals, HeldPull
+from turbopump.broker.arrivals import RESUMED_PER_TURN, WHOLE_TOPIC, Arrivals, HeldPull, Holder
+from turbopump.broker.config import LongPollingConfig
 from turbopump.message import QueueOffset
 from turbopump.store.dispatch import ANY_TAG
 from turbopump.store.outcomes import Arrival
@@ -26,14 +27,18 @@ def arrival(topic: str = "T", queue_id: int = 0, offset: int = 0, tags_code: int
     )
 
 
+HOLDER = Holder("c", "g", "10.0.0.1")
+
+
 class Held:
     """A held pull that counts its answers."""
 
     def __init__(self, queue_id: int = 0, tag: int | None = None, owner: str = "c") -> None:
         self.answers = 0
         self.tag = tag
+        holder = Holder(owner, "g", "10.0.0.1")
         codes = None if tag is None else frozenset({tag})
-        self.pull = HeldPull(("T", queue_id), 0, owner, self._answer, codes)
+        self.pull = HeldPull(("T", queue_id), 0, holder, self._answer, codes)
 
     def _answer(self) -> None:
         self.answers += 1
@@ -41,7 +46,7 @@ class Held:
 
 @virtual_time()
 async def test_an_arrival_wakes_exactly_the_pulls_that_match() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
     everything = Held()
     red = Held(tag=1)
     blue = Held(tag=2)
@@ -57,7 +62,7 @@ async def test_an_arrival_wakes_exactly_the_pulls_that_match() -> None:
 
 @virtual_time()
 async def test_any_arrival_in_a_topic_wakes_waiters_for_the_whole_topic() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
     whole, red, other = Held(WHOLE_TOPIC), Held(tag=1), Held(queue_id=7, owner="d")
     for held in (whole, red, other):
         arrivals.hold(held.pull, 15_000)
@@ -82,7 +87,7 @@ async def test_any_arrival_in_a_topic_wakes_waiters_for_the_whole_topic() -> Non
 
 @virtual_time()
 async def test_messages_that_arrive_together_are_answered_together() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
     held = Held()
     arrivals.hold(held.pull, 15_000)
     for offset in range(5):
@@ -95,7 +100,7 @@ async def test_messages_that_arrive_together_are_answered_together() -> None:
 @virtual_time()
 async def test_a_pull_is_answered_at_its_deadline_and_never_before() -> None:
     clock = virtual_loop().clock
-    arrivals = Arrivals(clock, held_max=10)
+    arrivals = Arrivals(clock, LongPollingConfig(held_max=10))
     held = Held()
     arrivals.hold(held.pull, 15_000)
     await asyncio.sleep(14.999)
@@ -107,7 +112,7 @@ async def test_a_pull_is_answered_at_its_deadline_and_never_before() -> None:
 
 @virtual_time()
 async def test_the_sweep_wakes_what_an_arrival_missed() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
     behind, up_to_date = Held(queue_id=0), Held(queue_id=1)
     arrivals.hold(behind.pull, 15_000)
     arrivals.hold(up_to_date.pull, 15_000)
@@ -119,7 +124,7 @@ async def test_the_sweep_wakes_what_an_arrival_missed() -> None:
 
 @virtual_time()
 async def test_the_sweep_skips_pulls_that_did_not_match() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
     held = Held(tag=1)
     arrivals.hold(held.pull, 15_000)
     watch = arrivals.get(held.pull.queue)
@@ -135,7 +140,7 @@ async def test_the_sweep_skips_pulls_that_did_not_match() -> None:
 
 @virtual_time()
 async def test_many_are_answered_over_several_turns() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=1000)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=1000))
     pulls = [Held() for _ in range(RESUMED_PER_TURN + 1)]
     for held in pulls:
         arrivals.hold(held.pull, 15_000)
@@ -148,7 +153,7 @@ async def test_many_are_answered_over_several_turns() -> None:
 
 @virtual_time()
 async def test_pulls_of_a_disconnected_peer_are_dropped() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
     gone, here = Held(owner="gone"), Held(owner="here")
     arrivals.hold(gone.pull, 1000)
     arrivals.hold(here.pull, 1000)
@@ -161,13 +166,13 @@ async def test_pulls_of_a_disconnected_peer_are_dropped() -> None:
 
 @virtual_time()
 async def test_one_broken_answer_does_not_stop_the_others() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
 
     def broken() -> None:
         raise RuntimeError("broken")
 
     held = Held()
-    arrivals.hold(HeldPull(("T", 0), 0, "c", broken), 1000)
+    arrivals.hold(HeldPull(("T", 0), 0, HOLDER, broken), 1000)
     arrivals.hold(held.pull, 1000)
     arrivals.notify(arrival())
     await asyncio.sleep(0)
@@ -176,20 +181,21 @@ async def test_one_broken_answer_does_not_stop_the_others() -> None:
 
 @virtual_time()
 async def test_a_closer_look_and_several_tags() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
     answered: list[str] = []
     arrivals.hold(
         HeldPull(
             ("T", 0),
             0,
-            "c",
+            HOLDER,
             lambda: answered.append("picky"),
             wants=lambda message: message.properties == b"wanted",
         ),
         15_000,
     )
     arrivals.hold(
-        HeldPull(("T", 0), 0, "c", lambda: answered.append("two tags"), frozenset({1, 2})), 15_000
+        HeldPull(("T", 0), 0, HOLDER, lambda: answered.append("two tags"), frozenset({1, 2})),
+        15_000,
     )
     arrivals.notify(arrival(tags_code=2))
     arrivals.notify(arrival(tags_code=1))
@@ -200,7 +206,7 @@ async def test_a_closer_look_and_several_tags() -> None:
 
 @virtual_time()
 async def test_pulls_of_a_deleted_topic_are_answered() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=10))
     held = Held()
     arrivals.hold(held.pull, 15_000)
     arrivals.release_topic("other")
@@ -211,23 +217,13 @@ async def test_pulls_of_a_deleted_topic_are_answered() -> None:
     assert held.answers == 1
 
 
-@virtual_time()
-async def test_full() -> None:
-    arrivals = Arrivals(virtual_loop().clock, held_max=1)
-    assert not arrivals.is_full
-    arrivals.hold(Held().pull, 1000)
-    assert arrivals.is_full
-    arrivals.release_all()
-    assert not arrivals.is_full
-
-
 class ArrivalsMachine(RuleBasedStateMachine):
     """In any order of events, each pull is answered once or dropped with its owner."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = VirtualTimeLoop()
-        self.arrivals = Arrivals(self.loop.clock, held_max=1000)
+        self.arrivals = Arrivals(self.loop.clock, LongPollingConfig(held_max=1000))
         self.held: list[Held] = []
         self.gone: set[str] = set()
 
@@ -258,7 +254,7 @@ class ArrivalsMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2))
     def leave(self, number: int) -> None:
         self.run(lambda: self.arrivals.forget(f"owner-{number}"))
-        assert not [held for held in self.waiting() if held.owner == f"owner-{number}"]
+        assert not [held for held in self.waiting() if held.holder.connection == f"owner-{number}"]
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 1.0]))
     def pass_time(self, seconds: float) -> None:
@@ -267,14 +263,19 @@ class ArrivalsMachine(RuleBasedStateMachine):
             assert len(self.arrivals) == 0
 
     def waiting(self) -> set[HeldPull]:
-        return {pull for queue in self.arrivals._by_queue.values() for pull in queue.all}
+        return {
+            pull
+            for queues in self.arrivals._by_topic.values()
+            for queue in queues.values()
+            for pull in queue.all
+        }
 
     @invariant()
     def answered_at_most_once_and_tables_agree(self) -> None:
         waiting = self.waiting()
         assert all(held.answers <= 1 for held in self.held)
         assert not [held for held in self.held if held.answers and held.pull in waiting]
-        owned = {pull for held in self.arrivals._by_owner.values() for pull in held}
+        owned = {pull for held in self.arrivals._by_connection.values() for pull in held}
         assert waiting == owned
         assert len(self.arrivals) == len(waiting)
 

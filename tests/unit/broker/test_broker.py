@@ -162,6 +162,15 @@ async def test_background_work_and_its_failures_are_reported(
     assert told["backgroundFailures"] == "statistics: 1 failures, the last LookupError('a bug')"
 
 
+@virtual_time()
+async def test_writes_are_counted_by_the_time_they_take(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await asyncio.gather(*(client.send() for _ in range(20)))
+        answer = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        told = KeyValues.decode(whole_body(answer)).table
+    assert told["putMessageDistributeTime"].startswith("[<=0ms]:20 [0~10ms]:0 ")
+
+
 @pytest.mark.parametrize("is_reset", [False, True])
 @virtual_time()
 async def test_commits_of_a_client_that_closes_before_its_responses(

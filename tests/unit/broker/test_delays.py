@@ -68,6 +68,25 @@ async def test_what_is_delivered(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_a_queue_whose_file_lost_its_units_is_tried_again(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        for _ in range(2):
+            await send_delayed(client, 2)
+        await asyncio.sleep(3)
+        [file] = (tmp_path / "consumequeue/SCHEDULE_TOPIC_XXXX/1").iterdir()
+        units = file.read_bytes()
+        file.write_bytes(b"")
+        await asyncio.sleep(30)
+        assert delivered(broker) == 0
+        info = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        failures = KeyValues.decode(whole_body(info)).table["backgroundFailures"]
+        assert "queue 1 of SCHEDULE_TOPIC_XXXX cannot be read at offset 0" in failures
+        file.write_bytes(units)
+        await asyncio.sleep(60)
+        assert delivered(broker) == 2
+
+
+@virtual_time()
 async def test_levels_beyond_the_last_count_as_the_last(tmp_path: Path) -> None:
     store = replace(SMALL_STORE, delay_levels=parse_delay_levels("1s 2s"))
     async with running_broker(tmp_path, store=store) as (broker, client):

@@ -47,7 +47,7 @@ WIRING = {
     "broker/message_path.py",
     "broker/administration.py",
     "broker/registration.py",
-    "broker/replication/mastership.py",
+    "broker/replication/claims.py",
     "broker/replication/replica.py",
     "broker/replication/role_changes.py",
     "broker/replication/table_copy.py",
@@ -110,6 +110,10 @@ class Visitor:
     def __init__(self, address: str = "10.9.9.9:1") -> None:
         self.peer_address = address
         self.closed: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed is None
 
     def close(self, reason: str = "") -> None:
         self.closed = reason
@@ -277,14 +281,14 @@ async def test_progress_is_committed_and_reported(tmp_path: Path) -> None:
             await client.send()
         progress = broker.administration.progress
         assert progress.find("g", "T", 0) == 0
-        progress.commit("10.9.9.9:1", "g", "T", 0, 2)
+        progress.commit("g", "T", 0, 2)
         assert progress.find("g", "T", 0) == 2
         pulled(broker, a_pull(Visitor(), 2, commit_offset=3))
         assert progress.find("g", "T", 0) == 3
         with pytest.raises(RemoteError, match="must be 0 to 3"):
-            progress.commit("10.9.9.9:1", "g", "T", 0, 4)
+            progress.commit("g", "T", 0, 4)
         assert progress.slowest("T", ["other"]) == {0: 3}
-        progress.clone("10.9.9.9:1", "g", "copy", "T", offline=True)
+        progress.clone("g", "copy", "T", offline=True)
         assert progress.find("copy", "T", 0) == 3
 
 
@@ -293,7 +297,7 @@ async def test_a_group_is_reset_measured_and_deleted(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         for queue_id in range(4):
             await client.send(queue_id=queue_id)
-            broker.administration.progress.commit("10.9.9.9:1", "g", "T", queue_id, 1)
+            broker.administration.progress.commit("g", "T", queue_id, 1)
         resets, lag = broker.administration.resets, broker.administration.lag
         reset = Reset(group="g", topic="T", timestamp_ms=0, is_forced=False, offsets={})
         with pytest.raises(RemoteError, match="not online"):

@@ -408,7 +408,7 @@ def test_locks_that_expired_are_not_remembered(before: Parts, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("others", [[], ["c2"]])
-def test_locks_of_clients_that_were_disconnected_are_remembered_until_they_expire(
+def test_locks_of_clients_that_were_disconnected_end_with_the_grace_of_members(
     before: Parts, tmp_path: Path, others: list[str]
 ) -> None:
     peer = join(before, "c1")
@@ -418,10 +418,25 @@ def test_locks_of_clients_that_were_disconnected_are_remembered_until_they_expir
     before.clients.connection_closed(peer)
     after = restarted(before, tmp_path)
     assert ids(after) == others
-    after.membership.forget_absent()
     assert lock(after, "c3", *QUEUES) == QUEUES[1:]
-    after.clock.advance_ns(60_001 * MS_NS)
+    after.membership.forget_absent()
     assert lock(after, "c3", *QUEUES) == QUEUES
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_locks_of_disconnected_clients_that_return_expire_as_usual(
+    before: Parts, tmp_path: Path, renews: bool
+) -> None:
+    peer = join(before, "c1")
+    lock(before, "c1", QUEUES[0])
+    before.clients.connection_closed(peer)
+    after = restarted(before, tmp_path)
+    if renews:
+        lock(after, "c1", QUEUES[0])
+    else:
+        join(after, "c1")
+    after.membership.forget_absent()
+    assert lock(after, "c2", QUEUES[0]) == []
 
 
 # --- what operators see ---------------------------------------------------------------------------
@@ -645,4 +660,15 @@ def test_pullers_are_forgotten_with_the_absent_members(before: Parts, tmp_path: 
     assert after.consumers.pullers("g") == ()
     after.consumers.note_puller("g", FakePeer())
     after.membership.forget_absent()
+    assert after.consumers.pullers("g") == ()
+
+
+def test_connections_that_pull_for_a_group_are_forgotten_with_it(
+    before: Parts, tmp_path: Path
+) -> None:
+    join(before, "c1")
+    after = restarted(before, tmp_path)
+    after.consumers.note_puller("g", FakePeer())
+    assert after.consumers.forget_absent() == [("g", "c1")]
+    assert after.consumers.find("g") is None
     assert after.consumers.pullers("g") == ()

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
+from msgspec.structs import replace as replace_fields
 
 from brokers import use_all_tables
 from promotable import NAME, PromotableBrokers, promotable_brokers
@@ -17,6 +19,7 @@ from turbopump.broker.config import (
     ReplicationConfig,
     Role,
 )
+from turbopump.broker.config_keys import as_properties
 from turbopump.broker.replication.roles import (
     RoleRecord,
     Verdict,
@@ -34,8 +37,10 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request
 from turbopump.wire.mastership import (
     CLAIMS_NAMESPACE,
+    EPOCH_MAX,
     FenceBroker,
     MasterClaim,
+    PromoteBroker,
     PromoteBrokerAnswer,
     parse_claim,
 )
@@ -46,6 +51,10 @@ SUCCESS, REFUSED = ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE
 
 def claim(epoch: int, token: str = "a", former_id: int = 1) -> MasterClaim:
     return MasterClaim(epoch=epoch, token=token, master_address="h:1", former_id=former_id)
+
+
+def pending(epoch: int, token: str = "a") -> MasterClaim:
+    return structs.replace(claim(epoch, token), pending=True)
 
 
 # --- decisions from known facts -------------------------------------------------------------------
@@ -59,11 +68,19 @@ def claim(epoch: int, token: str = "a", former_id: int = 1) -> MasterClaim:
         (claim(0), [], 0, Verdict.CONFIRMED),
         (claim(0), [claim(1, "b")], 1, Verdict.REPLACED),
         (claim(1), [claim(1)], 1, Verdict.CONFIRMED),
-        (claim(1), [claim(1, "b")], 1, Verdict.REPLACED),
-        (claim(2), [claim(1, "b")], 1, Verdict.CONFIRMED),
+        (claim(1, "a"), [claim(1, "b")], 1, Verdict.REPLACED),
+        (claim(1, "b"), [claim(1, "a")], 1, Verdict.UNCONFIRMED),
+        (claim(2), [claim(1, "b")], 1, Verdict.UNCONFIRMED),
         (claim(1), [None], 2, Verdict.UNCONFIRMED),
-        (claim(1), [None, None], 3, Verdict.CONFIRMED),
+        (claim(1), [None, None], 3, Verdict.UNCONFIRMED),
+        (claim(1), [claim(1), None, None], 3, Verdict.UNCONFIRMED),
+        (claim(2), [claim(2), claim(2), claim(1, "b")], 3, Verdict.CONFIRMED),
+        (claim(2), [claim(2), claim(1, "b"), claim(1, "b")], 3, Verdict.UNCONFIRMED),
         (claim(1), [None, claim(2, "b")], 3, Verdict.REPLACED),
+        (claim(1), [claim(1), claim(1), claim(2, "b")], 3, Verdict.REPLACED),
+        (claim(0), [pending(1)], 1, Verdict.UNCONFIRMED),
+        (claim(0), [pending(1), None, None], 3, Verdict.CONFIRMED),
+        (claim(1), [pending(1)], 1, Verdict.UNCONFIRMED),
     ],
 )
 def test_verdicts(
@@ -229,6 +246,35 @@ async def test_a_master_that_was_cut_off_learns_that_it_was_replaced(tmp_path: P
 
 
 @virtual_time()
+async def test_a_master_that_is_cut_off_only_from_its_successor_learns_it_from_name_servers(
+    tmp_path: Path,
+) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        replicas.network.partition(replicas.host_of(0), replicas.host_of(1))
+        assert details(await replicas.promote(1)).missing_bytes is None
+        promoted_s = virtual_loop().time()
+        assert await can_send(replicas, 0) == SUCCESS
+        await until_roles(replicas, b0=FIRST_SLAVE, b1=MASTER)
+        assert virtual_loop().time() - promoted_s < 15
+
+
+@virtual_time()
+async def test_a_slave_that_has_nothing_of_its_masters_log_is_promoted_only_by_force(
+    tmp_path: Path,
+) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        replicas.broker(1)._mastership.note_master_begin(PhysicalOffset(1_000_000))
+        answer = await replicas.promote(1)
+        assert "log ends at 0, before its master's begins at 1000000" in (answer.remark or "")
+        assert await can_send(replicas, 0) == SUCCESS
+        forced = PromoteBroker(broker_role="ASYNC_MASTER", forced=True)
+        answer = await replicas.client(1).ask(RequestCode.PROMOTE_BROKER, forced)
+        assert answer.code == SUCCESS
+
+
+@virtual_time()
 async def test_a_promotion_survives_a_restart(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
@@ -239,6 +285,24 @@ async def test_a_promotion_survives_a_restart(tmp_path: Path) -> None:
             await replicas.start(number)
         assert replicas.role(0) == FIRST_SLAVE
         assert replicas.role(1) == (Role.SYNC_MASTER, 0)
+
+
+@virtual_time()
+async def test_a_role_change_keeps_settings_that_were_changed_before(tmp_path: Path) -> None:
+    changed = {"haTransferBatchSize": "4096", "regionId": "r", "fileReservedTime": "5"}
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        for number in (0, 1):
+            answer = await replicas.client(number).ask(
+                RequestCode.UPDATE_BROKER_CONFIG,
+                body="".join(f"{key}={value}\n" for key, value in changed.items()).encode(),
+            )
+            assert answer.code == SUCCESS
+        details(await replicas.promote(1))
+        await until_roles(replicas, b0=FIRST_SLAVE, b1=MASTER)
+        for number in (0, 1):
+            properties = as_properties(replicas.broker(number).config)
+            assert {key: properties[key] for key in changed} == changed
 
 
 @virtual_time()
@@ -320,21 +384,6 @@ async def test_a_majority_of_three_name_servers_is_enough(tmp_path: Path) -> Non
 
 
 @virtual_time()
-async def test_a_minority_of_name_servers_is_not_enough(tmp_path: Path) -> None:
-    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
-        await until_known(replicas)
-        await replicas.stop_nameserver(0)
-        await replicas.stop_nameserver(1)
-        await replicas.crash(0)
-        details(await replicas.promote(1))
-        await until_roles(replicas, b1=MASTER)
-        assert await can_send(replicas, 1) == REFUSED
-        await replicas.start_nameserver(0)
-        await wait_until(lambda: replicas.broker(1).path.writer.suspension is None)
-        assert await can_send(replicas, 1) == SUCCESS
-
-
-@virtual_time()
 async def test_name_servers_reject_masters_that_were_replaced(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         entry = headers.KvEntry(
@@ -384,6 +433,91 @@ async def test_older_claims_fence_no_broker(tmp_path: Path) -> None:
             assert answer.code == ResponseCode.SYSTEM_ERROR
             assert "is not newer than 1" in (answer.remark or "")
         assert await can_send(replicas, 1) == SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("epoch", "reason"),
+    [
+        (2**63 - 1, "epoch"),
+        (-1, "epoch"),
+        (EPOCH_MAX, "the newest one known here and at the name servers is 0"),
+        (1001, "at most 1000 more are plausible"),
+    ],
+)
+@virtual_time()
+async def test_implausible_epochs_fence_no_broker(tmp_path: Path, epoch: int, reason: str) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        for number in (0, 1):
+            fence = FenceBroker.of(claim(epoch))
+            answer = await replicas.client(number).ask(RequestCode.FENCE_BROKER, fence)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert reason in (answer.remark or "")
+        assert await can_send(replicas, 0) == SUCCESS
+        assert details(await replicas.promote(1)).epoch == 1
+        await until_roles(replicas, b0=FIRST_SLAVE, b1=MASTER)
+
+
+@virtual_time()
+async def test_an_epoch_that_name_servers_show_is_plausible(tmp_path: Path) -> None:
+    """A master may have missed any number of promotions."""
+    newer = claim(5000, "b")
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await put_claim(replicas, newer)
+        answer = await replicas.client(0).ask(RequestCode.FENCE_BROKER, FenceBroker.of(newer))
+        assert answer.code == SUCCESS
+        await until_roles(replicas, b0=FIRST_SLAVE)
+
+
+async def put_claim(replicas: PromotableBrokers, value: MasterClaim) -> None:
+    entry = headers.KvEntry(namespace=CLAIMS_NAMESPACE, key=NAME, value=value.encode().decode())
+    command = request(RequestCode.PUT_KV_CONFIG, entry)
+    assert (await replicas.pool.request("10.0.1.1:9876", command, 1000)).code == SUCCESS
+
+
+@virtual_time()
+async def test_no_epoch_follows_the_last_one(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        replicas.network.isolate(replicas.host_of(0))
+        await put_claim(replicas, claim(EPOCH_MAX, "b"))
+        answer = await replicas.promote(1)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"epoch {EPOCH_MAX} is the last one" in (answer.remark or "")
+        assert replicas.role(1) == FIRST_SLAVE
+
+
+@virtual_time()
+async def test_a_broker_without_slaves_is_not_fenced(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, slaves=0) as replicas:
+        answer = await replicas.client(0).ask(RequestCode.FENCE_BROKER, FenceBroker.of(claim(1)))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "no slave has followed this broker" in (answer.remark or "")
+        assert await can_send(replicas, 0) == SUCCESS
+
+
+@virtual_time()
+async def test_requests_alone_do_not_make_a_broker_a_master_with_slaves(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, slaves=0) as replicas:
+        code, master = RequestCode.GET_ALL_TOPIC_CONFIG, replicas.client(0)
+        for slave_id in (-1, 0):
+            bad = headers.TableCopy.from_ext_fields({"knownVersion": ""})
+            answer = await master.ask(code, replace_fields(bad, slave_id=slave_id))
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "slaveId" in (answer.remark or "")
+        for slave_id in range(1, 100):
+            asked = headers.TableCopy(known_version="", slave_id=slave_id)
+            assert (await master.ask(code, asked)).code == SUCCESS
+        mastership = replicas.broker(0)._mastership
+        assert mastership.slave_ids.split(",") == [str(each) for each in range(68, 100)]
+        await asyncio.sleep(40)
+        await master.ask(code, headers.TableCopy(known_version="", slave_id=7))
+        assert list(mastership._asked_ms) == [7]
+        await replicas.stop(0)
+        await replicas.stop_nameserver()
+        await replicas.start(0)
+        assert await can_send(replicas, 0) == SUCCESS
 
 
 @virtual_time()

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from brokers import SMALL_STORE, client_of, pulled, running_broker, views
+from turbopump.broker.arrivals import HeldPull, Holder
 from turbopump.broker.config import AccessConfig, LimitsConfig, LongPollingConfig
+from turbopump.broker.pull import Held, Pull
+from turbopump.client.subscriptions import subscription
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.outcomes import ReadOutcome
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
-from turbopump.wire.bodies import GroupConfig, TopicConfig
+from turbopump.wire.bodies import ConsumerData, GroupConfig, Heartbeat, MessageModel, TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.headers import QueryMessage, QueueOfTopic, SearchOffset, TopicName
-from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 
 @virtual_time()
@@ -254,17 +259,167 @@ async def test_short_polling(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_held_pulls_beyond_the_limit_are_answered_immediately(tmp_path: Path) -> None:
-    polling = LongPollingConfig(held_max=1)
-    async with running_broker(tmp_path, long_polling=polling) as (_, client):
+async def test_no_pull_is_held_longer_than_the_limit(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
         await client.send()
-        held = asyncio.create_task(client.pull(1, hold_ms=15_000))
-        await asyncio.sleep(0.1)
         started_s = virtual_loop().time()
-        assert (await client.pull(1, hold_ms=15_000)).code == ResponseCode.PULL_NOT_FOUND
-        assert virtual_loop().time() - started_s < 1
-        await client.send()
-        await held
+        assert (await client.pull(1, hold_ms=3_600_000)).code == ResponseCode.PULL_NOT_FOUND
+        assert 60 <= virtual_loop().time() - started_s < 60.2
+        await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"longPollingTimeMax=1000")
+        started_s = virtual_loop().time()
+        assert (await client.pull(1, hold_ms=3_600_000)).code == ResponseCode.PULL_NOT_FOUND
+        assert 1 <= virtual_loop().time() - started_s < 1.2
+
+
+@pytest.mark.parametrize(
+    ("limit", "named", "holders"),
+    [
+        (LongPollingConfig(held_max=2), "this broker: pullThreadPoolQueueCapacity", "0g 1h"),
+        (
+            LongPollingConfig(connection_held_max=2),
+            "this connection: longPollsPerConnectionMax",
+            "1g 1h",
+        ),
+        (LongPollingConfig(group_held_max=2), "group g: longPollsPerGroupMax", "1g 0g"),
+        (LongPollingConfig(host_held_max=2), "host 10.0.0.8: longPollsPerHostMax", "1g 2h"),
+    ],
+)
+def test_pulls_beyond_a_limit_are_refused_as_busy(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    limit: LongPollingConfig,
+    named: str,
+    holders: str,
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        network = MemoryNetwork()
+        async with (
+            running_broker(tmp_path, network, long_polling=limit) as (broker, first),
+            client_of(network, broker.address, "10.0.0.8") as second,
+            client_of(network, broker.address, "10.0.0.8") as third,
+            asyncio.TaskGroup() as tasks,
+        ):
+            clients = (first, second, third)
+            await first.send()
+            for holder in holders.split():
+                client, group = clients[int(holder[0])], holder[1]
+                pull = client.pull(1, hold_ms=15_000, consumer_group=group)
+                tasks.create_task(pull)
+            await asyncio.sleep(0.1)
+            assert len(broker.path.arrivals) == 2
+            for count in range(1, 4):
+                refused = await second.pull(1, hold_ms=15_000)
+                assert refused.code == ResponseCode.SYSTEM_BUSY
+                assert f"too many long polls of {named} is 2" in (refused.remark or "")
+                assert broker.path.load.pulls_refused == count
+            assert caplog.text.count("too many long polls") == 1, "logged at a limited rate"
+            assert (await second.pull(0, hold_ms=15_000)).code == ResponseCode.SUCCESS
+            assert (await second.pull(1)).code == ResponseCode.PULL_NOT_FOUND
+            if limit.held_max > 2:
+                tasks.create_task(first.pull(1, hold_ms=15_000, consumer_group="other"))
+                await asyncio.sleep(0.1)
+                assert len(broker.path.arrivals) == 3, "others are not affected"
+            await asyncio.sleep(60)
+            await asyncio.gather(*(second.pull(1, hold_ms=1000) for _ in range(3)))
+            assert caplog.text.count("too many long polls") == 2
+
+    run()
+
+
+@pytest.mark.parametrize(
+    "filter_of",
+    [
+        {"tags": "||".join(map(str, range(100, 260)))},
+        {"tags": f"a = '{'x' * 1300}'", "expression_type": "SQL92"},
+    ],
+)
+def test_large_filters_count_as_several_pulls(tmp_path: Path, filter_of: dict[str, Any]) -> None:
+    @virtual_time()
+    async def run() -> None:
+        polling = LongPollingConfig(connection_held_max=40)
+        async with running_broker(tmp_path, long_polling=polling) as (broker, client):
+            await client.send()
+            for _ in range(2):
+                pulls = [client.pull(1, hold_ms=15_000, **filter_of) for _ in range(10)]
+                codes = Counter(answer.code for answer in await asyncio.gather(*pulls))
+                assert codes == {ResponseCode.PULL_NOT_FOUND: 2, ResponseCode.SYSTEM_BUSY: 8}
+                assert len(broker.path.arrivals) == 0
+
+    run()
+
+
+@virtual_time()
+async def test_nothing_is_left_of_pulls_whose_client_has_left(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+
+    def objects() -> Counter[str]:
+        kinds = (Held, HeldPull, Holder, Pull)
+        return Counter(type(each).__name__ for each in gc.get_objects() if type(each) in kinds)
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with running_broker(tmp_path, network) as (broker, client):
+            await client.send()
+            before = objects()
+            async with client_of(network, broker.address, "10.0.0.8") as other:
+                pulls = [
+                    asyncio.create_task(
+                        other.pull(1, hold_ms=60_000 + 50 * number, tags=f"{number}")
+                    )
+                    for number in range(100)
+                ]
+                await asyncio.sleep(0.1)
+                assert len(broker.path.arrivals) == 100
+                assert objects()["HeldPull"] == 100
+                network.cut("10.0.0.8")
+                await asyncio.gather(*pulls, return_exceptions=True)
+            await asyncio.sleep(0.1)
+            assert objects() - before == Counter()
+    finally:
+        gc.enable()
+
+
+@virtual_time()
+async def test_a_changed_subscription_releases_only_pulls_that_use_it(tmp_path: Path) -> None:
+    def beat(group: str, version: int) -> bytes:
+        topics = [subscription(topic, f"v{version}", version) for topic in ("T", "U")]
+        data = ConsumerData(
+            group_name=group,
+            message_model=MessageModel.CLUSTERING,
+            subscription_data_set=topics,
+        )
+        return Heartbeat(client_id=group, consumer_data_set=[data]).encode()
+
+    async with running_broker(tmp_path) as (broker, client):
+        for topic in ("T", "U"):
+            await client.send(topic=topic)
+        for group in ("g", "h"):
+            await client.ask(RequestCode.HEART_BEAT, body=beat(group, 1))
+        held = {
+            (group, topic, queue_id, flag): asyncio.create_task(
+                client.pull(
+                    int(queue_id == 0),
+                    topic,
+                    queue_id,
+                    consumer_group=group,
+                    sys_flag=flag,
+                    suspend_timeout_millis=15_000,
+                )
+            )
+            for group in ("g", "h")
+            for topic in ("T", "U")
+            for queue_id in range(4)
+            for flag in (PULL_SUSPEND, PULL_SUSPEND | PULL_SUBSCRIPTION)
+        }
+        await asyncio.sleep(0.1)
+        assert len(broker.path.arrivals) == len(held)
+        await client.ask(RequestCode.HEART_BEAT, body=beat("g", 2))
+        await asyncio.sleep(0.1)
+        released = {key for key, pull in held.items() if pull.done()}
+        assert released == {key for key in held if key[0] == "g" and key[3] == PULL_SUSPEND}
+        await asyncio.gather(*held.values())
 
 
 @virtual_time()
@@ -384,7 +539,9 @@ async def test_a_held_pull_that_cannot_be_served_gets_the_same_error_as_any_pull
         def fail(*_: object) -> ReadOutcome:
             raise OSError("the disk is gone")
 
-        for answer in await errors(lambda: monkeypatch.setattr(broker.store, "read", fail)):
+        for answer in await errors(
+            lambda: monkeypatch.setattr(broker.store, "read_from_memory", fail)
+        ):
             assert answer.code == ResponseCode.SYSTEM_ERROR
             assert answer.remark == "OSError: the disk is gone"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from typing import Any, cast
 
 import pytest
@@ -126,6 +127,9 @@ class FakeLog:
         self.readable_end = PhysicalOffset(end)
         self.config = StoreConfig(segment_bytes=segment_bytes)
 
+    def cold_part(self, position: int, size_max: int) -> None:
+        """Return None: all of it is in memory."""
+
     def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None:
         in_file = self.config.segment_bytes - position % self.config.segment_bytes
         size = min(size_max, in_file, self.readable_end - position)
@@ -182,6 +186,17 @@ class Master:
         """Return the headers of the frames that answer a report."""
         self.connection.data_received(encode_report(PhysicalOffset(position)))
         return self.transport.heads()
+
+
+@virtual_time()
+async def test_transports_that_do_not_pause_in_writelines_get_joined_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slave that does not read would fill the memory."""
+    monkeypatch.setattr("turbopump.net.outbox._ALWAYS_JOINED", (FakeTransport.__module__,))
+    monkeypatch.setattr(FakeTransport, "writelines", None)
+    master = Master(end=100_000, segment_bytes=262_144)
+    assert len(master.report(1)) == 4
 
 
 @virtual_time()
@@ -257,6 +272,42 @@ async def test_a_first_report_acknowledges_nothing_that_is_waited_for() -> None:
         assert not told
     other.data_received(encode_report(PhysicalOffset(60_100)))
     assert told == [True]
+
+
+@virtual_time()
+async def test_what_a_slave_has_reported_is_not_waited_for() -> None:
+    """In an idle cluster, no other report would come."""
+    master = Master(end=100_000, segment_bytes=40_000)
+    master.report(10_000)
+    master.report(50_000)
+    told: list[bool] = []
+    master.slaves.when_stored(PhysicalOffset(50_000), told.append)
+    assert told == [True]
+    master.slaves.when_stored(PhysicalOffset(50_001), told.append)
+    assert told == [True]
+
+
+@virtual_time()
+async def test_ended_waits_are_released() -> None:
+    master = Master(end=100_000, segment_bytes=40_000)
+    master.report(10_000)
+    told: list[bool] = []
+
+    def wait() -> tuple[weakref.ref[Any], Any]:
+        def on_stored(is_stored: bool) -> None:
+            told.append(is_stored)
+
+        return weakref.ref(on_stored), master.slaves.when_stored(PhysicalOffset(50_000), on_stored)
+
+    waits = [wait() for _ in range(1000)]
+    for _, release in waits[1:]:
+        release()
+    assert sum(waiter() is not None for waiter, _ in waits) == 1
+    assert len(master.slaves._order) < 100
+    master.report(50_000)
+    assert told == [True]
+    waits[0][1]()
+    assert waits[0][0]() is None
 
 
 @virtual_time()

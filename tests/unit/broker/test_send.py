@@ -234,6 +234,19 @@ async def test_a_message_retried_too_often_is_dead_lettered(tmp_path: Path) -> N
 
 
 @virtual_time()
+async def test_the_delay_of_a_message_retried_too_often_delays_no_dead_letter(
+    tmp_path: Path,
+) -> None:
+    """Orderly clients of Apache RocketMQ send one with the delay of the next attempt."""
+    async with running_broker(tmp_path) as (_, client):
+        named = {"DELAY": "18"}
+        retried: dict[str, Any] = {"topic": "%RETRY%g", "named": named, "reconsume_times": 1}
+        await client.send(b"dead", max_reconsume_times=1, **retried)
+        (letter,) = await client.messages("%DLQ%g")
+        assert (letter.body, "DELAY" in letter.properties) == (b"dead", False)
+
+
+@virtual_time()
 async def test_a_broker_that_does_not_accept_messages_yet(tmp_path: Path) -> None:
     clock = virtual_loop().clock
     access = AccessConfig(sends_from_ms=clock.now_ms() + 60_000)

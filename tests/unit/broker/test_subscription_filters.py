@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers import Client, client_of, pulled, running_broker, views
+from brokers import BROKER_HOST, Client, client_of, pulled, running_broker, send_header, views
+from netkit import RawPeer
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
 from turbopump.wire.bodies import ConsumerData, Heartbeat, MessageModel, Subscription
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, request
+from turbopump.wire.framing import encode
 from turbopump.wire.sysflag import PULL_SUSPEND
 
 SQL92 = "SQL92"
@@ -28,9 +30,7 @@ def bodies(answer: Command) -> list[bytes]:
     return [view.body for view in views(answer)]
 
 
-async def beat(
-    client: Client, expression: str, version: int = 1, topic: str = "T", kind: str = SQL92
-) -> None:
+def heartbeat(expression: str, version: int = 1, topic: str = "T", kind: str = SQL92) -> Heartbeat:
     wanted = Subscription(
         topic=topic, sub_string=expression, expression_type=kind, sub_version=version
     )
@@ -40,7 +40,13 @@ async def beat(
         message_model=MessageModel.CLUSTERING,
         subscription_data_set=[wanted, retries],
     )
-    body = Heartbeat(client_id="c", consumer_data_set=[data]).encode()
+    return Heartbeat(client_id="c", consumer_data_set=[data])
+
+
+async def beat(
+    client: Client, expression: str, version: int = 1, topic: str = "T", kind: str = SQL92
+) -> None:
+    body = heartbeat(expression, version, topic, kind).encode()
     answer = await client.ask(RequestCode.HEART_BEAT, body=body)
     # Even for an invalid expression, as in RocketMQ: pulls report it.
     assert answer.code == ResponseCode.SUCCESS
@@ -163,17 +169,20 @@ async def test_a_held_pull_follows_a_subscription_that_changes(tmp_path: Path) -
 @virtual_time()
 async def test_a_message_wakes_a_pull_after_a_change_of_its_subscription(tmp_path: Path) -> None:
     """The change and the message arrive together: what is delivered matches the newer one."""
-    async with running_broker(tmp_path) as (broker, client):
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
         await client.send(b"old", named={"region": "us"})
         await beat(client, "region = 'eu'", version=1)
         held = asyncio.create_task(
             client.pull(1, sys_flag=PULL_SUSPEND, sub_version=1, suspend_timeout_millis=15_000)
         )
         await wait_until(lambda: len(broker.path.arrivals) == 1)
-        await asyncio.gather(
-            client.send(b"matched before", named={"region": "eu"}),
-            beat(client, "region = 'us'", version=2),
-        )
+        peer = await network.host("10.0.0.8").connect(BROKER_HOST, 10911, RawPeer)
+        sent = send_header(named={"region": "eu"})
+        changed = heartbeat("region = 'us'", version=2).encode()
+        one = request(RequestCode.SEND_MESSAGE_V2, sent, b"matched before")
+        other = request(RequestCode.HEART_BEAT, body=changed)
+        peer.transport.write(encode(one) + encode(other))
         assert (await held).code != ResponseCode.SUCCESS
 
 

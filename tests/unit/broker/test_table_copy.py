@@ -14,15 +14,21 @@ import pytest
 from brokers import BROKER_HOST, Client, client_of, config_at, running_broker, use_all_tables
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, ReplicationConfig, Role
+from turbopump.broker.handlers.common import answer_with
 from turbopump.broker.replication import table_copy
-from turbopump.broker.replication.table_copy import CopiedTable, TableCopies, copied_tables
-from turbopump.errors import ConnectionLost, RemoteError
+from turbopump.broker.replication.table_copy import (
+    CopiedTable,
+    TableCopies,
+    copied_tables,
+    log_begin,
+)
+from turbopump.errors import BodyError, ConnectionLost, RemoteError
 from turbopump.machine.files import REAL_FILES
 from turbopump.net.router import not_supported
 from turbopump.supervisor import Supervisor
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine, virtual_time, wait_until
 from turbopump.wire import headers, lenient_json
-from turbopump.wire.bodies import GroupConfig
+from turbopump.wire.bodies import GroupConfig, KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
 from turbopump.wire.framing import FrameDecoder
@@ -225,6 +231,8 @@ def recorded(command: Command) -> Command:
     name = RequestCode(command.code).name.lower()
     if command.code == RequestCode.GET_ALL_CONSUMER_FILTERS:
         return not_supported(command, None)  # type: ignore[arg-type]
+    if command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
+        return answer_with(command, KeyValues(table={"commitLogMinOffset": "4096"}))
     [answer] = FrameDecoder().feed(frame(f"slave_sync_{name}.response"))
     return answer
 
@@ -236,12 +244,15 @@ async def test_an_apache_master_is_copied_every_ten_seconds(tmp_path: Path) -> N
         _,
     ):
         master = Master(recorded)
-        tables = copied_tables(slave.state, slave.path.delays, slave.store)
+        mastership = slave._mastership
+        note_begin = mastership.note_master_begin
+        tables = copied_tables(slave.state, slave.path.delays, slave.store, note_begin)
         copies = TableCopies(tables, master.request, lambda: slave.store.written_end, 1)
         work = Supervisor()
         copies.start(work)
         copies.follow("10.20.30.40:10911")
-        await wait_until(lambda: len(copies.versions) == 4)
+        await wait_until(lambda: len(copies.versions) == 5)
+        assert mastership.record.master_begin == slave.store.kept_from() == 4096
         assert slave.state.topics.table["HaTopic"].read_queue_nums == 4
         assert slave.state.topics.data_version.counter == 25
         assert slave.state.groups.table["cg_push"].retry_max_times == 16
@@ -252,6 +263,18 @@ async def test_an_apache_master_is_copied_every_ten_seconds(tmp_path: Path) -> N
         assert master.asked.count(RequestCode.GET_ALL_TOPIC_CONFIG) == 4
         assert slave.state.topics.saving.changes == changes
         await work.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "begin"), [("0", 0), ("1073741824", 1 << 30), ("-1", 0), ("9" * 19, None), ("", None)]
+)
+def test_where_the_log_of_a_master_begins(text: str, begin: int | None) -> None:
+    info = KeyValues(table={"commitLogMinOffset": text}).encode()
+    if begin is not None:
+        assert log_begin(info) == begin
+        return
+    with pytest.raises(BodyError, match="commitLogMinOffset must be a position"):
+        log_begin(info)
 
 
 def versioned(version: str, log_end: int, body: bytes) -> Callable[[Command], Command]:

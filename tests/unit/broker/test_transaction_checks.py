@@ -27,7 +27,8 @@ from transaction_peers import (
 )
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import TopicsConfig
-from turbopump.broker.transactions import ledger, queues
+from turbopump.broker.transactions import ledger, queues, transactions
+from turbopump.broker.transactions.transactions import Transactions
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.testing import (
@@ -538,6 +539,45 @@ async def test_a_producer_that_does_not_read_uses_up_few_checks(tmp_path: Path) 
         await asyncio.sleep(INTERVAL_S)
         checked = [half for half in broker.path.transactions.ledger.open.values() if half.checks]
         assert 0 < len(checked) < 200
+
+
+@virtual_time()
+async def test_transactions_of_an_earlier_run_are_read_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer names a half message that has a newer copy, known only from the queue."""
+    async with world(tmp_path) as (_, _, producer):
+        places = [await producer.half(b"%d" % number) for number in range(2)]
+        await asyncio.sleep(INTERVAL_S + 1)
+        for _ in range(60):
+            await producer.half(b"open")
+    slices = in_turn = most = 0
+    load_open = Transactions.load_open
+
+    def end_turn() -> None:
+        nonlocal in_turn
+        in_turn = 0
+
+    def counted(*args: Any) -> bool:
+        nonlocal slices, in_turn, most
+        if not in_turn:
+            virtual_loop().call_soon(end_turn)
+        slices, in_turn = slices + 1, in_turn + 1
+        most = max(most, in_turn)
+        return load_open(*args)
+
+    monkeypatch.setattr(transactions, "RUN_COUNT", 10)
+    monkeypatch.setattr(Transactions, "load_open", counted)
+    async with world(tmp_path) as (_, client, producer):
+        second = (await client.messages(HALF_TOPIC))[1]
+        answers = await asyncio.gather(
+            *(producer.end(places[0]) for _ in range(3)), resume(client, second.offset_id)
+        )
+        assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 4
+        await asyncio.sleep(1)
+        assert await bodies(client) == [b"0"]
+    assert slices >= 7
+    assert most == 1
 
 
 # --- the cost of a round --------------------------------------------------------------------------

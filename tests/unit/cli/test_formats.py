@@ -18,7 +18,7 @@ from turbopump.cli.formats import (
     parse_queues,
     parse_time,
 )
-from turbopump.cli.output import Column, Output, plain_table, width_needed
+from turbopump.cli.output import Column, Output, columns, plain_table, width_needed
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
 
@@ -157,3 +157,30 @@ def test_tables_that_do_not_fit_become_lines(
         assert printed.count("STORED") == (1 if is_table else 2)
         assert ("F" * 32 in printed) is not is_table
         assert printed.count("hello") == 2
+
+
+def test_no_width_of_a_terminal_cuts_a_cell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = columns("topic queue:number offset:number tags keys id:id body")
+    first = {"topic": "orders", "queue": 0, "offset": 1234, "tags": "created", "keys": "k" * 24}
+    row = {**first, "id": "F" * 32, "body": '{"number":5,"customer":"c1","note":"x"}'}
+    needed = width_needed([row], shown)
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    for width in range(needed, needed + 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        Output(as_json=False).rows([row], shown, nothing="")
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        # Every character of every cell, wherever it was folded to.
+        cells = "".join(column.title + column.text(row) for column in shown)
+        assert sorted("".join(lines).replace(" ", "")) == sorted(cells)
+
+
+def test_wide_characters_are_not_folded_where_they_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    Output(as_json=False).rows([{"body": "订单已创建" * 4}], columns("body"), nothing="")
+    assert capsys.readouterr().out.splitlines()[1].rstrip() == "订单已创建" * 4

@@ -22,7 +22,7 @@ from turbopump.client.allocation import (
 )
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
-from vectors import load
+from vectors import case, load
 
 PLAIN: dict[str, Strategy] = {
     "AVG": average,
@@ -53,20 +53,26 @@ def strategy_of(case: dict[str, Any]) -> Strategy:
     return PLAIN[name]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["strategy"])
-def test_shares_equal_those_of_apache_rocketmq(case: dict[str, Any]) -> None:
-    strategy = strategy_of(case)
-    queues = [MessageQueue(*queue) for queue in case["queues"]]
-    if "keepOrder" not in case:
-        queues, members = as_strategies_get(queues, case["consumers"])
-        assert queues == [MessageQueue(*queue) for queue in case["sortedQueues"]]
-        assert members == case["sortedConsumers"]
-    for member, expected in case["result"].items():
+def test_shares_equal_those_of_apache_rocketmq() -> None:
+    assert CASES
+    for number, recorded in enumerate(CASES):
+        with case(f"{number}: {recorded['strategy']}"):
+            check_shares(recorded)
+
+
+def check_shares(recorded: dict[str, Any]) -> None:
+    strategy = strategy_of(recorded)
+    queues = [MessageQueue(*queue) for queue in recorded["queues"]]
+    if "keepOrder" not in recorded:
+        queues, members = as_strategies_get(queues, recorded["consumers"])
+        assert queues == [MessageQueue(*queue) for queue in recorded["sortedQueues"]]
+        assert members == recorded["sortedConsumers"]
+    for member, expected in recorded["result"].items():
         if isinstance(expected, dict):
             with pytest.raises(InvalidArgument):
-                strategy(queues, case["sortedConsumers"], member)
+                strategy(queues, recorded["sortedConsumers"], member)
         else:
-            mine = strategy(queues, case["sortedConsumers"], member)
+            mine = strategy(queues, recorded["sortedConsumers"], member)
             assert mine == [MessageQueue(*queue) for queue in expected]
 
 

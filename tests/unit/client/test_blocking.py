@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from turbopump import supervisor
+from turbopump.client import background
 from turbopump.client.blocking import Blocking, blocking, promising
 from turbopump.client.life_cycle import LifeCycle
 from turbopump.errors import NotRunning
@@ -35,12 +39,21 @@ class Probe(LifeCycle):
     async def promise(self) -> asyncio.Future[int]:
         return asyncio.ensure_future(self.caller())
 
+    async def leave_behind(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.left = asyncio.create_task(work(), name="left behind")
+        await asyncio.sleep(0)
+
 
 class BlockingProbe(Blocking[Probe]):
     def __init__(self) -> None:
         self._hold(Probe())
 
+    @property
+    def _promises_max(self) -> int:
+        return 1000
+
     caller = blocking(Probe.caller)
+    leave_behind = blocking(Probe.leave_behind)
     promise = promising(Probe.promise)
 
 
@@ -57,6 +70,60 @@ def test_calls_run_in_the_context_of_their_thread() -> None:
 
         with ThreadPoolExecutor(8) as threads:
             assert all(threads.map(ask, range(8)))
+
+
+def test_clients_close_and_start_again_where_another_loop_runs() -> None:
+    async def notebook() -> None:
+        probe = BlockingProbe()
+        for number in range(2):
+            _caller.set(number)
+            with probe:
+                assert probe.caller() == number
+
+    in_time(lambda: asyncio.run(notebook()))
+    assert loop_threads() == 0
+
+
+def test_closing_abandons_a_task_that_ignores_cancellation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "CANCEL_WAIT_S", 0.01)
+    is_over = asyncio.Event()
+
+    async def deaf() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+    probe = BlockingProbe()
+
+    def block() -> None:
+        with probe:
+            probe.leave_behind(deaf)
+
+    in_time(block)
+    (line,) = [each for each in caplog.messages if "ignores cancellation" in each]
+    assert "left behind" in line
+    assert loop_threads() == 0
+
+
+def test_closing_abandons_a_thread_that_does_not_return(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background, "_STOP_WAIT_S", 0.01)
+    gate = threading.Event()
+
+    async def block() -> None:
+        await asyncio.to_thread(gate.wait, 30)
+
+    probe = BlockingProbe()
+    with probe:
+        probe.leave_behind(block)
+        (left,) = (each for each in threading.enumerate() if each.name == "turbopump-client")
+    assert "have not returned after 0.01 s, and are abandoned" in caplog.text
+    gate.set()
+    left.join(30)
+    assert loop_threads() == 0
 
 
 class Fatal(Probe):

@@ -278,6 +278,22 @@ def test_hooks_of_the_session_see_sends_of_threads() -> None:
 # --- closing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("most", [2, 1001])
+def test_submitting_blocks_at_the_limit_of_the_configuration(most: int) -> None:
+    arrived: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+    config = ProducerConfig(in_flight_max=most, send_timeout_ms=20_000)
+    with producing(arrived.put, config=config) as (broker, producer):
+        submitting = in_thread(lambda: [producer.submit(MESSAGE) for _ in range(most + 1)])
+        batches = [arrived.get(timeout=WAIT_S) for _ in range(most)]
+        assert not submitting.done()
+        for number in range(most + 1):
+            batch = batches[number] if number < most else arrived.get(timeout=WAIT_S)
+            broker.post(functools.partial(batch.peer.answer, batch.request, taken(batch)))
+        assert [each.result(WAIT_S).queue_offset for each in submitting.result(WAIT_S)] == [7] * (
+            most + 1
+        )
+
+
 def test_closing_waits_for_a_send_of_another_thread() -> None:
     arrived: queue.SimpleQueue[Batch] = queue.SimpleQueue()
     with producing(lambda batch: arrived.put(batch)) as (broker, producer):

@@ -18,6 +18,7 @@ from turbopump.client.push_config import FlowLimits, Listening, Retries
 from turbopump.errors import ConnectFailed
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendBack
@@ -56,6 +57,32 @@ async def test_a_failed_message_is_redelivered_after_ten_seconds(tmp_path: Path)
         assert 10_000 <= seen.times_ms[1] - seen.times_ms[0] < 12_000
         assert await committed(world) == 1
         assert await committed(world, topic="%RETRY%g") == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("orderly", [False, True])
+@virtual_time()
+async def test_a_listener_may_change_its_list(
+    tmp_path: Path, orderly: bool, is_async: bool
+) -> None:
+    bodies_seen: list[bytes] = []
+
+    def plain(messages: list[MessageView], context: ConsumeContext) -> ConsumeResult:
+        while messages:
+            bodies_seen.append(messages.pop(0).body)
+        return ConsumeResult.SUCCESS
+
+    async def coroutine(messages: list[MessageView], context: ConsumeContext) -> ConsumeResult:
+        return plain(messages, context)
+
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(20), to=QUEUE)
+        listener = coroutine if is_async else plain
+        listening = Listening(batch_max=8)
+        async with consuming(world, listener, orderly=orderly, listening=listening):
+            await wait_until(lambda: len(bodies_seen) == 20)
+        assert sorted(bodies_seen) == sorted(bodies(20))
+        assert await committed(world) == 20
 
 
 @pytest.mark.parametrize("answer", ["none", "raise", "later"])
@@ -115,6 +142,20 @@ async def test_a_part_of_a_batch_can_succeed(tmp_path: Path) -> None:
         assert seen.batches[0] == 5
         assert sorted(seen.bodies[5:]) == [b"3", b"4"]
         assert seen.times_ms[1] - seen.times_ms[0] < 3000
+
+
+@pytest.mark.parametrize(("own_limit", "calls"), [(None, 2), (0, 1), (3, 4)])
+@virtual_time()
+async def test_the_limit_of_the_group_applies_unless_the_consumer_names_one(
+    tmp_path: Path, own_limit: int | None, calls: int
+) -> None:
+    async with cluster(tmp_path) as world:
+        await world.brokers["a"].state.groups.update(GroupConfig(group_name="g", retry_max_times=1))
+        await send(world, [b"x"], to=QUEUE)
+        seen, retries = Seen(always(ConsumeResult.RETRY_LATER)), Retries(attempts_max=own_limit)
+        async with consuming(world, seen, retries=retries):
+            await wait_until(lambda: dead_letters(world) == 1, 3600)
+        assert seen.count == calls
 
 
 @virtual_time()
@@ -239,7 +280,7 @@ async def test_a_message_stuck_for_fifteen_minutes_is_sent_back(tmp_path: Path) 
             await wait_until(lambda: len(times) == 3)
             await sleep_ms(14 * 60_000)
             assert await committed(world) == 0
-            await sleep_ms(17 * 60_000)
+            await sleep_ms(2 * 60_000 + 15_000)
             assert sorted(times) == [0, 0, 0, 1]
             assert await committed(world) == 3
             held.set()
@@ -294,10 +335,11 @@ async def test_send_back_requests_name_the_position_and_the_limit(tmp_path: Path
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen, recorder = Seen(fail_first(1)), Recorder()
-        async with consuming(world, seen, session=world.session(hooks=[recorder])):
+        session, retries = world.session(hooks=[recorder]), Retries(attempts_max=5)
+        async with consuming(world, seen, session=session, retries=retries):
             await wait_until(lambda: seen.count == 2, 60)
         (asked,) = [SendBack.from_ext_fields(each.ext_fields) for each in recorder.of(BACK)]
-        assert (asked.group, asked.origin_topic, asked.max_reconsume_times) == ("g", "T", 16)
+        assert (asked.group, asked.origin_topic, asked.max_reconsume_times) == ("g", "T", 5)
         assert asked.offset == seen.messages[0].physical_offset
         assert asked.origin_msg_id == seen.messages[0].message_id
 

@@ -11,6 +11,7 @@ from clusters import Recorder, cluster
 from turbopump.client import calls
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
+from turbopump.client.pull_config import PullConfig
 from turbopump.client.pull_consumer import PullConsumer
 from turbopump.client.queue_locks import QueueLocks
 from turbopump.errors import RemoteError
@@ -53,7 +54,8 @@ async def everything(directory: Path, recorder: Recorder) -> None:
             await producer.send(Message("TopicTest", b"x" * 5000), to=QUEUE)
             await producer.send(Message("TopicTest", b"delayed", tags="TagD", delay_level=1))
             await producer.send_batch([Message("TopicTest", b"one"), Message("TopicTest", b"two")])
-            async with PullConsumer("cg_pull", session=session) as consumer:
+            limit = PullConfig(attempts_max=16)
+            async with PullConsumer("cg_pull", session=session, config=limit) as consumer:
                 found = await consumer.pull(QUEUE, 0, count_max=3)
                 assert isinstance(found, calls.Found)
                 await consumer.commit(QUEUE, 1)

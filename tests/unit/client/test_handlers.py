@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -223,7 +224,7 @@ def handler(group: str = "g", topic: str = "t", **given: Any) -> Any:
 
 
 def test_a_decorated_function_can_be_called() -> None:
-    @consumer("orders", group="billing")
+    @consumer("orders", group="billing", to="numbers")
     def bill(order: Order) -> int:
         """Bill it."""
         return order.number
@@ -270,6 +271,15 @@ def unknown_type(order: Missing) -> None: ...  # type: ignore[name-defined]  # n
 def two_structs(order: Order | Receipt) -> None: ...
 
 
+class Unfinished(Struct):
+    """A field of a type that only a type checker, or one function, can see."""
+
+    part: Missing  # type: ignore[name-defined]  # noqa: F821
+
+
+def unknown_field(order: Unfinished) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("function", "error"),
     [
@@ -277,6 +287,7 @@ def two_structs(order: Order | Receipt) -> None: ...
         (two_bodies, "must have one parameter for the body"),
         (any_number, "must name its parameters"),
         (unknown_type, "'Missing' is not defined"),
+        (unknown_field, "'Missing' is not defined; define the types of its fields at the top"),
         (two_structs, "multiple Struct types"),
         (3, "decorates a function, got 3"),
     ],
@@ -286,9 +297,113 @@ def test_functions_that_cannot_be_called_with_a_message(function: Any, error: st
         consumer("t", group="g")(function)
 
 
-def test_results_without_a_topic_are_rejected() -> None:
-    with pytest.raises(InvalidArgument, match="which has no topic: return None or a Message"):
-        handler().results(7)
+def unreadable(order: threading.Thread) -> None: ...
+def unreadable_inside(orders: dict[str, list[threading.Thread | None]]) -> None: ...
+
+
+@pytest.mark.parametrize("function", [unreadable, unreadable_inside])
+def test_a_type_that_cannot_be_decoded_is_rejected_with_those_that_can(function: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"Thread cannot be read from JSON; use a msgspec"):
+        consumer("t", group="g")(function)
+
+
+class Tree(Struct):
+    """A recursive body."""
+
+    children: list[Tree] = []
+
+
+def recursive(tree: Tree) -> Message | None: ...
+def messages(body: bytes) -> list[Message]: ...  # type: ignore[empty-body]
+def generated(body: bytes) -> Iterator[Message]: ...  # type: ignore[empty-body]
+def anything(body: bytes): ...  # type: ignore[no-untyped-def]
+
+
+@pytest.mark.parametrize("function", [recursive, messages, generated, anything])
+def test_results_that_need_no_topic_cause_no_warning(function: Any) -> None:
+    consumer("t", group="g")(function)
+
+
+def boolean(order: Order) -> bool: ...  # type: ignore[empty-body]
+def optional(order: Order) -> Receipt | None: ...
+def strings(order: Order) -> list[str]: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize("function", [boolean, optional, strings])
+def test_a_result_that_is_ignored_causes_a_warning_where_it_is_decorated(function: Any) -> None:
+    with pytest.warns(UserWarning, match=r'which is ignored: pass to="topic"') as caught:
+        consumer("t", group="g")(function)
+    assert caught[0].filename == __file__
+    consumer("t", group="g", to="receipts")(function)
+
+
+async def test_results_without_a_topic_are_ignored(turbopump_cluster: Cluster) -> None:
+    calls = []
+
+    @consumer("orders", group="billing", start_from="first")
+    async def bill(order: dict[str, int]) -> Any:
+        calls.append(order["number"])
+        return [True, [], 7, {"a": 1}][order["number"]]
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        for number in range(4):
+            await turbopump_cluster.send(Message("orders", encoded({"number": number})))
+        await turbopump_cluster.until_consumed("billing")
+    assert sorted(calls) == [0, 1, 2, 3]
+
+
+class Pair(NamedTuple):
+    """A record, not two results."""
+
+    first: int
+    second: int
+
+
+def some(body: bytes) -> Iterator[int]:
+    yield from (1, 2)
+
+
+async def some_later(body: bytes) -> AsyncIterator[int]:
+    for number in (1, 2):
+        yield number
+
+
+def failing(body: bytes) -> Iterator[int]:
+    yield 1
+    raise ValueError("not today")
+
+
+@pytest.mark.parametrize(
+    ("function", "published"),
+    [
+        (lambda body: [], []),
+        (lambda body: None, []),
+        (lambda body: [1, None, Message("receipts", b"2")], [b"1", b"2"]),
+        (lambda body: (1, 2), [b"1", b"2"]),
+        (lambda body: Pair(1, 2), [b"[1,2]"]),
+        (lambda body: {"a": [1]}, [b'{"a":[1]}']),
+        (some, [b"1", b"2"]),
+        (some_later, [b"1", b"2"]),
+    ],
+)
+async def test_lists_tuples_and_generators_are_published_item_by_item(
+    turbopump_cluster: Cluster, function: Any, published: list[bytes]
+) -> None:
+    take = consumer("orders", group="billing", start_from="first", to="receipts")(function)
+    async with Worker(take, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b"0"))
+        await turbopump_cluster.until_consumed("billing")
+    assert view(turbopump_cluster, "receipts") == published
+
+
+async def test_a_generator_that_fails_publishes_nothing(turbopump_cluster: Cluster) -> None:
+    limit = Retries(attempts_max=0)
+    take = consumer("orders", group="billing", start_from="first", to="receipts", retries=limit)
+    async with Worker(take(failing), nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b"0"))
+        await turbopump_cluster.until_consumed("billing")
+    assert len(turbopump_cluster.dead_letters("billing")) == 1
+    assert view(turbopump_cluster, "receipts") == []
 
 
 # --- bodies ---------------------------------------------------------------------------------------
@@ -313,7 +428,7 @@ def test_bodies_that_are_not_json_are_rejected() -> None:
 
 
 def test_models_validate_themselves() -> None:
-    @consumer("t", group="g")
+    @consumer("t", group="g", to="u")
     def take(order: Validated) -> int:
         return order.number
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusters import Cluster, Recorder, cluster
-from consumers import Seen, committed, consuming, send, sleep_ms
+from consumers import Seen, always, committed, consuming, send, sleep_ms
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.push_config import Listening, Retries
 from turbopump.errors import ConnectFailed, RemoteError, TurbopumpError
@@ -126,7 +126,8 @@ async def test_a_message_retried_too_often_is_dead_lettered_and_the_queue_contin
         retries = Retries(attempts_max=2, suspend_ms=100)
         async with consuming(world, seen, orderly=True, retries=retries):
             await wait_until(lambda: seen.count == 5, 60)
-            await wait_until(lambda: dead_letters(world) == 1, 60)
+            # At once, as soon as the message after it is delivered.
+            assert dead_letters(world) == 1
         assert seen.bodies == [b"0", b"1", b"1", b"1", b"2"]
         assert await committed(world) == 3
 
@@ -189,6 +190,22 @@ async def test_rolling_back_redelivers_everything_since_the_last_commit(tmp_path
         assert seen.bodies == [b"0", b"1", b"2", b"3", b"4", b"2", b"3", b"4"]
         assert seen.times_ms[5] - seen.times_ms[4] == 1000
         assert await committed(world) == 5
+
+
+@virtual_time()
+async def test_rolling_back_with_automatic_commits_acknowledges_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(3), to=QUEUE)
+        seen = Seen(always(ConsumeResult.ROLLBACK))
+        async with consuming(world, seen, orderly=True) as consumer:
+            await wait_until(lambda: seen.count == 3)
+            await sleep_ms(10_000)
+            rates = (await consumer.running_info(with_stacks=False)).status_table["T"]
+        assert (seen.count, await committed(world)) == (3, 3)
+        assert (rates.consume_failed_msgs, rates.consume_ok_tps > 0) == (0, True)
+        assert caplog.text.count("returned ROLLBACK for T@a:0, which acknowledges") == 1
 
 
 @virtual_time()

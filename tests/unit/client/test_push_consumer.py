@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -193,6 +193,23 @@ async def test_a_close_that_fails_ends_wait_and_allows_another_start(
 
 
 @virtual_time()
+async def test_waiting_for_a_consumer_that_does_not_run_is_an_error(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        session = world.session()
+        consumer = PushConsumer("g", Seen(), subscriptions={"T": "*"}, session=session)
+        with pytest.raises(NotRunning, match="this PushConsumer is not running: use it inside"):
+            await consumer.wait()
+        broken = AsyncMock(side_effect=OSError("broken"))
+        with patch.object(session, "join", broken), pytest.raises(OSError, match="broken"):
+            await consumer.start()
+        with pytest.raises(NotRunning, match="this PushConsumer is not running"):
+            await consumer.wait()
+        async with consumer:
+            pass
+        await consumer.wait()
+
+
+@virtual_time()
 async def test_closing_need_not_wait(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
@@ -287,6 +304,26 @@ async def test_subscribing_and_unsubscribing_while_running(tmp_path: Path) -> No
             await send(world, [b"wanted"], topic="T2")
             await sleep_ms(30_000)
             assert seen.bodies[2:] == [b"wanted"]
+
+
+@virtual_time()
+async def test_a_subscription_changed_while_closing_is_that_of_the_next_start(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        await make_topic(world, "T2")
+        seen = Seen()
+        async with world.session() as session, consuming(world, seen, session=session) as consumer:
+            await wait_until(lambda: seen.count == 1)
+            changes = consumer.subscribe("T2"), consumer.unsubscribe("T")
+            changing = [asyncio.create_task(change) for change in changes]
+            await asyncio.sleep(0)
+            await consumer.close()
+            await asyncio.gather(*changing)
+            await consumer.start()
+            await wait_until(lambda: seen.count == 2)
+            assert {queue.topic for queue in consumer.assignment()} == {"T2", "%RETRY%g"}
 
 
 @virtual_time()

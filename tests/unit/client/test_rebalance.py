@@ -54,6 +54,23 @@ async def test_queues_move_as_members_join_and_leave(tmp_path: Path) -> None:
                 await wait_until(lambda: is_shared_evenly(consumers, 8), 5)
 
 
+@virtual_time()
+async def test_running_orderly_calls_delay_the_loss_of_their_queues_together(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path, names=BROKERS) as world:
+        await send(world, [b"x"] * 20)
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen, orderly=True) as consumer:
+            await wait_until(lambda: seen.running == 8)
+            start_ms = world.clock.monotonic_ms()
+            await consumer.unsubscribe("T")
+            # A second for each of two rounds, not for each of 8 queues.
+            assert world.clock.monotonic_ms() - start_ms < 3000
+            seen.hold.set()
+
+
 @pytest.mark.slow
 @virtual_time()
 async def test_nothing_is_lost_or_committed_backwards_while_members_change(
@@ -87,7 +104,9 @@ async def test_a_member_that_dies_is_replaced_immediately(tmp_path: Path) -> Non
     async with cluster(tmp_path) as world:
         await make_topic(world)
         async with consuming(world, Seen(), "10.0.1.1") as one:
-            dead = await consuming(world, Seen(), "10.0.1.2").__aenter__()
+            # Referenced: a generator that is collected closes its consumer.
+            context = consuming(world, Seen(), "10.0.1.2")
+            dead = await context.__aenter__()
             await wait_until(lambda: is_shared_evenly([one, dead], 4), 5)
             world.network.refuse("10.0.0.1")
             world.network.cut("10.0.1.2")
@@ -101,7 +120,9 @@ async def test_a_member_that_falls_silent_is_replaced_after_two_minutes(tmp_path
     async with cluster(tmp_path) as world:
         await make_topic(world)
         async with consuming(world, Seen(), "10.0.1.1") as one:
-            silent = await consuming(world, Seen(), "10.0.1.2").__aenter__()
+            # Referenced: a generator that is collected closes its consumer.
+            context = consuming(world, Seen(), "10.0.1.2")
+            silent = await context.__aenter__()
             await wait_until(lambda: is_shared_evenly([one, silent], 4), 5)
             world.network.partition("10.0.1.2", "10.0.0.1")
             await sleep_ms(100_000)

@@ -175,9 +175,8 @@ def test_limits_of_a_topic_are_divided_among_its_queues() -> None:
 
 
 def test_how_often_a_message_is_redelivered() -> None:
-    assert Retries().attempts(is_orderly=False) == 16
-    assert Retries().attempts(is_orderly=True) == 2**31 - 1
-    assert Retries(attempts_max=3).attempts(is_orderly=True) == 3
+    assert Retries().orderly_attempts_max == 2**31 - 1
+    assert Retries(attempts_max=3).orderly_attempts_max == 3
 
 
 def test_rates_are_those_of_the_last_minute() -> None:

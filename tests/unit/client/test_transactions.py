@@ -292,6 +292,19 @@ async def test_a_function_may_raise_or_decide_by_itself() -> None:
         assert world.broker.ended == [(ROLLBACK.value, False)] * 2
 
 
+@pytest.mark.parametrize("decision", ["rollback", "unknown"])
+@virtual_time()
+async def test_a_decision_counts_even_if_its_await_is_forgotten(decision: str) -> None:
+    async with transaction_world() as world, producing(world) as producer:
+        async with producer.transaction(MESSAGE) as transaction:
+            getattr(transaction, decision)()
+            with pytest.raises(ClientError, match="has ended already"):
+                transaction.commit()
+        await settled()
+        state = ROLLBACK if decision == "rollback" else UNKNOWN
+        assert world.broker.ended == [(state.value, False)]
+
+
 # --- half messages that fail ----------------------------------------------------------------------
 
 

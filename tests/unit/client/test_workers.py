@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -31,7 +33,8 @@ async def test_the_number_of_concurrent_tasks_is_bounded() -> None:
     workers.submit(range(10))
     await wait_until(lambda: len(done) == 10)
     assert most == 3
-    most, workers.size = 0, 1
+    most = 0
+    workers.resize(1)
     workers.submit(range(5))
     await wait_until(lambda: len(done) == 15)
     assert most == 1
@@ -210,7 +213,7 @@ def test_the_number_of_threads_can_be_reduced() -> None:
         workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 6, Watch("calls"))
         workers.submit(range(6))
         await wait_until(lambda: running == 6, WAIT_S)
-        workers.size = 2
+        workers.resize(2)
         gate.set()
         await wait_until(lambda: len(done) == 6, WAIT_S)
         workers.submit(range(100, 120))
@@ -219,6 +222,39 @@ def test_the_number_of_threads_can_be_reduced() -> None:
 
     asyncio.run(main())
     assert most <= 2
+
+
+def test_no_timer_runs_while_all_threads_are_busy() -> None:
+    gate, running = threading.Barrier(4, timeout=WAIT_S), list[int]()
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        running.append(number)
+        gate.wait()
+
+    async def main() -> None:
+        loop, timers = asyncio.get_running_loop(), 0
+        call_later = loop.call_later
+
+        def counted(*arguments: Any, **options: Any) -> asyncio.TimerHandle:
+            nonlocal timers
+            timers += 1
+            return call_later(*arguments, **options)
+
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 2, Watch("calls"))
+        with patch.object(loop, "call_later", counted):
+            workers.submit(range(4))
+            await wait_until(lambda: len(running) == 2, WAIT_S)
+            timers = 0
+            for _ in range(20):
+                await asyncio.sleep(0.002)
+            assert timers <= 21, "those of the sleeps, and one that was set before"
+            # More threads take the jobs that wait for one.
+            workers.resize(4)
+            await wait_until(lambda: len(done) == 4, WAIT_S)
+        await workers.close(1000)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("in_threads", [True, False])

@@ -15,10 +15,12 @@ from plain_filters import PlainSandbox, filter_server, plain_filters
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import FiltersConfig
 from turbopump.filter_server import pulls, uploads
-from turbopump.filter_server.sandbox import FilterStopped
+from turbopump.filter_server.sandbox import FilterStopped, Sandbox
 from turbopump.filter_server.server import FilterServer
 from turbopump.filters.code import SOURCE_BYTES_MAX
+from turbopump.filters.server_config import CodeLimits
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
+from turbopump.wire.bodies import ConsumerData, Heartbeat
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.hashing import body_crc
@@ -39,11 +41,25 @@ def in_process() -> Iterator[None]:
 class World:
     """A broker, a filter server, and a client of each."""
 
-    def __init__(self, broker: Broker, client: Client, server: FilterServer, own: Client) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        broker: Broker,
+        client: Client,
+        server: FilterServer,
+        own: Client,
+    ) -> None:
+        self.network = network
         self.broker = broker
         self.client = client
         self.server = server
         self._own = own
+
+    async def join(self) -> None:
+        """Make the clients' host that of a member of the group."""
+        data = ConsumerData(group_name="g", subscription_data_set=[])
+        beat = Heartbeat(client_id="c", consumer_data_set=[data])
+        await self.client.ask(RequestCode.HEART_BEAT, body=beat.encode())
 
     async def upload(
         self, source: str | bytes, group: str = "g", topic: str = "T", name: str = "f", **wrong: Any
@@ -72,7 +88,9 @@ async def world(directory: Path, **limits: Any) -> AsyncIterator[World]:
         filter_server(network, broker.address, **limits) as server,
         client_of(network, server.address) as own,
     ):
-        yield World(broker, client, server, own)
+        it = World(network, broker, client, server, own)
+        await it.join()
+        yield it
 
 
 def numbers(answer: Command) -> list[int]:
@@ -278,6 +296,50 @@ async def test_the_same_source_is_loaded_once_and_another_one_replaces_it(tmp_pa
         await it.upload("def matches(message): return message.body == b'3'")
         assert numbers(await it.pull()) == [3]
         assert len(it.server.uploads._filters) == 1
+
+
+@virtual_time()
+async def test_only_a_member_of_the_group_replaces_its_filter(tmp_path: Path) -> None:
+    async with world(tmp_path) as it, client_of(it.network, it.server.address, "10.0.0.8") as other:
+        await send(it.client, 4)
+        await it.upload(EVEN)
+        stranger = World(it.network, it.broker, it.client, it.server, other)
+        refused = await stranger.upload(NOTHING)
+        assert refused.code == ResponseCode.NO_PERMISSION
+        assert refused.remark is not None
+        assert refused.remark.startswith(
+            "filter f of group g for topic T can be replaced only by members of the group, and none"
+            " is at 10.0.0.8:"
+        )
+        assert (await stranger.upload(EVEN)).code == ResponseCode.SUCCESS
+        assert (await stranger.upload(NOTHING, name="own")).code == ResponseCode.SUCCESS
+        for name in ("f", None):
+            assert numbers(await it.pull(name=name)) == [0, 2]
+        assert (await it.pull(name="own")).code == ResponseCode.PULL_NOT_FOUND
+        assert (await it.upload(NOTHING)).code == ResponseCode.SUCCESS
+        assert (await it.pull()).code == ResponseCode.PULL_NOT_FOUND
+
+
+@virtual_time()
+async def test_a_stranger_replaces_no_filter_that_loads_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as it, client_of(it.network, it.server.address, "10.0.0.8") as other:
+        await send(it.client, 4)
+        stranger = World(it.network, it.broker, it.client, it.server, other)
+        start = PlainSandbox.start
+
+        async def started(source: bytes, limits: CodeLimits) -> PlainSandbox:
+            await asyncio.sleep(2 if b"False" in source else 1)
+            return await start(source, limits)
+
+        monkeypatch.setattr(Sandbox, "start", started)
+        own, foreign = await asyncio.gather(it.upload(EVEN), stranger.upload(NOTHING))
+        assert (own.code, foreign.code) == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
+        assert numbers(await it.pull()) == [0, 2]
+        # As members do that start together, before their first heartbeats.
+        both = await asyncio.gather(*(stranger.upload(EVEN, name="new") for _ in range(2)))
+        assert [each.code for each in both] == [ResponseCode.SUCCESS] * 2
 
 
 @virtual_time()

@@ -47,6 +47,30 @@ def test_values_that_are_not_text_are_rejected(expression: object) -> None:
         wanted_tags(expression, "option tags")
 
 
+@pytest.mark.parametrize(
+    ("expression", "tag", "instead"),
+    [
+        ("a, b", "a, b", "a || b"),
+        ("a | b", "a | b", "a || b"),
+        ("a b,c", "a b,c", "a b || c"),
+        ("a;b || c", "a;b", "a || b || c"),
+    ],
+)
+def test_tags_joined_by_something_else_are_rejected_with_the_right_form(
+    expression: str, tag: str, instead: str
+) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        wanted_tags(expression, "option tags")
+    assert str(raised.value) == (
+        f"option tags is {expression!r}, which asks for a tag named {tag!r}: write {instead!r};"
+        f" if a tag has that name, write {expression + ' ||'!r}"
+    )
+
+
+def test_two_bars_at_the_end_ask_for_a_tag_with_a_separator() -> None:
+    assert wanted_tags("a, b ||", "option tags").tags == ("a, b",)
+
+
 @pytest.mark.parametrize("expression", ["*", "", None, "a || b", " a", "a||", "* || a"])
 def test_any_other_expression_is_accepted_as_in_apache_rocketmq(expression: str | None) -> None:
     assert wanted_tags(expression, "option tags") == parse_tags(expression)

@@ -31,6 +31,20 @@ def loaded(path: Path) -> KvConfig:
     return kv
 
 
+def test_a_value_is_replaced_only_if_it_is_the_expected_one(path: Path) -> None:
+    async def scenario() -> None:
+        kv = loaded(path)
+        assert not await kv.replace("ns", "key", "1", "2")
+        assert await kv.replace("ns", "key", None, "1")
+        assert not await kv.replace("ns", "key", None, "2")
+        # One of those that expect the same.
+        done = await asyncio.gather(*(kv.replace("ns", "key", "1", str(n)) for n in range(2, 9)))
+        assert done.count(True) == 1
+
+    asyncio.run(scenario())
+    assert loaded(path).value("ns", "key") == "2"
+
+
 def test_stored_values_survive_a_restart(path: Path) -> None:
     async def put() -> None:
         kv = loaded(path)

@@ -78,7 +78,7 @@ async def test_handlers_are_cancelled_when_their_peer_disconnects() -> None:
     async with world(Router({1: endless})) as here:
         connection = await here.connect()
         connection.oneway(Command(1))
-        await wait_until(lambda: here.accepted._serving.running)
+        await wait_until(lambda: here.handlers_running)
         accepted = here.accepted
         connection.close()
         await accepted.wait_closed()
@@ -158,7 +158,7 @@ async def test_draining_ends_in_time_even_if_a_handler_does_not(
 
     async with world(Router({1: stubborn})) as here:
         (await here.connect()).oneway(Command(1))
-        await wait_until(lambda: here.accepted._serving.running)
+        await wait_until(lambda: here.handlers_running)
         start = virtual_loop().time()
         await here.server.drain(2000)
         assert 2 <= virtual_loop().time() - start < 2.5
@@ -174,7 +174,7 @@ async def test_a_draining_connection_accepts_no_new_requests() -> None:
     async with world() as here:
         connection = await here.connect()
         running = asyncio.create_task(connection.request(slow(500, b"finished"), 5000))
-        await wait_until(lambda: here.accepted._serving.running)
+        await wait_until(lambda: here.handlers_running)
         draining = asyncio.create_task(connection.drain(3000))
         await asyncio.sleep(0)
         assert not connection.is_open

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +79,18 @@ async def test_a_turn_is_written_in_growing_bursts() -> None:
     assert [len(data) // frame_bytes for data in transport.writes] == [1, 8, 64, 27]
     outbox.put(encode_parts(Command(1)))
     assert len(transport.writes) == 5, "the first frame of the next turn does not wait"
+
+
+@virtual_time()
+async def test_everything_is_joined_for_transports_that_do_not_pause_in_writelines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("turbopump.net.outbox._ALWAYS_JOINED", (Recorder.__module__,))
+    monkeypatch.setattr(Recorder, "writelines", None)
+    transport = Recorder()
+    parts = encode_parts(Command(1, body=bytes(100_000)))
+    Outbox(transport, LIMITS, virtual_loop(), lambda _: None).put(parts)
+    assert transport.writes == [b"".join(parts)]
 
 
 def test_only_small_neighbours_are_joined() -> None:

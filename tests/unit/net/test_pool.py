@@ -182,7 +182,7 @@ async def test_a_silent_network_fails_at_the_connect_timeout_or_the_callers() ->
 async def test_closing_waits_for_answers() -> None:
     async with pooled() as (here, pool):
         call = asyncio.create_task(pool.request(here.server.address, slow(500, b"x"), 5000))
-        await wait_until(lambda: here.connected and here.accepted._serving.running)
+        await wait_until(lambda: here.connected and here.handlers_running)
         await pool.close()
         assert (await call).body == b"x"
         assert 0.5 <= virtual_loop().time() < 0.7

@@ -43,7 +43,7 @@ async def test_draining_finishes_running_requests_and_rejects_new_ones() -> None
     async with world() as here:
         connection = await here.connect()
         running = asyncio.create_task(connection.request(slow(500, b"finished"), 5000))
-        await wait_until(lambda: here.accepted._serving.running)
+        await wait_until(lambda: here.handlers_running)
         draining = asyncio.create_task(here.server.drain(2000))
         await asyncio.sleep(0.1)
         with pytest.raises(ConnectFailed, match="refused"):
@@ -62,7 +62,7 @@ async def test_draining_writes_large_answers_to_the_end() -> None:
         connection = await here.connect()
         body = bytes(5_000_000)
         call = asyncio.create_task(connection.request(slow(10, body), 5000))
-        await wait_until(lambda: here.server.connections and here.accepted._serving.running)
+        await wait_until(lambda: here.server.connections and here.handlers_running)
         await here.server.drain(5000)
         assert (await call).body == body
 
@@ -72,7 +72,7 @@ async def test_draining_ends_in_time_whatever_runs(caplog: pytest.LogCaptureFixt
     async with world() as here:
         connection = await here.connect()
         call = asyncio.create_task(connection.request(slow(60_000), 90_000))
-        await wait_until(lambda: here.accepted._serving.running)
+        await wait_until(lambda: here.handlers_running)
         start = virtual_loop().time()
         await here.server.drain(2000)
         assert 2 <= virtual_loop().time() - start < 2.1

@@ -52,7 +52,7 @@ async def test_handlers_are_bounded_by_not_reading_further() -> None:
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, here.accepted._serving.running)
+                most = max(most, here.handlers_running)
                 await asyncio.sleep(0.001)
 
         watcher = asyncio.create_task(watch())
@@ -324,7 +324,7 @@ async def test_requests_may_share_a_future(is_done: bool) -> None:
         connection = await here.connect()
         answers = await asyncio.gather(*(connection.request(Command(1), 1000) for _ in range(3)))
         assert [answer.body for answer in answers] == [b"all flushed"] * 3
-        assert here.accepted._serving.running == 0
+        assert here.handlers_running == 0
 
 
 @virtual_time()
@@ -337,12 +337,12 @@ async def test_a_disconnecting_peer_does_not_cancel_a_shared_future() -> None:
     async with world(Router({1: wait_for_all})) as here:
         leaving = await here.connect()
         leaving.oneway(Command(1))
-        await wait_until(lambda: here.accepted._serving.running)
+        await wait_until(lambda: here.handlers_running)
         gone = here.accepted
         leaving.abort("test")
         await gone.wait_closed()
         assert gone._serving.running == 0
         staying = asyncio.create_task((await here.connect()).request(Command(1), 1000))
-        await wait_until(lambda: here.server.connections and here.accepted._serving.running)
+        await wait_until(lambda: here.server.connections and here.handlers_running)
         shared.set_result(Command(1).answer(0, body=b"flushed"))
         assert (await staying).body == b"flushed"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import pyspark_rocketmq
+import pyspark_rocketmq_store
 from turbopump.errors import InvalidArgument
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.records.schema import spark_schema
@@ -20,7 +22,20 @@ import sys
 import pyspark.sql.datasource
 before = set(sys.modules)
 import pyspark_rocketmq
+import pyspark_rocketmq_store
 print(*sorted(set(sys.modules) - before))
+"""
+
+WITHOUT_PACKAGES = """
+import sys
+sys.modules["numpy"] = sys.modules["pyarrow"] = None
+import pyspark_rocketmq
+import pyspark_rocketmq_store
+for module in pyspark_rocketmq, pyspark_rocketmq_store:
+    try:
+        module.DefaultSource({"path": "/nowhere", "topic": "orders"}).schema()
+    except ImportError as error:
+        print(error)
 """
 
 
@@ -29,20 +44,25 @@ def test_the_module_exports_the_source() -> None:
     assert DefaultSource.name() == "rocketmq"
 
 
+@pytest.mark.parametrize(
+    ("module", "home", "name"),
+    [
+        (pyspark_rocketmq, "turbopump.spark.source", "rocketmq"),
+        (pyspark_rocketmq_store, "turbopump.spark.offline.source", "rocketmq-store"),
+    ],
+)
 def test_installation_problems_are_reported_on_use(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, home: str, name: str
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setitem(sys.modules, "turbopump.spark.source", None)
-        found = importlib.reload(pyspark_rocketmq).DefaultSource
-        assert found.name() == "rocketmq"
+        broken.setitem(sys.modules, home, None)
+        found = importlib.reload(module).DefaultSource
+        assert found.name() == name
         source = found({})
         for call in (source.schema, lambda: source.reader(schema=None), source.streamWriter):
-            with pytest.raises(
-                ImportError, match=r"cannot be used here: .*turbopump\.spark\.source"
-            ):
+            with pytest.raises(ImportError, match=rf'"{name}"\) cannot be used here: .*{home}'):
                 call()
-    assert importlib.reload(pyspark_rocketmq).DefaultSource is DefaultSource
+    assert importlib.reload(module).DefaultSource is importlib.import_module(home).DefaultSource
 
 
 def test_a_schema_chooses_among_the_columns_of_the_options() -> None:
@@ -72,11 +92,23 @@ def test_spark_always_gets_a_limit(options: dict[str, str], rows_max: int) -> No
 
 
 @pytest.mark.slow
-def test_finding_the_source_loads_nothing_that_it_needs_later() -> None:
-    asked = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    loaded = asked.stdout.split()
-    assert "turbopump.spark.source" in loaded
+def test_finding_the_sources_loads_nothing_that_they_need_later() -> None:
+    loaded = printed_by(PROGRAM).split()
+    assert {"turbopump.spark.source", "turbopump.spark.offline.source"} <= set(loaded)
     heavy = {"pyarrow", "numpy", "asyncio", "turbopump.client"}
     assert heavy.isdisjoint(loaded)
+
+
+@pytest.mark.slow
+def test_sources_without_their_packages_are_found_and_say_what_is_missing() -> None:
+    wrong = printed_by(WITHOUT_PACKAGES).splitlines()
+    for name, line in zip(("rocketmq", "rocketmq-store"), wrong, strict=True):
+        assert line.startswith(f'format("{name}") cannot be used here: ')
+        assert "pyarrow" in line or "numpy" in line
+        assert "extra spark" in line
+
+
+def printed_by(program: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout

@@ -15,14 +15,15 @@ import pytest
 
 import clusters
 from brokers import SMALL_STORE
+from turbopump.admin import GroupSettings
 from turbopump.admin.administration import Admin
 from turbopump.broker import administration, message_path
 from turbopump.broker.config import LimitsConfig
 from turbopump.broker.handlers.common import handler_table
+from turbopump.client.concurrent_calls import IN_FLIGHT_MAX, gather_by_key
 from turbopump.client.producer import Producer
 from turbopump.errors import ConnectFailed, DataLost, RemoteError, SparkError
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.reading import retry
 from turbopump.spark.reading.batch_planner import plan_batch
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.last_result import LastResult
@@ -30,7 +31,7 @@ from turbopump.spark.reading.message_probes import SAMPLED_QUEUES
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
 from turbopump.spark.reading.offsets import NOTHING_BELOW, Limits
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.retry import gather_available, gather_by_key
+from turbopump.spark.reading.retry import gather_available
 from turbopump.store.config import RetentionConfig
 from turbopump.testing import virtual_time
 from turbopump.wire.bodies import QueuePositions
@@ -504,8 +505,7 @@ async def test_a_group_that_may_not_read_fails_a_wait(
     async with world(tmp_path, monkeypatch, TURBOPUMP) as found:
         asking, admin = found.asking(), Admin(session=found.session)
         await asking.known_limits(T)
-        await asking.commit({T[0]: 0})
-        await admin.groups.update("g", can_consume=False)
+        await admin.groups.create(GroupSettings("g", can_consume=False))
         with pytest.raises(RemoteError, match="no permission"):
             await asking.wait_for_messages(dict.fromkeys(T, 0), 100)
 
@@ -543,7 +543,7 @@ async def test_requests_for_thousands_of_queues_are_not_all_concurrent(
     found = await gather(range(1000), ask)
     results = found[0] if isinstance(found, tuple) else found
     assert results == {key: key * 2 for key in range(1000)}
-    assert most == retry.IN_FLIGHT_MAX
+    assert most == IN_FLIGHT_MAX
 
 
 def test_a_last_result_is_of_the_same_objects() -> None:

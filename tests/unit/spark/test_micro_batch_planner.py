@@ -13,7 +13,7 @@ from turbopump.errors import ConnectionLost, DataLost, NoRoute, SparkError
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
-from turbopump.spark.reading.offsets import NOTHING_BELOW, Limits, Mark, Offsets
+from turbopump.spark.reading.offsets import NOTHING_BELOW, Limits, Mark, Offsets, Place
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import ranges_between
 from turbopump.spark.reading.positions import Earliest, OfGroup, Position
@@ -102,6 +102,12 @@ class MadeUp:
             return {}
         self.group |= noted
         return noted
+
+    def lost_commits(self) -> frozenset[Place]:
+        return frozenset()
+
+    async def stored_offsets(self, queues: Iterable[MessageQueue]) -> Offsets:
+        return {queue: self.group[queue] for queue in queues if queue in self.group}
 
     async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
         self.marked.append(dict(offsets))

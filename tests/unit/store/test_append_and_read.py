@@ -259,8 +259,7 @@ def test_queues_removed_under_a_running_store_are_recreated(tmp_path: Path, remo
 def test_messages_whose_file_is_missing(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(queue_segment_units=100)) as store:
         stored(store, *[b"x" * 900] * 12)
-        store._maintenance.flush()
-        store._flusher.wait_idle()
+        store.flush()
         store._log.drop_first()
         # The queue has not been notified yet, as when a read happens in between.
         removed = store.read("Topic", 0, offset(0), 1)

@@ -96,8 +96,7 @@ def test_store_errors_name_the_file(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         for _ in range(12):
             store.append([record(b"x" * 900)])
-        store._maintenance.flush()
-        store._flusher.wait_idle()
+        store.flush()
         store._log.close()
         log = tmp_path / "commitlog" / f"{0:020d}"
         log.rename(log.with_name("moved"))

@@ -16,7 +16,7 @@ from example_counts import at_most
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
-from turbopump.store import Store, parse_delay_levels
+from turbopump.store import Store, index_file, parse_delay_levels
 from turbopump.store.dispatch import PropertyName, property_value
 from turbopump.store.entry_batch import tags_codes
 from turbopump.store.index_file import IndexFile, read_header
@@ -158,6 +158,35 @@ def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
         assert len(store.messages_by_key("Topic", "k0", 64, 0, 1 << 60)) == 31
 
 
+def test_a_search_stops_at_its_limit_and_survives_deleted_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_file, "EXAMINED_AT_ONCE", 10)
+    clock = ManualClock()
+    config = small_config(segment_bytes=1 << 16, index_slots=3, index_entries=101)
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
+        for number in range(400):
+            clock.advance(1000)
+            store.append([record(b"%d" % number, KEYS="k")])
+
+        def found(entries_max: int) -> tuple[list[int], bool]:
+            *_, found = store.find_by_key("Topic", "k", 9, 0, clock.now_ms() - 98_500, entries_max)
+            assert found is not None
+            bodies = [int(decode_record(each).stored_body) for each in found.messages]
+            return bodies, found.is_complete
+
+        assert found(90) == ([], False)
+        assert found(100) == ([300], False)
+        assert found(200) == (list(range(292, 301)), True)
+        search = store.find_by_key("Topic", "k", 9, 0, clock.now_ms() - 350_000)
+        assert [next(search), next(search)] == [None, None]
+        assert store._index is not None
+        store._index.clear()
+        *_, last = search
+        assert last is not None
+        assert last.messages == []
+
+
 HASHES = st.lists(st.integers(0, 20), min_size=1, max_size=30)
 
 
@@ -184,7 +213,7 @@ def test_entries_are_chained_newest_first_and_failed_ones_leave_no_trace(
                     wanted.setdefault(key_hash, []).insert(0, position)
             for key_hash in range(21):
                 found: list[int] = []
-                file.search(key_hash, 0, 2000, 100, found)
+                list(file.search(key_hash, 0, 2000, 100, found))
                 assert found == wanted.get(key_hash, [])
         open_files.close_all()
 

@@ -37,7 +37,6 @@ AFTER_CLOSE: list[Callable[[Store], object]] = [
     lambda store: store.offset_by_time("Topic", 0, 0),
     lambda store: store.store_timestamp_ms("Topic", 0, offset(0)),
     lambda store: store.message_at(PhysicalOffset(0)),
-    lambda store: store.message_by_id("0A141E2800002A9F0000000000000000"),
     lambda store: store.messages_by_key("Topic", "k", 1, 0, 1),
     lambda store: store.raw(PhysicalOffset(0), 1),
 ]
@@ -86,6 +85,12 @@ class FewFiles(Files):
     def open(self, path: Path) -> int:
         self._check()
         fd = super().open(path)
+        self._opened.add(fd)
+        return fd
+
+    def open_to_read(self, path: Path) -> int:
+        self._check()
+        fd = super().open_to_read(path)
         self._opened.add(fd)
         return fd
 
@@ -212,8 +217,7 @@ def test_queue_files_and_maps_stay_bounded(tmp_path: Path) -> None:
                 stored(store, b"%d" % round_ * 20, topic=f"T{topic}")
         for topic in range(20):
             assert bodies(store, f"T{topic}") == [b"%d" % round_ * 20 for round_ in range(30)]
-        store._maintenance.flush()
-        store._flusher.wait_idle()
+        store.flush()
         store.tick()
         assert bodies(store, "T3")
         assert len(store._open_files._fds) <= 8
@@ -237,3 +241,65 @@ def test_a_link_to_a_missing_directory_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         StoreDirectory(tmp_path / "store", REAL_FILES).acquire()
     assert not (tmp_path / "unmounted").exists()
+
+
+OPENING = """
+import sys
+from pathlib import Path
+from turbopump.errors import StoreInUse
+from turbopump.store import Store
+from unit.store.support import small_config
+try:
+    Store.open(Path(sys.argv[1]), small_config()).close()
+except StoreInUse as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_deleted_lock_file_lets_no_second_process_in(tmp_path: Path, replaced: bool) -> None:
+    """What is locked is the directory too: deleting that takes the whole store."""
+    command = [sys.executable, "-c", OPENING, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def opened_elsewhere() -> str:
+        done = subprocess.run(
+            command, capture_output=True, check=True, env=environment, text=True, timeout=60
+        )
+        return done.stdout
+
+    with Store.open(tmp_path, small_config()) as store:
+        (tmp_path / "lock").unlink()
+        if replaced:
+            (tmp_path / "lock").write_bytes(b"lock")
+        assert "open in another process" in opened_elsewhere()
+        stored(store, b"kept")
+        assert bodies(store) == [b"kept"]
+    assert opened_elsewhere() == ""
+
+
+def test_a_store_is_locked_by_its_file_alone_where_directories_cannot_be(tmp_path: Path) -> None:
+    """On NFS, for example."""
+
+    class NoDirectoryLocks(Files):
+        def lock_directory(self, fd: int) -> None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(fd))
+
+    command = [sys.executable, "-c", LOCK, str(tmp_path / "lock")]
+    with Store.open(tmp_path, small_config(), machine=Machine(files=NoDirectoryLocks())):
+        refused = subprocess.run(command, capture_output=True, check=False)
+        assert b"BlockingIOError" in refused.stderr
+
+
+def test_a_store_locked_by_its_file_alone_is_refused(tmp_path: Path) -> None:
+    """Apache RocketMQ, and earlier versions, lock nothing else."""
+    with Store.open(tmp_path, small_config()):
+        pass
+    with (tmp_path / "lock").open("r+b") as file:
+        files = Files()
+        files.lock(file.fileno())
+        with pytest.raises(StoreInUse, match="another process"):
+            Store.open(tmp_path, small_config())
+        # The refused attempt leaves nothing locked.
+    with Store.open(tmp_path, small_config()):
+        pass

@@ -119,10 +119,9 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
         for number in range(100):
             clock.advance(1000)
             store.append([record(b"%d" % number * 100, KEYS=f"k{number}")])
-        store._maintenance.flush()
+        store.flush()
         store.dispatch()
         store._behind.write_all()
-        store._flusher.wait_idle()
         held = store.read("Topic", 0, offset(0), 3)
         assert isinstance(held, Found)
         assert len(list((tmp_path / "index").iterdir())) == 6
@@ -168,10 +167,9 @@ def test_the_active_segment_and_unflushed_ones_are_retained(tmp_path: Path) -> N
         unflushed = [start for start in store._log.starts if start + 4096 > store._log.flushed]
         store.retain()
         assert set(unflushed) <= set(store._log.starts)
-        store._maintenance.flush()
+        store.flush()
         store.dispatch()
         store._behind.write_all()
-        store._flusher.wait_idle()
         store.retain()
         assert len(store._log.starts) == 1
         assert store._log.starts[0] <= store.written_end
@@ -182,10 +180,9 @@ def test_deletion_survives_a_crash(tmp_path: Path) -> None:
     store = Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock))
     for number in range(60):
         store.append([record(b"%d" % number * 100)])
-    store._maintenance.flush()
+    store.flush()
     store.dispatch()
     store._behind.write_all()
-    store._flusher.wait_idle()
     files.ratio = 0.86
     store.retain()
     low, high = store.queue_range("Topic", 0)
@@ -219,10 +216,9 @@ def filled(root: Path, files: FaultyFiles) -> Store:
     store = Store.open(root, small_config(), machine=Machine(files=files, clock=ManualClock(NOON)))
     for number in range(100):
         store.append([record(b"%d" % number * 500)])
-    store._maintenance.flush()
+    store.flush()
     store.dispatch()
     store._behind.write_all()
-    store._flusher.wait_idle()
     return store
 
 
@@ -236,6 +232,37 @@ def test_young_segments_are_deleted_only_until_there_is_room(tmp_path: Path) -> 
         # The last check counts.
         assert store.retain() == Verdict(7, False)
         assert store.refusal is None
+
+
+def test_segments_deleted_before_their_time_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = ShrinkingFiles()
+    with filled(tmp_path, files) as store:
+        files.ratio = 0.865
+        store.retain()
+        first, last = ("2030-05-05T" in text for text in caplog.messages[0].split(" to ")[-2:])
+        assert first
+        assert last
+        log = tmp_path / "commitlog"
+        assert caplog.messages[0].startswith(
+            "86% of the disk is used: 2 log files were deleted before their time,"
+            f" {log / ('0' * 20)} to {4096:020d}, positions 0 to 8192, messages stored from "
+        )
+        store._clock.advance(80 * HOUR_MS)  # type: ignore[attr-defined]
+        files.ratio = 0.865
+        assert store.retain().segments
+        assert len(caplog.messages) == 1, "those are old enough"
+
+
+def test_segments_are_kept_from_a_position_on(tmp_path: Path) -> None:
+    files = ShrinkingFiles()
+    with filled(tmp_path, files) as store:
+        files.ratio, store.kept_from = 0.99, lambda: PhysicalOffset(0)
+        assert store.retain() == Verdict(0, True)
+        store.kept_from = lambda: PhysicalOffset(2 * 4096 + 1)
+        assert store.retain() == Verdict(2, True)
+        assert store.min_offset == 2 * 4096
 
 
 def test_a_segment_that_cannot_be_deleted_stops_nothing_else(tmp_path: Path) -> None:
@@ -268,8 +295,7 @@ def test_deleting_a_queue_file_is_retried_after_a_failure(tmp_path: Path) -> Non
         for number in range(100):
             for topic in ("First", "Second"):
                 store.append([record(b"%d" % number * 100, topic=topic)])
-        store._maintenance.flush()
-        store._flusher.wait_idle()
+        store.flush()
         store.dispatch()
         store._behind.write_all()
         files.ratio, files.fails = 0.91, True

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from turbopump.broker.clients import Consumers, Member
 from turbopump.broker.handlers.common import Requests, answer_with, commands_to, serves
 from turbopump.broker.resets import RESETTABLE_SINCE
+from turbopump.broker.searches import Searches
 from turbopump.errors import BodyError, InvalidArgument, NetworkError, RemoteError, RequestTimeout
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
@@ -19,6 +20,7 @@ from turbopump.wire.bodies import ConsumerStatus
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.command import request as make_request
+from turbopump.wire.ids import parse_offset_id
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +33,13 @@ RELAYABLE_SINCE = 62
 class RelayRequests(Requests):
     """Relays requests that only a client can answer."""
 
-    def __init__(self, *, broker_name: str, consumers: Consumers, store: Store) -> None:
+    def __init__(
+        self, *, broker_name: str, consumers: Consumers, store: Store, searches: Searches
+    ) -> None:
         self._broker_name = broker_name
         self._consumers = consumers
         self._store = store
+        self._searches = searches
 
     @serves(RequestCode.GET_CONSUMER_RUNNING_INFO)
     async def running_info(self, request: Command, _peer: Connection) -> Command:
@@ -48,7 +53,7 @@ class RelayRequests(Requests):
         """Have a client consume a message now, and return the result."""
         header = headers.ConsumeDirectly.from_ext_fields(request.ext_fields)
         member = self._member(header.consumer_group, header.client_id or "")
-        message = self._message(header.msg_id or "")
+        message = await self._message(header.msg_id or "")
         asked = make_request(request.code, replace(header, broker_name=self._broker_name), message)
         return await _relayed(request, member, asked)
 
@@ -78,11 +83,12 @@ class RelayRequests(Requests):
         _require_version(member, RELAYABLE_SINCE)
         return member
 
-    def _message(self, msg_id: str) -> bytes:
+    async def _message(self, msg_id: str) -> bytes:
         try:
-            message = self._store.message_by_id(msg_id)
+            _, position = parse_offset_id(msg_id)
         except InvalidArgument as error:
             raise RemoteError.system(str(error)) from error
+        message = await self._searches.result(self._store.find_message(position))
         if message is None:
             raise RemoteError.system(f"no message {msg_id} on this broker")
         # A copy: the log's memory must not be held while a client takes its time.

@@ -8,6 +8,7 @@ from turbopump.broker.config_keys import REPORTED_KEYS, as_properties, blacklist
 from turbopump.broker.handlers.common import Requests, answer_with, as_remote_error, serves
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.machine.process import processors
 from turbopump.net.connection import Connection
 from turbopump.net.router import not_supported
 from turbopump.settings import Settings, parse_properties, render_properties
@@ -46,7 +47,8 @@ class SettingRequests(Requests):
     def all(self, request: Command, _peer: Connection) -> Command:
         """Return all settings, and how often they were changed."""
         header = headers.ConfigVersion(version=self._live.version.encode().decode())
-        reported = dict(zip(REPORTED_KEYS, ("false", self._live.stored_in), strict=True))
+        texts = "false", self._live.stored_in, str(processors())
+        reported = dict(zip(REPORTED_KEYS, texts, strict=True))
         body = render_properties({**as_properties(self._live.current), **reported}).encode()
         return request.answer(ResponseCode.SUCCESS, header, body=body)
 

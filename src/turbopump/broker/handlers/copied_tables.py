@@ -19,7 +19,6 @@ from turbopump.broker.handlers.common import Requests
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.topics import Topics
-from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Outcome
 from turbopump.store.store import Store
@@ -78,7 +77,6 @@ class CopiedTables(Requests):
             RequestCode.GET_ALL_CONSUMER_OFFSET: ServedTable(
                 version=lambda: _version_text(offsets.saving),
                 encoded=offsets.encoded,
-                encoded_for_java=partial(_offsets_for_java, offsets),
             ),
             RequestCode.GET_ALL_DELAY_OFFSET: ServedTable(
                 version=lambda: str(crc32(delays())),
@@ -135,9 +133,3 @@ class CopiedTables(Requests):
 
 def _version_text(table: Table) -> str:
     return f"{table.version.timestamp}-{table.version.counter}"
-
-
-def _offsets_for_java(offsets: Offsets) -> bytes:
-    if offsets.is_empty:
-        raise RemoteError.system("no consumer offset in this broker")
-    return offsets.encoded()

@@ -42,11 +42,10 @@ class OffsetRequests(Requests):
         return request.answer(ResponseCode.SUCCESS, headers.OffsetAnswer(offset=offset))
 
     @serves(RequestCode.UPDATE_CONSUMER_OFFSET)
-    def update(self, request: Command, peer: Connection) -> Command:
+    def update(self, request: Command, _peer: Connection) -> Command:
         """Commit a group's offset in a queue."""
         header = headers.UpdateConsumerOffset.from_ext_fields(request.ext_fields)
         self._progress.commit(
-            peer.peer_address,
             header.consumer_group,
             header.topic,
             header.queue_id,
@@ -63,12 +62,12 @@ class OffsetRequests(Requests):
         return answer_fast(request, body)
 
     @serves(RequestCode.UPDATE_CONSUMER_OFFSETS)
-    def update_all(self, request: Command, peer: Connection) -> Command:
+    def update_all(self, request: Command, _peer: Connection) -> Command:
         """Commit a group's offsets in several queues of a topic; return which were refused."""
         header = headers.OffsetsOfGroup.from_ext_fields(request.ext_fields)
         # The answer to a single refused commit says why.
         refused = self._progress.commit_all(
-            peer.peer_address, header.consumer_group, header.topic, *positions_of(request)
+            header.consumer_group, header.topic, *positions_of(request)
         )
         return answer_fast(request, RefusedOffsets(queue_ids=refused))
 
@@ -80,11 +79,10 @@ class OffsetRequests(Requests):
         return answer_with(request, CorrectionOffsets(correction_offsets=slowest))
 
     @serves(RequestCode.CLONE_GROUP_OFFSET)
-    def clone(self, request: Command, peer: Connection) -> Command:
+    def clone(self, request: Command, _peer: Connection) -> Command:
         """Copy a group's progress to another, in one topic or in all of them."""
         header = headers.CloneGroupOffset.from_ext_fields(request.ext_fields)
         self._progress.clone(
-            peer.peer_address,
             header.src_group,
             header.dest_group,
             header.topic or "",

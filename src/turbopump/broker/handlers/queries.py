@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turbopump.broker.arrivals import WHOLE_TOPIC, Arrivals, HeldPull
+from turbopump.broker.arrivals import WHOLE_TOPIC, Arrivals, HeldPull, Holder
 from turbopump.broker.handlers.common import Requests, answer_fast, positions_of, serves
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.pull import Pulls
+from turbopump.broker.searches import Searches
 from turbopump.broker.topics import Topics, queues_of
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset
 from turbopump.net.connection import Connection
+from turbopump.net.network import host_text
 from turbopump.net.router import failure
 from turbopump.store.store import Store
 from turbopump.wire.bodies import MessageMarks, QueueEnds
@@ -51,35 +53,52 @@ def _fitting(messages: Sequence[memoryview]) -> tuple[memoryview, ...]:
 class QueryRequests(Requests):
     """Serves look-ups; none of them changes anything."""
 
-    def __init__(self, config: LiveConfig, store: Store) -> None:
+    def __init__(self, config: LiveConfig, store: Store, searches: Searches) -> None:
         self._config = config
         self._store = store
+        self._searches = searches
 
     @serves(RequestCode.QUERY_MESSAGE)
-    def by_key(self, request: Command, _peer: Connection) -> Command:
+    async def by_key(self, request: Command, _peer: Connection) -> Command:
         """Return the messages whose key has the same hash; the caller compares the keys."""
         header = QueryMessage.from_ext_fields(request.ext_fields)
-        wanted = header.max_num
-        if header.unique_key_query:
-            wanted = self._config.current.limits.query_count_max
-        found = self._store.messages_by_key(
-            header.topic, header.key, wanted, header.begin_timestamp, header.end_timestamp
+        limits = self._config.current.limits
+        wanted = limits.query_count_max if header.unique_key_query else header.max_num
+        search = self._store.find_by_key(
+            header.topic,
+            header.key,
+            wanted,
+            header.begin_timestamp,
+            header.end_timestamp,
+            limits.query_entries_max,
         )
+        found = await self._searches.result(search)
+        assert found is not None, "a search ends with its result"
         indexed_ms, indexed_to = self._store.indexed_to
         answer = QueryMessageAnswer(
             index_last_update_timestamp=indexed_ms,
             index_last_update_phyoffset=indexed_to,
         )
-        if not found:
+        remark = None
+        if not found.is_complete:
+            remark = (
+                f"key {header.key}: stopped after {limits.query_entries_max} index entries; end the"
+                " time range closer to the message, or raise maxQueryIndexEntries"
+            )
+            if not found.messages:
+                return request.answer(ResponseCode.SYSTEM_ERROR, answer, remark=remark)
+        elif not found.messages:
             remark = f"can not find message, maybe time range not correct: key {header.key}"
             return request.answer(ResponseCode.QUERY_NOT_FOUND, answer, remark=remark)
-        return request.answer(ResponseCode.SUCCESS, answer, body=_fitting(found))
+        body = _fitting(found.messages)
+        return request.answer(ResponseCode.SUCCESS, answer, remark=remark, body=body)
 
     @serves(RequestCode.VIEW_MESSAGE_BY_ID)
-    def by_position(self, request: Command, _peer: Connection) -> Command:
+    async def by_position(self, request: Command, _peer: Connection) -> Command:
         """Return the message at a position of the log."""
         header = ViewMessage.from_ext_fields(request.ext_fields)
-        message = self._store.message_at(PhysicalOffset(header.offset))
+        search = self._store.find_message(PhysicalOffset(header.offset))
+        message = await self._searches.result(search)
         if message is None:
             raise RemoteError.system(f"can not find message by the offset, {header.offset}")
         return request.answer(ResponseCode.SUCCESS, body=message)
@@ -114,10 +133,7 @@ class QueryRequests(Requests):
 
 
 class QueueEndsRequests(Requests):
-    def __init__(
-        self, config: LiveConfig, topics: Topics, store: Store, pulls: Pulls, arrivals: Arrivals
-    ) -> None:
-        self._config = config
+    def __init__(self, topics: Topics, store: Store, pulls: Pulls, arrivals: Arrivals) -> None:
         self._topics = topics
         self._store = store
         self._pulls = pulls
@@ -130,17 +146,18 @@ class QueueEndsRequests(Requests):
         if header.wait_ms > 0:
             self._pulls.require_readable(header.consumer_group, header.topic, peer)
         answer, position = self._ends(request, header.topic)
-        if header.wait_ms <= 0 or position > header.since or self._arrivals.is_full:
+        holder = Holder(peer, header.consumer_group, host_text(peer.peer_address))
+        is_due = header.wait_ms <= 0 or position > header.since
+        if is_due or self._arrivals.refusal(holder) is not None:
             return answer
-        polling = self._config.current.long_polling
         self._arrivals.hold(
             HeldPull(
                 queue=(header.topic, WHOLE_TOPIC),
                 offset=0,
-                owner=peer,
+                holder=holder,
                 resume=lambda: self._resume(request, peer, header),
             ),
-            header.wait_ms if polling.enabled else polling.short_hold_ms,
+            header.wait_ms,
         )
         return None
 

@@ -23,12 +23,14 @@ class RoleRequests(Requests):
     @serves(RequestCode.PROMOTE_BROKER)
     async def promote(self, request: Command, _peer: Connection) -> Command:
         """Make a slave the master; the broker restarts after the answer."""
-        role = PromoteBroker.from_ext_fields(request.ext_fields).broker_role
+        header = PromoteBroker.from_ext_fields(request.ext_fields)
+        role = header.broker_role
         if role not in _MASTER_ROLES:
             text = f"brokerRole must be {' or '.join(_MASTER_ROLES)}, got {role[:100]!r}"
             raise RemoteError.system(text)
         with as_remote_error():
-            return request.answer(ResponseCode.SUCCESS, await self._changes.promote(Role(role)))
+            done = await self._changes.promote(Role(role), is_forced=bool(header.forced))
+        return request.answer(ResponseCode.SUCCESS, done)
 
     @serves(RequestCode.FENCE_BROKER)
     async def fence(self, request: Command, _peer: Connection) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Late, Outcome
@@ -135,7 +136,7 @@ class SendBackRequests(Requests):
         self._retries = retries
 
     @serves(RequestCode.CONSUMER_SEND_MSG_BACK)
-    def send_back(self, request: Command, peer: Connection) -> None:
+    def send_back(self, request: Command, peer: Connection) -> Awaitable[None] | None:
         """Store a failed message again; answer when it is stored."""
         try:
             header = headers.SendBack.from_ext_fields(request.ext_fields)
@@ -148,9 +149,18 @@ class SendBackRequests(Requests):
                 retries_max=retries_max_of(request, header.max_reconsume_times),
                 unit_mode=bool(header.unit_mode),
             )
-            self._retries.accept(failed, _answer_send_back, request, peer)
+            later = self._retries.accept(failed, _answer_send_back, request, peer)
+            return None if later is None else _answer_later(later, request, peer)
         except Exception as error:  # noqa: BLE001 - whatever it is, the message is not stored
             _answer_send_back(error, request, peer)
+            return None
+
+
+async def _answer_later(later: Awaitable[None], request: Command, peer: Connection) -> None:
+    try:
+        await later
+    except Exception as error:  # noqa: BLE001 - as in `send_back`
+        _answer_send_back(error, request, peer)
 
 
 def _answer_send_back(

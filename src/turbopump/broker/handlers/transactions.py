@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 
 from turbopump.broker.clients import Member
 from turbopump.broker.config import IdentityConfig
@@ -31,13 +32,13 @@ class TransactionRequests(Requests):
         self._transactions = transactions
 
     @serves(RequestCode.END_TRANSACTION)
-    def end(self, request: Command, peer: Connection) -> None:
+    def end(self, request: Command, peer: Connection) -> Awaitable[None] | None:
         """Commit or roll back; answered when that is stored. UNKNOWN never gets an answer."""
         try:
             header = EndTransaction.from_ext_fields(request.ext_fields)
             commits = self._decision(header)
             if commits is None:
-                return
+                return None
             end = End(
                 group=header.producer_group,
                 queue_offset=QueueOffset(header.tran_state_table_offset),
@@ -45,9 +46,11 @@ class TransactionRequests(Requests):
                 commits=commits,
                 message_id=header.msg_id,
             )
-            self._transactions.end(end, _answer, request, peer)
+            later = self._transactions.end(end, _answer, request, peer)
+            return None if later is None else _answer_later(later, request, peer)
         except RemoteError as error:
             _answer(error, request, peer)
+            return None
 
     def _decision(self, header: EndTransaction) -> bool | None:
         """Return whether to commit; None if the producer does not know yet."""
@@ -81,6 +84,13 @@ def _answer(error: RemoteError | None, request: Command, peer: Connection) -> No
     if request.flag & FLAG_ONEWAY:
         _log.warning("could not end a transaction of %s: %s", peer.peer_address, error.remark)
     peer.answer(request, request.answer(error.code, remark=error.remark))
+
+
+async def _answer_later(later: Awaitable[None], request: Command, peer: Connection) -> None:
+    try:
+        await later
+    except RemoteError as error:
+        _answer(error, request, peer)
 
 
 def ask_producer(member: Member, question: Question) -> None:

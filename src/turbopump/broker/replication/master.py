@@ -7,9 +7,12 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import cast
 
 from turbopump.broker.config import ReplicationConfig
+from turbopump.broker.jobs import when_done
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.replication.frames import ReportDecoder, encode_header
 from turbopump.clock import Clock
@@ -17,6 +20,8 @@ from turbopump.errors import FrameError, StoreError
 from turbopump.machine.timers import Repeated
 from turbopump.message import PhysicalOffset
 from turbopump.net.network import address_text
+from turbopump.net.outbox import write_parts
+from turbopump.store.outcomes import Cold
 from turbopump.store.store import Store
 from turbopump.supervisor import Watch
 
@@ -32,6 +37,7 @@ means the last file only. No log ends at 1, so no other slave reports it."""
 _UNSENT_BYTES_MAX = 1024 * 1024
 """Bytes that may wait in memory for a slave; mostly views of the log's memory map."""
 _TICKS_PER_HEARTBEAT = 5
+_STALE_MAX = 64
 _TURN_BYTES_MAX = 4 * 1024 * 1024
 """Bytes sent to a slave before others get their turn of the loop."""
 
@@ -49,11 +55,16 @@ class Slaves:
         self._watch = watch
         self.throttle = Throttle(clock)
         self._connected: dict[SlaveConnection, None] = {}
-        self._waiting: list[tuple[PhysicalOffset, int, Callable[[bool], None]]] = []
+        self._waiting: dict[int, Callable[[bool], None]] = {}
+        """By number, in the order of the calls."""
+        self._order: list[tuple[PhysicalOffset, int]] = []
+        """A heap of positions and numbers, some of which may not wait any more."""
         self._numbers = itertools.count()
         self._pump_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         """Runs while there are connections."""
+        self.on_following: Callable[[], None] = lambda: None
+        """Called when a slave has reported for the first time."""
         self.accepts = False
         """Whether slaves are served; set when the broker is ready, and reset on a slave."""
 
@@ -94,13 +105,37 @@ class Slaves:
             return False
         return end - self.acknowledged < self.config.fall_behind_max_bytes
 
-    def when_stored(self, end: PhysicalOffset, on_stored: Callable[[bool], None]) -> None:
-        """Call a function with True once a slave has the log up to a position.
+    def when_stored(
+        self, end: PhysicalOffset, on_stored: Callable[[bool], None]
+    ) -> Callable[[], None] | None:
+        """Call a function with True once a slave has the log up to a position, perhaps now.
 
         It is called with False once no slave is connected, and may still be called with True after
-        that.
+        that. Returns what ends the wait and releases the function; None if it was called already.
         """
-        heapq.heappush(self._waiting, (end, next(self._numbers), on_stored))
+        # With SYNC_FLUSH, a slave gets the bytes, and may report them, before this is called.
+        if end <= self._confirmed:
+            on_stored(True)
+            return None
+        number = next(self._numbers)
+        self._waiting[number] = on_stored
+        heapq.heappush(self._order, (end, number))
+        return partial(self._forget, number)
+
+    def _forget(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        if len(self._order) > _STALE_MAX + 2 * len(self._waiting):
+            self._order = [each for each in self._order if each[1] in self._waiting]
+            heapq.heapify(self._order)
+
+    @property
+    def waiting(self) -> int:
+        """How many functions wait to be called."""
+        return len(self._waiting)
+
+    @property
+    def _confirmed(self) -> PhysicalOffset:
+        return max((slave.confirmed for slave in self._connected), default=PhysicalOffset(0))
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -120,14 +155,16 @@ class Slaves:
     def remove(self, slave: SlaveConnection) -> None:
         self._connected.pop(slave, None)
         if not any(other.has_reported for other in self._connected):
-            for _, _, on_stored in tuple(self._waiting):
+            for on_stored in tuple(self._waiting.values()):
                 on_stored(False)
 
     def note_acknowledged(self) -> None:
         """Notify those waiting of what a slave has stored now."""
-        stored = max((slave.confirmed for slave in self._connected), default=PhysicalOffset(0))
-        while self._waiting and self._waiting[0][0] <= stored:
-            heapq.heappop(self._waiting)[2](True)
+        stored = self._confirmed
+        while self._order and self._order[0][0] <= stored:
+            on_stored = self._waiting.pop(heapq.heappop(self._order)[1], None)
+            if on_stored is not None:
+                on_stored(True)
 
     def note_written(self) -> None:
         """Send what was written in this loop iteration at its end."""
@@ -178,6 +215,9 @@ class SlaveConnection(asyncio.Protocol):
         self._position: PhysicalOffset | None = None
         """Where the next frame begins; None before the first report."""
         self._is_paused = False
+        self._is_fetching = False
+        self._fetched = PhysicalOffset(0)
+        """Position up to which the log has been read into memory."""
         self._reserved_bytes = 0
         """Bytes that the rate limit permits for the next frame."""
         self._timer: asyncio.TimerHandle | None = None
@@ -255,11 +295,12 @@ class SlaveConnection(asyncio.Protocol):
         else:
             self._position = self.acknowledged = report
         _log.info("slave %s follows from %d, it asked for %d", self.address, self._position, report)
+        self._slaves.on_following()
         self.pump()
 
     def pump(self) -> None:
         """Send until the log ends, the slave does not keep up, or others get their turn."""
-        if self._position is None or self._is_closed or self._timer is not None:
+        if self._position is None or self._timer is not None or self._is_fetching:
             return
         limit = self._position + _TURN_BYTES_MAX
         while not self._is_paused and not self._is_closed:
@@ -276,24 +317,46 @@ class SlaveConnection(asyncio.Protocol):
                     self._slaves.throttle.note_sent(self._reserved_bytes)
                     self._pump_later(wait_ms)
                     return
-            self._send(self._position, self._reserved_bytes or self._slaves.frame_bytes_max)
+            if not self._send(self._position, self._reserved_bytes or self._slaves.frame_bytes_max):
+                return
 
-    def _send(self, position: PhysicalOffset, size_max: int) -> None:
+    def _send(self, position: PhysicalOffset, size_max: int) -> bool:
+        """Send what follows; False if it has to be read first, or cannot be."""
         try:
+            is_fetched = min(position + size_max, self._store.readable_end) <= self._fetched
+            cold = None if is_fetched else self._store.cold_part(position, size_max)
+            if cold is not None:
+                self._fetch(position, cold)
+                return False
             data = self._store.raw(position, size_max)
         except StoreError as error:
             self.close(f"the log cannot be read: {error}")
-            return
+            return False
         if data is None:
             first = self._store.min_offset
             self.close(
                 f"position {position} was deleted, the log begins at {first}: it is too slow"
             )
-            return
+            return False
         self._slaves.throttle.note_sent(len(data) - self._reserved_bytes)
         self._reserved_bytes = 0
         self._position = PhysicalOffset(position + len(data))
         self._write(position, data)
+        return True
+
+    def _fetch(self, position: PhysicalOffset, cold: Cold) -> None:
+        """Have the disk read what comes next, and continue then."""
+        self._is_fetching = True
+        # At least once, or it would not end where memory is too scarce to keep it.
+        self._fetched = PhysicalOffset(position + sum(part.size for part in cold.parts))
+        when_done(self._store.fetch(cold), self._continue)
+
+    def _continue(self, fetched: Future[None]) -> None:
+        self._is_fetching = False
+        error = fetched.exception()
+        if error is not None:
+            self.close(f"the log cannot be read: {error}")
+        self.pump()
 
     def _pump_later(self, wait_ms: int) -> None:
         self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._pump_again)
@@ -307,7 +370,8 @@ class SlaveConnection(asyncio.Protocol):
         if data is None:
             self._transport.write(encode_header(position, 0))
         else:
-            self._transport.writelines((encode_header(position, len(data)), data))
+            header = encode_header(position, len(data))
+            write_parts(self._transport, (header, data), len(header) + len(data))
 
     def tick(self) -> None:
         now_ms, config = self._clock.monotonic_ms(), self._slaves.config

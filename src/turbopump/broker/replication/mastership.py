@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 from msgspec.structs import replace
 
 from turbopump.broker.config import BrokerConfig, Role
+from turbopump.broker.replication.claims import Ask, Claims, Found
 from turbopump.broker.replication.roles import (
     Judgement,
     RoleRecord,
@@ -17,29 +17,31 @@ from turbopump.broker.replication.roles import (
     demoted,
     effective,
     is_in_effect,
+    is_majority,
     judge,
     promoted,
 )
 from turbopump.clock import Clock
-from turbopump.errors import NetworkError, RemoteError, WireError, WriteFailed
+from turbopump.errors import RemoteError, WriteFailed
+from turbopump.message import PhysicalOffset
 from turbopump.tables import Table, TableFile
 from turbopump.timeouts import timeout
-from turbopump.wire import headers
-from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, request
-from turbopump.wire.mastership import CLAIMS_NAMESPACE, MasterClaim, parse_claim
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.mastership import CLAIMS_NAMESPACE, EPOCH_MAX, MasterClaim
 
 _log = logging.getLogger(__name__)
 
-CHECK_TIMEOUT_MS = 3000
 SLAVE_SILENCE_MAX_MS = 30_000
 """A slave asks for tables every 10 s; a master forgets the id of one that does not."""
 
+SLAVE_IDS_MAX = 32
+"""As many slaves as may be connected."""
+
+EPOCH_STEP_MAX = 1000
+"""How far an epoch may be ahead of all that a broker knows: it may have missed promotions."""
+
 START_TIMEOUT_MS = 1000
 """How long a start waits for name servers; a master that they do not confirm refuses writes."""
-
-Ask = Callable[[str, Command, int], Awaitable[Command]]
-"""Sends a request to an address and waits for the answer; as `ConnectionPool.request` does."""
 
 
 class Mastership:
@@ -50,11 +52,14 @@ class Mastership:
     ) -> None:
         self._config = config
         self._file = file
-        self._ask = ask
+        servers = config.registration.name_servers
+        self._claims = Claims(config.identity.broker_name, servers, ask, clock)
         self._chance = chance
         self._clock = clock
         self._asked_ms: dict[int, int] = {}
-        """By slave, when it last asked this master for a table."""
+        """By slave, when it last asked this master for a table, the latest at the end."""
+        self.is_followed: Callable[[], bool] = lambda: False
+        """Whether a slave follows the log of this broker; set once there is a log to follow."""
         self._ids_from_master = ""
         self.record = RoleRecord()
         self.saving = Table("role", file, lambda: self.record.encode())
@@ -106,6 +111,12 @@ class Mastership:
         record = self.record
         return is_in_effect(self._config, record) and record.role == Role.SLAVE.value
 
+    @property
+    def is_promoted(self) -> bool:
+        """Whether it is a master because it was promoted, or becomes one with its next start."""
+        record = self.record
+        return is_in_effect(self._config, record) and record.role != Role.SLAVE.value
+
     def own_claim(self, address: str) -> MasterClaim:
         record = self.record
         return MasterClaim(
@@ -127,18 +138,38 @@ class Mastership:
             raise
 
     def note_slave(self, slave_id: int | None) -> None:
-        """Record that a slave follows this broker, which may replace it while it is away."""
-        if slave_id is not None:
-            self._asked_ms[slave_id] = self._clock.monotonic_ms()
-        if not self.record.has_slaves:
+        """Note that a slave has asked this broker for a table."""
+        if slave_id is None:
+            return
+        self._asked_ms = {each: self._asked_ms[each] for each in self._asking if each != slave_id}
+        while len(self._asked_ms) >= SLAVE_IDS_MAX:
+            del self._asked_ms[next(iter(self._asked_ms))]
+        self._asked_ms[slave_id] = self._clock.monotonic_ms()
+        self.note_following()
+
+    def note_following(self) -> None:
+        """Record that this broker has slaves, one of which may replace it while it is away.
+
+        A slave both follows the log and asks for tables: a single request proves nothing.
+        """
+        if not self.record.has_slaves and self._asking and self.is_followed():
             self._note(replace(self.record, has_slaves=True))
+
+    @property
+    def _asking(self) -> list[int]:
+        """The slaves that have asked for a table lately, the last one at the end."""
+        since_ms = self._clock.monotonic_ms() - SLAVE_SILENCE_MAX_MS
+        return [each for each, at_ms in self._asked_ms.items() if at_ms >= since_ms]
 
     @property
     def slave_ids(self) -> str:
         """The ids of the slaves of this master, or of a slave's last known master."""
-        since_ms = self._clock.monotonic_ms() - SLAVE_SILENCE_MAX_MS
-        asking = sorted(each for each, at_ms in self._asked_ms.items() if at_ms >= since_ms)
-        return ",".join(map(str, asking)) or self._ids_from_master
+        return ",".join(map(str, sorted(self._asking))) or self._ids_from_master
+
+    def note_master_begin(self, position: PhysicalOffset) -> None:
+        """Record where the log of a slave's master begins: what the slave keeps."""
+        if position != self.record.master_begin:
+            self._note(replace(self.record, master_begin=position))
 
     def note_slave_ids(self, ids: str) -> None:
         """Adopt what a slave's master knows of its slaves."""
@@ -166,24 +197,65 @@ class Mastership:
 
     # --- role changes -----------------------------------------------------------------------------
 
-    async def newest_claim(self) -> MasterClaim | None:
-        """Return the newest claim that name servers know."""
-        claims = (await self._claims_by_server()).values()
-        return max(
-            (claim for claim in claims if claim is not None),
-            key=lambda claim: claim.epoch,
-            default=None,
-        )
+    async def claim(self, address: str, broker_id: int) -> tuple[MasterClaim, Found]:
+        """Make more than half of the name servers store a pending claim, newer than all known.
 
-    def next_claim(self, newest: MasterClaim | None, address: str, broker_id: int) -> MasterClaim:
-        """Return a claim that is newer than all that this broker and name servers know."""
-        known = 0 if newest is None else newest.epoch
+        Returns the claim, and what they had before. Raises RemoteError if too few store it; those
+        then have again what they had before.
+        """
+        found = await self._claims.read()
+        claim = self._next_claim(found.newest, address, broker_id)
+        problems = await self._claims.write(claim, found)
+        kept = set(await self._claims.kept(claim)) - problems.keys()
+        servers = self._claims.servers
+        if not is_majority(len(kept), len(servers)):
+            await self._claims.withdraw(claim, found)
+            lacking = (server for server in servers if server not in kept)
+            raise _refused(len(servers), {each: _why(each, found, problems) for each in lacking})
+        return claim, found
+
+    def _next_claim(self, newest: MasterClaim | None, address: str, broker_id: int) -> MasterClaim:
+        """Return a claim that is newer than all that this broker and name servers know.
+
+        Raises RemoteError if there can be none.
+        """
+        known = max(self.record.epoch, 0 if newest is None else newest.epoch)
+        if known >= EPOCH_MAX:
+            raise RemoteError.system(
+                f"epoch {known} is the last one: stop the brokers of this name, delete their"
+                f" config/brokerRole.json and the key-value {self._config.identity.broker_name} in"
+                f" {CLAIMS_NAMESPACE} of the name servers, and start the intended master first"
+            )
         return MasterClaim(
-            epoch=max(self.record.epoch, known) + 1,
+            epoch=known + 1,
             token=f"{self._chance.getrandbits(64):016x}",
             master_address=address,
             former_id=broker_id,
+            pending=True,
         )
+
+    async def check_plausible(self, claim: MasterClaim) -> None:
+        """Raise RemoteError for a claim that no promotion can have led to.
+
+        Name servers are asked only if this broker's own record does not make the claim plausible.
+        """
+        record = self.record
+        is_replica = self._config.identity.is_slave or record.has_slaves or record.epoch > 0
+        if is_replica and claim.epoch <= record.epoch + EPOCH_STEP_MAX:
+            return
+        newest = (await self._claims.read()).newest
+        known = max(record.epoch, 0 if newest is None else newest.epoch)
+        if not is_replica and newest is None:
+            raise RemoteError.system(
+                f"epoch {claim.epoch} of {claim.master_address} is ignored: no slave has followed"
+                " this broker, and name servers know of no promotion"
+            )
+        if claim.epoch > known + EPOCH_STEP_MAX:
+            raise RemoteError.system(
+                f"epoch {claim.epoch} of {claim.master_address} is ignored: the newest one known"
+                f" here and at the name servers is {known}, and at most {EPOCH_STEP_MAX} more are"
+                " plausible"
+            )
 
     def promoted(self, claim: MasterClaim, role: Role, unfenced: str) -> RoleRecord:
         return promoted(self._config, self.record, claim, role, unfenced)
@@ -196,46 +268,17 @@ class Mastership:
     async def check(self, address: str) -> Judgement:
         """Compare this master's claim with those of the name servers, and show it to them."""
         own, servers = self.own_claim(address), self._config.registration.name_servers
-        found = await self._claims_by_server()
-        judgement = judge(own, list(found.values()), len(servers))
-        if judgement.verdict is Verdict.REPLACED or not own.epoch:
+        found = await self._claims.read()
+        judgement = judge(own, found.claims, len(servers))
+        if judgement.verdict is Verdict.REPLACED:
             return judgement
-        stale = [server for server, claim in found.items() if claim is None or claim != own]
-        await asyncio.gather(*(self._put(server, own) for server in stale))
-        # Only name servers that have it now count.
-        found = await self._claims_by_server()
-        holding = [claim for claim in found.values() if claim is not None and claim != own]
-        if holding:
-            return judge(own, holding, len(servers))
-        return judge(own, [claim for claim in found.values() if claim == own], len(servers))
-
-    async def _claims_by_server(self) -> dict[str, MasterClaim | None]:
-        """Return the claims of the name servers that answer."""
-        servers = self._config.registration.name_servers
-        key = headers.KvKey(namespace=CLAIMS_NAMESPACE, key=self._config.identity.broker_name)
-        query = request(RequestCode.GET_KV_CONFIG, key)
-        answers = await asyncio.gather(*(self._try(server, query) for server in servers))
-        return {
-            server: parse_claim(headers.KvValue.from_ext_fields(answer.ext_fields).value)
-            for server, answer in zip(servers, answers, strict=True)
-            if answer is not None
-            and answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
-        }
-
-    async def _put(self, server: str, claim: MasterClaim) -> None:
-        entry = headers.KvEntry(
-            namespace=CLAIMS_NAMESPACE,
-            key=self._config.identity.broker_name,
-            value=claim.encode().decode(),
-        )
-        await self._try(server, request(RequestCode.PUT_KV_CONFIG, entry))
-
-    async def _try(self, server: str, command: Command) -> Command | None:
-        try:
-            return await self._ask(server, command, CHECK_TIMEOUT_MS)
-        except (NetworkError, WireError) as error:
-            _log.debug("name server %s does not answer: %s", server, error)
-            return None
+        replaceable = self._claims.replaceable(own, found)
+        if replaceable.entries:
+            await self._claims.write(own, replaceable)
+            # Only name servers that have it now count.
+            found = await self._claims.read()
+        counted = self._claims.settled(own, found).entries.values()
+        return judge(own, [entry.claim for entry in counted], len(servers))
 
 
 def unconfirmed() -> RemoteError:
@@ -244,4 +287,20 @@ def unconfirmed() -> RemoteError:
         ResponseCode.SERVICE_NOT_AVAILABLE,
         "this broker may have been replaced while it was away: it takes writes when more than half"
         " of its name servers have confirmed that it was not",
+    )
+
+
+def _why(server: str, found: Found, problems: Mapping[str, str]) -> str:
+    """Return why a name server does not have a claim."""
+    if server not in found.entries:
+        return "does not answer"
+    return problems.get(server) or "has another claim since: another promotion is under way"
+
+
+def _refused(count: int, problems: Mapping[str, str]) -> RemoteError:
+    """Return why a promotion does not take place."""
+    reasons = "; ".join(f"{server}: {problem}" for server, problem in problems.items())
+    return RemoteError.system(
+        f"{count - len(problems)} of {count} name servers store the claim of this promotion, and"
+        f" more than half must: nothing has changed, retry when they do ({reasons})"
     )

@@ -51,8 +51,14 @@ class Replica:
         if self.replication.follower is not None:
             # A replaced master knows that its successor's log is the valid one.
             self.replication.follower.may_drop_all = self.mastership.was_replaced
+        self.store.kept_from = self._kept_from
+        slaves = self.replication.slaves
+        self.mastership.is_followed = lambda: bool(slaves.following)
+        slaves.on_following = self.mastership.note_following
         self.copies = TableCopies(
-            copied_tables(self.state, self.path.delays, self.store),
+            copied_tables(
+                self.state, self.path.delays, self.store, self.mastership.note_master_begin
+            ),
             self.pool.request,
             lambda: self.store.written_end,
             self.config.identity.broker_id,
@@ -66,7 +72,7 @@ class Replica:
             address=self.address,
             broker_id=self.config.identity.broker_id,
             master_address=lambda: self.copies.master,
-            is_followed=self.replication.slaves.is_copied,
+            is_followed=slaves.is_copied,
             ask=self.pool.request,
             on_confirmed=lambda: self.registration.start(self.work),
             restart=self.on_role_change,
@@ -104,6 +110,13 @@ class Replica:
             if epoch > self._master_epoch:
                 follower.master_was_promoted()
         self._master_epoch = max(epoch, self._master_epoch)
+
+    def _kept_from(self) -> PhysicalOffset | None:
+        """Return where the log begins that a slave keeps, as its master has it; all if unknown."""
+        live = self.replication.live.current
+        if not live.identity.is_slave or live.replication.deletes_on_its_own:
+            return None
+        return PhysicalOffset(self.mastership.record.master_begin or 0)
 
     def _note_in_sync(self) -> None:
         link = self.replication.master_link

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from turbopump.broker.config import Role
 from turbopump.broker.message_writer import MessageWriter
-from turbopump.broker.replication.mastership import Ask, Mastership
+from turbopump.broker.replication.claims import Ask, Found
+from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.replication.roles import Verdict, is_newer
 from turbopump.errors import NetworkError, RemoteError, WireError
 from turbopump.message import PhysicalOffset
@@ -71,17 +72,23 @@ class RoleChanges:
 
     # --- by operators -----------------------------------------------------------------------------
 
-    async def promote(self, role: Role) -> PromoteBrokerAnswer:
-        """Become master: fence the previous one, copy what it still has, and record the role.
+    async def promote(self, role: Role, *, is_forced: bool = False) -> PromoteBrokerAnswer:
+        """Become master: claim, fence the previous one, copy what it still has, record the role.
 
-        Raises RemoteError on a master, and WriteFailed; then nothing has changed here.
+        Raises RemoteError on a master, if name servers do not store the claim and, unless forced,
+        on a slave whose log begins later than its master's, or ends before that begins; and
+        WriteFailed. Then nothing has changed here, and unless the disk failed during the copy,
+        nowhere.
         """
         async with self._changing:
             if self._is_over or (self.broker_id == 0 and self.writes.suspension is None):
                 raise RemoteError.system(f"this broker is master already, with epoch {self.epoch}")
-            newest = await self.mastership.newest_claim()
-            claim = self.mastership.next_claim(newest, self.address, self.broker_id)
-            masters = self._old_masters(newest)
+            if not is_forced:
+                self._refuse_late_begin()
+            # Before the old master is fenced, all that can refuse has agreed.
+            await self.mastership.save(self.mastership.record)
+            claim, found = await self.mastership.claim(self.address, self.broker_id)
+            masters = self._old_masters(found)
             ends = await asyncio.gather(*(self._fenced_end(each, claim) for each in masters))
             master_end = next((end for end in ends if end is not None), None)
             if master_end is not None:
@@ -103,28 +110,49 @@ class RoleChanges:
             old_master=masters[0] if masters else None,
         )
 
-    def _old_masters(self, newest: MasterClaim | None) -> list[str]:
+    def _refuse_late_begin(self) -> None:
+        begin, end = self.store.min_offset, self.store.written_end
+        master_begin = self.mastership.record.master_begin
+        if master_begin is None or begin <= master_begin <= end:
+            return
+        problem, lost = f"begins at {begin}, its master's at {master_begin}", "the messages between"
+        if end < master_begin:
+            problem = f"ends at {end}, before its master's begins at {master_begin}"
+            lost = "all messages that the master has"
+        raise RemoteError.system(
+            f"this slave's log {problem}: {lost} would be lost; promote another slave, or add"
+            " --force to lose them"
+        )
+
+    def _old_masters(self, found: Found) -> list[str]:
         """Return the addresses of masters to fence, the last one promoted first.
 
-        This slave may follow another one, if that one was promoted just before.
+        This slave may follow another one, if that one was promoted just before. One with a pending
+        claim may still become master.
         """
-        claimed = "" if newest is None else newest.master_address
-        known = (claimed, self.master_address())
+        claimed = "" if found.master is None else found.master.master_address
+        pending = [claim.master_address for claim in found.claims if claim.pending]
+        known = (claimed, self.master_address(), *pending)
         return [each for each in dict.fromkeys(known) if each not in ("", self.address)]
 
     async def fence(self, claim: MasterClaim) -> PhysicalOffset:
         """Refuse writes, because another broker becomes master; return where the log ends.
 
-        Raises RemoteError if the claim is not newer than what this broker knows.
+        Raises RemoteError if the claim is not newer than what this broker knows, or implausible.
         """
         async with self._changing:
             own = self.mastership.own_claim(self.address)
-            if claim.epoch < own.epoch or (self.broker_id == 0 and not is_newer(claim, own)):
+            has_claim = self.broker_id == 0 or self.mastership.is_promoted
+            if claim.epoch < own.epoch or (has_claim and not is_newer(claim, own)):
                 other = f"epoch {claim.epoch} of {claim.master_address}"
                 text = f"{other} is not newer than {own.epoch}, the one known here"
                 raise RemoteError.system(text)
+            await self.mastership.check_plausible(claim)
             if self.broker_id == 0 and not self._is_over:
                 await self._demote(claim)
+            elif self.mastership.is_promoted:
+                # Not a master yet: it starts as a slave instead.
+                await self.mastership.save(self.mastership.demoted(claim))
             else:
                 self.mastership.note_epoch(claim.epoch)
             return self.store.written_end

@@ -3,7 +3,8 @@
 Each promotion gives a broker name a new epoch. The promoted broker's claim to it is a key-value of
 every name server, Apache's included: a returning master reads it before it accepts the first write,
 and becomes a slave if another broker has a newer epoch. A claim counts when more than half of the
-name servers have it, so that two brokers cannot both find enough of them.
+name servers have exactly it, so that two brokers cannot both find enough of them. It is pending
+until the promoted broker is a master; a pending claim replaces no master.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class RoleRecord(Body, frozen=True, kw_only=True):
     former_id: I64 = 0
     token: str = ""
     """Of a promoted broker: the id that it had as a slave, and its claim's token."""
+    master_begin: I64 | None = None
+    """Of a slave: where its master's log began, as last known."""
     unfenced: str = ""
     """Of a promoted broker: the addresses of previous masters that have not confirmed yet that they
     refuse writes, joined by ";"; empty if all have."""
@@ -63,22 +66,38 @@ def judge(own: MasterClaim, answers: Sequence[MasterClaim | None], count: int) -
 
     ``count`` is the number of name servers; with none, no other claim can be found either.
     """
-    claims = [claim for claim in answers if claim is not None]
-    newest = max(claims, key=lambda claim: claim.epoch, default=None)
+    claims = (claim for claim in answers if claim is not None and not claim.pending)
+    newest = max(claims, key=rank, default=None)
     if newest is not None and is_newer(newest, own):
         return Judgement(Verdict.REPLACED, newest)
-    is_enough = len(answers) > count // 2 if count else True
-    return Judgement(Verdict.CONFIRMED if is_enough else Verdict.UNCONFIRMED)
+    having = sum(is_own(own, claim) for claim in answers)
+    return Judgement(Verdict.CONFIRMED if is_majority(having, count) else Verdict.UNCONFIRMED)
+
+
+def is_majority(having: int, count: int) -> bool:
+    """Whether enough of all name servers have a claim; without any, none are needed."""
+    return having > count // 2 or not count
+
+
+def is_own(own: MasterClaim, claim: MasterClaim | None) -> bool:
+    """Whether a name server has exactly the own claim, or none for a broker never promoted."""
+    if not own.epoch:
+        return claim is None or not claim.epoch
+    return claim == own
 
 
 def is_newer(claim: MasterClaim, own: MasterClaim) -> bool:
     """Whether a claim is another broker's, and takes precedence over the own one.
 
-    Two slaves that were promoted to the same epoch cannot both have found enough name servers: a
-    broker that finds the other's claim there has not.
+    All decide alike between two of the same epoch, which only name servers that have lost their
+    key-values leave behind.
     """
-    is_other = claim.token != own.token
-    return claim.epoch > own.epoch or (is_other and claim.epoch == own.epoch > 0)
+    return claim.token != own.token and rank(claim) > rank(own)
+
+
+def rank(claim: MasterClaim) -> tuple[int, str]:
+    """Return the order of claims: the highest takes precedence."""
+    return claim.epoch, claim.token if claim.epoch else ""
 
 
 def effective(config: BrokerConfig, record: RoleRecord) -> BrokerConfig:

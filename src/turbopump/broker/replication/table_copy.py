@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,15 +19,20 @@ from msgspec import Struct
 from turbopump.broker.consumer_filters import ConsumerFilterTable
 from turbopump.broker.delay_recovery import SavedDelays
 from turbopump.broker.delays import Delays
-from turbopump.broker.replication.mastership import Ask
+from turbopump.broker.replication.claims import Ask
 from turbopump.broker.state import State
-from turbopump.errors import NetworkError, RemoteError, WireError
+from turbopump.errors import BodyError, NetworkError, RemoteError, WireError
 from turbopump.machine.timers import set_within
 from turbopump.message import PhysicalOffset
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
 from turbopump.wire import headers
-from turbopump.wire.bodies import ConsumerOffsets, GroupConfigTable, TopicConfigTable
+from turbopump.wire.bodies import (
+    ConsumerOffsets,
+    GroupConfigTable,
+    KeyValues,
+    TopicConfigTable,
+)
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
 
@@ -152,7 +158,8 @@ class TableCopies:
         """
         master, known = self.master, self.versions.get(table.what, "")
         copy = await fetch(self.ask, master, table, known, self.slave_id)
-        self.on_answer(copy)
+        if copy.about.table_version:
+            self.on_answer(copy)
         version = copy.about.table_version or f"crc {crc32(copy.body)}"
         is_new = bool(copy.body) and version != known
         if is_new and table.follows_log:
@@ -173,7 +180,12 @@ class TableCopies:
         return False
 
 
-def copied_tables(state: State, delays: Delays, store: Store) -> tuple[CopiedTable, ...]:
+def copied_tables(
+    state: State,
+    delays: Delays,
+    store: Store,
+    master_begins_at: Callable[[PhysicalOffset], None],
+) -> tuple[CopiedTable, ...]:
     """Return the tables of a slave, to be copied from its master."""
     topics, groups, offsets = state.topics, state.groups, state.offsets
 
@@ -217,4 +229,18 @@ def copied_tables(state: State, delays: Delays, store: Store) -> tuple[CopiedTab
             ),
             is_optional=True,
         ),
+        CopiedTable(
+            what="figures of the log",
+            code=RequestCode.GET_BROKER_RUNTIME_INFO,
+            adopt=lambda copy: master_begins_at(log_begin(copy.body)),
+        ),
     )
+
+
+def log_begin(runtime_info: bytes) -> PhysicalOffset:
+    """Return where a broker's log begins, as any broker reports it; raises WireError."""
+    text = KeyValues.decode(runtime_info).table.get("commitLogMinOffset", "")
+    # An Apache broker without a log reports -1.
+    if not re.fullmatch(r"-1|[0-9]{1,18}", text):
+        raise BodyError(f"commitLogMinOffset must be a position, got {text[:100]!r}")
+    return PhysicalOffset(max(0, int(text)))

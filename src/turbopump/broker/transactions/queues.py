@@ -53,8 +53,8 @@ class TransactionQueues:
         return self._run(HALF_TOPIC, offset, count_max)[0]
 
     def message_at(self, position: PhysicalOffset) -> MessageView | None:
-        """Return the message at a position of the log."""
-        stored = None if position < 0 else self._store.message_at(position)
+        """Return the message at a position of the log, if its queue has it."""
+        stored = next(self._store.find_message(position), None)
         return None if stored is None else _decoded(stored)
 
     def is_removed(self, position: PhysicalOffset) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,6 +78,7 @@ class Transactions:
         self._earlier_end = QueueOffset(0)
         """Half messages before it are from an earlier run."""
         self._endings: dict[EndingKey, Ending] = {}
+        self._loading = asyncio.Lock()
         self._unwritten: list[QueueOffset] = []
         """Half messages whose operation is to be written."""
         self._writing: asyncio.Handle | None = None
@@ -123,10 +124,18 @@ class Transactions:
             ledger.seen = QueueOffset(view.queue_offset + 1)
         return bool(found)
 
-    def _load_earlier(self) -> None:
+    @property
+    def _has_earlier(self) -> bool:
+        """Whether half messages of earlier runs may be open that were not read yet."""
+        return self.ledger.seen < self._earlier_end
+
+    async def _load_earlier(self) -> None:
         """Read the open half messages of earlier runs, unless that has happened already."""
-        while self.ledger.seen < self._earlier_end and self.load_open(0):
-            pass
+        async with self._loading:
+            has_more = self._has_earlier
+            while has_more:
+                has_more = self.load_open(0) and self._has_earlier
+                await asyncio.sleep(0)
 
     def _is_unknown(self, offset: QueueOffset) -> bool:
         return self.ledger.is_open(offset) and offset not in self.ledger.open
@@ -152,9 +161,27 @@ class Transactions:
 
     # --- ending -----------------------------------------------------------------------------------
 
-    def end(self, end: End, on_ended: OnEnded[*Ts], *args: *Ts) -> None:
-        """Commit or roll back; raises RemoteError if the request does not fit its half message."""
+    def end(self, end: End, on_ended: OnEnded[*Ts], *args: *Ts) -> Awaitable[None] | None:
+        """Commit or roll back; raises RemoteError if the request does not fit its half message.
+
+        If half messages of earlier runs have to be read first, for a newer copy of the named one,
+        the caller awaits the result.
+        """
         view = self._half_of(end)
+        if self._has_earlier and not self.ledger.is_open(end.queue_offset):
+            return self._end_later(end, on_ended, args)
+        self._end(end, view, on_ended, args)
+        return None
+
+    async def _end_later(
+        self, end: End, on_ended: Callable[..., None], args: tuple[object, ...]
+    ) -> None:
+        await self._load_earlier()
+        self._end(end, self._half_of(end), on_ended, args)
+
+    def _end(
+        self, end: End, view: MessageView, on_ended: Callable[..., None], args: tuple[object, ...]
+    ) -> None:
         target = self._target(end, view)
         if target is None:
             on_ended(None, *args)
@@ -208,7 +235,6 @@ class Transactions:
         """Return the half message to end, perhaps a newer copy; None if it has ended so already."""
         offset: QueueOffset | None = end.queue_offset
         if not self.ledger.is_open(end.queue_offset):
-            self._load_earlier()
             offset = self.ledger.newest_copy(identity_of(view))
         if offset is not None and not self.was_committed(offset, view):
             return offset
@@ -405,12 +431,12 @@ class Transactions:
         view = self.queues.message_at(position)
         if view is None or view.topic not in {CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC}:
             raise RemoteError.system(f"no open or abandoned half message at {position}")
+        await self._load_earlier()
         if self.queues.was_committed(view):
             raise RemoteError.system("the transaction is already committed")
         half, copy = half_of(view), halves.copy_of(view, 0)
         if half.identity in self._endings:
             raise RemoteError.system("the transaction is being ended")
-        self._load_earlier()
         offset = self.ledger.newest_copy(half.identity)
         if offset is not None:
             half = self.ledger.open[offset]

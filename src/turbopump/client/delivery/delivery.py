@@ -64,7 +64,7 @@ class Delivery(ABC, Generic[J]):
 
     def resize(self, threads: int) -> None:
         """Change how many calls run concurrently."""
-        self._workers.size = threads
+        self._workers.resize(threads)
 
     @abstractmethod
     def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None:

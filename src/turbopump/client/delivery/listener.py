@@ -16,10 +16,13 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 Messages = list[MessageView]
-SyncListen = Callable[[Messages, ConsumeContext], ConsumeResult | None]
-AsyncListen = Callable[[Messages, ConsumeContext], Awaitable[ConsumeResult | None]]
+SyncListen = Callable[[Messages, ConsumeContext], ConsumeResult]
+AsyncListen = Callable[[Messages, ConsumeContext], Awaitable[ConsumeResult]]
 Listen = SyncListen | AsyncListen
-"""``def handle(messages, context)`` runs in a thread, ``async def`` on the loop."""
+"""``def handle(messages, context)`` runs in a thread, ``async def`` on the loop.
+
+Without a ``return``, which type checkers find, the outcome is logged and counts as RETRY_LATER.
+"""
 
 _DONE = ConsumeResult.SUCCESS
 _SUCCESS = Verdict(_DONE)
@@ -31,11 +34,11 @@ _calling: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("call
 class ConsumeHook(Protocol):
     """Sees every call of the listener, where it runs; its exceptions are logged and ignored."""
 
-    def before_consume(self, messages: Messages, context: ConsumeContext) -> None:
+    def before_consume(self, messages: Sequence[MessageView], context: ConsumeContext) -> None:
         """See messages before the listener gets them."""
 
     def after_consume(
-        self, messages: Messages, context: ConsumeContext, result: ConsumeResult
+        self, messages: Sequence[MessageView], context: ConsumeContext, result: ConsumeResult
     ) -> None:
         """See the outcome of a call; `sys.exception` returns what the listener raised."""
 
@@ -60,7 +63,8 @@ class Listener:
         if self._hooks:
             self._begin(messages, context)
         try:
-            answer = self._listen(messages, context)
+            # A copy: what the listener does to its list must not change what is acknowledged.
+            answer = self._listen(messages.copy(), context)
         except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
             return self._failed(messages, context, start_ms, error)
         else:
@@ -77,7 +81,7 @@ class Listener:
         if self._hooks:
             self._begin(messages, context)
         try:
-            answer = await self._listen(messages, context)
+            answer = await self._listen(messages.copy(), context)
         except asyncio.CancelledError as error:
             if not is_being_cancelled():
                 # Something that the listener waited for was cancelled, not the listener.
@@ -98,7 +102,7 @@ class Listener:
     def _begin(self, messages: Messages, context: ConsumeContext) -> None:
         for hook in self._hooks:
             try:
-                hook.before_consume(messages, context)
+                hook.before_consume(tuple(messages), context)
             except BaseException:  # noqa: BLE001 - the user's code
                 _log.exception("before_consume of %r failed", hook)
 
@@ -136,7 +140,7 @@ class Listener:
     def _end(self, messages: Messages, context: ConsumeContext, result: ConsumeResult) -> None:
         for hook in self._hooks:
             try:
-                hook.after_consume(messages, context, result)
+                hook.after_consume(tuple(messages), context, result)
             except BaseException:  # noqa: BLE001 - the user's code
                 _log.exception("after_consume of %r failed", hook)
 

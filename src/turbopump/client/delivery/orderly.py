@@ -43,8 +43,6 @@ _RUN_MS_MAX = 100
 _ASK_LOCK_AFTER_MS = 100
 _GO_ON_AFTER_LOCK_MS = 10
 _LOCK_REFUSED_MS = 3000
-_FAILURES = frozenset({ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK})
-
 Lock = Callable[[OwnedQueue], Awaitable[bool]]
 """Requests the lock of a queue from its broker; returns whether it is held."""
 
@@ -88,6 +86,7 @@ class OrderlyDelivery(Delivery[Run]):
         self._retries = retries
         self._lock = lock
         """None when broadcasting: every member has every queue, and no queue is locked."""
+        self._is_rollback_logged = False
 
     def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None:  # noqa: ARG002 - taken from the cache, in order
         """Start consuming a queue, unless that is already under way."""
@@ -210,7 +209,7 @@ class OrderlyDelivery(Delivery[Run]):
     async def _suspend(self, owned: OwnedQueue, call: Call) -> None:
         """Redeliver the messages after a pause, except those without attempts left."""
         is_rejected = call.context.delay_level < 0
-        limit = 0 if is_rejected else self._retries.attempts(is_orderly=True)
+        limit = 0 if is_rejected else self._retries.orderly_attempts_max
         again, exhausted = attempts(call.messages, limit)
         for message in exhausted:
             if not await self._dead_letter(owned, message, is_rejected=is_rejected):
@@ -244,12 +243,24 @@ class OrderlyDelivery(Delivery[Run]):
         consumed = failed = spent_ms = 0
         for call in run.calls:
             spent_ms += call.verdict.spent_ms
-            if call.verdict.result in _FAILURES:
+            if call.step in (OrderlyStep.SUSPEND, OrderlyStep.ROLLBACK):
                 failed += len(call.messages)
             else:
                 consumed += len(call.messages)
+            if call.verdict.result is ConsumeResult.ROLLBACK and call.step is OrderlyStep.COMMIT:
+                self._log_ignored_rollback(run.owned)
         topic = run.owned.queue.topic
         self._stats.called(topic, consumed, failed, spent_ms, calls=len(run.calls))
+
+    def _log_ignored_rollback(self, owned: OwnedQueue) -> None:
+        if not self._is_rollback_logged:
+            self._is_rollback_logged = True
+            _log.warning(
+                "the listener of %s returned ROLLBACK for %s, which acknowledges messages unless"
+                " it sets context.auto_commit = False; logged once",
+                self._group,
+                owned.queue,
+            )
 
 
 def _call(messages: list[MessageView], context: ConsumeContext, verdict: Verdict) -> Call:

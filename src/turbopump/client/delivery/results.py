@@ -13,8 +13,6 @@ from turbopump.wire.record import MessageView
 
 SUSPEND_MS_MIN = 10
 SUSPEND_MS_MAX = 30_000
-ATTEMPTS_MAX_CONCURRENT = 16
-ATTEMPTS_MAX_ORDERLY = 2**31 - 1
 
 
 class ConsumeResult(Enum):

@@ -8,24 +8,19 @@ jobs return to the loop in lists.
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from turbopump.machine.threads import DaemonThreads
-from turbopump.supervisor import Watch
+from turbopump.supervisor import Watch, wait_cancelled
 
 J = TypeVar("J")
 
 THREADS_LIMIT = 1000
 _CHECK_AFTER_S = 0.001
 _JOBS_PER_TURN = 64
-_CANCEL_WAIT_S = 1.0
-"""How long a cancelled listener may take to finish."""
-
-_log = logging.getLogger(__name__)
 
 
 class Workers(ABC, Generic[J]):
@@ -35,16 +30,25 @@ class Workers(ABC, Generic[J]):
     """
 
     def __init__(self, done: Callable[[Sequence[J]], None], size: int, watch: Watch) -> None:
-        self.size = size
-        """How many jobs run concurrently; may change at any time."""
+        self._size = size
         self._done = done
         self._watch = watch
         self._jobs: deque[J] = deque()
         self._is_closed = False
 
+    @property
+    def size(self) -> int:
+        """How many jobs run concurrently."""
+        return self._size
+
     @abstractmethod
     def submit(self, jobs: Iterable[J]) -> None:
         """Run jobs as soon as a worker is free; ignore them once closed."""
+
+    def resize(self, size: int) -> None:
+        """Change how many jobs run concurrently."""
+        self._size = size
+        self.submit(())
 
     @abstractmethod
     async def close(self, timeout_ms: int) -> None:
@@ -78,8 +82,7 @@ class ThreadWorkers(Workers[J]):
         self._jobs.extend(jobs)
         if not self._active and self._jobs:
             self._start(1)
-        if self._check is None and self._jobs:
-            self._check_later()
+        self._check_later()
 
     async def close(self, timeout_ms: int) -> None:
         self._is_closed = True
@@ -100,7 +103,7 @@ class ThreadWorkers(Workers[J]):
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run jobs until none are left; in a thread."""
-        while len(self._active) <= self.size:
+        while len(self._active) <= self._size:
             try:
                 job = self._jobs.popleft()
             except IndexError:
@@ -132,19 +135,20 @@ class ThreadWorkers(Workers[J]):
         if self._jobs and not self._active:
             # A job arrived after this worker's last check, or the size has shrunk.
             self._start(1)
+        self._check_later()
 
     def _check_later(self) -> None:
-        self._taken_before = self._taken
-        loop = asyncio.get_running_loop()
-        self._check = loop.call_later(_CHECK_AFTER_S, self._check_stuck)
+        """Check soon whether jobs need more workers, unless there are as many as may be."""
+        if self._check is None and self._jobs and len(self._active) < self._size:
+            self._taken_before = self._taken
+            loop = asyncio.get_running_loop()
+            self._check = loop.call_later(_CHECK_AFTER_S, self._check_stuck)
 
     def _check_stuck(self) -> None:
         """Double the workers while jobs wait and the running workers take none."""
         self._check = None
-        if not self._jobs:
-            return
         if self._taken - self._taken_before < len(self._active):
-            room = min(self.size - len(self._active), len(self._jobs))
+            room = min(self._size - len(self._active), len(self._jobs))
             self._start(max(min(room, len(self._active)), 0))
         self._check_later()
 
@@ -180,14 +184,11 @@ class TaskWorkers(Workers[J]):
             await asyncio.wait(self._active, timeout=timeout_ms / 1000)
         for task in self._active:
             task.cancel()
-        if self._active:
-            _, deaf = await asyncio.wait(self._active, timeout=_CANCEL_WAIT_S)
-            for task in deaf:
-                _log.error("a listener ignores cancellation and is abandoned: %r", task)
+        await wait_cancelled(self._active)
         self._collect()
 
     def _start(self, count: int) -> None:
-        for _ in range(min(count, len(self._jobs), self.size - len(self._active))):
+        for _ in range(min(count, len(self._jobs), self._size - len(self._active))):
             task = asyncio.create_task(self._work())
             self._active.add(task)
             task.add_done_callback(self._ended)
@@ -203,7 +204,7 @@ class TaskWorkers(Workers[J]):
 
     async def _work(self) -> None:
         turns = 0
-        while self._jobs and len(self._active) <= self.size:
+        while self._jobs and len(self._active) <= self._size:
             job = self._jobs.popleft()
             # Once in a turn: a call for each job would cost more than the check.
             if self._jobs and not self._is_growth_due:

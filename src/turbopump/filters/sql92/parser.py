@@ -70,7 +70,10 @@ class _Parser:
         position = self._tokens.peek().position
         left = self._unary()
         links = 0
-        while (level := self._level_ahead()) >= lowest:
+        # What follows `a IS NULL` and would bind more tightly does not belong to the expression.
+        highest = _COMPARISON
+        while lowest <= (level := self._level_ahead()) <= highest:
+            highest = level
             if level <= _AND:
                 left = self._terms(left, level, position)
                 continue
@@ -85,11 +88,8 @@ class _Parser:
     def _level_ahead(self) -> int:
         """Return how tightly the next operator binds; 0 if there is none."""
         token = self._tokens.peek()
-        if token.kind not in {Kind.KEYWORD, Kind.SYMBOL}:
-            return 0
-        if token.text == "NOT" and self._tokens.peek(1).text not in {"BETWEEN", "IN"}:
-            return 0
-        return _LEVELS.get(token.text, 0)
+        is_operator = token.kind in {Kind.KEYWORD, Kind.SYMBOL}
+        return _LEVELS.get(token.text, 0) if is_operator else 0
 
     def _terms(self, first: Expression, level: int, position: int) -> Expression:
         terms = [_condition(first, position)]
@@ -118,6 +118,8 @@ class _Parser:
                 return self._between(left, position, is_negated=is_negated)
             case "IN":
                 return self._in(left, position, is_negated=is_negated)
+            case _ if is_negated:
+                raise unexpected(operator, "BETWEEN", "IN")
         return self._compare(left, position, Order(operator.text), *self._operand())
 
     def _operand(self) -> tuple[Expression, int]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import pyarrow as pa
 
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.config import ClientConfig
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
@@ -37,7 +38,6 @@ from turbopump.spark.consuming.outcomes import (
     outcome_of,
     outcomes_of,
 )
-from turbopump.spark.reading.retry import gather_by_key
 from turbopump.spark.records.schema import DECODE_ERROR, report_schemas
 from turbopump.spark.shared_session import shared_session
 

@@ -1,1 +1,3 @@
 """Reading the files of a stopped broker."""
+
+FORMAT = "rocketmq-store"

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import wanted_tags
+from turbopump.spark.offline import FORMAT
 from turbopump.spark.option_values import (
     Given,
     boolean,
@@ -27,7 +28,6 @@ from turbopump.spark.records.bad_records import OnBadRecord
 from turbopump.spark.records.schema import chosen_columns
 from turbopump.wire.names import SYSTEM_PREFIX, is_forbidden_to_send
 
-FORMAT = "rocketmq-store"
 OPTIONS = (
     "path",
     "topic",

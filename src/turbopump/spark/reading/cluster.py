@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TypeVar, assert_never
 
 from turbopump.client import calls
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
@@ -16,6 +17,7 @@ from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, NoRoute, RemoteError, RequestTimeout, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading.arrival_wait import ArrivalWait
+from turbopump.spark.reading.commit_routes import CommitRoutes
 from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.message_probes import MessageProbes
 from turbopump.spark.reading.offsets import (
@@ -41,7 +43,7 @@ from turbopump.spark.reading.positions import (
     offsets_named,
 )
 from turbopump.spark.reading.queue_discovery import QueueDiscovery
-from turbopump.spark.reading.retry import gather_all, gather_available, gather_by_key, with_retries
+from turbopump.spark.reading.retry import gather_all, gather_available, with_retries
 from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.reading.unreadable_queues import (
     QueueChecks,
@@ -59,7 +61,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _NO_OFFSETS = "no consumer offset"
-"""The error text, under a generic code, of a broker without any committed offset."""
+"""The error text, under a generic code, of a 0.1 broker without any committed offset."""
 _NOTHING_KEPT = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
 _ANSWER_MARGIN_MS = 10_000
 _SILENCE_TIMEOUTS = 3
@@ -85,6 +87,8 @@ class Cluster:
         self._discovery = QueueDiscovery(session, options, self._reader, self._checks)
         self._topics = TopicQueries(session, self._reader, group)
         self._probes = MessageProbes(self._reader, self._topics, options.pulling.retries)
+        self._commit_routes = CommitRoutes(session)
+        self.lost_commits = self._commit_routes.take_lost
         self._by_place = LastResult(by_place)
         self._join = LastResult(lambda *found: dict(chain(*(each.items() for each in found))))
         self._arrivals = ArrivalWait(session, options, self._reader, self._topics, self._checks)
@@ -315,6 +319,17 @@ class Cluster:
         table = ConsumerOffsets.decode(whole_body(calls.require_success(answer))).offset_table
         return table.get(f"{self._reader.wire_topic(queue.topic)}@{self._group}", {})
 
+    async def stored_offsets(
+        self, queues: Iterable[MessageQueue]
+    ) -> dict[MessageQueue, int | None]:
+        """Return the group's committed offsets on brokers that tell many in one response."""
+        places = by_place(queues)
+        asked = [place for place in places if not self._is_silent(place[1])]
+        found, _ = await gather_available(
+            asked, lambda place: self._topics.committed(places[place])
+        )
+        return dict(chain(*(each.items() for each in found.values() if each is not None)))
+
     async def commit(self, offsets: Offsets) -> Offsets:
         """Commit the group's offsets; return those that brokers accepted.
 
@@ -338,6 +353,11 @@ class Cluster:
     async def _commit(self, offsets: Offsets) -> Mapping[MessageQueue, TurbopumpError]:
         """Commit offsets of one topic on one broker; return those that failed."""
         left: Iterable[MessageQueue] | None = None
+        first = next(iter(offsets))
+        try:
+            master = await self._commit_routes.master(self._reader.wire_queue(first))
+        except TurbopumpError as error:
+            return dict.fromkeys(offsets, error)
         try:
             left = await self._topics.commit(offsets)
         except (NoRoute, RemoteError) as error:
@@ -348,6 +368,9 @@ class Cluster:
         found = await gather_by_key(
             offsets if left is None else left, lambda queue: self._commit_one(queue, offsets[queue])
         )
+        if master is not None:
+            # What failed is committed again in any case.
+            self._commit_routes.note((first.topic, first.broker), master)
         return {queue: error for queue, error in found.items() if error is not None}
 
     async def _commit_one(self, queue: MessageQueue, offset: int) -> TurbopumpError | None:

@@ -9,6 +9,7 @@ from zlib import crc32
 
 from turbopump.admin.administration import Admin
 from turbopump.client import calls
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.config import ClientConfig
 from turbopump.client.message_sender import unique_ids
 from turbopump.client.names import INNER_PRODUCER_GROUP, with_namespace
@@ -16,7 +17,7 @@ from turbopump.client.outgoing import Outgoing
 from turbopump.client.session import Session
 from turbopump.errors import AlreadyThere, NoRoute, NotThere, SparkError, TurbopumpError
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.retry import gather_by_key, with_retries
+from turbopump.spark.reading.retry import with_retries
 from turbopump.spark.records.bad_records import BadRecord, OnBadRecord
 from turbopump.spark.shared_session import shared_session
 from turbopump.wire import properties

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from turbopump.client.calls import Found
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import DamagedMessage, RemoteError, SparkError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading.offsets import Limits, Mark, Offsets, by_place, values_by_place
-from turbopump.spark.reading.retry import gather_all, gather_available, gather_by_key, with_retries
+from turbopump.spark.reading.retry import gather_all, gather_available, with_retries
 from turbopump.spark.reading.topic_queries import TopicQueries
 from turbopump.spark.reading.unreadable_queues import first_of
 

@@ -86,6 +86,9 @@ class MicroBatchPlanner:
         self._frozen: Offsets | None = None
         self.committed: dict[MessageQueue, int] = {}
         """The group's offsets that brokers have accepted."""
+        self._doubtful: set[MessageQueue] = set()
+        """Queues whose broker may have lost the offset that it accepted."""
+        self._comparison_due_ms = clock.monotonic_ms() + options.client.route_interval_ms
         self._left: frozenset[MessageQueue] = frozenset()
         """Queues that were deleted and not re-created yet."""
         self.marks: Marks = {}
@@ -119,24 +122,42 @@ class MicroBatchPlanner:
         self.latest_known = self._frozen
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commit the group's offsets that have changed.
+        """Commit the group's offsets that have changed, and those that brokers have lost.
 
         Deleted queues are committed at 0: Spark commits their old offset once more when it plans
         the batch that drops them.
         """
         if not (self._options.commit_offsets and self._may_commit()):
             return
+        await self._find_lost_commits(offsets)
         if offsets is self._all_committed and not self._left:
             return
         before, after, changed = self._last_moves
         if self._left or offsets is not after or before is not self._all_committed:
             wanted = {**offsets, **dict.fromkeys(self._left, 0)}
-            committed = self.committed.get
-            changed = {queue: at for queue, at in wanted.items() if committed(queue) != at}
+            committed, doubtful = self.committed.get, self._doubtful
+            changed = {q: at for q, at in wanted.items() if committed(q) != at or q in doubtful}
         accepted = await self._cluster.commit(changed) if changed else {}
         self.committed.update(accepted)
+        self._doubtful.difference_update(accepted)
         is_all = len(accepted) == len(changed) and not self._left
         self._all_committed = offsets if is_all else None
+
+    async def _find_lost_commits(self, offsets: Offsets) -> None:
+        """Find accepted offsets that brokers no longer have, or lost in a crash since.
+
+        A crash shows in a lost connection; whatever else changes offsets, in a comparison at times.
+        """
+        lost, now_ms = self._cluster.lost_commits(), self._clock.monotonic_ms()
+        doubtful = [queue for queue in self.committed if (queue.topic, queue.broker) in lost]
+        if now_ms >= self._comparison_due_ms:
+            self._comparison_due_ms = now_ms + self._options.client.route_interval_ms
+            known = [queue for queue in offsets if queue in self.committed]
+            stored = await self._cluster.stored_offsets(known)
+            doubtful += (queue for queue, at in stored.items() if at != self.committed[queue])
+        if doubtful:
+            self._doubtful.update(doubtful)
+            self._all_committed = None
 
     async def latest(
         self,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import assert_never
 
 from turbopump.client.calls import require_success
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.names import is_system, without_namespace
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.route_cache import NameServers
@@ -24,7 +25,7 @@ from turbopump.spark.reading.queue_selection import (
     assigned,
     assigned_among,
 )
-from turbopump.spark.reading.retry import gather_by_key, with_retries
+from turbopump.spark.reading.retry import with_retries
 from turbopump.spark.reading.unreadable_queues import QueueChecks
 from turbopump.wire.bodies import TopicList
 from turbopump.wire.codes import RequestCode

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import chain
 from typing import TypeVar
 
+from turbopump.client.concurrent_calls import IN_FLIGHT_MAX, gather_by_key, limited
 from turbopump.errors import TurbopumpError
 
 T = TypeVar("T")
@@ -19,8 +20,6 @@ _log = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.1
 BACKOFF_MAX_S = 5.0
 _LONGEST_FROM = 6
-IN_FLIGHT_MAX = 256
-"""Concurrent calls: of thousands, those waiting for the others would time out."""
 
 
 def backoff_s(attempt: int) -> float:
@@ -55,19 +54,6 @@ async def with_retries(
     return await call()
 
 
-async def gather_by_key(
-    keys: Iterable[K], ask: Callable[[K], Awaitable[T]], in_flight_max: int = IN_FLIGHT_MAX
-) -> dict[K, T]:
-    """Call ``ask`` for all keys, many concurrently; raises the first error."""
-    wanted, ask = list(keys), _limited(ask, in_flight_max)
-    tasks = [asyncio.ensure_future(ask(key)) for key in wanted]
-    try:
-        return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
 async def gather_all(
     groups: Iterable[V], ask: Callable[[V], Awaitable[Mapping[K, T]]]
 ) -> dict[K, T]:
@@ -82,8 +68,8 @@ async def gather_available(
 ) -> tuple[Mapping[K, T], Mapping[K, TurbopumpError]]:
     """Call ``ask`` for all keys, many concurrently; return results and retriable errors apart."""
     wanted = list(keys)
-    limited = _limited(ask, IN_FLIGHT_MAX)
-    answers = await asyncio.gather(*map(limited, wanted), return_exceptions=True)
+    ask_limited = limited(ask, IN_FLIGHT_MAX)
+    answers = await asyncio.gather(*map(ask_limited, wanted), return_exceptions=True)
     found: dict[K, T] = {}
     failed: dict[K, TurbopumpError] = {}
     for key, answer in zip(wanted, answers, strict=True):
@@ -94,13 +80,3 @@ async def gather_available(
         else:
             found[key] = answer
     return found, failed
-
-
-def _limited(ask: Callable[[K], Awaitable[T]], in_flight_max: int) -> Callable[[K], Awaitable[T]]:
-    room = asyncio.Semaphore(in_flight_max)
-
-    async def asked(key: K) -> T:
-        async with room:
-            return await ask(key)
-
-    return asked

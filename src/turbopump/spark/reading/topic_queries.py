@@ -15,13 +15,13 @@ from typing import TypeVar
 from msgspec import Struct
 
 from turbopump.client import bulk_calls, calls
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.replicas import Replica
 from turbopump.client.session import Session
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import Limits, Mark, Offsets, Place
-from turbopump.spark.reading.retry import gather_by_key
 from turbopump.wire.bodies import QueueEnds, QueuePositions, TopicStats
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body

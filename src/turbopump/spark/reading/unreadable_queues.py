@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from turbopump.client import calls
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import NetworkError, NoRoute, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue
-from turbopump.spark.reading.retry import gather_by_key
 from turbopump.wire.bodies import ClusterInfo
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body

@@ -9,11 +9,12 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import DataLost, SparkError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading.retry import gather_by_key, with_retries
+from turbopump.spark.reading.retry import with_retries
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.row_converter import STAMP_PROPERTY, ConvertedRows, Origin
 from turbopump.spark.writing.write_lease import WriteLease

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import uuid
 
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.session import Session
 from turbopump.errors import SparkError, TurbopumpError
-from turbopump.spark.reading.retry import gather_by_key
 from turbopump.spark.writing.write_marks import MarkLog
 from turbopump.supervisor import Supervisor
 

@@ -122,7 +122,7 @@ class Member:
 
     async def _listen(
         self, messages: Sequence[MessageView], context: ConsumeContext
-    ) -> ConsumeResult | None:
+    ) -> ConsumeResult:
         if self._world.history.is_closed:
             # What ends the run cancels only one call.
             return ConsumeResult.RETRY_LATER

@@ -337,6 +337,17 @@ class StaleWrite(Event, frozen=True):
         return f"writes although it was replaced: {self.must_know or 'it does not know yet'}"
 
 
+class Contested(Event, frozen=True):
+    """Mastership went to a machine, or away from one, without the votes for it."""
+
+    subject = "machine"
+    machine: str
+    how: str
+
+    def __str__(self) -> str:
+        return self.how
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 

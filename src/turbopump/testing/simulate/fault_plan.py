@@ -33,6 +33,11 @@ class FaultKind(Enum):
     CRASH_AT_CHANGE = "crash at a change on the disk of"
     NEW_DISK = "new disk of"
     PROMOTE = "promotion of a slave of"
+    PROMOTE_TWO = "promotions at once of slaves of"
+    CROWDED_SLAVE = "no room for the log of slave"
+    MUTE_SLAVE = "slave that stores nothing of"
+    LYING_SLAVE = "slave that reports what it does not store of"
+    LATE_NOTICES = "late notices of flushes"
     # Disks
     SLOW_DISK = "slow disk of"
     STALL_DISK = "stalled disk of"
@@ -67,7 +72,15 @@ DISK_FAULTS = (
 WORK_FAULTS = (FaultKind.BROKEN_WORK,)
 HOST_FAULTS = (FaultKind.RESET, FaultKind.ISOLATE, FaultKind.FREEZE)
 LINK_FAULTS = (FaultKind.PARTITION, FaultKind.LOSE)
-SLAVE_FAULTS = (FaultKind.NEW_DISK, FaultKind.PROMOTE)
+SLAVE_FAULTS = (
+    FaultKind.NEW_DISK,
+    FaultKind.PROMOTE,
+    FaultKind.PROMOTE_TWO,
+    FaultKind.CROWDED_SLAVE,
+    FaultKind.MUTE_SLAVE,
+    FaultKind.LYING_SLAVE,
+    FaultKind.LATE_NOTICES,
+)
 """Only for slaves: a master without its disk has lost its messages."""
 MACHINE_FAULTS = (
     FaultKind.ONE_CLOCK_JUMP,
@@ -76,6 +89,11 @@ MACHINE_FAULTS = (
 )
 READ_FAULTS = (FaultKind.FAIL_READS, FaultKind.FLIP_BITS)
 """Decided separately from the others, see `machine_plan`."""
+
+_SLAVE_AMOUNTS = {
+    FaultKind.CROWDED_SLAVE: (0.87, 0.97),
+    FaultKind.LATE_NOTICES: (5.0, 20.0, 200.0),
+}
 
 _CALM_SHARE = 0.08
 """The share of runs without any fault: there, nothing may be late or delivered twice."""
@@ -215,6 +233,8 @@ def _duration_s(chance: Random, kind: FaultKind) -> float:
 
 
 def _amount(chance: Random, kind: FaultKind) -> float:
+    if kind in _SLAVE_AMOUNTS:
+        return chance.choice(_SLAVE_AMOUNTS[kind])
     match kind:
         case FaultKind.SLOW_NETWORK:
             return chance.choice((20, 200, 1500))

@@ -6,10 +6,14 @@ import asyncio
 import errno
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import product
 from random import Random
+from unittest.mock import patch
 
+from turbopump.broker import durability
+from turbopump.broker.jobs import when_done
 from turbopump.testing.disk import Disk
 from turbopump.testing.loop import virtual_loop
 from turbopump.testing.memory_net import LinkQuality
@@ -23,6 +27,7 @@ from turbopump.testing.simulate.events import (
     FaultEnded,
     Healed,
 )
+from turbopump.testing.simulate.false_slave import follow_falsely
 from turbopump.testing.simulate.fault_plan import DISK_FAULTS, Fault, FaultKind
 from turbopump.testing.simulate.load import Load
 from turbopump.testing.simulate.roles import is_ready
@@ -34,6 +39,8 @@ Switch = Callable[..., object]
 """Called with a host, or with two that are linked."""
 
 _DOOM_S = 10.0
+_FALSE_SLAVE = "false slave of"
+_NOWHERE = "nowhere:1"
 _MEMBERS_MAX = 4
 _PROMOTIONS_MAX = 10
 _SETTLE_S = 20.0
@@ -118,6 +125,11 @@ class Faults:
             FaultKind.KILL_PRODUCER: self._kill_producer,
             FaultKind.CRASH_AT_CHANGE: self._crash_at_change,
             FaultKind.PROMOTE: self._promote,
+            FaultKind.PROMOTE_TWO: self._promote,
+            FaultKind.CROWDED_SLAVE: self._crowd_disk,
+            FaultKind.LATE_NOTICES: self._delay_notices,
+            FaultKind.MUTE_SLAVE: self._follow_falsely,
+            FaultKind.LYING_SLAVE: self._follow_falsely,
             FaultKind.FAIL_READS: self._fail_reads,
             FaultKind.FLIP_BITS: self._flip_bits,
             FaultKind.BROKEN_WORK: self._break_work,
@@ -218,11 +230,46 @@ class Faults:
         return flipped > 0
 
     async def _promote(self, fault: Fault) -> bool:
-        """Promote a slave, as an operator does; partial promotions are completed at the end."""
+        """Promote slaves, as operators do; partial promotions are completed at the end."""
         self._began(fault)
-        is_done = await self._world.promote(fault.target)
+        is_contested = fault.kind is FaultKind.PROMOTE_TWO
+        promote = self._world.promote_all if is_contested else self._world.promote
+        is_done = await promote(fault.target)
         self._ended(fault)
         return is_done
+
+    async def _follow_falsely(self, fault: Fault) -> bool:
+        """Let a peer follow a master that stores nothing of what it gets."""
+        world, network = self._world, self._world.network.host(f"{_FALSE_SLAVE} {fault.target}")
+
+        def ha_address() -> str:
+            broker = world.brokers.get(world.roles.masters[fault.target])
+            return _NOWHERE if broker is None else broker.replication.ha_address or _NOWHERE
+
+        self._began(fault)
+        lies = fault.kind is FaultKind.LYING_SLAVE
+        follows = asyncio.create_task(follow_falsely(network, ha_address, lies=lies))
+        await asyncio.sleep(fault.duration_s)
+        follows.cancel()
+        await asyncio.wait([follows])
+        self._ended(fault)
+        return True
+
+    async def _delay_notices(self, fault: Fault) -> bool:
+        """Let brokers hear of flushes late, as if their loops were busy: slaves may be faster."""
+        self._began(fault, f"({fault.amount:g} ms)")
+        delay_s = fault.amount / 1000
+
+        def late(job: Future[None], on_done: Callable[[Future[None]], None]) -> None:
+            def later(done: Future[None]) -> None:
+                asyncio.get_running_loop().call_later(delay_s, on_done, done)
+
+            when_done(job, later)
+
+        with patch.object(durability, "when_done", late):
+            await asyncio.sleep(fault.duration_s)
+        self._ended(fault)
+        return True
 
     async def _complete_promotions(self) -> None:
         """Ensure a master for each broker name, as promotions may have failed half way."""
@@ -389,6 +436,20 @@ class Faults:
         self._disturb(fault)
         self._disturbed_disks[name] += 1
         await asyncio.sleep(fault.duration_s)
+        self._disturbed_disks[name] -= 1
+        if not self._disturbed_disks[name]:
+            self._world.calm_disk(name)
+        self._ended(fault)
+        return True
+
+    async def _crowd_disk(self, fault: Fault) -> bool:
+        """Leave no room on a slave's disk, also after restarts, which repair it."""
+        name, end_s = fault.target, virtual_loop().time() + fault.duration_s
+        self._began(fault, f"({fault.amount:g})")
+        self._disturbed_disks[name] += 1
+        while virtual_loop().time() < end_s:
+            self._world.crowd_disk(name, fault.amount)
+            await asyncio.sleep(1)
         self._disturbed_disks[name] -= 1
         if not self._disturbed_disks[name]:
             self._world.calm_disk(name)

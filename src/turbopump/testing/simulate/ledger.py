@@ -55,6 +55,8 @@ _DISK_FAULTS = frozenset(kind.value for kind in DISK_FAULTS)
 _CUTS = frozenset(kind.value for kind in (FaultKind.ISOLATE, FaultKind.PARTITION, FaultKind.FREEZE))
 """Faults that delay what was sent until they end."""
 _NO_END_US = 1 << 62
+_IN_FLIGHT_US = 10 * US_PER_S
+"""No message is in flight for longer, not even over slow links."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class Ledger(Follower):
         """What each slave has of its master's queues, and since when."""
         self._lost_copies: defaultdict[str, set[tuple[MessageQueue, int]]] = defaultdict(set)
         """By slave: the positions of messages that it had and was permitted to lose."""
+        self._lies_us: defaultdict[str, list[list[int]]] = defaultdict(list)
+        """By broker name: when a slave reported what it did not store."""
         self._copied: defaultdict[str, set[tuple[str, tuple[MessageQueue, int] | None]]] = (
             defaultdict(set)
         )
@@ -183,6 +187,14 @@ class Ledger(Follower):
     ) -> bool:
         """Whether a slave has or had a message, at a place or anywhere."""
         return (key, place) in self._copied[replica]
+
+    def may_be_lied_to(self, broker: str, at_us: int) -> bool:
+        """Whether a peer may have reported to a master what it has not stored.
+
+        The acknowledgement that follows may arrive later.
+        """
+        lies_us = self._lies_us[broker]
+        return any(begin <= at_us <= end + _IN_FLIGHT_US for begin, end in lies_us)
 
     def was_record_copied(
         self, replica: str, queue: MessageQueue, offset: int, message: Stored
@@ -472,6 +484,8 @@ class Ledger(Follower):
             self._disk_faults[event.target].append([event.at_us, _NO_END_US])
         if event.kind in _CUTS:
             self.network_cuts_us.append([event.at_us, _NO_END_US])
+        if event.kind == FaultKind.LYING_SLAVE.value:
+            self._lies_us[event.target].append([event.at_us, _NO_END_US])
 
     @on(FaultEnded)
     def _fault_ended(self, event: FaultEnded) -> None:
@@ -480,6 +494,8 @@ class Ledger(Follower):
             _end_first(self._disk_faults[event.target], event.at_us)
         if event.kind in _CUTS:
             _end_first(self.network_cuts_us, event.at_us)
+        if event.kind == FaultKind.LYING_SLAVE.value:
+            _end_first(self._lies_us[event.target], event.at_us)
 
 
 def _end_first(faults: list[list[int]], at_us: int) -> None:

@@ -241,15 +241,33 @@ def _with_replicas(plan: Plan) -> Plan:
     faults = (*plan.faults, *found.faults)
     if found.promotes:
         # Consumers find what two masters have in common by times, and clocks have to agree. And no
-        # operator promotes a slave that has just got a new disk: it has neither log nor topics.
-        left_out = (FaultKind.CLOCK_JUMP, FaultKind.NEW_DISK)
+        # operator promotes a slave that has just got a new disk: it has neither log nor topics. A
+        # master without room would delete messages that nobody has consumed.
+        left_out = (FaultKind.CLOCK_JUMP, FaultKind.NEW_DISK, FaultKind.CROWDED_SLAVE)
         faults = tuple(fault for fault in faults if fault.kind not in left_out)
+    if any(fault.kind is FaultKind.CROWDED_SLAVE for fault in faults):
+        plan = _with_small_files(plan)
     return replace(
         plan,
         replicas=found,
+        nameservers=found.nameservers or plan.nameservers,
         settings={**plan.settings, **found.settings},
         faults=in_order(faults),
     )
+
+
+def _with_small_files(plan: Plan) -> Plan:
+    """Let messages fill several files of the log: only whole ones can be deleted.
+
+    For that, `_with_bursts` adds more of them.
+    """
+    smallest = {"mappedFileSizeCommitLog": "73728", "maxMessageSize": "4096"}
+    producers = {
+        # Larger ones are compressed.
+        name: tuple(replace(send, size=4000) for send in sends)
+        for name, sends in plan.producers.items()
+    }
+    return replace(plan, settings={**plan.settings, **smallest}, producers=producers)
 
 
 def _with_transactions(plan: Plan) -> Plan:
@@ -295,12 +313,14 @@ def _with_bursts(plan: Plan) -> Plan:
     draw from their own random numbers, so that everything else stays the same.
     """
     chance = Random(f"bursts of {plan.seed}")  # noqa: S311 - the same in every run
-    if chance.random() >= _BURSTS_SHARE:
+    fills_files = any(fault.kind is FaultKind.CROWDED_SLAVE for fault in plan.faults)
+    if chance.random() >= _BURSTS_SHARE and not fills_files:
         return plan
+    share = 1.0 if fills_files else _BURST_SHARE
     producers = {
         name: tuple(
             replace(send, beside=_beside(chance, send.keys[0]))
-            if send.mode in _BURST_MODES and chance.random() < _BURST_SHARE
+            if send.mode in _BURST_MODES and chance.random() < share
             else send
             for send in sends
         )

@@ -6,12 +6,20 @@ from dataclasses import dataclass, field
 
 from turbopump.broker.broker import Broker
 from turbopump.broker.replication.copying import first_difference
+from turbopump.broker.replication.master import Slaves
 from turbopump.broker.replication.roles import RoleRecord
 from turbopump.broker.replication.slave import MasterConnection
 from turbopump.message import MessageQueue, PhysicalOffset
 from turbopump.net.network import address_text
 from turbopump.store.store import Store
-from turbopump.testing.simulate.events import LogsCompared, ReplicaHolds, Replicated, StaleWrite
+from turbopump.testing.simulate.events import (
+    Contested,
+    LogsCompared,
+    ReplicaHolds,
+    Replicated,
+    StaleWrite,
+    Unexpected,
+)
 from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.roles import is_ready
 from turbopump.testing.simulate.store_contents import (
@@ -32,7 +40,8 @@ class _Seen:
     slave: Slave
     broker: Broker
     cut_bytes: int
-    """How much of its log it has truncated."""
+    """How much of its log it has truncated; and where it begins."""
+    begin: PhysicalOffset
     end: PhysicalOffset
     ends: dict[MessageQueue, int] = field(default_factory=dict)
     master: Broker | None = None
@@ -62,6 +71,8 @@ class ReplicaObserver:
         self._world = world
         self._seen: dict[str, _Seen] = {}
         self._stale: dict[str, _Stale] = {}
+        self._fenced: set[tuple[str, int]] = set()
+        """Machines that were fenced, and the epochs that they were fenced with."""
 
     def look(self) -> None:
         """Inspect all running slaves."""
@@ -71,16 +82,19 @@ class ReplicaObserver:
                 continue
             self._look_at(slave, broker)
         self._note_last_copies()
+        self._count_waits()
         if self._world.plan.replicas.promotes:
             self._look_for_stale_writes()
+            self._look_for_two_masters()
 
     def _look_at(self, slave: Slave, broker: Broker) -> None:
         seen, cut_bytes = self._seen.get(slave.name), _cut_bytes(broker)
         is_start = seen is None or seen.broker is not broker
-        if seen is None or is_start or seen.cut_bytes != cut_bytes:
+        begin = broker.store.min_offset
+        if seen is None or is_start or (seen.cut_bytes, seen.begin) != (cut_bytes, begin):
             contents = contents_of(broker.store, slave.master, self._world.damaged)
             end, ends = broker.store.readable_end, ends_of(contents)
-            seen = _Seen(slave, broker, cut_bytes, end, ends)
+            seen = _Seen(slave, broker, cut_bytes, begin, end, ends)
             self._seen[slave.name] = seen
             # Its log may be truncated before it is promoted, if it ever is.
             self._world.abandoned.pop(slave.name, None)
@@ -88,6 +102,17 @@ class ReplicaObserver:
             self._world.history.add(ReplicaHolds(now_us, slave.name, contents, is_start, followed))
         self._note_messages(seen)
         self._compare_reported(slave, seen)
+
+    def _count_waits(self) -> None:
+        """Report waits for slaves that have ended, with their sends or with a report."""
+        for name, broker in self._world.masters_seen.items():
+            waits, sends = broker.replication.slaves.waiting, len(broker.path.durability)
+            if waits > sends:
+                text = f"waits for slaves outlive their sends: {waits} for {sends} of {name}"
+                self._world.history.add(Unexpected(self._world.now_us, text))
+            if _is_overdue(broker.replication.slaves):
+                text = f"sends wait for slaves of {name} that have reported them"
+                self._world.history.add(Unexpected(self._world.now_us, text))
 
     def _followed(self, slave: Broker) -> str:
         """Return the machine that a slave follows; empty if it knows none."""
@@ -139,6 +164,32 @@ class ReplicaObserver:
             text = _difference(master, copy, PhysicalOffset(0), end)
             self._world.history.add(LogsCompared(self._world.now_us, slave.name, text))
 
+    # --- promotions -------------------------------------------------------------------------------
+
+    def _look_for_two_masters(self) -> None:
+        """Record masters that accept writes with the same epoch, and fencing without a majority."""
+        accepting: dict[tuple[str, int], str] = {}
+        for name, machine, broker in self._world.roles.masters_then:
+            mastership = broker._mastership  # noqa: SLF001 - also while it accepts writes
+            epoch = mastership.record.epoch
+            if mastership.was_replaced:
+                self._look_at_fencing(name, machine, epoch)
+            elif broker.path.writer.suspension is None and epoch:
+                other = accepting.setdefault((name, epoch), machine)
+                if other != machine:
+                    text = f"accepts writes with epoch {epoch}, as {other} does"
+                    self._world.history.add(Contested(self._world.now_us, machine, text))
+
+    def _look_at_fencing(self, name: str, machine: str, epoch: int) -> None:
+        if (machine, epoch) in self._fenced:
+            return
+        self._fenced.add((machine, epoch))
+        claims = self._world.claims(name)
+        having = sum(claim is not None and claim.epoch >= epoch for claim in claims)
+        if having <= len(claims) // 2:
+            text = f"fenced with epoch {epoch}, which {having} of {len(claims)} name servers have"
+            self._world.history.add(Contested(self._world.now_us, machine, text))
+
     # --- replaced masters -------------------------------------------------------------------------
 
     def _look_for_stale_writes(self) -> None:
@@ -182,6 +233,12 @@ def _must_know(before: _Stale, seen: _Stale, promoted_us: int) -> str:
 def _cut_bytes(slave: Broker) -> int:
     follower = slave.replication.follower
     return 0 if follower is None else follower._cut_bytes  # noqa: SLF001 - without a whole status at every look
+
+
+def _is_overdue(slaves: Slaves) -> bool:
+    """Whether anything waits for what a slave has reported."""
+    confirmed, waiting = slaves._confirmed, slaves._waiting  # noqa: SLF001 - nobody else can see it
+    return any(end <= confirmed and number in waiting for end, number in slaves._order)  # noqa: SLF001
 
 
 def _is_readable(broker: Broker) -> bool:

@@ -31,6 +31,8 @@ _AWAY_S = (1.0, 15.0, 40.0)
 
 _PROMOTED_SHARE = 0.4
 """The share of the runs with slaves and faults."""
+_CONTESTED_SHARE = 0.5
+"""The share of the runs with promotions."""
 _LOSSES = (
     None,
     FaultKind.KILL_BROKER,
@@ -40,6 +42,18 @@ _LOSSES = (
     FaultKind.FREEZE,
 )
 """Why a slave is promoted; None is a switch-over."""
+
+
+_ODD_SHARE = 0.35
+"""The share of the runs with slaves and faults."""
+_ODD_S = {
+    # Retention begins a minute after the start of a broker.
+    FaultKind.CROWDED_SLAVE: (75.0, 100.0),
+    FaultKind.MUTE_SLAVE: (1.0, 8.0, 40.0),
+    FaultKind.LYING_SLAVE: (1.0, 8.0, 40.0),
+}
+_LATE_SHARE = 0.3
+"""The share of the runs with slaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,8 @@ class ReplicaPlan:
     faults: tuple[Fault, ...] = ()
     promotes: bool = False
     """Whether slaves are promoted."""
+    nameservers: int | None = None
+    """How many name servers there are; with None, as many as without slaves."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,10 +128,66 @@ def planned_replicas(
     recent_bytes = chance.choice((1, 5000, None))
     if is_calm:
         return ReplicaPlan(slaves, is_sync_master, settings, recent_bytes)
-    faults, promotions = _faults(chance, slaves, load_s), _promotions(seed, brokers, load_s)
-    return ReplicaPlan(
-        slaves, is_sync_master, settings, recent_bytes, (*faults, *promotions), bool(promotions)
+    promotions, odd = _promotions(seed, brokers, load_s), _odd_slaves(seed, brokers, slaves, load_s)
+    faults = (*_faults(chance, slaves, load_s), *promotions, *odd)
+    made = ReplicaPlan(slaves, is_sync_master, settings, recent_bytes, faults, bool(promotions))
+    is_odd = any(fault.kind is not FaultKind.LATE_NOTICES for fault in odd)
+    return _contested(seed, brokers, load_s, made) if made.promotes and not is_odd else made
+
+
+def _contested(
+    seed: int, brokers: tuple[str, ...], load_s: float, plan: ReplicaPlan
+) -> ReplicaPlan:
+    """Add a second operator, a second slave, and name servers that refuse writes meanwhile.
+
+    In the runs that the seed decides on, with their own random numbers.
+    """
+    chance = Random(f"contested promotions of {seed}")  # noqa: S311 - the same in every run
+    if chance.random() >= _CONTESTED_SHARE:
+        return plan
+    nameservers = chance.choice((1, 3, 3))
+    found = []
+    for _ in range(chance.choice((1, 2))):
+        kind = chance.choice((FaultKind.PROMOTE, FaultKind.PROMOTE_TWO, FaultKind.PROMOTE_TWO))
+        promotion = planned_fault(chance, kind, chance.choice(brokers), "", load_s)
+        found.append(promotion)
+        servers = [f"ns{number}" for number in range(nameservers)]
+        for server in chance.sample(servers, chance.randint(0, nameservers)):
+            kind = chance.choice((FaultKind.FULL_DISK, FaultKind.FAIL_WRITES, FaultKind.STALL_DISK))
+            refusal = planned_fault(chance, kind, server, "", load_s)
+            at_s = promotion.at_s - chance.choice((0.0, 0.01, 0.1, 2.0))
+            found.append(replace(refusal, at_s=max(0.0, at_s)))
+    slaves = tuple(
+        Slave(f"{master}-{number}", master, number) for master in brokers for number in (1, 2)
     )
+    return replace(plan, slaves=slaves, faults=(*plan.faults, *found), nameservers=nameservers)
+
+
+def _odd_slaves(
+    seed: int, brokers: tuple[str, ...], slaves: tuple[Slave, ...], load_s: float
+) -> tuple[Fault, ...]:
+    """Choose slaves without room for the log, and peers that follow without storing anything.
+
+    Uses its own random numbers: runs without them stay the same.
+    """
+    chance = Random(f"odd slaves of {seed}")  # noqa: S311 - the same in every run
+    found = []
+    if chance.random() < _LATE_SHARE:
+        kind = FaultKind.LATE_NOTICES
+        found.append(replace(planned_fault(chance, kind, "", "", load_s, (load_s,)), at_s=0))
+    if chance.random() >= _ODD_SHARE:
+        return tuple(found)
+    for _ in range(chance.choice((1, 1, 2))):
+        kind = chance.choice(tuple(_ODD_S))
+        is_own = kind is FaultKind.CROWDED_SLAVE
+        target = chance.choice(slaves).name if is_own else chance.choice(brokers)
+        fault = planned_fault(chance, kind, target, "", load_s, _ODD_S[kind])
+        found.append(fault)
+        if not is_own:
+            # While its own slaves are there, nothing depends on the other one.
+            away = [slave.name for slave in slaves if slave.master == target]
+            found += [replace(fault, kind=FaultKind.KILL_BROKER, target=name) for name in away]
+    return tuple(found)
 
 
 def _promotions(seed: int, brokers: tuple[str, ...], load_s: float) -> tuple[Fault, ...]:

@@ -40,6 +40,7 @@ from turbopump.testing.simulate.plan import Plan
 from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.roles import Roles, is_ready
 from turbopump.testing.simulate.store_contents import Contents, contents_of, differences
+from turbopump.wire.mastership import CLAIMS_NAMESPACE, MasterClaim, parse_claim
 
 OnDeath = Callable[[], object]
 
@@ -191,14 +192,27 @@ class World(Cluster):
 
     async def promote(self, broker: str) -> bool:
         """Promote the slave of a broker name that has most of the log; False if that fails."""
+        return await self._promote(broker, None)
+
+    async def promote_all(self, broker: str) -> bool:
+        """Promote each slave of a broker name at once; False if none is promoted."""
+        ids = [slave.broker_id for slave in self.slaves if slave.master == broker]
+        return any(await asyncio.gather(*(self._promote(broker, each) for each in ids)))
+
+    async def _promote(self, broker: str, broker_id: int | None) -> bool:
         role = "SYNC_MASTER" if self.plan.replicas.is_sync_master else "ASYNC_MASTER"
         async with Admin(session=self.session(request_timeout_ms=_PROMOTION_MS)) as admin:
             try:
-                node = await admin.clusters.promotable(broker)
+                node = await admin.clusters.promotable(broker, broker_id)
                 await admin.clusters.promote(node, role)
             except TurbopumpError:
                 return False
         return True
+
+    def claims(self, broker: str) -> list[MasterClaim | None]:
+        """Return the claim to a broker name that each name server has, running or not."""
+        tables = (server._kv for server in self.nameservers)  # noqa: SLF001 - also while a network is cut
+        return [parse_claim(table.value(CLAIMS_NAMESPACE, broker)) for table in tables]
 
     @property
     def now_us(self) -> int:
@@ -283,6 +297,12 @@ class World(Cluster):
             disk.fullness = _FULL
         else:
             disk.capacity_bytes = disk.used_bytes
+
+    def crowd_disk(self, machine: str, fullness: float) -> None:
+        """Leave no room for a slave's log either, so that retention would delete files."""
+        disk = self.disk_of(machine)
+        disk.roomy.clear()
+        disk.fullness = fullness
 
     def reads_succeeding(self) -> ExitStack:
         """Let no read of a broker's disk fail in a block, for inspection from outside."""

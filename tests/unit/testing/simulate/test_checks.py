@@ -696,6 +696,15 @@ def holds(at: float, *keys: str, is_start: bool = True) -> ReplicaHolds:
     return ReplicaHolds(s(at), "a-1", contents, is_start)
 
 
+@pytest.mark.parametrize(("sent_at", "is_excused"), [(1, True), (9, True), (20, False)])
+def test_a_master_cannot_know_that_a_slave_lies(sent_at: float, is_excused: bool) -> None:
+    lies = FaultKind.LYING_SLAVE.value
+    events = [up(0), FaultBegan(s(0), lies, "a"), *sent("m0", sent_at), FaultEnded(s(3), lies, "a")]
+    events.sort(key=lambda event: event.at_us)
+    found = violations(events, plan(replicas=SYNC_MASTER))
+    assert found == (set() if is_excused else {"acknowledged messages have a copy"})
+
+
 def slave_down(at: float, how: Down) -> BrokerDown:
     return BrokerDown(s(at), "a-1", how)
 

@@ -118,5 +118,9 @@ def test_seeds_cover_every_option() -> None:
 def test_slaves_change_nothing_else_that_a_seed_decides() -> None:
     for plan in map(planned, range(50)):
         others = [fault for fault in plan.faults if fault not in plan.replicas.faults]
-        assert all(fault.target not in plan.replicas.names for fault in others)
+        # Reads fail on any machine.
+        assert all(
+            fault.target not in plan.replicas.names or fault.kind is FaultKind.FAIL_READS
+            for fault in others
+        )
         assert not plan.replicas.faults or others

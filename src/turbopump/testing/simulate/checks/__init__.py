@@ -24,6 +24,7 @@ from turbopump.testing.simulate.checks.queues import (
 from turbopump.testing.simulate.checks.replicas import (
     AcknowledgedCopied,
     CopiesKept,
+    OneMaster,
     ReplacedMastersSilent,
     ReplicasAgree,
 )
@@ -41,6 +42,7 @@ def all_checks(ledger: Ledger) -> Sequence[Follower]:
         AcknowledgedCopied,
         ReplicasAgree,
         ReplacedMastersSilent,
+        OneMaster,
         ProducerOrder,
         DamageContained,
         EveryMessageEnds,

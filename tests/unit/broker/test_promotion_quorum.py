@@ -1,0 +1,274 @@
+"""What promotions need of name servers, and what two of them at once, or half of one, leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from promotable import NAME, PromotableBrokers, promotable_brokers
+from turbopump.broker.config import Role
+from turbopump.nameserver import handlers
+from turbopump.testing import virtual_loop, virtual_time, wait_until
+from turbopump.wire import headers
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, request
+from turbopump.wire.mastership import CLAIMS_NAMESPACE, FenceBroker, MasterClaim, parse_claim
+
+MASTER, SLAVE = (Role.ASYNC_MASTER, 0), (Role.SLAVE, 1)
+SUCCESS, REFUSED = ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE
+OLD = MasterClaim(epoch=1, token="a", master_address="10.0.0.1:10911", former_id=1)
+
+
+async def until_known(replicas: PromotableBrokers) -> None:
+    """Wait until the master has recorded that it has a slave."""
+    mastership = replicas.broker(0)._mastership
+    await wait_until(lambda: mastership.record.has_slaves and not mastership.saving.is_dirty)
+
+
+async def until_accepting(replicas: PromotableBrokers, number: int) -> None:
+    await wait_until(lambda: accepts(replicas, number), 60)
+
+
+def accepts(replicas: PromotableBrokers, number: int) -> bool:
+    """Whether a broker is a master that accepts writes."""
+    broker = replicas.broker(number)
+    is_master = broker._ready and not broker.config.identity.is_slave
+    return is_master and broker.path.writer.suspension is None
+
+
+async def can_send(replicas: PromotableBrokers, number: int) -> int:
+    return (await replicas.client(number).send()).code
+
+
+async def claim_at(replicas: PromotableBrokers, nameserver: int) -> MasterClaim | None:
+    """Return the claim that a name server has."""
+    command = request(
+        RequestCode.GET_KV_CONFIG, headers.KvKey(namespace=CLAIMS_NAMESPACE, key=NAME)
+    )
+    answer = await replicas.pool.request(f"10.0.1.{nameserver + 1}:9876", command, 3000)
+    return parse_claim(headers.KvValue.from_ext_fields(answer.ext_fields).value)
+
+
+async def put_claim(replicas: PromotableBrokers, nameserver: int, claim: MasterClaim) -> None:
+    value = claim.encode().decode()
+    entry = headers.KvEntry(namespace=CLAIMS_NAMESPACE, key=NAME, value=value)
+    command = request(RequestCode.PUT_KV_CONFIG, entry)
+    await replicas.pool.request(f"10.0.1.{nameserver + 1}:9876", command, 3000)
+
+
+# --- name servers that do not store the claim -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("nameservers", "full"), [(1, [0]), (3, [1, 2])])
+@virtual_time()
+async def test_full_name_servers_refuse_a_promotion_and_the_master_continues(
+    tmp_path: Path, nameservers: int, full: list[int]
+) -> None:
+    async with promotable_brokers(tmp_path, nameservers=nameservers) as replicas:
+        await until_known(replicas)
+        for number in full:
+            replicas.nameserver_disks[number].fail_writes()
+        answer = await replicas.promote(1)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        text = f"{nameservers - len(full)} of {nameservers} name servers store the claim"
+        assert text in (answer.remark or "")
+        assert "10.0.1.2:9876: " in (answer.remark or "") or nameservers == 1
+        assert "could not be written" in (answer.remark or "")
+        # Longer than masters take to notice a newer claim.
+        await asyncio.sleep(15)
+        assert (replicas.role(0), replicas.role(1)) == (MASTER, SLAVE)
+        assert await can_send(replicas, 0) == SUCCESS
+        for number in full:
+            replicas.nameserver_disks[number].heal()
+        assert (await replicas.promote(1)).code == SUCCESS
+        await until_accepting(replicas, 1)
+        assert await can_send(replicas, 0) == REFUSED
+
+
+@virtual_time()
+async def test_a_minority_of_name_servers_promotes_no_slave(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        await replicas.stop_nameserver(0)
+        await replicas.stop_nameserver(1)
+        answer = await replicas.promote(1)
+        assert "1 of 3 name servers store the claim" in (answer.remark or "")
+        assert "10.0.1.1:9876: does not answer" in (answer.remark or "")
+        assert await can_send(replicas, 0) == SUCCESS
+        await replicas.start_nameserver(0)
+        await asyncio.sleep(10)
+        assert (await replicas.promote(1)).code == SUCCESS
+        await until_accepting(replicas, 1)
+
+
+@virtual_time()
+async def test_a_stale_claim_on_one_of_three_does_not_stop_the_new_master(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        await replicas.crash(0)
+        await put_claim(replicas, 2, OLD)
+        replicas.nameserver_disks[2].fail_writes()
+        assert (await replicas.promote(1)).code == SUCCESS
+        await until_accepting(replicas, 1)
+        assert await claim_at(replicas, 2) == OLD
+
+
+@virtual_time()
+async def test_a_promoted_slave_waits_for_a_majority_that_has_its_own_claim(tmp_path: Path) -> None:
+    """Name servers whose disks are full when the promoted slave starts count for nothing."""
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        await replicas.crash(0)
+        assert (await replicas.promote(1)).code == SUCCESS
+        for number in (1, 2):
+            replicas.nameserver_disks[number].fail_writes()
+        await wait_until(lambda: replicas.role(1) == MASTER)
+        await asyncio.sleep(15)
+        assert await can_send(replicas, 1) == REFUSED
+        replicas.nameserver_disks[1].heal()
+        await until_accepting(replicas, 1)
+
+
+@virtual_time()
+async def test_a_slave_whose_own_disk_is_full_fences_no_master(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        replicas.disks[1].fail_writes()
+        answer = await replicas.promote(1)
+        assert "brokerRole.json could not be written" in (answer.remark or "")
+        assert await can_send(replicas, 0) == SUCCESS
+        assert await claim_at(replicas, 0) is None
+        replicas.disks[1].heal()
+
+
+# --- two promotions -------------------------------------------------------------------------------
+
+
+def as_apache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let name servers ignore what Turbopump adds to requests, as Apache's do."""
+
+    def ignoring(handler: Callable[..., Any]) -> Callable[..., Any]:
+        def ignore(kv: Any, asked: Command, peer: Any) -> Any:
+            own = ("compare", "expected")
+            fields = {k: v for k, v in (asked.ext_fields or {}).items() if k not in own}
+            return handler(kv, replace(asked, ext_fields=fields), peer)
+
+        return ignore
+
+    for name in ("_put_kv", "_get_kv"):
+        monkeypatch.setattr(handlers, name, ignoring(getattr(handlers, name)))
+
+
+@pytest.mark.parametrize("is_apache", [False, True], ids=["turbopump", "apache"])
+@pytest.mark.parametrize("nameservers", [1, 3])
+@virtual_time()
+async def test_two_promotions_at_once_leave_at_most_one_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameservers: int, is_apache: bool
+) -> None:
+    if is_apache:
+        as_apache(monkeypatch)
+    async with promotable_brokers(tmp_path, slaves=2, nameservers=nameservers) as replicas:
+        await until_known(replicas)
+        answers = await asyncio.gather(replicas.promote(1), replicas.promote(2))
+        done = [number for number, answer in enumerate(answers, 1) if answer.code == SUCCESS]
+        remarks = [answer.remark or "" for answer in answers if answer.code != SUCCESS]
+        assert all("another promotion is under way" in remark for remark in remarks)
+        assert len(done) == 1
+        seen = []
+        for _ in range(400):
+            await asyncio.sleep(0.1)
+            seen.append([number for number in range(3) if accepts(replicas, number)])
+        assert all(len(numbers) <= 1 for numbers in seen)
+        assert seen[-1] == done
+
+
+@virtual_time()
+async def test_name_servers_that_cannot_compare_delay_a_promotion_but_not_the_old_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_apache(monkeypatch)
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        begin_s = virtual_loop().time()
+        promotion = asyncio.ensure_future(replicas.promote(1))
+        await asyncio.sleep(6)
+        assert await can_send(replicas, 0) == SUCCESS
+        assert (await promotion).code == SUCCESS
+        assert virtual_loop().time() - begin_s >= 7
+        await until_accepting(replicas, 1)
+        assert virtual_loop().time() - begin_s >= 14
+
+
+# --- promotions that end half way -----------------------------------------------------------------
+
+
+@virtual_time()
+async def test_a_slave_that_crashes_after_its_claim_leaves_the_master_alone(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await replicas.broker(1)._mastership.claim(replicas.broker(1).address, 1)
+        await replicas.crash(1)
+        assert await claim_at(replicas, 0) is not None
+        await asyncio.sleep(15)
+        assert await can_send(replicas, 0) == SUCCESS
+        # The claim may be of a promotion that goes on, so a master that starts waits for it.
+        await replicas.stop(0)
+        await replicas.start(0)
+        assert await can_send(replicas, 0) == REFUSED
+        await asyncio.sleep(35)
+        assert await can_send(replicas, 0) == SUCCESS
+        # The operator tries again.
+        await replicas.start(1)
+        assert (await replicas.promote(1)).code == SUCCESS
+        await until_accepting(replicas, 1)
+        assert await can_send(replicas, 0) == REFUSED
+
+
+@virtual_time()
+async def test_a_claim_that_could_not_be_withdrawn_is_removed_by_the_master(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        await put_claim(replicas, 1, replace(OLD, pending=True))
+        await asyncio.sleep(50)
+        left = await claim_at(replicas, 1)
+        assert left is None or not left.epoch
+        assert await can_send(replicas, 0) == SUCCESS
+
+
+@virtual_time()
+async def test_a_second_promotion_repairs_one_that_ended_after_the_fencing(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        claim, _ = await replicas.broker(1)._mastership.claim(replicas.broker(1).address, 1)
+        fence = await replicas.client(0).ask(RequestCode.FENCE_BROKER, FenceBroker.of(claim))
+        assert fence.code == SUCCESS
+        await replicas.crash(1)
+        await wait_until(lambda: replicas.role(0) == SLAVE)
+        await asyncio.sleep(60)
+        assert await can_send(replicas, 0) == REFUSED
+        # Either of the two; here the one that is left.
+        assert (await replicas.promote(0)).code == SUCCESS
+        await until_accepting(replicas, 0)
+        await replicas.start(1)
+        await wait_until(lambda: replicas.role(1) == SLAVE)
+
+
+@virtual_time()
+async def test_a_promoted_slave_that_is_fenced_before_it_starts_is_a_slave(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        replicas.broker(1).replica.roles.restart = lambda: None
+        assert (await replicas.promote(1)).code == SUCCESS
+        newer = FenceBroker(epoch=2, token="b", master_address="10.0.0.3:10911", former_id=2)
+        older = replace(newer, epoch=1, token="")
+        for header, code in ((older, ResponseCode.SYSTEM_ERROR), (newer, SUCCESS)):
+            answer = await replicas.client(1).ask(RequestCode.FENCE_BROKER, header)
+            assert answer.code == code
+        await replicas.stop(1)
+        await replicas.start(1)
+        assert replicas.role(1) == (Role.SLAVE, 2)

@@ -1,0 +1,71 @@
+"""Consumers of many queues whose broker answers after 40 ms: nothing is asked queue by queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from clusters import Cluster, cluster
+from consumers import Seen, consuming
+from turbopump.admin import Admin
+from turbopump.client.lite_pull_consumer import LitePullConsumer
+from turbopump.client.producer import Producer
+from turbopump.message import Message, MessageQueue
+from turbopump.testing import LinkQuality, virtual_time, wait_until
+
+QUEUES = 256
+FAR = LinkQuality(latency_ms=20, jitter_ms=0, cut_chance=0)
+FEW_ROUND_TRIPS_S = 1.0
+"""25 of them; one for each queue would take more than 10 s."""
+
+
+@asynccontextmanager
+async def far(directory: Path) -> AsyncIterator[Cluster]:
+    """Run a cluster with a topic of many queues, and move it away."""
+    async with cluster(directory) as world:
+        async with Admin(session=world.session("10.0.9.9")) as admin:
+            await admin.topics.create("T", queues=QUEUES)
+        world.network.quality = FAR
+        yield world
+
+
+async def fill(world: Cluster) -> None:
+    """Send one message to each queue."""
+    async with Producer("pg", session=world.session("10.0.9.8")) as producer:
+        queues = (MessageQueue("T", "a", number) for number in range(QUEUES))
+        await asyncio.gather(*(producer.send(Message("T", b"x"), to=queue) for queue in queues))
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@virtual_time()
+async def test_a_push_consumer_starts_and_resumes_in_a_few_round_trips(tmp_path: Path) -> None:
+    async with far(tmp_path) as world:
+        for expected in (QUEUES, 2 * QUEUES):
+            seen, start_s = Seen(), now_s()
+            async with consuming(world, seen, start_from="last"):
+                assert now_s() - start_s < FEW_ROUND_TRIPS_S
+                # The second time, there are messages that arrived while no consumer was running.
+                await fill(world)
+                await wait_until(lambda: seen.count == expected)  # noqa: B023
+            await fill(world)
+
+
+@virtual_time()
+async def test_a_lite_pull_consumer_starts_and_resumes_in_a_few_round_trips(tmp_path: Path) -> None:
+    async with far(tmp_path) as world:
+        await fill(world)
+        for _ in range(2):
+            start_s, count = now_s(), 0
+            session = world.session("10.0.1.1")
+            async with LitePullConsumer(
+                "g", session=session, subscriptions={"T": "*"}, start_from="first"
+            ) as consumer:
+                while count < QUEUES:
+                    count += len(await consumer.poll())
+                assert now_s() - start_s < FEW_ROUND_TRIPS_S
+            await fill(world)
