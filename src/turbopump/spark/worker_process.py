@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import sys
 import traceback
+import weakref
 from itertools import count
 from types import ModuleType
 from typing import Any
-
-from pyspark import TaskContext
 
 _DAEMON = "pyspark.daemon"
 _IS_USED_AGAIN = "SPARK_REUSE_WORKER"
@@ -18,40 +18,35 @@ _IS_USED_AGAIN = "SPARK_REUSE_WORKER"
 
 
 class _QuietTraceback(ModuleType):
-    """The module ``traceback``, except that it does not print broken pipes of one task."""
+    """The module ``traceback``, except that it does not print broken pipes of one call."""
 
-    def __init__(self, task: int) -> None:
+    def __init__(self, results: object) -> None:
         super().__init__(traceback.__name__)
-        self._task = task
+        self._results = weakref.ref(results)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(traceback, name)
 
+    def is_of(self, results: object) -> bool:
+        return self._results() is results
+
     def print_exc(self) -> None:
         is_closed = isinstance(sys.exception(), BrokenPipeError | ConnectionResetError)
-        # PySpark forgets the task before it sends its last rows.
-        if not (is_closed and _running_task() in (None, self._task)):
+        # The daemon opens another file for the next call.
+        if not is_closed or self._results() is None:
             traceback.print_exc()
 
 
-def _end_quietly() -> None:
-    """Let a worker that PySpark's daemon has forked exit silently if Spark closes its socket now.
-
-    `show`, `limit` and the end of a session close the sockets of workers that still have rows. The
-    daemon then prints the traceback of a BrokenPipeError, as if a query had failed. No setting of
-    Spark prevents that, and sessions need not be ours. Tasks that do not use this package, which
-    the same worker may run next, keep their tracebacks.
-    """
-    main, task = sys.modules["__main__"], _running_task()
-    spec = getattr(main, "__spec__", None)
-    if task is not None and spec is not None and spec.name == _DAEMON:
-        main.traceback = _QuietTraceback(task)  # type: ignore[attr-defined]
-
-
-def _running_task() -> int | None:
-    """Return the id of the task that this process runs for Spark."""
-    context = TaskContext.get()
-    return None if context is None else context.taskAttemptId()
+def _results_of_call() -> object | None:
+    """Return the file that the daemon's ``worker`` sends the results of this call to."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "worker":
+            spec = frame.f_globals.get("__spec__")
+            if spec is not None and spec.name == _DAEMON:
+                return frame.f_locals.get("outfile")
+        frame = frame.f_back
+    return None
 
 
 _calls = count(1)
@@ -60,14 +55,27 @@ _calls = count(1)
 def begin_call() -> None:
     """Prepare for a call; to be called first whenever Spark calls this process.
 
-    Objects that outlived its first call are excluded from garbage collection. A worker that Spark
-    reuses collects garbage after each task and each call for the driver. With pandas, Arrow and
-    this package imported, there are some 80,000 objects to scan, none of which is ever freed: 20 to
-    40 ms, more than many micro-batches take.
+    Only processes that PySpark's daemon has forked are prepared; others run one call, or many of
+    one query.
 
-    When the second call starts, Spark has collected the garbage of the first: modules and their
-    state are left. Only those of them that later become cyclic garbage are never freed.
+    Broken pipes: `show`, `limit` and the end of a session close the sockets of workers that still
+    have rows, and Spark's driver closes those of its workers when it has the result, which may be
+    before they are done. The daemon then prints the traceback of a BrokenPipeError, as if a query
+    had failed. No setting of Spark prevents that, and sessions need not be ours. Calls that do not
+    use this package, which the same worker may run next, keep their tracebacks.
+
+    Garbage: objects that outlived its first call are excluded from garbage collection. A worker
+    that Spark reuses collects garbage after each task and each call for the driver. With pandas,
+    Arrow and this package imported, there are some 80,000 objects to scan, none of which is ever
+    freed: 20 to 40 ms, more than many micro-batches take. When the second call starts, Spark has
+    collected the garbage of the first: modules and their state are left. Only those of them that
+    later become cyclic garbage are never freed.
     """
-    _end_quietly()
+    results = _results_of_call()
+    main = sys.modules["__main__"]
+    found = getattr(main, "traceback", None)
+    if results is None or (isinstance(found, _QuietTraceback) and found.is_of(results)):
+        return
+    main.traceback = _QuietTraceback(results)  # type: ignore[attr-defined]
     if os.environ.get(_IS_USED_AGAIN) and next(_calls) == 2:
         gc.freeze()

@@ -31,6 +31,7 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        begin_call()
         return FORMAT
 
     @needs_packages(FORMAT)
