@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import socket
 import sys
 import traceback
 import weakref
+from collections.abc import Callable
+from functools import wraps
 from itertools import count
 from types import ModuleType
 from typing import Any
@@ -15,6 +18,9 @@ from typing import Any
 _DAEMON = "pyspark.daemon"
 _IS_USED_AGAIN = "SPARK_REUSE_WORKER"
 """Set by Spark in the environment of workers that it reuses, and of no other process."""
+
+_CLOSED = 1
+"""Anything but 0 ends the process."""
 
 
 class _QuietTraceback(ModuleType):
@@ -49,6 +55,25 @@ def _results_of_call() -> object | None:
     return None
 
 
+def _unless_closed(
+    worker: Callable[[socket.socket, bool], int],
+) -> Callable[[socket.socket, bool], int]:
+    """Let the daemon's ``worker`` end if Spark closes the socket instead of sending a call.
+
+    It would send Spark an error about that, and fail.
+    """
+
+    @wraps(worker)
+    def run_if_called(sock: socket.socket, authenticated: bool) -> int:
+        try:
+            is_called = sock.recv(1, socket.MSG_PEEK) != b""
+        except ConnectionResetError:
+            is_called = False
+        return worker(sock, authenticated) if is_called else _CLOSED
+
+    return run_if_called
+
+
 _calls = count(1)
 
 
@@ -59,10 +84,9 @@ def begin_call() -> None:
     one query.
 
     Broken pipes: `show`, `limit` and the end of a session close the sockets of workers that still
-    have rows, and Spark's driver closes those of its workers when it has the result, which may be
-    before they are done. The daemon then prints the traceback of a BrokenPipeError, as if a query
-    had failed. No setting of Spark prevents that, and sessions need not be ours. Calls that do not
-    use this package, which the same worker may run next, keep their tracebacks.
+    have rows, or wait for a call. The daemon then prints the traceback of a BrokenPipeError, as if
+    a query had failed. No setting of Spark prevents that, and sessions need not be ours. Calls that
+    do not use this package, which the same worker may run next, keep their tracebacks.
 
     Garbage: objects that outlived its first call are excluded from garbage collection. A worker
     that Spark reuses collects garbage after each task and each call for the driver. With pandas,
@@ -72,10 +96,13 @@ def begin_call() -> None:
     later become cyclic garbage are never freed.
     """
     results = _results_of_call()
-    main = sys.modules["__main__"]
-    found = getattr(main, "traceback", None)
-    if results is None or (isinstance(found, _QuietTraceback) and found.is_of(results)):
+    if results is None:
         return
-    main.traceback = _QuietTraceback(results)  # type: ignore[attr-defined]
+    daemon: Any = sys.modules["__main__"]
+    if not isinstance(daemon.traceback, _QuietTraceback):
+        daemon.worker = _unless_closed(daemon.worker)
+    elif daemon.traceback.is_of(results):
+        return
+    daemon.traceback = _QuietTraceback(results)
     if os.environ.get(_IS_USED_AGAIN) and next(_calls) == 2:
         gc.freeze()

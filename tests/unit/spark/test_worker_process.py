@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import socket
 import sys
 import textwrap
 import traceback
@@ -24,21 +25,22 @@ from turbopump.spark.worker_process import begin_call
 DAEMON = textwrap.dedent("""
     import traceback
 
-    def worker(open_file, call):
-        outfile = open_file()
-        call()
+    def worker(sock, authenticated):
+        outfile = sock.open()
+        sock.call()
         outfile.flush()
+        return 0
 
-    def manager(open_file, call):
+    def manager(sock):
         try:
-            worker(open_file, call)
+            return worker(sock, True)
         except BaseException:
             traceback.print_exc()
 """)
 """How the daemon runs one call in a worker that it has forked."""
 
 
-class ClosedSocket(BytesIO):
+class ClosedFile(BytesIO):
     """A file whose last rows cannot be sent."""
 
     error: Exception = BrokenPipeError(32, "Broken pipe")
@@ -47,12 +49,39 @@ class ClosedSocket(BytesIO):
         raise self.error
 
 
-class ResetSocket(ClosedSocket):
+class ResetFile(ClosedFile):
     error = ConnectionResetError()
 
 
-class FailingFile(ClosedSocket):
+class FailingFile(ClosedFile):
     error = ValueError(7)
+
+
+class Called:
+    """A socket on which Spark sends one call."""
+
+    def __init__(self, call: Callable[[], object], file: type[BytesIO] = BytesIO) -> None:
+        self.call = call
+        self.open = file
+
+    def recv(self, size: int, flags: int) -> bytes:
+        assert flags == socket.MSG_PEEK
+        return b"call"[:size]
+
+
+class ClosedByPeer(Called):
+    """A socket that Spark closes before it sends a call."""
+
+    def __init__(self) -> None:
+        super().__init__(begin_call, FailingFile)
+
+    def recv(self, size: int, flags: int) -> bytes:
+        return b""
+
+
+class ResetByPeer(ClosedByPeer):
+    def recv(self, size: int, flags: int) -> bytes:
+        raise ConnectionResetError
 
 
 def main_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -82,10 +111,10 @@ def test_only_a_closed_socket_is_not_worth_a_traceback(
     daemon: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        daemon.manager(ClosedSocket, begin_call)
-        daemon.manager(ResetSocket, begin_call)
+        daemon.manager(Called(begin_call, ClosedFile))
+        daemon.manager(Called(begin_call, ResetFile))
         assert capsys.readouterr().err == ""
-        daemon.manager(FailingFile, begin_call)
+        daemon.manager(Called(begin_call, FailingFile))
         assert "ValueError: 7" in capsys.readouterr().err
         assert daemon.traceback.format_exc is traceback.format_exc
 
@@ -94,7 +123,17 @@ def test_only_a_closed_socket_is_not_worth_a_traceback(
 def test_lookups_of_the_formats_end_quietly(
     call: Callable[[], object], daemon: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon.manager(ClosedSocket, call)
+    daemon.manager(Called(call, ClosedFile))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("closed", [ClosedByPeer, ResetByPeer])
+def test_a_worker_that_waits_for_a_call_ends_when_its_socket_is_closed(
+    closed: type[ClosedByPeer], daemon: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert daemon.manager(Called(begin_call)) == 0
+    assert daemon.manager(Called(do_nothing)) == 0
+    assert daemon.manager(closed()) != 0
     assert capsys.readouterr().err == ""
 
 
@@ -103,16 +142,16 @@ def test_other_calls_of_the_worker_keep_their_tracebacks(
     call: Callable[[], object], daemon: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        daemon.manager(ClosedSocket, call)
+        daemon.manager(Called(call, ClosedFile))
         assert "BrokenPipeError" in capsys.readouterr().err
-        daemon.manager(BytesIO, begin_call)
+        daemon.manager(Called(begin_call))
 
 
 def test_other_programs_keep_their_tracebacks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main = main_module("turbopump", monkeypatch)
-    main.manager(ClosedSocket, begin_call)
+    main.manager(Called(begin_call, ClosedFile))
     assert "BrokenPipeError" in capsys.readouterr().err
     assert main.traceback is traceback
 
@@ -138,12 +177,12 @@ def test_the_second_call_freezes_existing_objects(
     monkeypatch: pytest.MonkeyPatch, daemon: ModuleType, nothing_frozen: None
 ) -> None:
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
-    daemon.manager(BytesIO, begin_twice)
+    daemon.manager(Called(begin_twice))
     assert gc.get_freeze_count() == 0
-    daemon.manager(BytesIO, begin_call)
+    daemon.manager(Called(begin_call))
     there = gc.get_freeze_count()
     assert there > 1000
-    daemon.manager(BytesIO, begin_call)
+    daemon.manager(Called(begin_call))
     assert gc.get_freeze_count() <= there
 
 
@@ -152,5 +191,5 @@ def test_processes_that_are_not_reused_freeze_nothing(
 ) -> None:
     monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
     for _ in range(3):
-        daemon.manager(BytesIO, begin_call)
+        daemon.manager(Called(begin_call))
     assert gc.get_freeze_count() == 0
