@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from store_work import sync_log
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig
 from turbopump.broker.durability import Durability
@@ -62,7 +63,7 @@ class StuckDisk:
 
     def flush(self, store: Store) -> None:
         """Force written data to disk, and notify all waiters."""
-        store._log.sync()
+        sync_log(store)
         self.flushes[-1].set_result(None)
 
 

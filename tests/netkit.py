@@ -9,7 +9,7 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -38,6 +38,11 @@ SMALL = ConnectionLimits(
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 """Runs a coroutine to completion on one of the event loops; from the fixture ``run_on_loop``."""
+
+
+def in_flight(connection: Connection) -> Collection[int]:
+    """Return the requests that wait for a response."""
+    return connection._protocol.in_flight
 
 
 def echo(request: Command, peer: Connection) -> Command:

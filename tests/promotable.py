@@ -10,6 +10,7 @@ from brokers import Client, config_at
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig, RegistrationConfig, Role
 from turbopump.broker.replicated import ReplicatedBroker
+from turbopump.broker.replication.mastership import Mastership
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.pool import ConnectionPool
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine
@@ -22,6 +23,11 @@ from turbopump.wire.mastership import PromoteBroker
 NAME = "broker-a"
 CLIENT_HOST = "10.0.0.9"
 TIMEOUT_MS = 20_000
+
+
+def mastership_of(broker: Broker) -> Mastership:
+    """Return what a broker knows of its role."""
+    return broker._mastership
 
 
 class PromotableBrokers:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netkit import ECHO, FAIL, NEVER, SLOW, SMALL, RawPeer, world
+from netkit import ECHO, FAIL, NEVER, SLOW, SMALL, RawPeer, in_flight, world
 from turbopump.net.connection import Connection
 from turbopump.net.router import Router
 from turbopump.testing import LinkQuality, run_virtual, virtual_time, wait_until
@@ -142,7 +142,7 @@ def test_no_stream_of_bytes_harms_a_client(stream: bytes, seed: int) -> None:
             await asyncio.wait([call])
             connection.abort("done")
             await connection.wait_closed()
-            assert len(connection._protocol.in_flight) == 0
+            assert len(in_flight(connection)) == 0
 
     logging.disable(logging.CRITICAL)
     try:

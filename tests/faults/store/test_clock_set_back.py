@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from store_work import wait_idle
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.message import PhysicalOffset
@@ -27,7 +28,7 @@ def settled(store: Store, clock: ManualClock) -> None:
     for _ in range(3):
         clock.advance(5000)
         store.tick()
-        store._flusher.wait_idle()
+        wait_idle(store)
 
 
 def send(store: Store, topic: str, body: bytes) -> None:
@@ -110,7 +111,7 @@ def test_the_checkpoint_stays_before_units_that_wait_to_be_written(tmp_path: Pat
         send(store, f"Common{number}", b"g" * 900)
     clock.advance(900)
     store.tick()  # too early for the new messages
-    store._flusher.wait_idle()
+    wait_idle(store)
     assert not (running / "consumequeue" / "Rare").exists()
     shutil.copytree(running, root)
     store.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import wait_idle
 from turbopump.errors import DiskFull
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES
@@ -167,7 +168,7 @@ def test_retention_frees_space(state: Callable[[Path, StoreConfig], None], tmp_p
     with Store.open(root, CONFIG, machine=Machine(files=files, clock=clock)) as store:
         segments = len(list((root / "commitlog").iterdir()))
         end = store.queue_range("Topic", 0)[1]
-        store._flusher.wait_idle()
+        wait_idle(store)
         assert store.retain().segments == segments - 1
         left = bodies(store)
         assert 0 < len(left) < COUNT

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import sync_log
 from turbopump.machine import Machine
 from turbopump.store import FlushMode, Store, StoreConfig
 from turbopump.testing import Disk
@@ -81,7 +82,7 @@ def test_units_of_lost_messages_do_not_reappear_after_the_next_power_loss() -> N
         assert bodies(store) == []
         for number in range(5):
             store.append([record(b"new %d" % number, topic="Other")])
-        store._log.sync()
+        sync_log(store)
     with crashing(disk) as store:
         assert bodies(store) == []
         assert store.queue_range("Topic", 0) == (0, 0)
@@ -101,7 +102,7 @@ def test_queues_of_an_entirely_lost_log_do_not_reappear() -> None:
         assert bodies(store) == []
         store.append([record(b"new" * 100, topic="Other")])
         store.append([record(b"first")])
-        store._log.sync()
+        sync_log(store)
     with crashing(disk) as store:
         assert store.queue_range("Topic", 0) == (0, 1)
         assert bodies(store) == [b"first"]

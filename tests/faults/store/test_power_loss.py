@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import wait_idle
 from turbopump.machine import Machine
 from turbopump.store import FlushMode, Store
 from turbopump.testing import Disk
@@ -41,7 +42,7 @@ def lose_power(seed: int) -> None:
             clock.wall_ms -= 3_600_000
         if chosen.random() < 0.3:
             store.tick()
-            store._flusher.wait_idle()
+            wait_idle(store)
     # The power fails before the next write is on disk, or after a part of it.
     operations_left = chosen.randrange(12)
 

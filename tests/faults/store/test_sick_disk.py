@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import wait_idle
 from turbopump.errors import DiskFull, WriteFailed, WriteRefused
 from turbopump.machine import Machine
 from turbopump.store import FlushConfig, FlushMode, Store, StoreConfig, UpToDate
@@ -113,7 +114,7 @@ def test_a_failed_flush_of_acknowledged_messages_is_retried(tmp_path: Path) -> N
         files.sync_error = errno.EIO
         clock.advance(10_000)
         store.tick()
-        store._flusher.wait_idle()
+        wait_idle(store)
         with pytest.raises(WriteFailed, match="flushing"):
             store.append([record(b"refused")])
         assert len(bodies(store)) == 23
@@ -124,7 +125,7 @@ def test_a_failed_flush_of_acknowledged_messages_is_retried(tmp_path: Path) -> N
         # They were rewritten, as the failed flush may have discarded them.
         assert files.writes > writes
         assert store.refusal is None
-        assert store._log.flushed == store.written_end
+        assert store.flushed_end == store.written_end
         store.append([record(b"after")])
         assert len(bodies(store)) == 24
 
@@ -194,7 +195,7 @@ def test_queues_and_index_are_written_again_after_a_failed_sync(
             store.append([record(b"x", topic=f"T{number}", KEYS="k")])
         clock.advance(2000)
         store.tick()
-        store._flusher.wait_idle()
+        wait_idle(store)
 
     append_and_tick()
     files.fails = True
@@ -226,7 +227,7 @@ def test_data_lost_from_memory_too_is_recovered_by_the_next_start(
     files.fails = True
     clock.advance(2000)
     store.tick()
-    store._flusher.wait_idle()
+    wait_idle(store)
     files.fails = False
     path = next(path for path in (tmp_path / damaged).rglob("*") if path.is_file())
     with path.open("r+b") as file:
@@ -237,7 +238,7 @@ def test_data_lost_from_memory_too_is_recovered_by_the_next_start(
         clock.advance(2000)
         store.append([record(b"z")])
         store.tick()
-        store._flusher.wait_idle()
+        wait_idle(store)
     assert store._behind.failure is not None
     store.close()
     assert (tmp_path / "abort").exists()
@@ -279,7 +280,7 @@ def test_queue_files_that_cannot_be_synced_are_recreated(tmp_path: Path) -> None
     files.sync_error = errno.EIO
     clock.advance(2000)
     store.tick()
-    store._flusher.wait_idle()
+    wait_idle(store)
     store.append([record(b"b")])
     before = store._behind.checkpoint
     store.close()
@@ -341,7 +342,7 @@ def test_a_flusher_that_dies_of_a_bug_leaves_no_waiter_behind(
         files.wrong = True
         with pytest.raises(WriteFailed, match="a mistake"):
             store.append([record(b"lost")]).durable.result()
-        store._flusher.wait_idle()
+        wait_idle(store)
         assert "the flusher failed: messages are refused" in caplog.text
         with pytest.raises(WriteFailed, match="a mistake"):
             store.append([record(b"refused")])
@@ -363,8 +364,8 @@ def test_asynchronous_flushing_waits_for_enough_bytes_or_time(tmp_path: Path) ->
         def flushed_after(advance_ms: int) -> int:
             clock.advance(advance_ms)
             store.tick()
-            store._flusher.wait_idle()
-            return store._log.flushed
+            wait_idle(store)
+            return store.flushed_end
 
         store.append([record(b"x" * 100)])
         assert flushed_after(100) == 0
@@ -388,7 +389,7 @@ def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> 
         for _ in range(7):
             clock.advance(100)
             store.tick()
-        store._flusher.wait_idle()
+        wait_idle(store)
         assert queue.exists()
         assert list((tmp_path / "index").iterdir())
         assert store._behind.checkpoint.queues_ms == store._appender.store_timestamp_ms

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from promotable import NAME, PromotableBrokers, promotable_brokers
+from promotable import NAME, PromotableBrokers, mastership_of, promotable_brokers
 from turbopump.admin import Admin, BrokerNode, BrokerStatus
 from turbopump.admin.cluster import broker_status, with_lags
 from turbopump.broker.config import Role
@@ -95,7 +95,7 @@ async def test_the_slave_that_has_most_is_chosen(tmp_path: Path) -> None:
 async def test_no_slave_is_chosen_while_name_servers_lack_one(tmp_path: Path) -> None:
     """A name server that has restarted knows the brokers that have registered since."""
     async with administered(tmp_path, slaves=2) as (replicas, admin):
-        await wait_until(lambda: replicas.broker(1)._mastership.slave_ids == "1,2", 40)
+        await wait_until(lambda: mastership_of(replicas.broker(1)).slave_ids == "1,2", 40)
         await replicas.crash(0)
         replicas.network.partition(replicas.host_of(2), "10.0.1.1")
         await replicas.stop_nameserver()
@@ -114,9 +114,9 @@ async def test_no_slave_is_chosen_while_name_servers_lack_one(tmp_path: Path) ->
 @virtual_time()
 async def test_slaves_that_have_left_are_forgotten(tmp_path: Path) -> None:
     async with administered(tmp_path, slaves=2) as (replicas, admin):
-        await wait_until(lambda: replicas.broker(1)._mastership.slave_ids == "1,2", 40)
+        await wait_until(lambda: mastership_of(replicas.broker(1)).slave_ids == "1,2", 40)
         await replicas.stop(2)
-        await wait_until(lambda: replicas.broker(1)._mastership.slave_ids == "1", 60)
+        await wait_until(lambda: mastership_of(replicas.broker(1)).slave_ids == "1", 60)
         assert (await admin.clusters.promotable(NAME)).broker_id == 1
 
 

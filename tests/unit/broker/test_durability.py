@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from brokers import SMALL_STORE
+from store_work import sync_log
 from turbopump.broker.config import OverloadConfig
 from turbopump.broker.durability import Durability, Late, Outcome, Promise
 from turbopump.errors import RemoteError, WriteFailed
@@ -85,7 +86,7 @@ async def test_with_synchronous_flush_every_waiter_is_notified_once_when_readabl
             at.store_one(promise)
         assert at.notified == [Promise.WRITTEN]
         assert (len(at.gate), at.readable) == (3, 0)
-        at.store._log.sync()
+        sync_log(at.store)
         at.flush.set_result(None)
         await asyncio.sleep(10)
         assert at.notified == list(ALL)
@@ -145,7 +146,7 @@ async def test_a_slow_flush_times_out_only_for_peers_and_stays_unflushed(tmp_pat
         busy = at.gate.busy()
         assert busy is not None, "as unflushed as before"
         assert busy.code == ResponseCode.SYSTEM_BUSY
-        at.store._log.sync()
+        sync_log(at.store)
         at.flush.set_result(None)
         await asyncio.sleep(1)
         assert at.notified == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]

@@ -11,7 +11,7 @@ from msgspec import structs
 from msgspec.structs import replace as replace_fields
 
 from brokers import use_all_tables
-from promotable import NAME, PromotableBrokers, promotable_brokers
+from promotable import NAME, PromotableBrokers, mastership_of, promotable_brokers
 from turbopump.broker.config import (
     BrokerConfig,
     IdentityConfig,
@@ -141,8 +141,8 @@ async def until_roles(replicas: PromotableBrokers, **roles: tuple[Role, int]) ->
 
 async def until_known(replicas: PromotableBrokers) -> None:
     """Wait until the slave has contacted its master, so that the master knows of its slave."""
-    await wait_until(lambda: replicas.broker(0)._mastership.record.has_slaves)
-    await wait_until(lambda: not replicas.broker(0)._mastership.saving.is_dirty)
+    await wait_until(lambda: mastership_of(replicas.broker(0)).record.has_slaves)
+    await wait_until(lambda: not mastership_of(replicas.broker(0)).saving.is_dirty)
 
 
 async def can_send(replicas: PromotableBrokers, number: int) -> int:
@@ -242,7 +242,7 @@ async def test_a_master_that_was_cut_off_learns_that_it_was_replaced(tmp_path: P
         await until_roles(replicas, b0=FIRST_SLAVE)
         assert virtual_loop().time() - healed_s < 15
         assert await can_send(replicas, 0) == REFUSED
-        await wait_until(lambda: not replicas.broker(1)._mastership.record.unfenced)
+        await wait_until(lambda: not mastership_of(replicas.broker(1)).record.unfenced)
 
 
 @virtual_time()
@@ -265,7 +265,7 @@ async def test_a_slave_that_has_nothing_of_its_masters_log_is_promoted_only_by_f
 ) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
-        replicas.broker(1)._mastership.note_master_begin(PhysicalOffset(1_000_000))
+        mastership_of(replicas.broker(1)).note_master_begin(PhysicalOffset(1_000_000))
         answer = await replicas.promote(1)
         assert "log ends at 0, before its master's begins at 1000000" in (answer.remark or "")
         assert await can_send(replicas, 0) == SUCCESS
@@ -428,7 +428,7 @@ async def test_older_claims_fence_no_broker(tmp_path: Path) -> None:
         await until_known(replicas)
         details(await replicas.promote(1))
         await until_roles(replicas, b0=FIRST_SLAVE, b1=MASTER)
-        for older in (claim(0, "x"), claim(1, replicas.broker(1)._mastership.record.token)):
+        for older in (claim(0, "x"), claim(1, mastership_of(replicas.broker(1)).record.token)):
             answer = await replicas.client(1).ask(RequestCode.FENCE_BROKER, FenceBroker.of(older))
             assert answer.code == ResponseCode.SYSTEM_ERROR
             assert "is not newer than 1" in (answer.remark or "")
@@ -509,7 +509,7 @@ async def test_requests_alone_do_not_make_a_broker_a_master_with_slaves(tmp_path
         for slave_id in range(1, 100):
             asked = headers.TableCopy(known_version="", slave_id=slave_id)
             assert (await master.ask(code, asked)).code == SUCCESS
-        mastership = replicas.broker(0)._mastership
+        mastership = mastership_of(replicas.broker(0))
         assert mastership.slave_ids.split(",") == [str(each) for each in range(68, 100)]
         await asyncio.sleep(40)
         await master.ask(code, headers.TableCopy(known_version="", slave_id=7))
@@ -558,10 +558,10 @@ async def test_the_last_promoted_master_is_fenced_by_slaves_that_follow_another(
         assert done.old_master == f"{replicas.host_of(1)}:10911"
         assert done.missing_bytes == 0
         assert await can_send(replicas, 1) == REFUSED
-        assert replicas.broker(2)._mastership.unfenced == [old]
+        assert mastership_of(replicas.broker(2)).unfenced == [old]
         await until_roles(replicas, b1=(Role.SLAVE, 2), b2=MASTER)
         await replicas.start(0)
-        await wait_until(lambda: not replicas.broker(2)._mastership.unfenced)
+        await wait_until(lambda: not mastership_of(replicas.broker(2)).unfenced)
 
 
 @virtual_time()
@@ -570,7 +570,7 @@ async def test_a_master_registers_with_the_epoch_that_it_started_with(tmp_path: 
         await until_known(replicas)
         broker = replicas.broker(0)
         # As while it records on a slow disk that it was replaced.
-        broker._mastership.record = broker._mastership.demoted(claim(2))
+        mastership_of(broker).record = mastership_of(broker).demoted(claim(2))
         header = headers.RegisterBroker.from_ext_fields(
             broker._registration.command(None).ext_fields
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from promotable import NAME, PromotableBrokers, promotable_brokers
+from promotable import NAME, PromotableBrokers, mastership_of, promotable_brokers
 from turbopump.broker.config import Role
 from turbopump.nameserver import handlers
 from turbopump.testing import virtual_loop, virtual_time, wait_until
@@ -26,7 +26,7 @@ OLD = MasterClaim(epoch=1, token="a", master_address="10.0.0.1:10911", former_id
 
 async def until_known(replicas: PromotableBrokers) -> None:
     """Wait until the master has recorded that it has a slave."""
-    mastership = replicas.broker(0)._mastership
+    mastership = mastership_of(replicas.broker(0))
     await wait_until(lambda: mastership.record.has_slaves and not mastership.saving.is_dirty)
 
 
@@ -211,7 +211,7 @@ async def test_name_servers_that_cannot_compare_delay_a_promotion_but_not_the_ol
 async def test_a_slave_that_crashes_after_its_claim_leaves_the_master_alone(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
-        await replicas.broker(1)._mastership.claim(replicas.broker(1).address, 1)
+        await mastership_of(replicas.broker(1)).claim(replicas.broker(1).address, 1)
         await replicas.crash(1)
         assert await claim_at(replicas, 0) is not None
         await asyncio.sleep(15)
@@ -244,7 +244,7 @@ async def test_a_claim_that_could_not_be_withdrawn_is_removed_by_the_master(tmp_
 async def test_a_second_promotion_repairs_one_that_ended_after_the_fencing(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)
-        claim, _ = await replicas.broker(1)._mastership.claim(replicas.broker(1).address, 1)
+        claim, _ = await mastership_of(replicas.broker(1)).claim(replicas.broker(1).address, 1)
         fence = await replicas.client(0).ask(RequestCode.FENCE_BROKER, FenceBroker.of(claim))
         assert fence.code == SUCCESS
         await replicas.crash(1)

@@ -21,6 +21,7 @@ from brokers import (
     send_header,
     stuck_disk,
 )
+from store_work import sync_log
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import OverloadConfig
 from turbopump.broker.message_writer import MessageWriter
@@ -46,7 +47,7 @@ def test_a_send_is_not_answered_before_the_flush(tmp_path: Path, disk: StuckDisk
             await asyncio.sleep(1)
             assert not sending.done()
             assert (await client.pull(0)).code == ResponseCode.PULL_NOT_FOUND, "not readable yet"
-            broker.store._log.sync()
+            sync_log(broker.store)
             disk.flushes[-1].set_result(None)
             assert (await sending).code == ResponseCode.SUCCESS
             assert len(await client.messages()) == 1
@@ -127,7 +128,7 @@ async def send_delayed(broker: Broker, client: Client, disk: StuckDisk) -> None:
     """Send a message that is due in two hours, and complete its flush."""
     sending = asyncio.create_task(client.send(named={"DELAY": "18"}))
     await wait_until(lambda: has_unflushed(broker))
-    broker.store._log.sync()
+    sync_log(broker.store)
     disk.flushes[-1].set_result(None)
     assert (await sending).code == ResponseCode.SUCCESS
 
@@ -186,7 +187,7 @@ def test_unflushed_messages_are_bounded_without_waiters(
             await asyncio.sleep(10)
             assert (await client.send()).code == ResponseCode.SYSTEM_BUSY, "the disk still hangs"
             assert broker.store.written_end == written
-            broker.store._log.sync()
+            sync_log(broker.store)
             disk.flushes[-1].set_result(None)
             await asyncio.sleep(0)
             assert (await client.send(named={"WAIT": "false"})).code == ResponseCode.SUCCESS
@@ -224,14 +225,14 @@ def test_delayed_deliveries_do_not_pile_up_while_the_disk_hangs(
             for level in (1, 2, 3):
                 sending = asyncio.create_task(client.send(named={"DELAY": str(level)}))
                 await wait_until(lambda: has_unflushed(broker))
-                broker.store._log.sync()
+                sync_log(broker.store)
                 disk.flushes[-1].set_result(None)
                 assert (await sending).code == ResponseCode.SUCCESS
             flushed = len(disk.flushes)
             await asyncio.sleep(60)
             assert len(disk.flushes) == flushed + 1
             assert len(broker.path.durability) == 2, "the third waits for its turn"
-            broker.store._log.sync()
+            sync_log(broker.store)
             disk.flushes[-1].set_result(None)
             await asyncio.sleep(1)
             assert len(broker.path.durability) == 1

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from brokers import BROKER_HOST, Client, client_of, config_at, running_broker, use_all_tables
+from promotable import mastership_of
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, ReplicationConfig, Role
 from turbopump.broker.handlers.common import answer_with
@@ -244,7 +245,7 @@ async def test_an_apache_master_is_copied_every_ten_seconds(tmp_path: Path) -> N
         _,
     ):
         master = Master(recorded)
-        mastership = slave._mastership
+        mastership = mastership_of(slave)
         note_begin = mastership.note_master_begin
         tables = copied_tables(slave.state, slave.path.delays, slave.store, note_begin)
         copies = TableCopies(tables, master.request, lambda: slave.store.written_end, 1)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from netkit import ECHO, SMALL, World, echo, world
+from netkit import ECHO, SMALL, World, echo, in_flight, world
 from turbopump.errors import Overloaded
 from turbopump.net.connection import Connection
 from turbopump.net.router import Router
@@ -132,7 +132,7 @@ async def test_requests_wait_while_the_peer_does_not_read() -> None:
         ]
         await asyncio.sleep(5)
         assert connection.unwritten_bytes <= SMALL.write_pause_bytes + 2 * len(body)
-        assert len(connection._protocol.in_flight) < 10
+        assert len(in_flight(connection)) < 10
         here.network.resume_reading("server")
         answers = await asyncio.gather(*calls)
         assert all(answer.body == body for answer in answers)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netkit import ECHO, FAIL, NEVER, SLOW, body_bytes, slow, slow_echo, world
+from netkit import ECHO, FAIL, NEVER, SLOW, body_bytes, in_flight, slow, slow_echo, world
 from turbopump.errors import ConnectionLost, InvalidArgument, Overloaded, RequestTimeout
 from turbopump.net.connection import Connection
 from turbopump.net.limits import ConnectionLimits
@@ -23,7 +23,7 @@ async def test_a_request_gets_its_response() -> None:
         connection = await here.connect()
         answer = await connection.request(Command(ECHO, body=b"hello"), 1000)
         assert (answer.code, answer.body) == (0, b"hello")
-        assert len(connection._protocol.in_flight) == 0
+        assert len(in_flight(connection)) == 0
         assert connection.peer_address == here.server.address
         assert here.accepted.peer_address == connection.local_address
 
@@ -82,7 +82,7 @@ async def test_numbers_wrap_around_and_skip_those_in_use() -> None:
         connection._protocol._next_opaque = 2**31 - 2
         calls = [asyncio.create_task(connection.request(slow(500), 1000)) for _ in range(4)]
         await asyncio.sleep(0.01)
-        assert sorted(connection._protocol.in_flight) == [0, 1, 2**31 - 2, 2**31 - 1]
+        assert sorted(in_flight(connection)) == [0, 1, 2**31 - 2, 2**31 - 1]
         connection._protocol._next_opaque = 0
         await connection.request(Command(ECHO), 1000)
         assert connection._protocol._next_opaque == 3
@@ -112,7 +112,7 @@ async def test_a_request_without_answer_times_out_never_early(timeout_ms: int) -
         with pytest.raises(RequestTimeout, match=f"request 12 of server:.* within {timeout_ms} ms"):
             await connection.request(Command(NEVER), timeout_ms)
         assert timeout_ms < here.clock.monotonic_ms() - start_ms <= timeout_ms + 51
-        assert len(connection._protocol.in_flight) == 0
+        assert len(in_flight(connection)) == 0
         assert connection.is_open
 
 
@@ -136,7 +136,7 @@ async def test_a_cancelled_request_frees_its_slot_immediately() -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert len(connection._protocol.in_flight) == 0
+        assert len(in_flight(connection)) == 0
         assert len(here.deadlines) == 1, "only the idle check is left"
         assert (await connection.request(Command(ECHO), 100)).code == 0
 
@@ -185,7 +185,7 @@ async def test_requests_in_flight_are_bounded_and_served_in_order() -> None:
 
         async def call(number: int) -> None:
             await connection.request(slow(100, bytes([number])), 5000)
-            seen.append(len(connection._protocol.in_flight))
+            seen.append(len(in_flight(connection)))
             done.append(number)
 
         await asyncio.gather(*(call(number) for number in range(12)))
@@ -293,7 +293,7 @@ async def test_a_request_too_large_for_a_frame_is_the_callers_error() -> None:
         connection = await here.connect()
         with pytest.raises(InvalidArgument, match="at most"):
             await connection.request(Command(ECHO, body=bytes(17 * 1024 * 1024)), 1000)
-        assert len(connection._protocol.in_flight) == 0
+        assert len(in_flight(connection)) == 0
         assert (await connection.request(Command(ECHO), 1000)).code == 0
 
 

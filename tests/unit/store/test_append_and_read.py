@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from store_work import wait_idle
 from turbopump.errors import DiskFailed, InvalidArgument, WriteFailed
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
@@ -229,7 +230,7 @@ def test_queues_removed_under_a_running_store_are_recreated(tmp_path: Path, remo
         for _ in range(4):
             clock.advance(1000)
             store.tick()
-            store._flusher.wait_idle()
+            wait_idle(store)
 
     with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         for topic in ("Topic", "Other"):

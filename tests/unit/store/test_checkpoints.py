@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import wait_idle
 from turbopump.errors import DiskFull
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES
@@ -44,7 +45,7 @@ def test_a_checkpoint_that_could_not_be_written_is_written_later_once(
             for _ in range(seconds):
                 clock.advance(1000)
                 store.tick()
-                store._flusher.wait_idle()
+                wait_idle(store)
 
         monkeypatch.setattr(store._flusher, "submit", counted)
         appended = store.append([record(b"a", KEYS="k")])
@@ -74,7 +75,7 @@ def test_rejected_messages_leave_no_trace_in_the_checkpoint(
     for _ in range(30):
         clock.advance(1000)
         store.tick()
-        store._flusher.wait_idle()
+        wait_idle(store)
     assert read_checkpoint(REAL_FILES, tmp_path / "checkpoint") == Checkpoint()
     store.close()
 

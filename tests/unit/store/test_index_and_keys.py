@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from example_counts import at_most
+from store_work import wait_idle
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
@@ -328,7 +329,7 @@ def test_slots_of_a_full_file_are_written_immediately(tmp_path: Path) -> None:
         for _ in range(3):
             clock.advance(2000)
             store.tick()
-            store._flusher.wait_idle()
+            wait_idle(store)
         shutil.copytree(tmp_path / "store", tmp_path / "crashed")
     with Store.open(tmp_path / "crashed", config, machine=Machine(clock=clock)) as store:
         assert store.recovered.crashed

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from store_work import wait_idle
 from turbopump.errors import DiskFull
 from turbopump.machine import Machine
 from turbopump.store import Filter, FlushMode, Found, NoMatch, OffsetTooSmall, Store, UpToDate
@@ -65,7 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.store._flusher.wait_idle()
+        wait_idle(self.store)
         self.store.close()
         self._open()
         assert not self.store.recovered.crashed
@@ -73,7 +74,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """The process is killed: everything only in memory is lost."""
-        self.store._flusher.wait_idle()
+        wait_idle(self.store)
         copy = self.root / "copy"
         shutil.copytree(self.root / "store", copy)
         self.store.close()
@@ -84,7 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(room=st.integers(0, 1600), queue=QUEUES)
     def disk_is_full(self, room: int, queue: int) -> None:
-        self.store._flusher.wait_idle()
+        wait_idle(self.store)
         self.files.bytes_left = room
         try:
             self.store.append([record(b"x" * 1700, queue_id=queue)])
@@ -93,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("stored on a full disk")
         finally:
-            self.store._flusher.wait_idle()
+            wait_idle(self.store)
             self.files.bytes_left = None
         self.clock.advance(1000)
 

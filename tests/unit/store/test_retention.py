@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import wait_idle
 from turbopump.errors import DiskFailed, DiskFull
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
@@ -163,8 +164,8 @@ def test_the_active_segment_and_unflushed_ones_are_retained(tmp_path: Path) -> N
         for _ in range(8):
             store.append([record(b"x" * 1000)])
         files.ratio = 0.99
-        store._flusher.wait_idle()
-        unflushed = [start for start in store._log.starts if start + 4096 > store._log.flushed]
+        wait_idle(store)
+        unflushed = [start for start in store._log.starts if start + 4096 > store.flushed_end]
         store.retain()
         assert set(unflushed) <= set(store._log.starts)
         store.flush()

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from store_work import wait_idle
 from turbopump.errors import DiskFull, InvalidArgument, StoreClosed, StoreError, WriteFailed
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -105,7 +106,7 @@ def test_a_slave_whose_disk_fails_copies_the_bytes_again(tmp_path: Path) -> None
                 # Rejected, or repaired in the meantime: then unflushed bytes are requested again.
                 files.sync_error = None
                 clock.advance(1000)
-            slave._flusher.wait_idle()
+            wait_idle(slave)
         assert bodies(slave) == bodies(master)
 
 
