@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark.needed_packages import needs_packages
-from turbopump.spark.worker_process import begin_call
+from turbopump.spark.worker_process import BeginsCall, begin_call
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(DefaultSource)
 
 
-class DefaultSource(DataSource):
+class DefaultSource(BeginsCall, DataSource):
     """Topics, as Spark sees them."""
 
     @classmethod
@@ -72,7 +72,6 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from turbopump.spark.reading.options import SourceOptions
 
-        begin_call()
         options = _with_columns(SourceOptions.for_batch(self.options), schema)
         return BatchReader(options)
 
@@ -135,7 +134,7 @@ def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
 # --- batch ----------------------------------------------------------------------------------------
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(BeginsCall, DataSourceReader):
     """Reads what exists when the query is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -160,7 +159,6 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
     with needs_packages(FORMAT):
         from turbopump.spark.reading.partition_reader import PartitionReader
 
-    begin_call()
     # Spark creates an empty partition of its own if there is none.
     return PartitionReader(options).read(partition.value or ())
 
@@ -170,7 +168,7 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
 _NO_LIMIT = 2**63 - 1
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(BeginsCall, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows queues; everything except `read` runs in one process of the driver."""
 
     def __init__(self, options: SourceOptions) -> None:

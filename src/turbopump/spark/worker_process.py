@@ -80,6 +80,8 @@ _calls = count(1)
 def begin_call() -> None:
     """Prepare for a call; to be called first whenever Spark calls this process.
 
+    Instances of `BeginsCall` do so when they arrive.
+
     Only processes that PySpark's daemon has forked are prepared; others run one call, or many of
     one query.
 
@@ -106,3 +108,15 @@ def begin_call() -> None:
     daemon.traceback = _QuietTraceback(results)
     if os.environ.get(_IS_USED_AGAIN) and next(_calls) == 2:
         gc.freeze()
+
+
+class BeginsCall:
+    """Has its instances prepare for the call that Spark sends them with.
+
+    That is before any of their methods is called, and for tasks before their input has arrived:
+    Spark may close the socket of a worker that still waits for it.
+    """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        begin_call()
+        self.__dict__.update(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import pickle
 import socket
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from itertools import count
 from types import ModuleType
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 import turbopump.spark
 from turbopump.spark import worker_process
@@ -125,6 +127,63 @@ def test_lookups_of_the_formats_end_quietly(
 ) -> None:
     daemon.manager(Called(call, ClosedFile))
     assert capsys.readouterr().err == ""
+
+
+TOPIC = {"nameserver": "127.0.0.1:1", "topic": "orders"}
+BODY = StructType([StructField("body", BinaryType())])
+
+
+def new_source() -> object:
+    return DefaultSource(TOPIC)
+
+
+def new_store_source() -> object:
+    return StoreSource({"path": "/nowhere"})
+
+
+def new_reader() -> object:
+    return DefaultSource(TOPIC).reader(BODY)
+
+
+def new_stream_reader() -> object:
+    return DefaultSource(TOPIC).streamReader(BODY)
+
+
+def new_store_reader() -> object:
+    source = StoreSource({"path": "/nowhere"})
+    return source.reader(source.schema())
+
+
+def new_writer() -> object:
+    return DefaultSource(TOPIC).writer(BODY, overwrite=False)
+
+
+def new_stream_writer() -> object:
+    return DefaultSource(TOPIC).streamWriter(BODY, overwrite=False)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        new_source,
+        new_store_source,
+        new_reader,
+        new_stream_reader,
+        new_store_reader,
+        new_writer,
+        new_stream_writer,
+    ],
+)
+def test_calls_that_receive_an_instance_end_quietly(
+    new: Callable[[], object], daemon: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark plans streams, for example, without asking for the name of the format."""
+    sent = new()
+    data = pickle.dumps(sent)
+    received: list[object] = []
+    daemon.manager(Called(lambda: received.append(pickle.loads(data)), ClosedFile))
+    assert capsys.readouterr().err == ""
+    assert received[0].__dict__.keys() == sent.__dict__.keys()
 
 
 @pytest.mark.parametrize("closed", [ClosedByPeer, ResetByPeer])

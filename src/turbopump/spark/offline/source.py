@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from turbopump.errors import InvalidArgument
 from turbopump.spark.needed_packages import needs_packages
 from turbopump.spark.offline import FORMAT
-from turbopump.spark.worker_process import begin_call
+from turbopump.spark.worker_process import BeginsCall, begin_call
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Imported on use, as in `turbopump.spark.source`: Spark imports this module to find the source.
 
 
-class DefaultSource(DataSource):
+class DefaultSource(BeginsCall, DataSource):
     """Reads a store's directory.
 
     ::
@@ -70,7 +70,7 @@ class DefaultSource(DataSource):
     streamWriter = writer  # noqa: N815 - Spark's name
 
 
-class StoreReader(DataSourceReader):
+class StoreReader(BeginsCall, DataSourceReader):
     """Plans on the driver, reads on executors; both must see the directory."""
 
     def __init__(self, options: StoreOptions) -> None:
@@ -92,7 +92,6 @@ class StoreReader(DataSourceReader):
         return [InputPartition((name, part)) for part in parts] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        begin_call()
         with needs_packages(FORMAT):
             from turbopump.spark.offline.part_reader import PartReader
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from turbopump.client.message_sender import unique_ids
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.shared_session import SharedSession, shared_session
-from turbopump.spark.worker_process import begin_call
+from turbopump.spark.worker_process import BeginsCall
 from turbopump.spark.writing.blocking_sender import BlockingSender
 from turbopump.spark.writing.idempotent_write import Begun, SentRows, TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
@@ -51,7 +51,6 @@ class Written(WriterCommitMessage):
 
 def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
     """Check on the driver what can be checked, and return the writer of a batch query."""
-    begin_call()
     parsed = SinkOptions.parse(options)
     # Created once, on the driver: every attempt of every task of this write has it.
     write_id = parsed.write_id or str(uuid.uuid4())
@@ -65,7 +64,6 @@ def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
     """Check on the driver what can be checked, and return the writer of a streaming query."""
-    begin_call()
     parsed = SinkOptions.parse(options)
     if parsed.write_id is not None:
         raise InvalidArgument(
@@ -76,7 +74,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWrite
 
 
 @dataclass(eq=False)
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(BeginsCall, DataSourceArrowWriter):
     """Writes a DataFrame to topics."""
 
     options: SinkOptions
@@ -87,19 +85,17 @@ class BatchWriter(DataSourceArrowWriter):
     # PySpark's Arrow writers also take other arguments than the writers they derive from.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
         """Send the rows of one task; called on an executor."""
-        begin_call()
         origin = Origin(self.write_id, _OF_NO_BATCH, _context().partitionId())
         shared = shared_session(self.options.client())
         return send_rows(shared, iterator, self.columns, self.options, origin, self.marks)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Mark an idempotent write complete; what tasks have sent is stored in any case."""
-        begin_call()
         _finish(self.options, messages, is_stream=False)
 
 
 @dataclass(eq=False)
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(BeginsCall, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query to topics."""
 
     options: SinkOptions
@@ -108,7 +104,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
     # PySpark's Arrow writers also take other arguments than the writers they derive from.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
         """Send the rows of one task of a micro-batch; called on an executor."""
-        begin_call()
         context = _context()
         query = context.getLocalProperty(_QUERY_ID)
         batch = context.getLocalProperty(_BATCH_ID)
@@ -123,7 +118,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - the names are Spark's
         """Mark an idempotent batch complete; what tasks have sent is stored in any case."""
-        begin_call()
         _finish(self.options, messages, is_stream=True)
 
 
