@@ -11,13 +11,20 @@ import pytest
 from msgspec.structs import replace
 
 from promotable import NAME, PromotableBrokers, mastership_of, promotable_brokers
-from turbopump.broker.config import Role
+from turbopump.broker.config import BrokerConfig, IdentityConfig, RegistrationConfig, Role
+from turbopump.broker.replication.roles import RoleRecord, effective, promoted, undone
 from turbopump.nameserver import handlers
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire import headers
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request
-from turbopump.wire.mastership import CLAIMS_NAMESPACE, FenceBroker, MasterClaim, parse_claim
+from turbopump.wire.mastership import (
+    CLAIMS_NAMESPACE,
+    FenceBroker,
+    MasterClaim,
+    PromoteBrokerAnswer,
+    parse_claim,
+)
 
 MASTER, SLAVE = (Role.ASYNC_MASTER, 0), (Role.SLAVE, 1)
 SUCCESS, REFUSED = ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE
@@ -207,6 +214,31 @@ async def test_name_servers_that_cannot_compare_delay_a_promotion_but_not_the_ol
 # --- promotions that end half way -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("configured", "former_id", "role"),
+    [
+        (SLAVE, 1, ("", 0)),
+        (SLAVE, 2, ("SLAVE", 2)),
+        (MASTER, 2, ("SLAVE", 2)),
+        (MASTER, 0, ("SLAVE", 1)),
+    ],
+)
+def test_an_abandoned_promotion_leaves_a_slave(
+    configured: tuple[Role, int], former_id: int, role: tuple[str, int]
+) -> None:
+    identity = IdentityConfig(broker_name=NAME, role=configured[0], broker_id=configured[1])
+    config = BrokerConfig(
+        identity=identity, registration=RegistrationConfig(name_servers=("10.0.1.1:9876",))
+    )
+    claim = replace(OLD, epoch=3, former_id=former_id)
+    record = promoted(config, RoleRecord(has_slaves=True), claim, Role.ASYNC_MASTER, "")
+    assert record.is_pending
+    after = undone(config, record)
+    assert (after.role, after.broker_id) == role
+    assert (after.epoch, after.has_slaves, after.is_pending) == (3, True, False)
+    assert effective(config, after).identity.is_slave
+
+
 @virtual_time()
 async def test_a_slave_that_crashes_after_its_claim_leaves_the_master_alone(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
@@ -256,6 +288,103 @@ async def test_a_second_promotion_repairs_one_that_ended_after_the_fencing(tmp_p
         await until_accepting(replicas, 0)
         await replicas.start(1)
         await wait_until(lambda: replicas.role(1) == SLAVE)
+
+
+async def promote_half(replicas: PromotableBrokers) -> None:
+    """Crash a promoted slave while the master is down, before its claim is final."""
+    await replicas.stop(0)
+    replicas.broker(1).replica.roles.restart = lambda: None
+    assert (await replicas.promote(1)).code == SUCCESS
+    await replicas.crash(1)
+    claim = await claim_at(replicas, 0)
+    assert claim is not None
+    assert claim.pending
+
+
+@pytest.mark.parametrize("is_apache", [False, True], ids=["turbopump", "apache"])
+@pytest.mark.parametrize("nameservers", [1, 3])
+@virtual_time()
+async def test_a_promotion_that_the_old_master_has_ended_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameservers: int, is_apache: bool
+) -> None:
+    """Or the messages that the old master has acknowledged since would be set aside."""
+    if is_apache:
+        as_apache(monkeypatch)
+    async with promotable_brokers(tmp_path, nameservers=nameservers) as replicas:
+        await until_known(replicas)
+        await promote_half(replicas)
+        await replicas.start(0)
+        await until_accepting(replicas, 0)
+        await replicas.start(1)
+        await asyncio.sleep(30)
+        assert (replicas.role(0), replicas.role(1)) == (MASTER, SLAVE)
+        assert await can_send(replicas, 0) == SUCCESS
+        answer = await replicas.promote(1)
+        assert answer.code == SUCCESS
+        # An epoch is used once.
+        assert PromoteBrokerAnswer.from_ext_fields(answer.ext_fields).epoch == 2
+        await until_accepting(replicas, 1)
+        assert await can_send(replicas, 0) == REFUSED
+
+
+@virtual_time()
+async def test_a_promotion_that_another_one_followed_is_not_resumed(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, slaves=2) as replicas:
+        await until_known(replicas)
+        await promote_half(replicas)
+        await replicas.start(0)
+        await until_accepting(replicas, 0)
+        # It knows nothing of the first promotion, whose claim the master has removed.
+        assert (await replicas.promote(2)).code == SUCCESS
+        await until_accepting(replicas, 2)
+        own = mastership_of(replicas.broker(2)).record
+        claim = MasterClaim(
+            epoch=own.epoch, token="0", master_address="10.0.0.3:10911", former_id=2
+        )
+        await put_claim(replicas, 0, claim)
+        mastership_of(replicas.broker(2)).record = replace(own, token="0")
+        await replicas.start(1)
+        await asyncio.sleep(30)
+        assert accepts(replicas, 2)
+        assert replicas.role(1) == SLAVE
+
+
+@virtual_time()
+async def test_a_promoted_slave_whose_claim_is_not_confirmed_fences_no_master(
+    tmp_path: Path,
+) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await promote_half(replicas)
+        await replicas.start(0)
+        await until_accepting(replicas, 0)
+        replicas.network.partition(replicas.host_of(1), "10.0.1.1")
+        await replicas.start(1)
+        await asyncio.sleep(30)
+        assert await can_send(replicas, 1) == REFUSED
+        assert await can_send(replicas, 0) == SUCCESS
+        replicas.network.heal()
+        await wait_until(lambda: replicas.role(1) == SLAVE, 30)
+        assert await can_send(replicas, 0) == SUCCESS
+
+
+@virtual_time()
+async def test_a_promotion_whose_claim_is_still_there_is_resumed(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        await promote_half(replicas)
+        await replicas.start(1)
+        await until_accepting(replicas, 1)
+        await replicas.start(0)
+        assert replicas.role(0) == SLAVE
+        # Once it was confirmed, it remains master even if name servers lose what they had.
+        await replicas.stop(1)
+        for number in range(3):
+            await replicas.stop_nameserver(number)
+            del replicas.nameserver_disks[number]
+            await replicas.start_nameserver(number)
+        await replicas.start(1)
+        await until_accepting(replicas, 1)
 
 
 @virtual_time()

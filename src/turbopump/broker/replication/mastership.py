@@ -18,8 +18,11 @@ from turbopump.broker.replication.roles import (
     effective,
     is_in_effect,
     is_majority,
+    is_of,
     judge,
+    judge_pending,
     promoted,
+    undone,
 )
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError, WriteFailed
@@ -96,8 +99,13 @@ class Mastership:
         if judgement.verdict is Verdict.REPLACED and judgement.claim is not None:
             await self.save(self.demoted(judgement.claim))
             return self.load(), None
-        is_confirmed = judgement.verdict is Verdict.CONFIRMED
-        return config, None if is_confirmed else unconfirmed()
+        if judgement.verdict is Verdict.ABANDONED:
+            await self.undo()
+            return self.load(), None
+        if judgement.verdict is not Verdict.CONFIRMED:
+            return config, unconfirmed()
+        self.note_confirmed()
+        return config, None
 
     @property
     def is_at_risk(self) -> bool:
@@ -136,6 +144,17 @@ class Mastership:
             self.record = before
             self.saving.changes += 1
             raise
+
+    async def undo(self) -> None:
+        """Record that this broker's promotion was abandoned; raises WriteFailed."""
+        text = "the promotion to epoch %d was not completed in time: this broker is a slave again"
+        _log.warning(text, self.record.epoch)
+        await self.save(undone(self._config, self.record))
+
+    def note_confirmed(self) -> None:
+        """Record that the promotion of this broker is complete."""
+        if self.record.is_pending:
+            self._note(replace(self.record, is_pending=False))
 
     def note_slave(self, slave_id: int | None) -> None:
         """Note that a slave has asked this broker for a table."""
@@ -273,12 +292,22 @@ class Mastership:
         if judgement.verdict is Verdict.REPLACED:
             return judgement
         replaceable = self._claims.replaceable(own, found)
+        pending = self._judge_pending(own, found, replaceable)
+        if pending is not None:
+            return Judgement(pending)
         if replaceable.entries:
             await self._claims.write(own, replaceable)
             # Only name servers that have it now count.
             found = await self._claims.read()
         counted = self._claims.settled(own, found).entries.values()
         return judge(own, [entry.claim for entry in counted], len(servers))
+
+    def _judge_pending(self, own: MasterClaim, found: Found, replaceable: Found) -> Verdict | None:
+        """Return why the own claim must not be written; None if it may."""
+        if not self.record.is_pending:
+            return None
+        others = len(replaceable.entries) - sum(is_of(own, claim) for claim in replaceable.claims)
+        return judge_pending(own, found.claims, others, len(self._claims.servers))
 
 
 def unconfirmed() -> RemoteError:

@@ -204,15 +204,24 @@ class RoleChanges:
                 return
             if judgement.verdict is Verdict.REPLACED and judgement.claim is not None:
                 await self._demote(judgement.claim)
+            elif judgement.verdict is Verdict.ABANDONED:
+                await self.mastership.undo()
+                self._is_over = True
+                self.restart()
             elif judgement.verdict is Verdict.CONFIRMED and self.writes.suspension is not None:
                 self.writes.suspension = None
+                self.mastership.note_confirmed()
                 _log.info("confirmed as master with epoch %d: writes are accepted", self.epoch)
                 self.on_confirmed()
 
     def fence_predecessor(self) -> Awaitable[None] | None:
-        """Notify previous masters that they were replaced, unless they know; call it repeatedly."""
+        """Notify previous masters that they were replaced, unless they know; call it repeatedly.
+
+        Until this broker was confirmed as master, they were not.
+        """
         masters = self.mastership.unfenced
-        return self._fence(masters) if masters else None
+        is_due = masters and not self.mastership.record.is_pending
+        return self._fence(masters) if is_due else None
 
     async def _fence(self, masters: Sequence[str]) -> None:
         claim = self.mastership.own_claim(self.address)

@@ -4,7 +4,8 @@ Each promotion gives a broker name a new epoch. The promoted broker's claim to i
 every name server, Apache's included: a returning master reads it before it accepts the first write,
 and becomes a slave if another broker has a newer epoch. A claim counts when more than half of the
 name servers have exactly it, so that two brokers cannot both find enough of them. It is pending
-until the promoted broker is a master; a pending claim replaces no master.
+until the promoted broker is a master; a pending claim replaces no master, and a master removes one
+that is abandoned. The promoted broker becomes master only if its claim was not removed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class RoleRecord(Body, frozen=True, kw_only=True):
     unfenced: str = ""
     """Of a promoted broker: the addresses of previous masters that have not confirmed yet that they
     refuse writes, joined by ";"; empty if all have."""
+    is_pending: bool = False
+    """Of a promoted broker: whether name servers have never confirmed that it is master."""
 
 
 class Verdict(Enum):
@@ -52,6 +55,8 @@ class Verdict(Enum):
     """Too few name servers answered to know."""
     REPLACED = "replaced"
     """Another broker has a newer epoch."""
+    ABANDONED = "abandoned"
+    """Its promotion was not completed before its claim was removed."""
 
 
 class Judgement(Struct, frozen=True):
@@ -77,6 +82,26 @@ def judge(own: MasterClaim, answers: Sequence[MasterClaim | None], count: int) -
 def is_majority(having: int, count: int) -> bool:
     """Whether enough of all name servers have a claim; without any, none are needed."""
     return having > count // 2 or not count
+
+
+def judge_pending(
+    own: MasterClaim, answers: Sequence[MasterClaim | None], others: int, count: int
+) -> Verdict | None:
+    """Decide whether a promotion may be completed; None if it may.
+
+    Once its claim was removed from too many name servers, the old master may accept writes, and
+    must not be replaced by a promotion that its operator believes to be over. ``others`` is how
+    many name servers have neither this claim nor that of another promotion under way.
+    """
+    having = sum(claim is not None and is_of(own, claim) for claim in answers)
+    if is_majority(having, count):
+        return None
+    return Verdict.ABANDONED if is_majority(others, count) else Verdict.UNCONFIRMED
+
+
+def is_of(own: MasterClaim, claim: MasterClaim) -> bool:
+    """Whether a claim is of the same promotion as the own one, pending or not."""
+    return (claim.epoch, claim.token) == (own.epoch, own.token)
 
 
 def is_own(own: MasterClaim, claim: MasterClaim | None) -> bool:
@@ -123,14 +148,28 @@ def promoted(
     config: BrokerConfig, record: RoleRecord, claim: MasterClaim, role: Role, unfenced: str
 ) -> RoleRecord:
     """Return the record of a broker that becomes master; ``config`` is the configured one."""
-    became = _recorded(config, record, claim.epoch, role, 0)
-    return replaced(became, former_id=claim.former_id, token=claim.token, unfenced=unfenced)
+    return replaced(
+        _recorded(config, record, claim.epoch, role, 0),
+        former_id=claim.former_id,
+        token=claim.token,
+        unfenced=unfenced,
+        is_pending=bool(config.registration.name_servers),
+    )
 
 
 def demoted(config: BrokerConfig, record: RoleRecord, claim: MasterClaim) -> RoleRecord:
     """Return the record of a master that was replaced: it takes the place of its successor."""
     broker_id = claim.former_id or config.identity.broker_id or 1
     return _recorded(config, record, claim.epoch, Role.SLAVE, broker_id)
+
+
+def undone(config: BrokerConfig, record: RoleRecord) -> RoleRecord:
+    """Return the record of a broker whose promotion was abandoned: the slave that it was."""
+    configured = config.identity
+    if configured.is_slave and configured.broker_id == record.former_id:
+        return RoleRecord(epoch=record.epoch, has_slaves=record.has_slaves)
+    broker_id = record.former_id or configured.broker_id or 1
+    return _recorded(config, record, record.epoch, Role.SLAVE, broker_id)
 
 
 def _recorded(
