@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Router, failure
 from turbopump.store.damage import DamageLog
-from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Filter, NoMatch, ReadOutcome
+from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Cold, Filter, NoMatch, ReadOutcome
 from turbopump.store.store import Store
 from turbopump.tables import TableFile, TableWriter
 from turbopump.testing import VirtualClock
@@ -197,6 +197,9 @@ class FakeStore:
     def find_message(self, position: PhysicalOffset) -> Iterator[memoryview | None]:
         yield self.message_at(position)
 
+    def fetch(self, cold: Cold) -> Future[None]:
+        raise AssertionError("nothing is cold")
+
 
 class Parts:
     """Everything that administration touches, wired as in a broker."""
@@ -311,7 +314,10 @@ class Parts:
                 )
             ),
             RelayRequests(
-                broker_name=name, consumers=self.consumers, store=store, searches=Searches()
+                broker_name=name,
+                consumers=self.consumers,
+                store=store,
+                searches=Searches(store.fetch),
             ),
             SettingRequests(self.live, self.info),
             InspectionRequests(

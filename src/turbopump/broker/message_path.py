@@ -51,7 +51,7 @@ class MessagePath:
         self._store, self._clock, self._store_host, self._chance = store, clock, store_host, chance
         self.deadlines = Deadlines(clock)
         self.queueing_delay = QueueingDelay(clock)
-        self.searches = Searches()
+        self.searches = Searches(store.fetch)
         self.arrivals = Arrivals(clock, config.long_polling)
         replicas = slaves if config.identity.role is Role.SYNC_MASTER else None
         self.durability = Durability(store, self.deadlines, config.overload, replicas)

@@ -21,7 +21,7 @@ from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, is_writable
 from turbopump.errors import RemoteError, WriteRefused
 from turbopump.message import PhysicalOffset
-from turbopump.store.outcomes import Appended
+from turbopump.store.outcomes import Appended, Cold
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, TopicConfig
@@ -87,24 +87,25 @@ class Retries:
         """Store a failed message again, for a later retry or as a dead letter.
 
         Reported when that is as durable as the broker's mode promises, whatever the WAIT property
-        of the copy says: the consumer then commits the failed message. If the message has to be
-        searched for, as in a deleted topic, the caller awaits the result.
+        of the copy says: the consumer then commits the failed message. If the message is not in
+        memory, or has to be searched for, as in a deleted topic, the caller awaits the result.
         """
         search = self.store.find_message(PhysicalOffset(failed.position))
         found = next(search, _NO_MESSAGE)
-        if found is None:
-            return self._accept_found(failed, search, on_outcome, args)
+        if found is None or isinstance(found, Cold):
+            return self._accept_found(failed, search, found, on_outcome, args)
         self._store(failed, found, on_outcome, args)
         return None
 
     async def _accept_found(
         self,
         failed: SendBack,
-        search: Iterator[memoryview | None],
+        search: Iterator[memoryview | Cold | None],
+        paused: Cold | None,
         on_outcome: Callable[..., None],
         args: tuple[object, ...],
     ) -> None:
-        found = await self.searches.rest(search)
+        found = await self.searches.rest(search, paused)
         self._store(failed, found or _NO_MESSAGE, on_outcome, args)
 
     def _store(

@@ -7,6 +7,7 @@ missing.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -23,6 +24,7 @@ from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
 from turbopump.store.outcomes import Cold, FilePart, Filter
 from turbopump.store.unit_scan import mask_of
 from turbopump.wire.aligned_properties import Ints
+from turbopump.wire.record import MAGIC
 
 _WORKERS = 4
 """Slow reads of different readers overlap."""
@@ -33,6 +35,9 @@ _GAP_BYTES = 64 * 1024
 _RANGES_MAX = 256
 """Separate parts of the log that one read may need: asking for each takes about 1 µs."""
 _UNITS_AHEAD_BYTES = 64 * 1024
+_RECORD_BYTES = 64 * 1024
+"""What is read first of a single record: mostly all of it."""
+_RECORD_HEAD = struct.Struct(">iI")
 _WRITTEN_LAST_BYTES = 64 * 1024 * 1024
 """How much written last is taken to be in memory, on any machine."""
 
@@ -86,6 +91,20 @@ class ColdReads:
         if self.is_warm(position, limits) or log.is_in_memory(position, position + size):
             return None
         return Cold(tuple(self._parts(position, position + max(size, _AHEAD_BYTES))))
+
+    def record(self, position: int, size_max: int, limits: ReadLimits) -> Iterator[Cold]:
+        """Yield what to fetch before a record is read, if there is one: its beginning, then all."""
+        log, head_end = self._log, position + _RECORD_HEAD.size
+        if self.is_warm(position, limits):
+            return
+        if not log.is_in_memory(position, head_end):
+            yield Cold(tuple(self._parts(position, position + _RECORD_BYTES)))
+        head = log.view(position, _RECORD_HEAD.size)
+        size, magic = (0, 0) if head is None else _RECORD_HEAD.unpack(head)
+        if magic != MAGIC or not 0 < size <= size_max:
+            return
+        if not log.is_in_memory(position, position + size):
+            yield Cold(tuple(self._parts(position, position + size)))
 
     def prepare(
         self,

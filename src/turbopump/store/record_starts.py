@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from turbopump.message import PhysicalOffset
+from turbopump.store.cold_reads import ColdReads
 from turbopump.store.commit_log import CommitLog
+from turbopump.store.config import ReadLimits
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.log_scan import scan_runs
+from turbopump.store.outcomes import Cold
 from turbopump.store.unit_check import unit_matches
 from turbopump.wire.record import RecordEntry
 
@@ -20,13 +23,17 @@ SLICE_BYTES = 1024 * 1024
 
 
 def begins_record(
-    log: CommitLog, queue: ConsumeQueue | None, entry: RecordEntry
-) -> Iterator[bool | None]:
+    log: CommitLog,
+    queue: ConsumeQueue | None,
+    entry: RecordEntry,
+    cold_reads: ColdReads,
+    limits: ReadLimits,
+) -> Iterator[bool | Cold | None]:
     """Find out whether what looks like a record of a queue is one.
 
-    Yields None before each slice of a search, and finally the result. Mostly the queue has a unit
-    for it, so that there is no search. Without one, as in deleted topics, the log is searched from
-    the last known record on.
+    Yields None before each slice of a search, or what to fetch before it, and finally the result.
+    Mostly the queue has a unit for it, so that there is no search. Without one, as in deleted
+    topics, the log is searched from the last known record on.
     """
     position, known = entry.physical_offset, None
     if queue is not None:
@@ -37,12 +44,14 @@ def begins_record(
         # By position: if gaps were closed, records have other offsets than their units.
         offset = queue.last_before(PhysicalOffset(position + 1))
         known = queue.unit(offset)
+        if known is not None:
+            yield from cold_reads.record(known[0], known[1], limits)
         if known is not None and not unit_matches(log, queue, offset, known[0], known[1]):
             known = None
     file_start = position - position % log.segment_bytes
     at = PhysicalOffset(file_start if known is None else max(file_start, known[0]))
     while at < position:
-        yield None
+        yield cold_reads.raw(at, SLICE_BYTES, limits)
         following = _following(log, at, position)
         if following is None:
             yield False

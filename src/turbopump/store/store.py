@@ -618,28 +618,39 @@ class Store:
         return marks_at(self._log, self._queues.find_all(topic, queue_ids), queue_ids, offsets)
 
     @translate_disk_errors_of_steps
-    def find_message(self, position: PhysicalOffset) -> Iterator[memoryview | None]:
+    def find_message(self, position: PhysicalOffset) -> Iterator[memoryview | Cold | None]:
         """Find the message that begins at a position of the log, as its offset id names it.
 
         Yields the message immediately if its queue has it. Otherwise it searches the log, and
-        yields None before each slice. Ends without a message if there is none at the position, even
-        if the bytes there, in the body of another one, look like a message.
+        yields None before each slice. Yields `Cold` before it reads what is not in memory. Ends
+        without a message if there is none at the position, even if the bytes there, in the body of
+        another one, look like a message.
         """
         self._catch_up()
+        yield from self._fetched_first(position)
         entry = self._entry_at(position)
         if entry is None:
             return
         queue = self._queues.find(entry.topic.decode(errors="replace"), entry.queue_id)
-        for is_found in begins_record(self._log, queue, entry):
-            if is_found is None:
-                yield None
+        limits = self.config.limits
+        for is_found in begins_record(self._log, queue, entry, self._cold_reads, limits):
+            if is_found is None or isinstance(is_found, Cold):
+                yield is_found
                 self._check_open()
             elif is_found:
                 yield self._log.view(position, entry.size)
 
+    def _fetched_first(self, position: int) -> Iterator[Cold]:
+        """Yield what to fetch before the record at a position is read."""
+        size_max = self.config.record_bytes_max
+        for cold in self._cold_reads.record(position, size_max, self.config.limits):
+            yield cold
+            self._check_open()
+
     def message_at(self, position: PhysicalOffset) -> memoryview | None:
         """Return the message that `find_message` finds, without pausing for others."""
-        return next((found for found in self.find_message(position) if found is not None), None)
+        search = self.find_message(position)
+        return next((found for found in search if isinstance(found, memoryview)), None)
 
     def _entry_at(self, position: PhysicalOffset) -> RecordEntry | None:
         """Return what is at a position of the log, if it looks like a readable message."""
@@ -661,11 +672,11 @@ class Store:
         begin_ms: int,
         end_ms: int,
         entries_max: int = sys.maxsize,
-    ) -> Iterator[FoundByKey | None]:
+    ) -> Iterator[FoundByKey | Cold | None]:
         """Find messages by a key or unique id, at most 64.
 
-        Yields None before each slice, and finally the result: at the latest when ``entries_max``
-        entries of the index were examined.
+        Yields None before each slice, `Cold` before it reads messages that are not in memory, and
+        finally the result: at the latest when ``entries_max`` entries of the index were examined.
         """
         self._catch_up()
         if self._index is None:
@@ -676,21 +687,25 @@ class Store:
                 yield None
                 self._check_open()
             else:
-                yield FoundByKey(self._messages_at(found.positions), found.is_complete)
+                messages: list[memoryview] = []
+                for position in found.positions:
+                    yield from self._fetched_first(position)
+                    messages += self._messages_at(PhysicalOffset(position))
+                yield FoundByKey(messages, found.is_complete)
 
     def messages_by_key(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
     ) -> list[memoryview]:
         """Return the messages that `find_by_key` finds, without pausing for others."""
         *_, found = self.find_by_key(topic, key, count_max, begin_ms, end_ms)
-        assert found is not None, "a search ends with its result"
+        assert isinstance(found, FoundByKey), "a search ends with its result"
         return found.messages
 
-    def _messages_at(self, positions: Sequence[int]) -> list[memoryview]:
-        """Return messages at positions from the index, also those of deleted topics."""
-        found = (self._entry_at(PhysicalOffset(position)) for position in positions)
-        messages = (self._log.view(at.physical_offset, at.size) for at in found if at is not None)
-        return [message for message in messages if message is not None]
+    def _messages_at(self, position: PhysicalOffset) -> list[memoryview]:
+        """Return the message at a position from the index, also of a deleted topic, if any."""
+        entry = self._entry_at(position)
+        message = None if entry is None else self._log.view(position, entry.size)
+        return [] if message is None else [message]
 
     @property
     def indexed_to(self) -> tuple[int, PhysicalOffset]:

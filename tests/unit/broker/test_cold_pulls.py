@@ -1,10 +1,10 @@
-"""Pulls of messages that are not in memory: the disk reads them while others are served."""
+"""Reads of messages that are not in memory: the disk reads them while others are served."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from turbopump.store import StoreConfig
 from turbopump.testing import Disk, virtual_loop, virtual_time
 from turbopump.wire.bodies import ConsumerData, Heartbeat, MessageModel, Subscription
 from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.headers import QueryMessage, SendBack, ViewMessage
 from turbopump.wire.sysflag import PULL_SUSPEND
 
 READ_MS = 700
@@ -39,7 +41,8 @@ async def cold_broker(
     disk = Disk(virtual_loop())
     async with running_broker(directory, files=disk, store=store, limits=LIMITS) as (_, client):
         for number, body in enumerate(BODIES):
-            await client.send(body, named={"TAGS": "B" if number % 3 else "A"})
+            tags = "B" if number % 3 else "A"
+            await client.send(body, named={"TAGS": tags, "KEYS": f"k{number // 60}"})
     disk.close_all()
     async with running_broker(directory, files=disk, store=store, limits=LIMITS) as (
         broker,
@@ -207,3 +210,80 @@ async def test_a_broker_stops_while_the_disk_reads(tmp_path: Path) -> None:
         await asyncio.sleep(0.001)
     await asyncio.wait([pull])
     assert pull.exception() is not None or views(pull.result())[0].body == BODIES[0]
+
+
+async def view(client: Client, position: int) -> Command:
+    return await client.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(offset=position))
+
+
+async def send_back(client: Client, position: int) -> Command:
+    header = SendBack(offset=position, group="g", delay_level=1, origin_topic="T")
+    return await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+
+async def query(client: Client, _position: int) -> Command:
+    header = QueryMessage(topic="T", key="k0", max_num=32, begin_timestamp=0, end_timestamp=1 << 62)
+    return await client.ask(RequestCode.QUERY_MESSAGE, header)
+
+
+LOOKUPS = (view, query, send_back)
+
+
+@pytest.mark.parametrize("request_of", LOOKUPS, ids=lambda each: each.__name__)
+def test_sends_are_answered_while_the_disk_reads_for_a_lookup(
+    tmp_path: Path, request_of: Callable[[Client, int], Awaitable[Command]]
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with cold_broker(tmp_path) as (broker, client, _):
+            await client.ask(RequestCode.HEART_BEAT, body=beat("A", 1))
+            answer = asyncio.ensure_future(request_of(client, broker.store.min_offset))
+            await asyncio.sleep(0.001)
+            begun_ms = now_ms()
+            assert (await client.send(b"meanwhile", queue_id=1)).code == ResponseCode.SUCCESS
+            assert now_ms() - begun_ms < 50
+            assert not answer.done()
+            assert (await answer).code == ResponseCode.SUCCESS
+            # One read has nearly all of them.
+            assert READ_MS <= now_ms() - begun_ms + 1 <= 3 * READ_MS
+            # It is in memory now.
+            begun_ms = now_ms()
+            assert (await request_of(client, broker.store.min_offset)).code == ResponseCode.SUCCESS
+            assert now_ms() - begun_ms < 50
+
+    run()
+
+
+@virtual_time()
+async def test_sends_are_answered_while_the_disk_reads_for_a_search_of_the_log(
+    tmp_path: Path,
+) -> None:
+    async with cold_broker(tmp_path) as (broker, client, disk):
+        last = broker.store.last_message()
+        await broker.administration.operations.delete_topic("T")
+        answer = asyncio.create_task(view(client, last))
+        await asyncio.sleep(READ_MS / 1000 + 0.1)
+        assert disk.operations["fetch"] == 2, "of the message, and of the log before it"
+        begun_ms = now_ms()
+        assert (await client.send(b"meanwhile", topic="U")).code == ResponseCode.SUCCESS
+        assert now_ms() - begun_ms < 50
+        assert not answer.done()
+        [found] = views(await answer)
+        assert found.body == BODIES[-1]
+
+
+@pytest.mark.parametrize("request_of", LOOKUPS, ids=lambda each: each.__name__)
+def test_a_lookup_fails_if_the_disk_cannot_read(
+    tmp_path: Path, request_of: Callable[[Client, int], Awaitable[Command]]
+) -> None:
+    """A page of a mapped file that cannot be read would end the process."""
+
+    @virtual_time()
+    async def run() -> None:
+        async with cold_broker(tmp_path) as (broker, client, disk):
+            disk.fail("fetch")
+            answer = await request_of(client, broker.store.min_offset)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "cannot read: Input/output error" in (answer.remark or "")
+
+    run()

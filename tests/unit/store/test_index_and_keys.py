@@ -22,6 +22,7 @@ from turbopump.store.dispatch import PropertyName, property_value
 from turbopump.store.entry_batch import tags_codes
 from turbopump.store.index_file import IndexFile, read_header
 from turbopump.store.key_hashes import key_hashes
+from turbopump.store.outcomes import FoundByKey
 from turbopump.wire import properties
 from turbopump.wire.hashing import index_hash, string_hash, tags_code
 from turbopump.wire.property_texts import PropertyTexts
@@ -172,7 +173,7 @@ def test_a_search_stops_at_its_limit_and_survives_deleted_files(
 
         def found(entries_max: int) -> tuple[list[int], bool]:
             *_, found = store.find_by_key("Topic", "k", 9, 0, clock.now_ms() - 98_500, entries_max)
-            assert found is not None
+            assert isinstance(found, FoundByKey)
             bodies = [int(decode_record(each).stored_body) for each in found.messages]
             return bodies, found.is_complete
 
@@ -184,7 +185,7 @@ def test_a_search_stops_at_its_limit_and_survives_deleted_files(
         assert store._index is not None
         store._index.clear()
         *_, last = search
-        assert last is not None
+        assert isinstance(last, FoundByKey)
         assert last.messages == []
 
 

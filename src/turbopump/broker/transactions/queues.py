@@ -54,7 +54,8 @@ class TransactionQueues:
 
     def message_at(self, position: PhysicalOffset) -> MessageView | None:
         """Return the message at a position of the log, if its queue has it."""
-        stored = next(self._store.find_message(position), None)
+        search = self._store.find_message(position)
+        stored = next((found for found in search if not isinstance(found, outcomes.Cold)), None)
         return None if stored is None else _decoded(stored)
 
     def is_removed(self, position: PhysicalOffset) -> bool:
