@@ -1,4 +1,4 @@
-"""Spark's Python worker processes: how they exit, and what they collect after each call."""
+"""Spark's Python processes: how they exit, and what workers collect after each call."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import weakref
 from collections.abc import Callable
 from functools import wraps
 from itertools import count
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 _DAEMON = "pyspark.daemon"
+_STREAM = "pyspark.sql.streaming.python_streaming_source_runner"
+"""What the driver runs in one process for each streaming query."""
+
 _IS_USED_AGAIN = "SPARK_REUSE_WORKER"
 """Set by Spark in the environment of workers that it reuses, and of no other process."""
 
 _CLOSED = 1
 """Anything but 0 ends the process."""
+
+_CLOSED_ERRORS = BrokenPipeError, ConnectionResetError
 
 
 class _QuietTraceback(ModuleType):
@@ -37,7 +42,7 @@ class _QuietTraceback(ModuleType):
         return self._results() is results
 
     def print_exc(self) -> None:
-        is_closed = isinstance(sys.exception(), BrokenPipeError | ConnectionResetError)
+        is_closed = isinstance(sys.exception(), _CLOSED_ERRORS)
         # The daemon opens another file for the next call.
         if not is_closed or self._results() is None:
             traceback.print_exc()
@@ -74,6 +79,13 @@ def _unless_closed(
     return run_if_called
 
 
+def _print_unless_closed(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not issubclass(kind, _CLOSED_ERRORS):
+        sys.__excepthook__(kind, error, trace)
+
+
 _calls = count(1)
 
 
@@ -82,13 +94,14 @@ def begin_call() -> None:
 
     Instances of `BeginsCall` do so when they arrive.
 
-    Only processes that PySpark's daemon has forked are prepared; others run one call, or many of
-    one query.
+    Only processes that PySpark's daemon has forked are prepared, and those of streams; others run
+    one call.
 
     Broken pipes: `show`, `limit` and the end of a session close the sockets of workers that still
-    have rows, or wait for a call. The daemon then prints the traceback of a BrokenPipeError, as if
-    a query had failed. No setting of Spark prevents that, and sessions need not be ours. Calls that
-    do not use this package, which the same worker may run next, keep their tracebacks.
+    have rows, or wait for a call, and stopping a query that of its process. The daemon, or Python,
+    then prints the traceback of a BrokenPipeError, as if a query had failed. No setting of Spark
+    prevents that, and sessions need not be ours. Calls that do not use this package, which the same
+    worker may run next, keep their tracebacks.
 
     Garbage: objects that outlived its first call are excluded from garbage collection. A worker
     that Spark reuses collects garbage after each task and each call for the driver. With pandas,
@@ -97,6 +110,9 @@ def begin_call() -> None:
     collected the garbage of the first: modules and their state are left. Only those of them that
     later become cyclic garbage are never freed.
     """
+    main_spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if main_spec is not None and main_spec.name == _STREAM:
+        sys.excepthook = _print_unless_closed
     results = _results_of_call()
     if results is None:
         return
