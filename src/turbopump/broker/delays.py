@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from turbopump.broker.delay_recovery import SavedDelays, delivered_end
 from turbopump.broker.durability import Outcome
+from turbopump.broker.jobs import when_done
 from turbopump.broker.lost_tables import readable_queue
 from turbopump.broker.message_writer import MessageWriter, draft_like, record_of
 from turbopump.broker.topics import Topics
@@ -27,7 +29,7 @@ from turbopump.errors import DiskFailed, RecordError, RemoteError, StoreError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
-from turbopump.store.outcomes import Appended, Arrival, Filter, Units
+from turbopump.store.outcomes import Appended, Arrival, Cold, Filter, ReadOutcome, Units
 from turbopump.store.steady_clock import CLOCK_SET_MS, SteadyClock
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor, Watch
@@ -52,6 +54,9 @@ WATCH_MS = 5000
 
 _MARKS_MAX = 64
 """Runs of a level that wait for a flush separately; later runs wait together."""
+
+_FETCHES_MAX = 3
+"""After as many fetches for one run, its messages are read even if memory has not kept them."""
 
 _RUN_LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=RUN_COUNT_MAX)
 
@@ -98,6 +103,12 @@ class Level:
         self.head: tuple[QueueOffset, int] | None = None
         """When the message at an offset is due; cached, so that runs need not read it."""
         self.timer: asyncio.TimerHandle | None = None
+        self.is_fetching = False
+        """Whether a worker reads what the next run needs, and schedules it then."""
+        self.fetches = 0
+        """How often that has happened since the last run that needed nothing."""
+        self.fetch_error: BaseException | None = None
+        """Why the last fetch failed."""
         self.failing: Watch | None = None
         """Counts failures in a row, while there are any."""
         self.held_until_ms: int | None = None
@@ -130,8 +141,8 @@ class Level:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a run is scheduled."""
-        return self.timer is not None
+        """Whether a run is scheduled, or will be."""
+        return self.timer is not None or self.is_fetching
 
 
 @dataclass(eq=False)
@@ -279,6 +290,8 @@ class Delays:
     def _run(self, level: Level) -> None:
         """Deliver what is due of a level, up to the limit of one run, and schedule the next run."""
         level.timer = None
+        if level.is_fetching:
+            return
         try:
             wait_ms = self._deliver_due(level)
         except RemoteError as error:
@@ -296,7 +309,7 @@ class Delays:
             self._schedule_run(level, wait_ms)
 
     def _deliver_due(self, level: Level) -> int | None:
-        """Return how long to wait before the next run; None if the queue is empty."""
+        """Return how long to wait before the next run; None if no wait leads to it."""
         if self.writer.busy() is not None:
             return RETRY_MS
         now_ms = self.store.steady_clock.now_ms()
@@ -307,14 +320,7 @@ class Delays:
         held = level.held_until_ms
         forgive = held is not None and now_ms >= held
         due = DueFilter(self.store.steady_clock, level.delay_ms, forgive=forgive)
-        outcome = self.store.read(
-            SCHEDULE_TOPIC,
-            level.queue_id,
-            level.offset,
-            RUN_COUNT_MAX,
-            Filter(units=due),
-            _RUN_LIMITS,
-        )
+        outcome = self._read(level, due)
         match outcome:
             case outcomes.Found():
                 self._deliver(level, outcome)
@@ -347,6 +353,39 @@ class Delays:
                 )
             case _:
                 return None
+
+    def _read(self, level: Level, due: DueFilter) -> ReadOutcome | None:
+        """Read what is due; None if a worker reads it into memory first.
+
+        Raises DiskFailed if that has just failed.
+        """
+        read = self.store.read if level.fetches >= _FETCHES_MAX else self.store.read_from_memory
+        outcome = read(
+            SCHEDULE_TOPIC,
+            level.queue_id,
+            level.offset,
+            RUN_COUNT_MAX,
+            Filter(units=due),
+            _RUN_LIMITS,
+        )
+        error, level.fetch_error = level.fetch_error, None
+        if not isinstance(outcome, Cold):
+            level.fetches = 0
+            return outcome
+        if error is not None:
+            level.fetches = 0
+            raise DiskFailed(f"the store's files cannot be read: {error}") from error
+        level.is_fetching = True
+        level.fetches += 1
+        when_done(self.store.fetch(outcome), lambda job: self._fetched(level, job))
+        return None
+
+    def _fetched(self, level: Level, job: Future[None]) -> None:
+        """Run a level whose messages are in memory now, or cannot be read."""
+        level.is_fetching = False
+        level.fetch_error = job.exception()
+        if self._running:
+            self._schedule_run(level, 0)
 
     def _skip_to(self, level: Level, offset: QueueOffset) -> None:
         level.skip_to(offset, self.store.written_end)

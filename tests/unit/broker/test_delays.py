@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ from turbopump.errors import WriteFailed
 from turbopump.machine.files import REAL_FILES
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.testing import (
+    Disk,
     MemoryNetwork,
     VirtualClock,
     virtual_loop,
     virtual_machine,
     virtual_time,
+    wait_until,
 )
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -280,7 +284,7 @@ async def test_an_unexpected_error_stops_no_level(tmp_path: Path, monkeypatch: A
             raise OSError("the disk stumbled")
 
         with monkeypatch.context() as patched:
-            patched.setattr(broker.store, "read", fail)
+            patched.setattr(broker.store, "read_from_memory", fail)
             await asyncio.sleep(2)
         assert delivered(broker) == 0
         await asyncio.sleep(10)
@@ -288,6 +292,72 @@ async def test_an_unexpected_error_stops_no_level(tmp_path: Path, monkeypatch: A
         answer = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         failures = KeyValues.decode(whole_body(answer)).table["backgroundFailures"]
         assert "delay level 1: 2 failures, the last OSError('the disk stumbled')" in failures
+
+
+@asynccontextmanager
+async def cold_delays(directory: Path, count: int) -> AsyncIterator[tuple[Broker, Client, Disk]]:
+    """Run a broker with delayed messages that are on a slow disk, and not in memory."""
+    disk = Disk(virtual_loop())
+    async with running_broker(directory, files=disk) as (_, client):
+        for number in range(count):
+            await send_delayed(client, 3, b"%d" % number)
+    disk.close_all()
+    async with running_broker(directory, files=disk) as (broker, client):
+        disk.drop_caches("*/commitlog/*")
+        disk.read_ms = 700
+        yield broker, client, disk
+        disk.heal()
+
+
+@virtual_time()
+async def test_sends_are_answered_while_the_disk_reads_delayed_messages(tmp_path: Path) -> None:
+    clock, count = virtual_loop().clock, 20
+    async with cold_delays(tmp_path, count) as (broker, client, disk):
+        await wait_until(lambda: disk.operations["fetch"] > 0)
+        assert delivered(broker) == 0
+        begun_ms = clock.monotonic_ms()
+        # It needs no run of a level that has one coming.
+        await send_delayed(client, 3, b"meanwhile")
+        broker.path.delays.watch_clock()
+        assert clock.monotonic_ms() - begun_ms < 50
+        await asyncio.sleep(0.8)
+        assert delivered(broker) == count
+        assert disk.operations["fetch"] == 2, "of the log and of its queue"
+        await asyncio.sleep(10)
+        assert delivered(broker) == count + 1
+
+
+@virtual_time()
+async def test_delayed_messages_that_the_disk_cannot_read_are_tried_again(tmp_path: Path) -> None:
+    """A page of a mapped file that cannot be read would end the process."""
+    async with cold_delays(tmp_path, 2) as (broker, client, disk):
+        disk.fail("fetch")
+        await asyncio.sleep(60)
+        assert delivered(broker) == 0
+        info = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        failures = KeyValues.decode(whole_body(info)).table["backgroundFailures"]
+        assert "delay level 3" in failures
+        assert "cannot read: Input/output error" in failures
+        disk.heal()
+        await asyncio.sleep(60)
+        assert delivered(broker) == 2
+
+
+@virtual_time()
+async def test_memory_that_keeps_nothing_stops_no_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cold_delays(tmp_path, 2) as (broker, _, disk):
+        fetch = disk.fetch
+
+        def fetch_and_drop(fd: int, at: int, size: int) -> None:
+            fetch(fd, at, size)
+            disk.drop_caches("*/commitlog/*")
+
+        monkeypatch.setattr(disk, "fetch", fetch_and_drop)
+        await asyncio.sleep(20)
+        assert delivered(broker) == 2
+        assert disk.operations["fetch"] == 6
 
 
 @virtual_time()
