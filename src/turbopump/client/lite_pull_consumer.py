@@ -9,9 +9,11 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 
 from turbopump.client.allocation import Strategy, allocated, average
 from turbopump.client.arguments import check_callable, check_subscriptions, checked
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.config import ClientConfig
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.fetcher import Fetcher
@@ -94,9 +96,10 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         session = self._given_session or shared_session(self._client, self)
         async with started(session, self):
             running = self._new_running(session)
-            for topic, expression in self._expressions.items():
-                await session.refresh_route(running.reader.wire_topic(topic))
-                await self._note_subscription(running, topic, expression)
+            expressions = dict(self._expressions)
+            await gather_by_key(
+                expressions, lambda topic: self._look_up(running, topic, expressions[topic])
+            )
             await session.join(self)
         self._running = running
         running.tasks.keep("rebalance", functools.partial(self._keep_balanced, running))
@@ -123,8 +126,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         running = self._require_running()
         if running.is_assigned_by_hand:
             raise InvalidArgument(f"cannot subscribe to {topic!r}: queues are assigned by assign()")
-        await running.session.refresh_route(running.reader.wire_topic(topic))
-        await self._note_subscription(running, topic, tags)
+        await self._look_up(running, topic, tags)
         running.fetcher.filter_changed(topic)
         self._expressions[topic] = tags
         await running.session.heartbeat()
@@ -318,10 +320,10 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         )
         return _Running(session, reader, buffer, fetcher, session.clock.monotonic_ms())
 
-    async def _note_subscription(
-        self, running: _Running, topic: str, expression: Expression
-    ) -> None:
+    async def _look_up(self, running: _Running, topic: str, expression: Expression) -> None:
+        """Look up a topic, and subscribe to it if brokers accept the expression."""
         known = running.reader.wire_topic(topic)
+        await running.session.refresh_route(known)
         wanted = subscription(known, expression, running.session.clock.now_ms())
         await check_subscription(running.session, self.group, wanted)
         self._subscriptions[topic] = wanted
@@ -340,10 +342,10 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
 
     async def _balance(self, running: _Running) -> None:
         """Own the allocated queues; keep a topic unchanged if its queues or members are unknown."""
-        wanted: list[MessageQueue] = []
-        for topic in list(self._expressions):
+
+        async def share(topic: str) -> list[MessageQueue]:
             try:
-                wanted += await self._share(running, topic)
+                return await self._share(running, topic)
             except Exception as error:  # noqa: BLE001 - the strategy may be the user's
                 known = isinstance(error, TurbopumpError)
                 _log.warning(
@@ -353,7 +355,9 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
                     error,
                     exc_info=None if known else error,
                 )
-                wanted += [queue for queue in running.buffer.queues if queue.topic == topic]
+                return [queue for queue in running.buffer.queues if queue.topic == topic]
+
+        wanted = chain.from_iterable((await gather_by_key(self._expressions, share)).values())
         # The topic may have been unsubscribed in the meantime.
         await self._own(running, [queue for queue in wanted if queue.topic in self._expressions])
 

@@ -19,6 +19,7 @@ from turbopump.client.arguments import (
     checked_hooks,
     checked_path,
 )
+from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.config import ClientConfig
 from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
@@ -158,7 +159,9 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             await self._running.start()
         except BaseException:
             running, self._running, self._session = self._running, None, None
-            self._closed = None
+            closed, self._closed = self._closed, None
+            if closed is not None:
+                closed.set()
             if running is not None:
                 await running.stop(0)
             await leave(session, self)
@@ -330,9 +333,12 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         for topic, expression in expressions.items():
             version_ms = session.clock.now_ms()
             self._subscriptions[topic] = subscription(topic, expression, version_ms)
-        for wanted in list(self._subscriptions.values()):
-            await session.refresh_route(wanted.topic)
-            await check_subscription(session, self.group, wanted)
+
+        async def check(topic: str) -> None:
+            await session.refresh_route(topic)
+            await check_subscription(session, self.group, self._subscriptions[topic])
+
+        await gather_by_key(list(self._subscriptions), check)
         self._listener = Listener(self._listen, self._hooks, session.clock)
         running = self._consumption(session, self._listener)
         await running.offsets.open()

@@ -71,6 +71,7 @@ class Rebalancer:
         self._look_soon = False
         self._members_at: dict[str, Sequence[str]] = {}
         """The group's members in this round, by address of the broker that reported them."""
+        self._asking: dict[str, asyncio.Lock] = {}
 
     def wake(self) -> None:
         """Balance soon; repeated calls until then count once."""
@@ -102,25 +103,28 @@ class Rebalancer:
         self._wanted.clear()
         self._look_soon = False
         self._members_at.clear()
+        self._asking.clear()
         topics = set(self._topics())
         owned = self._owner.owned.values()
         await self._lose(
             [each for each in owned if each.is_leaving or each.queue.topic not in topics]
         )
-        for topic in sorted(topics):
-            try:
-                await self._balance_topic(topic)
-            except NoRoute as error:
-                # It has no messages yet, or its broker has not registered it yet.
-                is_retry = topic.startswith(RETRY_PREFIX)
-                self._look_soon |= is_retry
-                level = logging.DEBUG if is_retry else logging.WARNING
-                _log.log(level, "%s is not consumed yet: %s", topic, error)
-            except TurbopumpError as error:
-                # Keep the owned queues: missing information is no reason to stop consuming.
-                _log.warning("queues of %s for %s not balanced: %s", topic, self._group, error)
+        await gather_by_key(sorted(topics), self._balance_topic)
 
     async def _balance_topic(self, topic: str) -> None:
+        try:
+            await self._take_share(topic)
+        except NoRoute as error:
+            # It has no messages yet, or its broker has not registered it yet.
+            is_retry = topic.startswith(RETRY_PREFIX)
+            self._look_soon |= is_retry
+            level = logging.DEBUG if is_retry else logging.WARNING
+            _log.log(level, "%s is not consumed yet: %s", topic, error)
+        except TurbopumpError as error:
+            # Keep the owned queues: missing information is no reason to stop consuming.
+            _log.warning("queues of %s for %s not balanced: %s", topic, self._group, error)
+
+    async def _take_share(self, topic: str) -> None:
         wanted = await self._share(topic)
         if wanted is None:
             return
@@ -161,11 +165,12 @@ class Rebalancer:
 
     async def _members(self, address: str) -> Sequence[str]:
         """Ask a broker for the group's members, once for all topics of a round."""
-        known = self._members_at.get(address)
-        if known is None:
-            known = await group_members(self._session, address, self._group)
-            self._members_at[address] = known
-        return known
+        async with self._asking.setdefault(address, asyncio.Lock()):
+            known = self._members_at.get(address)
+            if known is None:
+                known = await group_members(self._session, address, self._group)
+                self._members_at[address] = known
+            return known
 
 
 async def group_members(session: Session, address: str, group: str) -> list[str]:

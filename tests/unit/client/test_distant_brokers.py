@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from clusters import Cluster, cluster
 from consumers import Seen, consuming
 from turbopump.admin import Admin
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
+from turbopump.client.push_consumer import PushConsumer
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import LinkQuality, virtual_time, wait_until
 
@@ -69,3 +72,42 @@ async def test_a_lite_pull_consumer_starts_and_resumes_in_a_few_round_trips(tmp_
                     count += len(await consumer.poll())
                 assert now_s() - start_s < FEW_ROUND_TRIPS_S
             await fill(world)
+
+
+TOPICS = dict.fromkeys((f"T{number}" for number in range(64)), "*")
+
+
+@asynccontextmanager
+async def far_topics(directory: Path) -> AsyncIterator[Cluster]:
+    """Run a cluster with the same number of queues in many topics, and move it away."""
+    async with cluster(directory) as world:
+        async with Admin(session=world.session("10.0.9.9")) as admin:
+            for topic in TOPICS:
+                await admin.topics.create(topic, queues=QUEUES // len(TOPICS))
+        world.network.quality = FAR
+        yield world
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@virtual_time()
+async def test_a_push_consumer_of_many_topics_starts_in_a_few_round_trips(
+    tmp_path: Path, orderly: bool
+) -> None:
+    async with far_topics(tmp_path) as world:
+        start_s, session = now_s(), world.session("10.0.1.1")
+        async with PushConsumer(
+            "g", Seen(), subscriptions=TOPICS, orderly=orderly, session=session
+        ) as consumer:
+            assert now_s() - start_s < FEW_ROUND_TRIPS_S
+            assert len([each for each in consumer.assignment() if each.topic in TOPICS]) == QUEUES
+
+
+@virtual_time()
+async def test_a_lite_pull_consumer_of_many_topics_starts_in_a_few_round_trips(
+    tmp_path: Path,
+) -> None:
+    async with far_topics(tmp_path) as world:
+        start_s, session = now_s(), world.session("10.0.1.1")
+        async with LitePullConsumer("g", session=session, subscriptions=TOPICS) as consumer:
+            await wait_until(lambda: len(consumer.assignment()) == QUEUES)
+            assert now_s() - start_s < FEW_ROUND_TRIPS_S

@@ -210,6 +210,23 @@ async def test_waiting_for_a_consumer_that_does_not_run_is_an_error(tmp_path: Pa
 
 
 @virtual_time()
+async def test_a_start_that_fails_ends_waiting(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        session = world.session()
+        consumer = PushConsumer("g", Seen(), subscriptions={"T": "*"}, session=session)
+        waiting: list[asyncio.Task[None]] = []
+
+        async def fail(_: object) -> None:
+            waiting.append(asyncio.create_task(consumer.wait()))
+            await asyncio.sleep(0)
+            raise OSError("broken")
+
+        with patch.object(session, "join", fail), pytest.raises(OSError, match="broken"):
+            await consumer.start()
+        await asyncio.wait_for(waiting[0], 1)
+
+
+@virtual_time()
 async def test_closing_need_not_wait(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
