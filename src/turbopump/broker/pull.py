@@ -156,8 +156,8 @@ class Pulls:
     def read(self, pull: Pull, wanted: Filter) -> ReadOutcome | Held:
         """Read messages for a pull that was just admitted, or hold it if there are none yet.
 
-        Raises RemoteError if too many are held: answers without messages would make clients pull
-        again immediately.
+        Raises RemoteError if too many are held, or wait for the disk: answers without messages
+        would make clients pull again immediately.
         """
         outcome = self._read(pull, wanted)
         if not isinstance(outcome, outcomes.Found):
@@ -319,13 +319,19 @@ class Pulls:
     def _fetch(self, held: Held, cold: outcomes.Cold, failure: BaseException | None = None) -> None:
         """Have the disk read what a pull needs, and then read again.
 
-        Raises RemoteError if it has failed to do that, for whatever ``failure``.
+        Raises RemoteError if it has failed to do that, for whatever ``failure``, or if too many
+        wait for it.
         """
         if failure is not None:
             raise RemoteError.system(f"the store's files cannot be read: {failure}")
-        if held.fetches >= _FETCHES_MAX or self._fetching >= self._fetching_max:
-            # Memory is so scarce that what was fetched is dropped before it is read, or too many
-            # wait.
+        if self._fetching >= self._fetching_max:
+            raise RemoteError(
+                ResponseCode.SYSTEM_BUSY,
+                "too many pulls wait for the disk: pullThreadPoolQueueCapacity is"
+                f" {self._fetching_max}; pull later",
+            )
+        if held.fetches >= _FETCHES_MAX:
+            # Memory is so scarce that what was fetched is dropped before it is read.
             asyncio.get_running_loop().call_soon(self._resume, held, True)
             return
         held.fetches += 1

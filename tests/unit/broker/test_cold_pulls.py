@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from brokers import SMALL_STORE, Client, pulled, running_broker, views
 from turbopump.broker.broker import Broker
-from turbopump.broker.config import LimitsConfig
+from turbopump.broker.config import LimitsConfig, LongPollingConfig
 from turbopump.errors import ConnectionLost
 from turbopump.store import StoreConfig
 from turbopump.testing import Disk, virtual_loop, virtual_time
@@ -35,7 +36,7 @@ def now_ms() -> int:
 
 @asynccontextmanager
 async def cold_broker(
-    directory: Path, store: StoreConfig = STORE
+    directory: Path, store: StoreConfig = STORE, **sections: Any
 ) -> AsyncIterator[tuple[Broker, Client, Disk]]:
     """Run a broker whose messages, every third of tag A, are on a slow disk and not in memory."""
     disk = Disk(virtual_loop())
@@ -44,7 +45,7 @@ async def cold_broker(
             tags = "B" if number % 3 else "A"
             await client.send(body, named={"TAGS": tags, "KEYS": f"k{number // 60}"})
     disk.close_all()
-    async with running_broker(directory, files=disk, store=store, limits=LIMITS) as (
+    async with running_broker(directory, files=disk, store=store, limits=LIMITS, **sections) as (
         broker,
         client,
     ):
@@ -106,6 +107,29 @@ async def test_a_cold_backlog_is_drained_completely(tmp_path: Path) -> None:
         assert disk.operations["fetch"] > 0
         # Much is read at once.
         assert now_ms() - begun_ms < 4 * READ_MS
+
+
+@virtual_time()
+async def test_a_pull_is_refused_as_busy_if_too_many_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop does not read in their place."""
+    polling = LongPollingConfig(held_max=2)
+    async with cold_broker(tmp_path, long_polling=polling) as (_, client, disk):
+        fetch = disk.fetch
+
+        def fetch_late(fd: int, at: int, size: int) -> None:
+            disk.background.take_time(READ_MS)
+            fetch(fd, at, size)
+
+        monkeypatch.setattr(disk, "fetch", fetch_late)
+        *first, refused = await asyncio.gather(*(client.pull(0) for _ in range(3)))
+        assert [answer.code for answer in first] == [ResponseCode.SUCCESS] * 2
+        assert refused.code == ResponseCode.SYSTEM_BUSY
+        assert refused.remark == (
+            "too many pulls wait for the disk: pullThreadPoolQueueCapacity is 2; pull later"
+        )
+        assert (await client.pull(0)).code == ResponseCode.SUCCESS
 
 
 @virtual_time()
