@@ -86,6 +86,8 @@ async def test_full_name_servers_refuse_a_promotion_and_the_master_continues(
         assert text in (answer.remark or "")
         assert "10.0.1.2:9876: " in (answer.remark or "") or nameservers == 1
         assert "could not be written" in (answer.remark or "")
+        left = [await claim_at(replicas, number) for number in range(nameservers)]
+        assert all(claim is None or not claim.epoch for claim in left)
         # Longer than masters take to notice a newer claim.
         await asyncio.sleep(15)
         assert (replicas.role(0), replicas.role(1)) == (MASTER, SLAVE)
@@ -194,6 +196,47 @@ async def test_two_promotions_at_once_leave_at_most_one_master(
         assert seen[-1] == done
 
 
+@pytest.mark.parametrize("is_apache", [False, True], ids=["turbopump", "apache"])
+@pytest.mark.parametrize("later_s", [0.001, 0.05, 1, 6.9, 8, 12])
+@virtual_time()
+async def test_of_two_promotions_that_overlap_one_leaves_a_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later_s: float, is_apache: bool
+) -> None:
+    if is_apache:
+        as_apache(monkeypatch)
+    async with promotable_brokers(tmp_path, slaves=2, nameservers=3) as replicas:
+        await until_known(replicas)
+        promotions = [asyncio.ensure_future(replicas.promote(1))]
+        await asyncio.sleep(later_s)
+        promotions.append(asyncio.ensure_future(replicas.promote(2)))
+        seen = []
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            seen.append([number for number in range(3) if accepts(replicas, number)])
+        assert all(len(numbers) <= 1 for numbers in seen)
+        codes = [(await promotion).code for promotion in promotions]
+        assert SUCCESS in codes
+        last = max(number for number, code in enumerate(codes, 1) if code == SUCCESS)
+        assert seen[-1] == [last]
+
+
+@virtual_time()
+async def test_two_promotions_that_reach_different_majorities_leave_at_most_one_master(
+    tmp_path: Path,
+) -> None:
+    async with promotable_brokers(tmp_path, slaves=2, nameservers=3) as replicas:
+        await until_known(replicas)
+        replicas.network.partition(replicas.host_of(1), "10.0.1.3")
+        replicas.network.partition(replicas.host_of(2), "10.0.1.1")
+        answers = await asyncio.gather(replicas.promote(1), replicas.promote(2))
+        done = [number for number, answer in enumerate(answers, 1) if answer.code == SUCCESS]
+        assert len(done) <= 1
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            assert sum(accepts(replicas, number) for number in range(3)) <= 1
+        assert [number for number in range(3) if accepts(replicas, number)] == (done or [0])
+
+
 @virtual_time()
 async def test_name_servers_that_cannot_compare_delay_a_promotion_but_not_the_old_master(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +313,19 @@ async def test_a_claim_that_could_not_be_withdrawn_is_removed_by_the_master(tmp_
         left = await claim_at(replicas, 1)
         assert left is None or not left.epoch
         assert await can_send(replicas, 0) == SUCCESS
+
+
+@virtual_time()
+async def test_a_pending_claim_keeps_no_master_from_registering(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await put_claim(replicas, 0, replace(OLD, pending=True))
+        # Which forgets routes, and keeps claims.
+        await replicas.stop_nameserver()
+        await replicas.start_nameserver()
+        await asyncio.sleep(20)
+        assert (await replicas.addresses())[0] == replicas.broker(0).address
+        assert await claim_at(replicas, 0) == replace(OLD, pending=True)
 
 
 @virtual_time()
