@@ -185,6 +185,26 @@ def test_modules_that_are_named_exist() -> None:
         assert not named - existing, path
 
 
+def test_tests_that_are_named_exist() -> None:
+    """A guarantee names the tests behind it: a file's, then others of the same file by name."""
+    missing, count = [], 0
+    for path in DOCUMENTS:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            file = ""
+            for named, name in re.findall(r"`(?:([\w/]+\.py)(?:::)?)?(test_\w+)?`", line):
+                file = named or file
+                count += bool(name)
+                if file and name and f"def {name}(" not in text_of_test(file):
+                    missing.append((path.name, file, name))
+    assert count
+    assert not missing
+
+
+@cache
+def text_of_test(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
 def ends_of(path: str) -> Iterator[str]:
     """Yield the file's name, and each longer end of its path."""
     parts = path.split("/")
