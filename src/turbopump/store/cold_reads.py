@@ -36,7 +36,8 @@ _RANGES_MAX = 256
 """Separate parts of the log that one read may need: asking for each takes about 1 µs."""
 _UNITS_AHEAD_BYTES = 64 * 1024
 _RECORD_BYTES = 64 * 1024
-"""What is read first of a single record: mostly all of it."""
+"""What is read first for a single record: mostly all of it, and its neighbors on both sides, which
+searches by time need next."""
 _RECORD_HEAD = struct.Struct(">iI")
 _WRITTEN_LAST_BYTES = 64 * 1024 * 1024
 """How much written last is taken to be in memory, on any machine."""
@@ -94,11 +95,14 @@ class ColdReads:
 
     def record(self, position: int, size_max: int, limits: ReadLimits) -> Iterator[Cold]:
         """Yield what to fetch before a record is read, if there is one: its beginning, then all."""
-        log, head_end = self._log, position + _RECORD_HEAD.size
-        if self.is_warm(position, limits):
+        log, start = self._log, self._log.start_at(position)
+        if start is None or self.is_warm(position, limits):
             return
+        head_end = position + _RECORD_HEAD.size
         if not log.is_in_memory(position, head_end):
-            yield Cold(tuple(self._parts(position, position + _RECORD_BYTES)))
+            begin = position - position % _RECORD_BYTES
+            end = max(begin + _RECORD_BYTES, head_end)
+            yield Cold(tuple(self._parts(max(start, begin), end)))
         head = log.view(position, _RECORD_HEAD.size)
         size, magic = (0, 0) if head is None else _RECORD_HEAD.unpack(head)
         if magic != MAGIC or not 0 < size <= size_max:

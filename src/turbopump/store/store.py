@@ -51,7 +51,7 @@ from turbopump.store.retention import Retention, Verdict
 from turbopump.store.scrubber import Scrubber
 from turbopump.store.segments import Segments
 from turbopump.store.steady_clock import SteadyClock
-from turbopump.store.time_lookup import marks_at, offset_by_time, store_timestamp_at
+from turbopump.store.time_lookup import marks_at, offset_by_time, result_of, store_timestamp_at
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.record import RecordEntry
@@ -594,17 +594,31 @@ class Store:
         self._catch_up()
         return sorted((queue.topic, queue.queue_id) for queue in self._queues if queue.max_offset)
 
-    @translate_disk_errors
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
-        """Return the offset of the message stored nearest to a timestamp; 0 if there is none."""
+    @translate_disk_errors_of_steps
+    def find_offset(
+        self, topic: str, queue_id: int, timestamp_ms: int
+    ) -> Iterator[QueueOffset | Cold]:
+        """Find the offset of the message stored nearest to a timestamp; 0 if there is none.
+
+        Yields `Cold` before it reads a message that is not in memory, and finally the offset.
+        """
         queue = self._queue(topic, queue_id)
-        return QueueOffset(0) if queue is None else offset_by_time(self._log, queue, timestamp_ms)
+        if queue is None:
+            yield QueueOffset(0)
+        else:
+            search = offset_by_time(self._log, queue, timestamp_ms, self._fetched_first)
+            yield (yield from search)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
+        """Return the offset that `find_offset` finds, without pausing for others."""
+        search = self.find_offset(topic, queue_id, timestamp_ms)
+        return next(found for found in search if not isinstance(found, Cold))
 
     @translate_disk_errors
     def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
         """Return the store timestamp of the message at an offset; None if there is none."""
         queue = self._queue(topic, queue_id)
-        return None if queue is None else store_timestamp_at(self._log, queue, offset)
+        return None if queue is None else result_of(store_timestamp_at(self._log, queue, offset))
 
     @translate_disk_errors
     def message_marks(

@@ -1,8 +1,13 @@
-"""Finds messages by store timestamp."""
+"""Finds messages by store timestamp.
+
+A search by time reads records all over a queue. It yields what to fetch before it reads each, and
+returns its result at the end; see `result_of`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -10,9 +15,33 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, as_units
+from turbopump.store.outcomes import Cold
 from turbopump.store.unit_check import store_timestamps_at, unit_matches
 
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[Cold, None, T]
+"""What to fetch before each step, and the result."""
+
+Prepare = Callable[[int], Iterator[Cold]]
+"""Yields what to fetch before the record at a position is read."""
+
 _NO_UNIT = bytes(UNIT_BYTES)
+
+
+def read_anyway(_position: int) -> Iterator[Cold]:
+    """Fetch nothing: the caller waits for the disk."""
+    return iter(())
+
+
+def result_of(steps: Steps[T]) -> T:
+    """Return the result of all steps, without fetching anything."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
 
 
 def marks_at(
@@ -34,7 +63,7 @@ def marks_at(
     times_ms, positions = found.tolist(), places["physical_offset"].tolist()
     for at in np.flatnonzero(found < 0).tolist():
         queue, offset = queues[at], QueueOffset(offsets[at])
-        stored = None if queue is None else _stored_at(log, queue, offset)
+        stored = None if queue is None else result_of(_stored_at(log, queue, offset, read_anyway))
         # Where units were missing, a message's own offset differs from that of its unit.
         is_own = stored is not None and stored[2] == offset
         times_ms[at], positions[at] = stored[:2] if stored and is_own else (-1, -1)
@@ -42,23 +71,30 @@ def marks_at(
 
 
 def _stored_at(
-    log: CommitLog, queue: ConsumeQueue, offset: QueueOffset
-) -> tuple[int, PhysicalOffset, QueueOffset] | None:
+    log: CommitLog, queue: ConsumeQueue, offset: QueueOffset, prepare: Prepare
+) -> Steps[tuple[int, PhysicalOffset, QueueOffset] | None]:
     """Return when and where a message was stored, and its own offset; None if it does not exist."""
     unit = queue.unit(offset)
-    if unit is None or not unit_matches(log, queue, offset, unit[0], unit[1]):
+    if unit is None:
+        return None
+    yield from prepare(unit[0])
+    if not unit_matches(log, queue, offset, unit[0], unit[1]):
         return None
     entry = log.entry_at(unit[0])
     return None if entry is None else (entry.store_timestamp_ms, unit[0], entry.queue_offset)
 
 
-def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset) -> int | None:
+def store_timestamp_at(
+    log: CommitLog, queue: ConsumeQueue, offset: QueueOffset, prepare: Prepare = read_anyway
+) -> Steps[int | None]:
     """Return the store timestamp of the message at an offset; None if there is none."""
-    found = _stored_at(log, queue, offset)
+    found = yield from _stored_at(log, queue, offset, prepare)
     return None if found is None else found[0]
 
 
-def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> QueueOffset:
+def offset_by_time(
+    log: CommitLog, queue: ConsumeQueue, timestamp_ms: int, prepare: Prepare
+) -> Steps[QueueOffset]:
     """Return the offset of the message stored nearest to a timestamp; 0 for an empty queue.
 
     As in Apache RocketMQ, the search is confined to one file, so that next to a file's end the
@@ -71,21 +107,26 @@ def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> Qu
     if not ranges:
         return QueueOffset(0)
     for low, high in ranges:
-        last = _first_with_time(log, queue, range(high - 1, low - 1, -1))
+        last = yield from _first_with_time(log, queue, range(high - 1, low - 1, -1), prepare)
         if last is not None and last[0] >= timestamp_ms:
-            return nearest_between(log, queue, low, high, timestamp_ms)
-    return nearest_between(log, queue, *ranges[-1], timestamp_ms)
+            return (yield from nearest_between(log, queue, low, high, timestamp_ms, prepare))
+    return (yield from nearest_between(log, queue, *ranges[-1], timestamp_ms, prepare))
 
 
 def nearest_between(
-    log: CommitLog, queue: ConsumeQueue, low: QueueOffset, high: QueueOffset, timestamp_ms: int
-) -> QueueOffset:
+    log: CommitLog,
+    queue: ConsumeQueue,
+    low: QueueOffset,
+    high: QueueOffset,
+    timestamp_ms: int,
+    prepare: Prepare = read_anyway,
+) -> Steps[QueueOffset]:
     """Search a range of offsets; between two messages the nearer counts, the earlier on a tie."""
     earlier: tuple[int, QueueOffset] | None = None
     later: tuple[int, QueueOffset] | None = None
     while low < high:
         middle = QueueOffset((low + high - 1) // 2)
-        found = _first_with_time(log, queue, range(middle, high))
+        found = yield from _first_with_time(log, queue, range(middle, high), prepare)
         if found is None:
             high = middle
         elif found[0] == timestamp_ms:
@@ -103,11 +144,11 @@ def nearest_between(
 
 
 def _first_with_time(
-    log: CommitLog, queue: ConsumeQueue, offsets: range
-) -> tuple[int, QueueOffset] | None:
+    log: CommitLog, queue: ConsumeQueue, offsets: range, prepare: Prepare
+) -> Steps[tuple[int, QueueOffset] | None]:
     """Return store timestamp and offset of the first message that is not lost."""
     for offset in offsets:
-        time_ms = store_timestamp_at(log, queue, QueueOffset(offset))
+        time_ms = yield from store_timestamp_at(log, queue, QueueOffset(offset), prepare)
         if time_ms is not None:
             return time_ms, QueueOffset(offset)
     return None

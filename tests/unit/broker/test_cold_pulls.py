@@ -21,7 +21,7 @@ from turbopump.testing import Disk, virtual_loop, virtual_time
 from turbopump.wire.bodies import ConsumerData, Heartbeat, MessageModel, Subscription
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
-from turbopump.wire.headers import QueryMessage, SendBack, ViewMessage
+from turbopump.wire.headers import QueryMessage, SearchOffset, SendBack, ViewMessage
 from turbopump.wire.sysflag import PULL_SUSPEND
 
 READ_MS = 700
@@ -250,7 +250,12 @@ async def query(client: Client, _position: int) -> Command:
     return await client.ask(RequestCode.QUERY_MESSAGE, header)
 
 
-LOOKUPS = (view, query, send_back)
+async def search_time(client: Client, _position: int) -> Command:
+    header = SearchOffset(topic="T", queue_id=0, timestamp=1)
+    return await client.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+
+LOOKUPS = (view, query, send_back, search_time)
 
 
 @pytest.mark.parametrize("request_of", LOOKUPS, ids=lambda each: each.__name__)

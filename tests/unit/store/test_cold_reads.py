@@ -15,6 +15,7 @@ import pytest
 
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES, closing
+from turbopump.message import PhysicalOffset
 from turbopump.store import Filter, Found, ReadLimits, Store
 from turbopump.store.outcomes import Cold
 from turbopump.testing import Disk, virtual_loop, virtual_machine, virtual_time
@@ -94,6 +95,34 @@ def drained(
         assert outcome.next_offset > position
         position = outcome.next_offset
     return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lookups_return_what_is_in_memory(seed: int) -> None:
+    random, disk = Random(seed), Disk()
+    largest = random.choice((200, 3_000, 30_000))
+    with Store.open(ROOT, CONFIG, machine_of(disk)) as store:
+        positions = [
+            store.append([record(random.randbytes(random.randint(1, largest)))]).physical_offset
+            for _ in range(100)
+        ]
+    with Store.open(ROOT, CONFIG, machine_of(disk)) as store:
+        for position in positions:
+            cool_some(disk, random)
+            for found in store.find_message(position):
+                if isinstance(found, Cold):
+                    store.fetch(found).result()
+                else:
+                    assert found is not None
+                    assert store._log.is_in_memory(position, position + len(found))
+        assert disk.operations["fetch"] > 0
+        # What is no record is not read as one.
+        for position in (
+            PhysicalOffset(-1),
+            PhysicalOffset(positions[-1] + 1),
+            PhysicalOffset(1 << 40),
+        ):
+            assert not [each for each in store.find_message(position) if not isinstance(each, Cold)]
 
 
 def test_what_this_process_has_written_last_is_read_without_asking() -> None:

@@ -104,9 +104,11 @@ class QueryRequests(Requests):
         return request.answer(ResponseCode.SUCCESS, body=message)
 
     @serves(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
-    def offset_by_time(self, request: Command, _peer: Connection) -> Command:
+    async def offset_by_time(self, request: Command, _peer: Connection) -> Command:
         header = SearchOffset.from_ext_fields(request.ext_fields)
-        offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp)
+        search = self._store.find_offset(header.topic, header.queue_id, header.timestamp)
+        offset = await self._searches.result(search)
+        assert offset is not None, "a search ends with its result"
         return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
 
     @serves(RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
