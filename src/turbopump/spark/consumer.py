@@ -39,7 +39,7 @@ from turbopump.spark.query_lag import source_name
 from turbopump.spark.reading.options import SourceOptions, on_bad_record_of
 from turbopump.spark.records.bad_records import OnBadRecord
 from turbopump.spark.stream_counts import METRICS, counted_options
-from turbopump.spark.worker_process import begin_call
+from turbopump.spark.worker_process import begins_call
 from turbopump.wire.names import retry_topic
 
 if TYPE_CHECKING:
@@ -233,8 +233,8 @@ class ConsumerRun:
 def _work(handler: Handler, plan: HandlerConfig, send_back: SendBack) -> ArrowMapIterFunction:
     """Return the function that each task applies to its rows."""
 
+    @begins_call
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        begin_call()
         handling = HandlerRunner(handler, plan, send_back, time.sleep)
         return map(counts_batch, handling.all(batches))
 

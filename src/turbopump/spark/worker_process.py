@@ -13,7 +13,10 @@ from collections.abc import Callable
 from functools import wraps
 from itertools import count
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _DAEMON = "pyspark.daemon"
 _STREAM = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -92,7 +95,7 @@ _calls = count(1)
 def begin_call() -> None:
     """Prepare for a call; to be called first whenever Spark calls this process.
 
-    Instances of `BeginsCall` do so when they arrive.
+    Instances of `BeginsCall` do so when they arrive, and functions that `begins_call` wraps.
 
     Only processes that PySpark's daemon has forked are prepared, and those of streams; others run
     one call.
@@ -136,3 +139,14 @@ class BeginsCall:
     def __setstate__(self, state: dict[str, Any]) -> None:
         begin_call()
         self.__dict__.update(state)
+
+
+def begins_call(work: Callable[P, T]) -> Callable[P, T]:
+    """Have a function of tasks prepare for the call first."""
+
+    @wraps(work)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        begin_call()
+        return work(*args, **kwargs)
+
+    return run

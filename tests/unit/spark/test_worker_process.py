@@ -21,8 +21,11 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 import turbopump.spark
 from turbopump.spark import worker_process
 from turbopump.spark.offline.source import DefaultSource as StoreSource
+from turbopump.spark.pipelines.pacing import Pace
+from turbopump.spark.pipelines.replay_sender import Schedule, sender
 from turbopump.spark.source import DefaultSource
-from turbopump.spark.worker_process import begin_call
+from turbopump.spark.worker_process import begin_call, begins_call
+from turbopump.spark.writing.options import SinkOptions
 
 DAEMON = textwrap.dedent("""
     import traceback
@@ -184,6 +187,23 @@ def test_calls_that_receive_an_instance_end_quietly(
     daemon.manager(Called(lambda: received.append(pickle.loads(data)), ClosedFile))
     assert capsys.readouterr().err == ""
     assert received[0].__dict__.keys() == sent.__dict__.keys()
+
+
+def do_begun() -> None:
+    begins_call(do_nothing)()
+
+
+def replay_nothing() -> None:
+    task = sender(SinkOptions.parse(TOPIC), Schedule(Pace(), {}, 0), "write")
+    assert list(task(iter(()))) == []
+
+
+@pytest.mark.parametrize("call", [do_begun, replay_nothing])
+def test_functions_of_tasks_end_quietly(
+    call: Callable[[], object], daemon: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.manager(Called(call, ClosedFile))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("closed", [ClosedByPeer, ResetByPeer])

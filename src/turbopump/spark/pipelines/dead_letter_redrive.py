@@ -35,6 +35,7 @@ from turbopump.spark.pipelines.send_progress import SendProgress
 from turbopump.spark.pipelines.spark_errors import explain_errors
 from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
+from turbopump.spark.worker_process import begins_call
 from turbopump.wire.names import dead_letter_topic, retry_topic
 from turbopump.wire.properties import RETRY_TOPIC
 
@@ -208,6 +209,7 @@ class _Work:
         """Return the work of one of several tasks."""
         pace = self.pace.shared(1 / tasks)
 
+        @begins_call
         def redriven(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             assert TaskContext.get() is not None
             pacer = Pacer(pace, self.start_s)

@@ -23,6 +23,7 @@ from turbopump.spark.clocks import CLOCK_MARGIN_MS
 from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
 from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
+from turbopump.spark.worker_process import begins_call
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.row_converter import Origin
 from turbopump.spark.writing.writer import Written, send_rows
@@ -172,6 +173,7 @@ def sender(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a task's function: it sends its rows when they are due, and counts them."""
 
+    @begins_call
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()

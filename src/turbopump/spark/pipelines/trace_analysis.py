@@ -32,6 +32,7 @@ from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.queue_selection import Topics
 from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
+from turbopump.spark.worker_process import begins_call
 from turbopump.wire.names import TRACE_TOPIC
 
 _SPARK, _ARROW = report_schemas(
@@ -180,6 +181,7 @@ def _require_topic(options: Mapping[str, str]) -> None:
                 raise no_trace_topic(topic)
 
 
+@begins_call
 def _parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         records = [record for body in batch.column("body").to_pylist() for record in parsed(body)]
