@@ -346,6 +346,30 @@ async def test_a_second_promotion_repairs_one_that_ended_after_the_fencing(tmp_p
         await wait_until(lambda: replicas.role(1) == SLAVE)
 
 
+@virtual_time()
+async def test_a_disk_that_fails_after_the_fencing_leaves_slaves_to_promote(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        roles = replicas.broker(1).replica.roles
+        ask = roles.ask
+
+        async def fail_after_fencing(server: str, command: Command, timeout_ms: int) -> Command:
+            answer = await ask(server, command, timeout_ms)
+            replicas.disks[1].fail_writes()
+            return answer
+
+        roles.ask = fail_after_fencing
+        answer = await replicas.promote(1)
+        assert "brokerRole.json could not be written" in (answer.remark or "")
+        await wait_until(lambda: replicas.role(0)[0] is Role.SLAVE)
+        assert replicas.role(1) == SLAVE
+        replicas.disks[1].heal()
+        roles.ask = ask
+        assert (await replicas.promote(1)).code == SUCCESS
+        await until_accepting(replicas, 1)
+        await wait_until(lambda: replicas.role(0) == SLAVE)
+
+
 async def promote_half(replicas: PromotableBrokers) -> None:
     """Crash a promoted slave while the master is down, before its claim is final."""
     await replicas.stop(0)
