@@ -138,6 +138,24 @@ async def test_brokers_of_any_kind_give_the_same_answers(
 
 @EVERY_KIND
 @virtual_time()
+async def test_brokers_of_any_kind_tell_which_offsets_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
+) -> None:
+    async with world(tmp_path, monkeypatch, refused) as found:
+        await found.send(T[0], 5)
+        asking = found.asking()
+        await asking.commit({T[0]: 4})
+        assert await asking.stored_offsets([T[0]]) == {T[0]: 4}
+        found.made.brokers["a"].state.offsets.commit("g", "T", 0, 1)
+        found.codes()
+        assert await asking.stored_offsets([T[0]]) == {T[0]: 1}
+        assert len(found.codes()) == 1
+        await Admin(session=found.session).topics.delete("T")
+        assert (await asking.stored_offsets([T[0]])).get(T[0]) is None
+
+
+@EVERY_KIND
+@virtual_time()
 async def test_queues_that_are_only_read_have_ends_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[RequestCode]
 ) -> None:

@@ -322,13 +322,11 @@ class Cluster:
     async def stored_offsets(
         self, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int | None]:
-        """Return the group's committed offsets on brokers that tell many in one response."""
+        """Return the group's committed offsets where brokers have any, without retries."""
         places = by_place(queues)
         asked = [place for place in places if not self._is_silent(place[1])]
-        found, _ = await gather_available(
-            asked, lambda place: self._topics.committed(places[place])
-        )
-        return dict(chain(*(each.items() for each in found.values() if each is not None)))
+        found, _ = await gather_available(asked, lambda place: self._topics.progress(places[place]))
+        return dict(chain(*(each.items() for each in found.values())))
 
     async def commit(self, offsets: Offsets) -> Offsets:
         """Commit the group's offsets; return those that brokers accepted.

@@ -22,10 +22,10 @@ from turbopump.client.session import Session
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import Limits, Mark, Offsets, Place
-from turbopump.wire.bodies import QueueEnds, QueuePositions, TopicStats
+from turbopump.wire.bodies import ConsumeStats, QueueEnds, QueuePositions, TopicStats
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
-from turbopump.wire.headers import QueueEndsAnswer, QueueEndsOf, TopicName
+from turbopump.wire.headers import ConsumeStatsOf, QueueEndsAnswer, QueueEndsOf, TopicName
 
 T = TypeVar("T")
 
@@ -206,6 +206,27 @@ class TopicQueries:
             replica.address, lambda: bulk_calls.committed_offsets(*asked, self._timeout_ms)
         )
         return None if found is None else {queue: found.get(queue.queue_id) for queue in queues}
+
+    async def progress(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int | None]:
+        """Return the group's committed offsets where the broker has any.
+
+        Those of an Apache broker are those of its statistics, which show 0 where there are none.
+        """
+        found = await self.committed(queues)
+        return await self._consume_stats(queues) if found is None else found
+
+    async def _consume_stats(
+        self, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, int | None]:
+        place, replica = await self._place(queues[0])
+        header = ConsumeStatsOf(consumer_group=self._group, topic=self._reader.wire_topic(place[0]))
+        command = request(RequestCode.GET_CONSUME_STATS, header)
+        answer = await self._session.request(replica.address, command, self._timeout_ms)
+        if answer.code != ResponseCode.SUCCESS:
+            return {}
+        table = ConsumeStats.decode(whole_body(answer)).offset_table
+        offsets = {queue.queue_id: stats.consumer_offset for queue, stats in table.items()}
+        return {each: offsets[each.queue_id] for each in queues if each.queue_id in offsets}
 
     # --- internals --------------------------------------------------------------------------------
 
