@@ -20,7 +20,6 @@ from turbopump.broker.replication.roles import (
     is_majority,
     is_of,
     judge,
-    judge_pending,
     promoted,
     undone,
 )
@@ -292,9 +291,10 @@ class Mastership:
         if judgement.verdict is Verdict.REPLACED:
             return judgement
         replaceable = self._claims.replaceable(own, found)
-        pending = self._judge_pending(own, found, replaceable)
-        if pending is not None:
-            return Judgement(pending)
+        if self.record.is_pending:
+            why_not = self._may_not_complete(own, found, replaceable)
+            if why_not is not None:
+                return Judgement(why_not)
         if replaceable.entries:
             await self._claims.write(own, replaceable)
             # Only name servers that have it now count.
@@ -302,12 +302,19 @@ class Mastership:
         counted = self._claims.settled(own, found).entries.values()
         return judge(own, [entry.claim for entry in counted], len(servers))
 
-    def _judge_pending(self, own: MasterClaim, found: Found, replaceable: Found) -> Verdict | None:
-        """Return why the own claim must not be written; None if it may."""
-        if not self.record.is_pending:
+    def _may_not_complete(
+        self, own: MasterClaim, found: Found, replaceable: Found
+    ) -> Verdict | None:
+        """Return why a promotion must not be completed; None if it may.
+
+        Once its claim was removed from too many name servers, the old master may accept writes, and
+        must not be replaced by a promotion that its operator believes to be over.
+        """
+        count = len(self._claims.servers)
+        if is_majority(sum(is_of(own, claim) for claim in found.claims), count):
             return None
         others = len(replaceable.entries) - sum(is_of(own, claim) for claim in replaceable.claims)
-        return judge_pending(own, found.claims, others, len(self._claims.servers))
+        return Verdict.ABANDONED if is_majority(others, count) else Verdict.UNCONFIRMED
 
 
 def unconfirmed() -> RemoteError:

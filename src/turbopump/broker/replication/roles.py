@@ -84,21 +84,6 @@ def is_majority(having: int, count: int) -> bool:
     return having > count // 2 or not count
 
 
-def judge_pending(
-    own: MasterClaim, answers: Sequence[MasterClaim | None], others: int, count: int
-) -> Verdict | None:
-    """Decide whether a promotion may be completed; None if it may.
-
-    Once its claim was removed from too many name servers, the old master may accept writes, and
-    must not be replaced by a promotion that its operator believes to be over. ``others`` is how
-    many name servers have neither this claim nor that of another promotion under way.
-    """
-    having = sum(claim is not None and is_of(own, claim) for claim in answers)
-    if is_majority(having, count):
-        return None
-    return Verdict.ABANDONED if is_majority(others, count) else Verdict.UNCONFIRMED
-
-
 def is_of(own: MasterClaim, claim: MasterClaim) -> bool:
     """Whether a claim is of the same promotion as the own one, pending or not."""
     return (claim.epoch, claim.token) == (own.epoch, own.token)
