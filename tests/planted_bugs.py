@@ -416,6 +416,15 @@ async def fenced_before_the_claim(right: Function, self: RoleChanges, role: Any,
     return await right(self, role, **how)
 
 
+@bug(KvConfig, "replace", "one master of each epoch", near=2553)
+async def claim_replaced_without_comparing(
+    right: Function, self: KvConfig, namespace: str, key: str, expected: Any, value: str
+) -> bool:
+    """A name server stores a claim without comparing the value that it replaces."""
+    await self.put(namespace, key, value)
+    return True
+
+
 @bug(Transactions, "end", "transactions end as decided", near=1)
 def rolled_back_message_visible(
     right: Function, self: Transactions, end: Any, on_ended: Any, *args: Any
