@@ -208,6 +208,23 @@ def test_batches_have_a_largest_size() -> None:
     assert desk.went_back == [(b"c", 0)]
 
 
+def test_a_handler_may_change_its_list_of_messages() -> None:
+    def handle(messages: list[MessageView]) -> object:
+        calls.append([messages.pop(0).body for _ in range(len(messages))])
+        return b"b" not in calls[-1] or len(calls) > 2
+
+    calls: list[list[bytes]] = []
+    desk = Desk(handle, mode="batch", batch_max=2)
+    assert desk.run(batch([b"a", b"b", b"c"])) == Counts(1, 2, 0)
+    assert desk.went_back == [(b"a", 0), (b"b", 0)]
+
+    calls = []
+    desk = Desk(handle, mode="batch", ordered=True)
+    assert desk.run(batch([b"a", b"b"])).handled == 2
+    assert calls == [[b"a", b"b"]] * 3
+    assert len(desk.pauses) == 2
+
+
 def test_exception_in_a_batch_is_for_all_its_messages() -> None:
     def handle(messages: Sequence[MessageView]) -> object:
         if len(messages) == 2:
