@@ -71,6 +71,8 @@ class Rebalancer:
         self._look_soon = False
         self._members_at: dict[str, Sequence[str]] = {}
         """The group's members in this round, by address of the broker that reported them."""
+        self._asked = ""
+        """The address of the broker that was asked last."""
 
     def wake(self) -> None:
         """Balance soon; repeated calls until then count once."""
@@ -118,7 +120,8 @@ class Rebalancer:
                 _log.log(level, "%s is not consumed yet: %s", topic, error)
             except TurbopumpError as error:
                 # Keep the owned queues: missing information is no reason to stop consuming.
-                _log.warning("queues of %s for %s not balanced: %s", topic, self._group, error)
+                what = "queues of %s for %s not balanced"
+                self._session.warn(_log, self._asked, error, what, topic, self._group)
 
     async def _balance_topic(self, topic: str) -> None:
         wanted = await self._share(topic)
@@ -147,8 +150,8 @@ class Rebalancer:
         route = await self._session.route(topic)
         if self._strategy is None:
             return route.readable
-        address = self._session.any_address(route)
-        members = await self._members(address)
+        self._asked = self._session.any_address(route)
+        members = await self._members(self._asked)
         if not members or not route.readable:
             return None
         me = self._session.client_id
