@@ -160,7 +160,7 @@ class ConnectFailed(NetworkError):
     """How long the next attempt to connect has to wait."""
 
     last_failure: str = ""
-    """Why the last attempt failed, without the time until the next one; empty if unknown."""
+    """Why the last attempt failed, without when; empty if unknown."""
 
 
 class NoNameServer(ConnectFailed):
