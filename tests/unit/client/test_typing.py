@@ -48,9 +48,9 @@ def errors_of(program: str, directory: Path) -> dict[int, str]:
     """Return the errors that mypy's strict mode reports, by line."""
     path = directory / "program.py"
     path.write_text(program, encoding="utf-8")
-    options = ["--config-file", CONFIG, "--cache-dir", directory / "cache", "--no-pretty"]
+    options = [f"--config-file={CONFIG}", f"--cache-dir={directory / 'cache'}", "--no-pretty"]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, path],
+        [sys.executable, "-m", "mypy", *options, str(path)],
         cwd=CONFIG.parent,
         capture_output=True,
         text=True,
