@@ -19,7 +19,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer, worker
 from turbopump.client.arguments import wrong_arguments
@@ -27,12 +27,14 @@ from turbopump.client.background import LoopThread, background, is_loop_thread
 from turbopump.client.config import ClientConfig
 from turbopump.client.handlers import Handler
 from turbopump.client.life_cycle import LifeCycle, ServingLifeCycle, stop_signals
-from turbopump.client.message_sender import HandOverIO, MessageSender, ThreadIO, run_to_end
+from turbopump.client.message_sender import HandOverIO, MessageSender, ThreadIO, To, run_to_end
+from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import has_custom_sessions
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ClientError, ForkedClient, NotRunning
 from turbopump.machine.process import process_id, start_thread
+from turbopump.message import Message, MessageFields
 from turbopump.wire.record import MessageView
 
 A = TypeVar("A")
@@ -413,6 +415,20 @@ class Producer(Blocking[producer.Producer]):
         return self._io[1:]
 
     send = sending(MessageSender.send, producer.Producer.send)
+
+    @documented_by(producer.Producer.send_json)
+    def send_json(
+        self,
+        topic: str,
+        value: object,
+        *,
+        to: To = None,
+        timeout_ms: int | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> SendReceipt:
+        message = Message.with_json(topic, value, **fields)
+        return self.send(message, to=to, timeout_ms=timeout_ms)
+
     send_batch = sending(MessageSender.send_batch, producer.Producer.send_batch)
     send_ready = sending(MessageSender.send_ready, producer.Producer.send_ready)
     # On one connection per thread, which keeps their order; no response is awaited.
