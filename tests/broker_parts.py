@@ -311,6 +311,7 @@ class Parts:
                     offsets=self.offsets,
                     consumers=self.consumers,
                     store=store,
+                    clock=self.clock,
                 )
             ),
             RelayRequests(

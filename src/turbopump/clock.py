@@ -7,9 +7,10 @@ its timers, so both always agree.
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CALENDAR_END_MS = 253_402_000_000_000
 """Late in the year 9999: any later clock is wrong, and calendars end soon after."""
 
@@ -46,6 +47,11 @@ class SystemClock:
 SYSTEM_CLOCK: Clock = SystemClock()
 
 
+def utc_time(time_ms: int) -> datetime:
+    """Return a timestamp as a time in UTC, clamped to what calendars can express."""
+    return _EPOCH + timedelta(milliseconds=min(max(time_ms, 0), _CALENDAR_END_MS))
+
+
 def local_time(time_ms: int) -> datetime:
     """Return a timestamp in the operator's local time, clamped to what calendars can express."""
-    return datetime.fromtimestamp(min(max(time_ms, 0), _CALENDAR_END_MS) / 1000).astimezone()
+    return utc_time(time_ms).astimezone()

@@ -5,6 +5,7 @@
     TurbopumpError
     ├── InvalidArgument            a value given by the caller is not allowed (also a ValueError)
     │   └── InvalidExpression      a filter expression cannot be compiled; knows the position
+    ├── InvalidBody                a message's body is not of a type (also a ValueError)
     ├── WireError                  bytes that are not what the protocol says; knows the position
     │   ├── FrameError             a length is wrong: the stream cannot be followed further
     │   ├── HeaderError            a frame's header is not readable, or a field is missing or wrong
@@ -79,6 +80,10 @@ class InvalidExpression(InvalidArgument):
 
     def __str__(self) -> str:
         return f"{self.reason} (at character {self.position + 1})"
+
+
+class InvalidBody(TurbopumpError, ValueError):
+    """The body of a message is not what was asked for; the text names the message and the fault."""
 
 
 class WireError(TurbopumpError):
@@ -160,7 +165,7 @@ class ConnectFailed(NetworkError):
     """How long the next attempt to connect has to wait."""
 
     last_failure: str = ""
-    """Why the last attempt failed, without the time until the next one; empty if unknown."""
+    """Why the last attempt failed, without when; empty if unknown."""
 
 
 class NoNameServer(ConnectFailed):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import NewType
+from typing import NewType, Self, TypedDict, Unpack
 
 from msgspec import Struct, field
+
+from turbopump.json_bodies import json_body, shortened
 
 QueueOffset = NewType("QueueOffset", int)
 """Position in a queue, counting messages."""
@@ -29,6 +31,18 @@ class MessageQueue(Struct, frozen=True, order=True, cache_hash=True):
 
     def __str__(self) -> str:
         return f"{self.topic}@{self.broker}:{self.queue_id}"
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a `Message` besides topic and body."""
+
+    tags: str | None
+    keys: Sequence[str]
+    properties: Mapping[str, str]
+    delay_level: int
+    delay: timedelta | None
+    flag: int
+    wait_stored: bool
 
 
 class _TopicAndBody(Struct, frozen=True):
@@ -67,3 +81,25 @@ class Message(_TopicAndBody, frozen=True, kw_only=True):
 
     wait_stored: bool = True
     """Whether a broker that flushes or copies before it answers is to do so for this message."""
+
+    @classmethod
+    def with_json(cls, topic: str, value: object, **fields: Unpack[MessageFields]) -> Self:
+        """Return a message whose body is a value in JSON; raises InvalidArgument if it has none.
+
+        ::
+
+            Message.with_json("orders", Order(42, 10.0), keys=["42"])
+        """
+        return cls(topic, json_body(value), **fields)
+
+    def __repr__(self) -> str:
+        """Show what differs from the defaults; long bodies are cut."""
+        given = [
+            f"{name}={shortened(getattr(self, name))}"
+            for name, default in _DEFAULTS.items()
+            if getattr(self, name) != default
+        ]
+        return f"Message({', '.join([repr(self.topic), shortened(self.body), *given])})"
+
+
+_DEFAULTS = {name: getattr(Message("", b""), name) for name in MessageFields.__annotations__}

@@ -10,6 +10,7 @@ import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints
 
@@ -56,6 +57,13 @@ def metadata(
 ) -> dict[str, Any]:
     """Return what `setting` knows of a field, for fields without a constant default."""
     return {_KEY: key, "least": least, "most": most, "live": live}
+
+
+def nearest_key(key: str, known: Iterable[str], similarity: float = 0.6) -> str | None:
+    """Return the known key that a misspelled one probably means, in any case of letters."""
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(key.lower(), by_lower, 1, similarity)
+    return by_lower[near[0]] if near else None
 
 
 # --- checks ---------------------------------------------------------------------------------------

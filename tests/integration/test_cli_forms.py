@@ -264,17 +264,46 @@ def test_missing_name_server_is_reported_with_advice() -> None:
 
 def test_names_are_completed(shell: Shell) -> None:
     shell.ok("topic create completed --queues 1 --broker a")
+    assert completions(shell.nameserver, "topic status comple") == ["completed"]
+    assert completions("127.0.0.1:1", "topic status comple") == []
+
+
+def completions(nameserver: str, words: str) -> list[str]:
+    """Return what a shell offers for the last of some words, which may be empty."""
     env = {
         "_TURBOPUMP_COMPLETE": "complete_bash",
-        "COMP_WORDS": "turbopump topic status comple",
-        "COMP_CWORD": "3",
-        "NAMESRV_ADDR": shell.nameserver,
+        "COMP_WORDS": f"turbopump {words}",
+        "COMP_CWORD": str(len(words.split(" "))),
+        "NAMESRV_ADDR": nameserver,
     }
-    result = CliRunner().invoke(app, [], env=env, prog_name="turbopump")
-    assert result.stdout.split() == ["completed"]
-    env["NAMESRV_ADDR"] = "127.0.0.1:1"
-    result = CliRunner().invoke(app, [], env=env, prog_name="turbopump")
-    assert result.stdout.split() == []
+    return CliRunner().invoke(app, [], env=env, prog_name="turbopump").stdout.split()
+
+
+def test_groups_of_applications_are_completed(shell: Shell) -> None:
+    shell.ok("group create complete-me")
+    for line in ("group members ", "group progress "):
+        found = completions(shell.nameserver, line)
+        assert "complete-me" in found
+        assert not {"TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS", "FILTERSRV_CONSUMER"}.intersection(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("broker promote ", "a"),
+        ("cluster info ", "a"),
+        ("config broker ", "a"),
+        ("topic create orders --broker ", "a"),
+        ("transaction list --broker ", "a"),
+        ("config update-broker --broker ", "a"),
+        ("config broker a fileReserv", "fileReservedTime"),
+        ("config update-broker fileReserv", "fileReservedTime="),
+        ("config nameservers orderMess", "orderMessageEnable"),
+        ("config update-nameservers orderMess", "orderMessageEnable="),
+    ],
+)
+def test_brokers_and_settings_are_completed(shell: Shell, words: str, offered: str) -> None:
+    assert offered in completions(shell.nameserver, words)
 
 
 def test_queues_that_no_consumer_reads_cause_a_warning(shell: Shell) -> None:

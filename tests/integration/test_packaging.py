@@ -134,6 +134,9 @@ def test_the_metadata_describes_the_project(wheel: Path) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert set(EXTRAS) <= set(metadata.get_all("Provides-Extra", []))
+    # The project has no address yet, and a placeholder would send users nowhere.
+    assert metadata.get_all("Project-URL", []) == []
+    assert "Home-page" not in metadata
     assert "Apache License" in text_in(wheel, "licenses/LICENSE")
 
 

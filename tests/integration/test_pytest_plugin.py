@@ -57,6 +57,7 @@ def test_the_plugin_costs_next_to_nothing_until_it_is_used() -> None:
     assert own.split() == [
         "turbopump",
         "turbopump.errors",
+        "turbopump.json_bodies",
         "turbopump.lazy_names",
         "turbopump.message",
         "turbopump.testing",

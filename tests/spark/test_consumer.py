@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from servers import Standalone, standalone
 from turbopump import Message, MessageView, Producer, Sql
+from turbopump.admin import GroupSettings
 from turbopump.admin.blocking import Admin
 from turbopump.client.config import ClientConfig
 from turbopump.errors import SparkError
@@ -92,6 +93,24 @@ def place(spark: SparkSession, quick: Standalone, tmp_path: Path) -> Place:
 
 
 # --- row by row -----------------------------------------------------------------------------------
+
+
+def test_the_limit_of_the_group_holds_without_one_of_the_consumer(place: Place) -> None:
+    with Admin(place.nameserver) as admin:
+        admin.groups.create(GroupSettings(place.group, retries_max=1))
+        assert [each.retries_max for each in admin.groups.settings(place.group).values()] == [1]
+    place.send(["bad"])
+    log = place.log
+
+    def handle(message: MessageView) -> bool:
+        with log.open("a") as seen:
+            seen.write(f"{message.reconsume_times}\n")
+        return False
+
+    report = place.consume(handle, lambda report: report.dead == 1)
+    assert (report.retried, report.dead) == (1, 1)
+    assert place.lines == [["0"], ["1"]]
+    assert [letter.body for letter in place.dead_letters()] == [b"bad"]
 
 
 def test_every_message_succeeds_is_redelivered_or_dead_lettered(place: Place) -> None:

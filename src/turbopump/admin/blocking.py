@@ -103,6 +103,7 @@ class Topics(_Subject[topics.Topics]):
 
 class Groups(_Subject[groups.Groups]):
     list = blocking(groups.Groups.list)
+    settings = blocking(groups.Groups.settings)
     create = blocking(groups.Groups.create)
     update = blocking(groups.Groups.update)
     delete = blocking(groups.Groups.delete)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from turbopump.admin.servers import BrokerNode, Servers, gathered, none_on
 from turbopump.broker import config_keys
 from turbopump.errors import InvalidArgument, NotThere
-from turbopump.settings import parse_properties, render_properties
+from turbopump.settings import nearest_key, parse_properties, render_properties
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
+
+_SIMILARITY = 0.7
+"""Less similar keys share only an ending, as aclEnable and vipChannelEnable do."""
 
 _ByServer = Mapping[str, Mapping[str, str]]
 
@@ -149,9 +151,16 @@ def _require_known(server: str, current: Mapping[str, str], settings: Mapping[st
     """Refuse settings that a server does not have: most servers ignore them and report success."""
     for key in settings:
         if key not in current:
-            similar = get_close_matches(key, current, 1)
-            meant = f"; did you mean {similar[0]!r}?" if similar else ""
-            raise InvalidArgument(f"{server} has no setting {key!r}{meant}")
+            raise InvalidArgument(f"{server} has no setting {key!r}{_why_unknown(key, current)}")
+
+
+def _why_unknown(key: str, known: Iterable[str]) -> str:
+    if key in config_keys.UNSUPPORTED:
+        return ": not supported by Turbopump"
+    if key in config_keys.WITHOUT_EFFECT:
+        return ": no effect in Turbopump"
+    similar = nearest_key(key, known, _SIMILARITY)
+    return f"; did you mean {similar!r}?" if similar else ""
 
 
 def _check_values(current: Mapping[str, str], settings: Mapping[str, str]) -> None:

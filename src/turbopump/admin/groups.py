@@ -176,6 +176,13 @@ class Groups:
             for name, found in zip(names, online, strict=True)
         )
 
+    async def settings(self, group: str) -> dict[str, GroupSettings]:
+        """Return a group's settings by broker, without the brokers that do not have it."""
+        nodes = await self._servers.readable()
+        tables = await gathered(self._table(node) for node in nodes)
+        found = zip(nodes, tables, strict=True)
+        return {node.broker: _settings(table[group]) for node, table in found if group in table}
+
     async def create(self, settings: GroupSettings, cluster: str | None = None) -> tuple[str, ...]:
         """Create a group on all brokers; raises AlreadyThere. Return the brokers' names."""
         check_group(settings.group)

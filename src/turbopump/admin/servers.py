@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from turbopump.client import calls
 from turbopump.client.calls import require_success
-from turbopump.client.route_cache import NameServers
+from turbopump.client.route_cache import NameServers, not_a_name_server
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.errors import ConnectFailed, NetworkError, NoNameServer, NotThere, RemoteError
@@ -183,7 +183,8 @@ class Servers:
         except NetworkError as error:
             raise _no_name_server([address], error) from error
         except RemoteError as error:
-            raise RemoteError(error.code, f"name server {address}: {error.remark}") from error
+            refused = RemoteError(error.code, f"name server {address}: {error.remark}")
+            raise not_a_name_server(address, error) or refused from error
 
 
 def _no_name_server(addresses: Sequence[str], error: NetworkError) -> NoNameServer:

@@ -82,7 +82,9 @@ class Administration:
             offsets=offsets,
             consumers=consumers,
             store=store,
+            clock=clock,
         )
+        offsets.on_lowered = self.resets.note_lowered
         self.lag = Lag(
             broker_name=config.identity.broker_name,
             address=address,

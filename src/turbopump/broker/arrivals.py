@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from turbopump.broker.config import LongPollingConfig
 from turbopump.clock import Clock
+from turbopump.machine.log_limit import LogLimit
 from turbopump.net.deadlines import Bucket, Deadlines
 from turbopump.store.consume_queue import QueueKey
 from turbopump.store.dispatch import ANY_TAG, Watch
@@ -60,8 +61,8 @@ class HeldPull(Struct, eq=False):
 
 RESUMED_PER_TURN = 64
 
-REFUSALS_LOGGED_MS = 60_000
-"""How often refused pulls are logged."""
+SWEEP_SLOW_MS = 500
+"""A longer sweep is logged: meanwhile, the broker serves no client."""
 
 WHOLE_TOPIC = -1
 """In place of a queue id: waits for a message in any queue of a topic."""
@@ -139,7 +140,7 @@ class Arrivals:
         self._woken: deque[HeldPull] = deque()
         """May include pulls that were dropped since."""
         self._is_resuming = False
-        self._logged_from_ms = 0
+        self._log_limit = LogLimit(clock)
 
     def __len__(self) -> int:
         return self._count
@@ -168,9 +169,7 @@ class Arrivals:
 
     def _note_refused(self, refusal: str) -> None:
         self.refused += 1
-        now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._logged_from_ms:
-            self._logged_from_ms = now_ms + REFUSALS_LOGGED_MS
+        if self._log_limit.is_due("refused"):
             _log.warning("%s; %d refused since the start", refusal, self.refused)
 
     def get(self, key: QueueKey, /) -> Watch | None:
@@ -228,12 +227,16 @@ class Arrivals:
 
     def sweep(self, max_offset: Callable[[str, int], int]) -> None:
         """Wake pulls that `notify` should have woken: a safety net."""
+        begun_ms = self._clock.monotonic_ms()
         for topic, queues in self._by_topic.items():
             for queue_id, queue in queues.items():
                 end = max_offset(topic, queue_id)
                 for pull in queue.all:
                     if end > max(pull.offset, queue.seen):
                         self._wake(pull)
+        spent_ms = self._clock.monotonic_ms() - begun_ms
+        if spent_ms > SWEEP_SLOW_MS:
+            _log.warning("checking %d waiting long polls took %d ms", self._count, spent_ms)
 
     @property
     def topics(self) -> set[str]:

@@ -6,7 +6,6 @@ refused, and the error names the nearest known one.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any, get_type_hints
 from turbopump.broker.config import RECORD_EXTRA_BYTES, BrokerConfig, Role
 from turbopump.errors import InvalidArgument
 from turbopump.machine.process import memory_bytes
-from turbopump.settings import KINDS, Kind, Settings
+from turbopump.settings import KINDS, Kind, Settings, nearest_key
 from turbopump.store.config import UNIT_BYTES, FlushMode
 from turbopump.wire.delay_levels import parse_delay_levels
 
@@ -258,9 +257,8 @@ def _refuse_unsupported(key: str, text: str) -> None:
 
 
 def _unknown_text(key: str) -> str:
-    lower = {known.lower(): known for known in _BY_KEY}
-    near = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=0.6)
-    hint = f"did you mean {lower[near[0]]}?" if near else "see the configuration guide for all keys"
+    near = nearest_key(key, _BY_KEY)
+    hint = f"did you mean {near}?" if near else "see the configuration guide for all keys"
     return f"unknown key {key!r}: {hint}"
 
 

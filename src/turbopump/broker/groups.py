@@ -24,6 +24,11 @@ _QUEUES_MAX = 1024
 _PRODUCER_GROUP_CHARS_MAX = 255
 
 
+def is_internal_group(name: str) -> bool:
+    """Whether brokers and tools use a group, rather than applications."""
+    return name in BOOT_GROUPS or name.startswith(_SYSTEM_PREFIX)
+
+
 def check_group_name(name: str) -> str | None:
     """Return what is wrong with a group's name, or None: its retry topic must be a topic's name."""
     if not name.strip():

@@ -17,6 +17,9 @@ _log = logging.getLogger(__name__)
 _SEPARATOR = "@"
 _LISTED_MAX = 10
 
+OnLowered = Callable[[str, str, int, int, int], None]
+"""Called after a commit below the stored offset: group, topic, queue, stored and new offset."""
+
 
 class Offsets:
     """Committed offsets by topic, group and queue; in memory, and in a file that follows."""
@@ -27,6 +30,7 @@ class Offsets:
         self._topics: Counter[str] = Counter()
         """In how many topics each group has offsets."""
         self.saving = Table("offsets", file, self.encoded)
+        self.on_lowered: OnLowered | None = None
 
     def load(self) -> bool:
         """Load the saved offsets, if any."""
@@ -78,9 +82,12 @@ class Offsets:
             self._topics[group] += 1
         changes = 0
         for queue_id, offset in offsets.items():
-            if queues.get(queue_id) != offset:
+            stored = queues.get(queue_id)
+            if stored != offset:
                 queues[queue_id] = offset
                 changes += 1
+                if stored is not None and offset < stored and self.on_lowered is not None:
+                    self.on_lowered(group, topic, queue_id, stored, offset)
         self.saving.changes += changes
 
     def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:

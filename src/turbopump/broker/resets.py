@@ -1,19 +1,30 @@
-"""Moving the offsets of a running group: by time, or to given offsets."""
+"""Moving the offsets of a running group: by time, or to given offsets.
+
+Any other commit below the stored offset is logged, since messages are delivered again.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
 from turbopump.broker.clients import Consumers, Member
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.topics import Topics
+from turbopump.clock import Clock
 from turbopump.errors import RemoteError
+from turbopump.machine.log_limit import LogLimit
 from turbopump.message import MessageQueue
 from turbopump.store.store import Store
 from turbopump.wire.codes import ResponseCode
+
+_log = logging.getLogger(__name__)
+
+APPLIED_WITHIN_MS = 600_000
+"""How long commits are attributed to a reset: members apply it when their listeners return."""
 
 NEWEST = -1
 """In place of a timestamp: after the newest message."""
@@ -42,6 +53,12 @@ class PlannedReset(Struct, frozen=True):
     members: tuple[Member, ...]
 
 
+class _Planned(Struct, frozen=True):
+    offsets: dict[int, int]
+    """By queue."""
+    end_ms: int
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Resets:
     """Computes the offsets of a reset, which the members of the group apply and commit.
@@ -54,11 +71,40 @@ class Resets:
     offsets: Offsets
     consumers: Consumers
     store: Store
+    clock: Clock
+    _planned: dict[tuple[str, str], _Planned] = field(default_factory=dict)
+    _log_limit: LogLimit = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._log_limit = LogLimit(self.clock)
 
     def plan(self, reset: Reset) -> PlannedReset:
         """Return the offsets, and who must apply them; raises RemoteError."""
         targets = self._given(reset) or self._by_time(reset)
-        return PlannedReset(targets, self._resettable(reset.group))
+        planned = PlannedReset(targets, self._resettable(reset.group))
+        now_ms = self.clock.monotonic_ms()
+        self._planned = {key: each for key, each in self._planned.items() if each.end_ms > now_ms}
+        offsets = {queue.queue_id: offset for queue, offset in targets.items()}
+        self._planned[reset.group, reset.topic] = _Planned(offsets, now_ms + APPLIED_WITHIN_MS)
+        return planned
+
+    def note_lowered(self, group: str, topic: str, queue_id: int, stored: int, offset: int) -> None:
+        """Log a commit below the stored offset, unless a reset explains it."""
+        # Without members, it is how tools reset a group.
+        if self.consumers.members(group) and not self._is_planned(group, topic, queue_id, offset):
+            text = (
+                "%s commits offset %d in queue %d of %s, below the stored %d: messages are"
+                " delivered again; logged once a minute for each queue"
+            )
+            args = group, offset, queue_id, topic, stored
+            self._log_limit.log((group, topic, queue_id), _log, logging.WARNING, text, *args)
+
+    def _is_planned(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        planned = self._planned.get((group, topic))
+        if planned is None or planned.end_ms <= self.clock.monotonic_ms():
+            return False
+        target = planned.offsets.get(queue_id)
+        return target is not None and offset >= target
 
     def _resettable(self, group: str) -> tuple[Member, ...]:
         members = self.consumers.members(group)

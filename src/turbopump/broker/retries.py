@@ -28,7 +28,7 @@ from turbopump.wire.bodies import GroupConfig, TopicConfig
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hashing import body_crc
 from turbopump.wire.names import dead_letter_topic, retry_topic
-from turbopump.wire.record import MessageView, Record, decode_record
+from turbopump.wire.record import MessageView, decode_record
 
 Ts = TypeVarTuple("Ts")
 
@@ -123,19 +123,19 @@ class Retries:
                 return
             retry = self._retry_topic(failed, group)
             message = _failed_message(failed, found)
-            record = self._next_version(failed, message, group, retry)
+            draft = self._next_version(failed, message, group, retry)
+            record = self.writer.record(draft)
         except (RemoteError, WriteRefused) as error:
             on_outcome(refusal(error), *args)
             return
-        topic = message.topic
         self.writer.append_soon(
-            [record], Promise.DURABLE, self._stored, failed.group, topic, on_outcome, args
+            [record], Promise.DURABLE, self._stored, failed.group, draft, on_outcome, args
         )
 
     def _next_version(
         self, failed: SendBack, message: MessageView, group: GroupConfig, retry: TopicConfig
-    ) -> Record:
-        """Return the record to be retried later, or the dead letter."""
+    ) -> Draft:
+        """Return the copy to be retried later, or the dead letter."""
         most = group.retry_max_times if failed.retries_max is None else failed.retries_max
         is_damaged = body_crc(message.stored_body) != message.body_crc
         if is_damaged:
@@ -154,21 +154,25 @@ class Retries:
         if target.write_queue_nums < 1:
             raise _not_writable(target.topic_name)
         queue_id = self.chance.randrange(target.write_queue_nums)
-        return self.writer.record(_again(message, target.topic_name, queue_id, level))
+        return _again(message, target.topic_name, queue_id, level)
 
     def _stored(
         self,
         outcome: Outcome,
         group: str,
-        topic: str,
+        draft: Draft,
         on_outcome: Callable[..., None],
         args: tuple[object, ...],
     ) -> None:
         """Count a send-back and report its outcome; a late flush is a failure."""
         if isinstance(outcome, Late):
             outcome = outcome.for_consumer()
-        if not isinstance(outcome, RemoteError):
-            self.stats.sent_back(group, topic)
+        if isinstance(outcome, Appended):
+            size = outcome.end_offset - outcome.physical_offsets[0]
+            self.stats.put(draft.topic, draft.queue_id, 1, size)
+            origin = draft.properties[names.RETRY_TOPIC]
+            # Producers choose properties: no counters for topics that do not exist.
+            self.stats.sent_back(group, origin if self.topics.find(origin) else draft.topic)
         on_outcome(outcome, *args)
 
     def _group(self, name: str, client: str) -> GroupConfig:

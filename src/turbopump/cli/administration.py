@@ -56,9 +56,46 @@ def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+    from turbopump.broker.groups import is_internal_group
+
+    def names(admin: Admin) -> list[str]:
+        found = [each.settings.group for each in admin.groups.list()]
+        return [name for name in found if not is_internal_group(name)]
+
+    return _names(ctx, incomplete, names)
+
+
+def complete_broker(ctx: typer.Context, incomplete: str) -> list[str]:
     return _names(
-        ctx, incomplete, lambda admin: [each.settings.group for each in admin.groups.list()]
+        ctx,
+        incomplete,
+        lambda admin: [name for each in admin.clusters.list() for name in each.brokers],
     )
+
+
+def complete_broker_key(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a setting of the broker that is the argument before it."""
+    broker = ctx.params.get("name") or ""
+    return _names(ctx, incomplete, lambda admin: sorted(admin.configuration.broker(broker)))
+
+
+def complete_broker_setting(incomplete: str) -> list[str]:
+    """Complete a setting that takes effect while a broker runs."""
+    from turbopump.broker.config_keys import SETTINGS
+
+    return [f"{each.key}=" for each in SETTINGS if each.live and each.key.startswith(incomplete)]
+
+
+def complete_nameserver_key(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, incomplete, _nameserver_keys)
+
+
+def complete_nameserver_setting(ctx: typer.Context, incomplete: str) -> list[str]:
+    return [f"{key}=" for key in complete_nameserver_key(ctx, incomplete)]
+
+
+def _nameserver_keys(admin: Admin) -> list[str]:
+    return sorted({key for each in admin.configuration.name_servers().values() for key in each})
 
 
 TopicArgument: TypeAlias = Annotated[
@@ -66,6 +103,12 @@ TopicArgument: TypeAlias = Annotated[
 ]
 GroupArgument: TypeAlias = Annotated[
     str, typer.Argument(help="Name of the consumer group.", autocompletion=complete_group)
+]
+BrokerArgument: TypeAlias = Annotated[
+    str, typer.Argument(help="Name of the broker.", autocompletion=complete_broker)
+]
+BrokerOption: TypeAlias = Annotated[
+    str | None, option("Only on this broker.", autocompletion=complete_broker)
 ]
 ClusterOption: TypeAlias = Annotated[str | None, option("Only in this cluster.")]
 TagsOption: TypeAlias = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turbopump.cli.administration import reported
+from turbopump.cli.administration import BrokerArgument, reported
 from turbopump.cli.command import Console, command
 from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
@@ -87,7 +87,7 @@ def broker(
 @command(app, confirms=True)
 def promote(
     console: Console,
-    broker: Annotated[str, typer.Argument(help="Name of the broker.")],
+    broker: BrokerArgument,
     broker_id: Annotated[
         int | None,
         option("Id of the slave; without it, the one that has most of the log.", "--id", min=1),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from turbopump.cli.administration import BrokerArgument
 from turbopump.cli.command import Console, command
 from turbopump.cli.output import Column, columns, row_of
 
@@ -13,8 +14,6 @@ app = typer.Typer()
 
 _REPLICATION = columns("role link lag_bytes:number lag_ms=BEHIND:duration")
 """Shown where a broker has slaves: a terminal of 80 columns has no room for them elsewhere."""
-
-BrokerArgument = Annotated[str, typer.Argument(help="Name of the broker.")]
 
 
 @command(app, "list")

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import ClusterOption
+from turbopump.cli.administration import (
+    BrokerArgument,
+    BrokerOption,
+    ClusterOption,
+    complete_broker_key,
+    complete_broker_setting,
+    complete_nameserver_key,
+    complete_nameserver_setting,
+)
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import parse_pairs
-from turbopump.cli.options import option
 from turbopump.cli.output import Output, columns, row_of
 
 if TYPE_CHECKING:
@@ -19,12 +26,21 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-KeysArgument = Annotated[
-    list[str] | None, typer.Argument(help="Only these settings.", metavar="[KEY]...")
-]
-SettingsArgument = Annotated[
-    list[str], typer.Argument(help="Settings and their new values.", metavar="KEY=VALUE...")
-]
+Completion = Callable[[typer.Context, str], list[str]]
+
+
+def _keys(completion: Completion) -> Any:
+    return typer.Argument(
+        help="Only these settings.", metavar="[KEY]...", autocompletion=completion
+    )
+
+
+def _settings(completion: Callable[..., list[str]]) -> Any:
+    return typer.Argument(
+        help="Settings and their new values.", metavar="KEY=VALUE...", autocompletion=completion
+    )
+
+
 NamespaceArgument = Annotated[str, typer.Argument(help="Namespace of key-values.")]
 
 _SETTINGS = columns("server key value")
@@ -35,8 +51,8 @@ _KEY_VALUES = columns("key value")
 @command(app)
 def broker(
     console: Console,
-    name: Annotated[str, typer.Argument(help="Name of the broker.")],
-    key: KeysArgument = None,
+    name: BrokerArgument,
+    key: Annotated[list[str] | None, _keys(complete_broker_key)] = None,
 ) -> None:
     """Show the settings of a broker."""
     found = {name: console.admin.configuration.broker(name)}
@@ -44,7 +60,9 @@ def broker(
 
 
 @command(app)
-def nameservers(console: Console, key: KeysArgument = None) -> None:
+def nameservers(
+    console: Console, key: Annotated[list[str] | None, _keys(complete_nameserver_key)] = None
+) -> None:
     """Show the settings of the name servers."""
     found = console.admin.configuration.name_servers()
     _print_settings(found, key or (), console)
@@ -53,8 +71,8 @@ def nameservers(console: Console, key: KeysArgument = None) -> None:
 @command(app, confirms=True)
 def update_broker(
     console: Console,
-    settings: SettingsArgument,
-    broker: Annotated[str | None, option("Only this broker.")] = None,
+    settings: Annotated[list[str], _settings(complete_broker_setting)],
+    broker: BrokerOption = None,
     cluster: ClusterOption = None,
 ) -> None:
     """Change settings of brokers while they run: of all, of a cluster, or of one."""
@@ -63,7 +81,9 @@ def update_broker(
 
 
 @command(app, confirms=True)
-def update_nameservers(console: Console, settings: SettingsArgument) -> None:
+def update_nameservers(
+    console: Console, settings: Annotated[list[str], _settings(complete_nameserver_setting)]
+) -> None:
     """Change settings of all name servers while they run."""
     _update(console, settings, console.admin.configuration.change_name_servers)
 

@@ -37,7 +37,7 @@ def list_groups(
     cluster: ClusterOption = None,
 ) -> None:
     """List consumer groups."""
-    from turbopump.broker.groups import BOOT_GROUPS
+    from turbopump.broker.groups import is_internal_group
 
     found = console.admin.groups.list(cluster)
     rows = [
@@ -48,7 +48,7 @@ def list_groups(
             "brokers": list(each.brokers),
         }
         for each in found
-        if all_kinds or each.settings.group not in BOOT_GROUPS
+        if all_kinds or not is_internal_group(each.settings.group)
     ]
     shown = (
         _SETTINGS[0],

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import ClusterOption, DryRunOption, TopicArgument
+from turbopump.cli.administration import (
+    ClusterOption,
+    DryRunOption,
+    TopicArgument,
+    complete_broker,
+)
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_number
 from turbopump.cli.options import option
@@ -19,7 +24,8 @@ app = typer.Typer()
 
 NewTopicArgument = Annotated[str, typer.Argument(help="Name of the topic.")]
 BrokerOption = Annotated[
-    list[str] | None, option("Only on this broker; can be repeated.", "--broker")
+    list[str] | None,
+    option("Only on this broker; can be repeated.", "--broker", autocompletion=complete_broker),
 ]
 PermissionOption = Annotated[
     str | None, option("What clients may do: r, w or rw.", metavar="r|w|rw")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turbopump.cli.administration import FAILED, require_range
+from turbopump.cli.administration import FAILED, BrokerOption, require_range
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import format_body, format_number
 from turbopump.cli.options import option
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 GroupOption = Annotated[str | None, option("Only of this producer group.")]
-BrokerOption = Annotated[str | None, option("Only on this broker.")]
 AbandonedOption = Annotated[bool, option("Only those that are no longer checked.", "--abandoned")]
 GivenUpOption = Annotated[
     bool, option("The former name of --abandoned.", "--given-up", hidden=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
 from turbopump.errors import InvalidArgument
+from turbopump.message import Message
 
 T = TypeVar("T")
 
@@ -31,6 +32,22 @@ def check_kind(call: str, value: object, kind: type) -> None:
     """Refuse an argument of another type; ``call`` is what it was passed to."""
     if not isinstance(value, kind):
         raise InvalidArgument(f"{call} expects a {kind.__name__}, got {type(value).__name__}")
+
+
+def wrong_arguments(
+    method: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> TypeError:
+    """Return the error of a call with arguments that a method does not have.
+
+    Raises InvalidArgument for ``send(topic, body)``.
+    """
+    if args and isinstance(args[0], str):
+        check_kind(f"{method.__name__}()", args[0], Message)
+    try:
+        inspect.signature(method).bind(None, *args, **kwargs)
+    except TypeError as error:
+        return TypeError(f"{method.__name__}(): {error}")
+    raise AssertionError("the signature fits")
 
 
 def checked_hooks(name: str, hooks: Iterable[T], *methods: str) -> tuple[T, ...]:

@@ -19,18 +19,22 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer, worker
+from turbopump.client.arguments import wrong_arguments
 from turbopump.client.background import LoopThread, background, is_loop_thread
 from turbopump.client.config import ClientConfig
 from turbopump.client.handlers import Handler
 from turbopump.client.life_cycle import LifeCycle, ServingLifeCycle, stop_signals
-from turbopump.client.message_sender import HandOverIO, MessageSender, ThreadIO, run_to_end
+from turbopump.client.message_sender import HandOverIO, MessageSender, ThreadIO, To, run_to_end
+from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
+from turbopump.client.shared_sessions import has_custom_sessions
 from turbopump.clock import SYSTEM_CLOCK
-from turbopump.errors import ForkedClient, NotRunning
+from turbopump.errors import ClientError, ForkedClient, NotRunning
 from turbopump.machine.process import process_id, start_thread
+from turbopump.message import Message, MessageFields
 from turbopump.wire.record import MessageView
 
 A = TypeVar("A")
@@ -83,6 +87,7 @@ class Blocking(Generic[C]):
             if self._thread is not None:
                 self._require_own_process(self._thread)
                 return
+            _require_real_time(type(self).__name__)
             thread = background.join()
             try:
                 run_on(thread, self._client.start)
@@ -166,6 +171,18 @@ class Blocking(Generic[C]):
                 f"this {type(self).__name__} was started in process {thread.pid} and is used in "
                 f"{process_id()}: create producers and consumers after the fork"
             )
+
+
+def _require_real_time(name: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if has_custom_sessions():
+        raise ClientError(
+            f"a blocking {name} would block this event loop, in which turbopump_cluster runs: use"
+            f" the asyncio client {name} (turbopump.aio), or test with turbopump_server"
+        )
 
 
 _Opened = tuple[LoopThread, LifeCycle, set[concurrent.futures.Future[Any]]]
@@ -342,7 +359,11 @@ def sending(
             running: producer.Running = self._client.running
             own, shared = self._send_io(running.session, thread)
             is_own = senders <= threads_max and running.session.has_blocking_pool
-            return run_to_end(method(running.sender, own if is_own else shared, *args, **kwargs))
+            try:
+                work = method(running.sender, own if is_own else shared, *args, **kwargs)
+            except TypeError:
+                raise wrong_arguments(documented, args, kwargs) from None
+            return run_to_end(work)
 
     return _documented(call, documented)
 
@@ -394,6 +415,20 @@ class Producer(Blocking[producer.Producer]):
         return self._io[1:]
 
     send = sending(MessageSender.send, producer.Producer.send)
+
+    @documented_by(producer.Producer.send_json)
+    def send_json(
+        self,
+        topic: str,
+        value: object,
+        *,
+        to: To = None,
+        timeout_ms: int | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> SendReceipt:
+        message = Message.with_json(topic, value, **fields)
+        return self.send(message, to=to, timeout_ms=timeout_ms)
+
     send_batch = sending(MessageSender.send_batch, producer.Producer.send_batch)
     send_ready = sending(MessageSender.send_ready, producer.Producer.send_ready)
     # On one connection per thread, which keeps their order; no response is awaited.

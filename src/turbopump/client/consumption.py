@@ -258,7 +258,8 @@ class Consumption:
             if not is_same and not self._settings.is_broadcast:
                 raise ConnectionLost(f"{replica.address} was connected to again meanwhile")
         except TurbopumpError as error:
-            _log.warning("no start position in %s for %s: %s", queue, self._group, error)
+            what = "no start position in %s for %s"
+            session.warn(_log, queue.broker, error, what, queue, self._group)
             return None
         now_ms = owned.last_pull_ms
         self.owned[queue] = owned

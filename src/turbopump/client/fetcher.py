@@ -102,7 +102,8 @@ class Fetcher:
                 raise ConnectionLost(f"{source.address} was reconnected in the meantime")
             self._last[queue] = last
         except TurbopumpError as error:
-            _log.warning("where to start in %s is not known yet: %s", queue, error)
+            what = "where to start in %s is not known yet"
+            self._reader.warn(_log, queue.broker, error, what, queue)
             await asyncio.sleep(START_UNKNOWN_PAUSE_S)
         else:
             self._buffer.restart(queue, offset)
@@ -126,7 +127,7 @@ class Fetcher:
         except TurbopumpError as error:
             is_limited = isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL
             pause_s = FLOW_CONTROL_PAUSE_S if is_limited else ERROR_PAUSE_S
-            _log.warning("%s was not read: %s; again in %g s", queue, error, pause_s)
+            self._reader.warn(_log, queue.broker, error, "%s was not read", queue)
             await asyncio.sleep(pause_s)
             return
         if outcome.next_offset < offset:

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Generic, Never, NoReturn, ParamSpec, TypeGuard, TypeVar, get_args
 
-import msgspec
-import msgspec.inspect
-
-from turbopump.client.arguments import checked
+from turbopump.client.arguments import check_callable, checked
 from turbopump.client.delivery.listener import is_async
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.names import check_group, check_topic, check_topic_to_subscribe
 from turbopump.client.push_config import Listening, Retries
+from turbopump.client.selectors import Selector, by_hash
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.subscriptions import Expression, subscription
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import EVERYTHING
+from turbopump.json_bodies import json_body, json_decoder, shortened
 from turbopump.message import Message
 from turbopump.wire.record import MessageView
 
@@ -30,6 +29,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Decode = Callable[[MessageView, ConsumeContext], Any]
+Key = Callable[[Any], str | int]
+"""Returns what the queue of a result depends on: equal keys go to the same queue, in order."""
 
 _NO_VALUES = (
     inspect.Signature.empty,
@@ -66,6 +67,7 @@ class Handler(Generic[P, T]):
         group: str,
         tags: Expression,
         to: str | None,
+        key: Key | None,
         settings: GroupSettings,
         names: Mapping[str, Any],
     ) -> None:
@@ -75,6 +77,7 @@ class Handler(Generic[P, T]):
         self.group = group
         self.tags = tags
         self.to = to
+        self.key = key
         self.settings = settings
         self.is_async = is_async(function)
         signature = _signature(function, names)
@@ -96,18 +99,32 @@ class Handler(Generic[P, T]):
         """Decode the function's arguments; raises ValueError if the body does not have its type."""
         return {name: decode(message, context) for name, decode in self._decoders.items()}
 
-    def results(self, returned: object) -> list[Message]:
-        """Return the messages to publish: those returned, and other values as messages to ``to``.
+    def results(self, returned: object) -> list[tuple[Message, Selector | None]]:
+        """Return the messages to publish, and what chooses the queue of each.
 
-        A list, tuple or iterator is published item by item. Without ``to``, other values are
-        ignored, as a task's result is that nobody asks for.
+        They are those returned, and other values as messages to ``to``. A list, tuple or iterator
+        is published item by item. Without ``to``, other values are ignored, as a task's result is
+        that nobody asks for.
         """
         held = list(returned) if _is_collection(returned) else [returned]
         return [
-            each if isinstance(each, Message) else Message(self.to or "", encoded(each))
+            (
+                each if isinstance(each, Message) else Message(self.to or "", encoded(each)),
+                self._selector(each),
+            )
             for each in held
             if isinstance(each, Message) or (self.to is not None and each is not None)
         ]
+
+    def _selector(self, result: object) -> Selector | None:
+        if self.key is None:
+            return None
+        key: object = self.key(result)
+        if not isinstance(key, str | int):
+            raise InvalidArgument(
+                f"key of {self!r} must return a str or int, got {key!r} for {shortened(result)}"
+            )
+        return by_hash(key)
 
 
 def _is_collection(returned: object) -> TypeGuard[Iterable[object]]:
@@ -123,6 +140,7 @@ def consumer(
     group: str,
     tags: Expression = EVERYTHING,
     to: str | None = None,
+    key: Key | None = None,
     start_from: StartFrom = "last",
     orderly: bool = False,
     listening: Listening | None = None,
@@ -142,13 +160,18 @@ def consumer(
     is, parameters of type `MessageView` and `ConsumeContext` the whole message and its context.
     What the function returns is published to ``to`` before the message counts as consumed, and
     ignored without ``to``; lists, tuples and generators are published item by item. An exception
-    redelivers the message; a body of another type makes it a dead letter.
+    redelivers the message; a body of another type makes it a dead letter. With ``key``, such as
+    ``key=lambda invoice: invoice.customer``, results of equal keys go to the same queue, in order.
     """
     check_topic_to_subscribe(topic)
     check_group(group)
     subscription(topic, tags, 0)
     if to is not None:
         check_topic(to)
+    if key is not None:
+        check_callable("key", key, "(result)")
+        if to is None:
+            raise InvalidArgument('key chooses the queue of results: pass to="topic" as well')
     consume_from(start_from)
     listening = checked("listening", listening, Listening, "Listening(threads=4)")
     if listening.batch_max != 1:
@@ -168,7 +191,7 @@ def consumer(
     def decorate(function: Callable[P, T]) -> Handler[P, T]:
         if not callable(function):
             raise InvalidArgument(f"consumer() decorates a function, got {function!r}")
-        return Handler(function, topic, group, tags, to, settings, names)
+        return Handler(function, topic, group, tags, to, key, settings, names)
 
     return decorate
 
@@ -182,10 +205,7 @@ def encoded(value: object) -> bytes:
         return value
     if isinstance(value, str):
         return value.encode()
-    try:
-        return msgspec.json.encode(value, enc_hook=_plain_model)
-    except (TypeError, NotImplementedError) as error:
-        raise InvalidArgument(f"{value!r} cannot be written as JSON: {error}") from error
+    return json_body(value)
 
 
 def _signature(function: Callable[..., Any], names: Mapping[str, Any]) -> inspect.Signature:
@@ -235,48 +255,12 @@ def _body_decoder(function: Callable[..., Any], parameter: inspect.Parameter) ->
     if kind is str:
         return lambda message, _: message.body.decode()
     try:
-        decoder = msgspec.json.Decoder(kind, dec_hook=_model)
-    except NameError as error:
+        decoder = json_decoder(kind)
+    except InvalidArgument as error:
         raise InvalidArgument(
-            f"{parameter} of {function!r}: {error}; define the types of its fields at the top level"
-            " of its module"
+            f"{parameter} of {function!r}: {error}; a MessageView is the whole message"
         ) from error
-    except TypeError as error:
-        raise InvalidArgument(f"{parameter} of {function!r}: {error}") from error
-    for plain in _plain_classes(msgspec.inspect.type_info(kind), set()):
-        raise InvalidArgument(
-            f"{parameter} of {function!r}: {plain.__name__} cannot be read from JSON; use a "
-            "msgspec Struct, a dataclass, a TypedDict, an attrs class, a class with "
-            "model_validate such as a Pydantic model, or MessageView for the whole message"
-        )
     return lambda message, _: decoder.decode(message.body)
-
-
-def _plain_classes(info: object, seen: set[int]) -> Iterator[type]:
-    """Return the classes in a type that neither msgspec nor they themselves can decode."""
-    if id(info) in seen:
-        return
-    seen.add(id(info))
-    if isinstance(info, msgspec.inspect.CustomType):
-        if not hasattr(info.cls, "model_validate"):
-            yield info.cls
-    elif isinstance(info, tuple):
-        for part in info:
-            yield from _plain_classes(part, seen)
-    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
-        for name in info.__struct_fields__:
-            yield from _plain_classes(getattr(info, name), seen)
-
-
-def _model(kind: Any, value: object) -> object:
-    """Decode classes that validate themselves, such as Pydantic models."""
-    return kind.model_validate(value)
-
-
-def _plain_model(value: Any) -> object:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    raise NotImplementedError(f"objects of type {type(value).__name__} are not supported")
 
 
 # --- groups ---------------------------------------------------------------------------------------

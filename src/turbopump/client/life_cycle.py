@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from turbopump.client.background import is_loop_thread
 from turbopump.client.members import ConsumerMember, ProducerMember
 from turbopump.errors import NotRunning
 
@@ -79,8 +80,7 @@ class ServingLifeCycle(LifeCycle):
         """
         closed = self._closed
         if closed is None:
-            name = type(self).__name__
-            raise NotRunning(f"this {name} is not running: use it inside `with`, or call start()")
+            raise _not_running(f"this {type(self).__name__}")
         loop = asyncio.get_running_loop()
         begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
         with stop_signals(begin) if handle_signals else nullcontext():
@@ -111,8 +111,14 @@ async def leave(session: Session, member: ProducerMember | ConsumerMember) -> No
 def require_running(running: R | None, kind: str, group: str) -> R:
     """Return the state between start and close; raises NotRunning."""
     if running is None:
-        raise NotRunning(f"{kind} {group!r} is not running: use it inside `with`, or call start()")
+        raise _not_running(f"{kind} {group!r}")
     return running
+
+
+def _not_running(what: str) -> NotRunning:
+    # Blocking clients run on a loop thread.
+    how = "`with`, or call" if is_loop_thread() else "`async with`, or await"
+    return NotRunning(f"{what} is not running: use it inside {how} start()")
 
 
 @contextmanager

@@ -398,7 +398,8 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             try:
                 await running.fetcher.commit(queue, offset, is_oneway=True)
             except TurbopumpError as error:
-                _log.warning("offset %d of %s not committed: %s", offset, queue, error)
+                what = "offset %d of %s not committed"
+                running.session.warn(_log, queue.broker, error, what, offset, queue)
                 if isinstance(error, NetworkError):
                     # Its other queues would wait just as long without result.
                     unreachable.add(queue.broker)

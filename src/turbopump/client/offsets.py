@@ -187,7 +187,8 @@ class RemoteOffsets(OffsetStore):
                     # Slaves forget or refuse it: the master gets it once it is back.
                     self._history[queue].note(offset, self._session.clock.monotonic_ms())
             except TurbopumpError as error:
-                _log.warning("offset of %s in %s not committed: %s", self._group, queue, error)
+                what = "offset of %s in %s not committed"
+                self._session.warn(_log, queue.broker, error, what, self._group, queue)
                 if isinstance(error, NetworkError):
                     # The others would wait just as long without result; the next commit is soon.
                     return

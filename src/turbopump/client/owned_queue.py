@@ -82,6 +82,17 @@ class OwnedQueue:
         # Order itself keeps the span of an orderly queue short.
         return room if is_orderly else min(room, limits.span_max + 1 - self._reach)
 
+    def excess(self, limits: QueueLimits) -> str:
+        """Describe the limit that leaves no room, and what has reached it."""
+        cache = self.cache
+        if cache.bytes > limits.bytes_max:
+            return f"{cache.bytes} unfinished bytes (limit {limits.bytes_max})"
+        if cache.count > limits.messages_max:
+            return f"{cache.count} unfinished messages (limit {limits.messages_max})"
+        return (
+            f"{self._reach} offsets after the oldest unfinished message (limit {limits.span_max})"
+        )
+
     @property
     def _reach(self) -> int:
         """How far pulling is ahead of the oldest unfinished message.

@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 
 _USUAL_BATCH_MAX = 32
 """Brokers return at most this many messages unless the pull requests a large response."""
+_PAUSED = "pulling %s for %s pauses: %s; logged once a minute for each queue"
 _AFTER_ERROR_MS = 1000
 _AFTER_FLOW_CONTROL_MS = 20
 _NOT_LOCKED_MS = 1000
@@ -177,11 +178,18 @@ class Puller:
             with owned.waiting():
                 await context.resumed.wait()
         elif self._room <= 0:
+            limits = context.limits(owned.queue.topic)
+            self._note_flow_control(f"{owned.excess(limits)} in this client")
             with owned.waiting():
                 # Not for a few: each pull costs as much as many messages.
                 await owned.wait_for_room(context.pulling.batch_max // 2)
         else:
             await self._pause(_NOT_LOCKED_MS)
+
+    def _note_flow_control(self, why: str) -> None:
+        queue, group = self._owned.queue, self._context.group
+        limit = self._context.session.log_limit
+        limit.log(("flow control", group, queue), _log, logging.INFO, _PAUSED, queue, group, why)
 
     async def _pause(self, pause_ms: int) -> None:
         with self._owned.waiting():
@@ -210,9 +218,11 @@ class Puller:
                 context.positions.advance(owned.queue, owned.next_offset)
 
     def _delay_ms(self, error: TurbopumpError) -> int:
+        queue, group, session = self._owned.queue, self._context.group, self._context.session
         if isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL:
+            self._note_flow_control(error.remark)
             return _AFTER_FLOW_CONTROL_MS
-        _log.warning("pulling %s for %s: %s", self._owned.queue, self._context.group, error)
+        session.warn(_log, queue.broker, error, "pulling %s for %s", queue, group)
         if isinstance(error, RemoteError) and error.code in _UNKNOWN:
             self._context.unknown_to_broker()
         return _AFTER_ERROR_MS

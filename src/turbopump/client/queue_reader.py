@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
@@ -92,6 +93,11 @@ class QueueReader:
         self._answered: dict[MessageQueue, Replica] = {}
         self._compared: dict[MessageQueue, Source] = {}
         """The connection to the master over which its messages matched those pulled."""
+
+    @property
+    def warn(self) -> Callable[..., None]:
+        """Logs a failure, as `Session.warn` does."""
+        return self._session.warn
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         found = (await self._session.route(self.wire_topic(topic))).readable

@@ -72,6 +72,8 @@ class Rebalancer:
         self._members_at: dict[str, Sequence[str]] = {}
         """The group's members in this round, by address of the broker that reported them."""
         self._asking: dict[str, asyncio.Lock] = {}
+        self._asked_at: dict[str, str] = {}
+        """The address of the broker that was asked last, by topic."""
 
     def wake(self) -> None:
         """Balance soon; repeated calls until then count once."""
@@ -104,6 +106,7 @@ class Rebalancer:
         self._look_soon = False
         self._members_at.clear()
         self._asking.clear()
+        self._asked_at.clear()
         topics = set(self._topics())
         owned = self._owner.owned.values()
         await self._lose(
@@ -122,7 +125,8 @@ class Rebalancer:
             _log.log(level, "%s is not consumed yet: %s", topic, error)
         except TurbopumpError as error:
             # Keep the owned queues: missing information is no reason to stop consuming.
-            _log.warning("queues of %s for %s not balanced: %s", topic, self._group, error)
+            what, asked = "queues of %s for %s not balanced", self._asked_at.get(topic, "")
+            self._session.warn(_log, asked, error, what, topic, self._group)
 
     async def _take_share(self, topic: str) -> None:
         wanted = await self._share(topic)
@@ -151,8 +155,8 @@ class Rebalancer:
         route = await self._session.route(topic)
         if self._strategy is None:
             return route.readable
-        address = self._session.any_address(route)
-        members = await self._members(address)
+        self._asked_at[topic] = self._session.any_address(route)
+        members = await self._members(self._asked_at[topic])
         if not members or not route.readable:
             return None
         me = self._session.client_id

@@ -21,7 +21,7 @@ _RETRY_QUEUES = 4
 _FIRST_DELAY_LEVEL = 3
 DEAD_LETTER_LEVEL = -1
 _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
-_USUAL_ATTEMPTS_MAX = 16
+USUAL_ATTEMPTS_MAX = 16
 """The limit of a group, unless it is changed on its brokers."""
 
 
@@ -110,7 +110,7 @@ class RetrySender:
             # For a sent message, brokers compare its own count; for one sent back, that of the
             # failed attempt. The same limit would end one attempt early, as that of a group would.
             # And early 4.x brokers of Apache fail on either request without a limit.
-            limit = _USUAL_ATTEMPTS_MAX if self._attempts_max is None else self._attempts_max
+            limit = USUAL_ATTEMPTS_MAX if self._attempts_max is None else self._attempts_max
             named[properties.MAX_RECONSUME_TIMES] = str(limit + 1)
             return {**named, properties.DELAY: str(delay_level)} if delay_level else named
         # Brokers dead-letter a message at its attempt limit, which it has reached if none are

@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeVar
 
 from turbopump.client.routes import MASTER_ID, Route, borrowed_route, route_of
-from turbopump.errors import NetworkError, NoRoute, NotRunning, RemoteError
+from turbopump.errors import NetworkError, NoNameServer, NoRoute, NotRunning, RemoteError
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import ResponseCode
@@ -38,7 +38,7 @@ class NameServers:
         for tries_left in reversed(range(len(self._addresses))):
             address = self._addresses[self._at]
             try:
-                return await call(address)
+                return await _from_name_server(call, address)
             except NetworkError as error:
                 if self._addresses[self._at] == address:
                     self._at = (self._at + 1) % len(self._addresses)
@@ -46,6 +46,23 @@ class NameServers:
                     raise
                 _log.info("name server %s: %s; asking the next one", address, error)
         raise AssertionError("there is at least one name server")
+
+
+async def _from_name_server(call: Callable[[str], Awaitable[T]], address: str) -> T:
+    try:
+        return await call(address)
+    except RemoteError as error:
+        raise not_a_name_server(address, error) or error from None
+
+
+def not_a_name_server(address: str, error: RemoteError) -> NoNameServer | None:
+    """Return the error of an address where no name server listens, or None."""
+    if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return None
+    return NoNameServer(
+        f"{address}: not a name server, perhaps a broker ({error.remark}); name servers listen at"
+        " port 9876 by default"
+    )
 
 
 class RouteCache:

@@ -19,8 +19,9 @@ from turbopump.client.replicas import Replica, replica_to_read
 from turbopump.client.replies import Replies
 from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import MASTER_ID, Route
-from turbopump.errors import ForkedClient, NoRoute, NotRunning, TurbopumpError
+from turbopump.errors import ForkedClient, NetworkError, NoRoute, NotRunning, TurbopumpError
 from turbopump.machine import Machine
+from turbopump.machine.log_limit import LogLimit
 from turbopump.machine.process import process_id
 from turbopump.machine.timers import Repeated
 from turbopump.message import MessageQueue
@@ -75,6 +76,7 @@ class Session(LifeCycle):
         self.machine = machine = machine or Machine()
         self.clock = machine.clock
         self.random = machine.random
+        self.log_limit = LogLimit(self.clock)
         self.client_id = client_id(config, self.random)
         self.members = Members()
         self.replies = Replies(self.random)
@@ -176,15 +178,14 @@ class Session(LifeCycle):
         async with asyncio.TaskGroup() as group:
             for address in self._heartbeat_addresses():
                 call = calls.unregister(self, address, header, _UNREGISTER_TIMEOUT_MS)
-                group.create_task(
-                    _logged(call, f"could not notify {address} that {member.group} left")
-                )
+                what = "could not notify %s that %s left"
+                group.create_task(self._logged(call, address, what, address, member.group))
 
     async def heartbeat(self) -> None:
         """Send a heartbeat to all known brokers; failures are logged."""
         self._announced_to = frozenset(self._heartbeat_addresses())
         beats = [
-            _logged(self.heartbeat_to(address), f"no heartbeat to {address}")
+            self._logged(self.heartbeat_to(address), address, "no heartbeat to %s", address)
             for address in sorted(self._announced_to)
         ]
         if len(beats) == 1:
@@ -204,6 +205,29 @@ class Session(LifeCycle):
         if self._beat_sent is None or self._beat_sent[0] != beat:
             self._beat_sent = beat, beat.encode()
         return self._beat_sent[1]
+
+    def warn(
+        self, log: logging.Logger, broker: str, error: TurbopumpError, what: str, *args: object
+    ) -> None:
+        """Log a failure of a broker, given by name or address, at most once a minute.
+
+        While it cannot be reached, everything that fails for this reason is logged as one.
+        """
+        text, key = f"{what}: %s", (what, *args)
+        if isinstance(error, NetworkError):
+            text += "; logged once a minute for each broker"
+            brokers = self._routes.brokers.items()
+            names = (name for name, addresses in brokers if broker in addresses.values())
+            key = ("unreachable", next(names, broker))
+        self.log_limit.log(key, log, logging.WARNING, text, *args, error)
+
+    async def _logged(
+        self, call: Awaitable[None], address: str, failure: str, *args: object
+    ) -> None:
+        try:
+            await call
+        except TurbopumpError as error:
+            self.warn(_log, address, error, failure, *args)
 
     # --- routes -----------------------------------------------------------------------------------
 
@@ -411,10 +435,3 @@ def _required(broker: str, replica: Replica | None) -> Replica:
     if replica is None:
         raise NoRoute(f"broker {broker!r} is not known to the name servers")
     return replica
-
-
-async def _logged(call: Awaitable[None], failure: str) -> None:
-    try:
-        await call
-    except TurbopumpError as error:
-        _log.warning("%s: %s", failure, error)

@@ -33,6 +33,11 @@ def custom_session(config: ClientConfig) -> Session | None:
     return None if create is None else create(config)
 
 
+def has_custom_sessions() -> bool:
+    """Whether sessions of the running event loop are of another kind."""
+    return asyncio.get_running_loop() in _factories
+
+
 def client_config(
     nameserver: str | Sequence[str],
     namespace: str,

@@ -181,9 +181,7 @@ class Transaction:
 
     def _require_begun(self) -> tuple[SendReceipt, _Place]:
         if self._begun is None:
-            raise ClientError(
-                "the transaction has not begun: use it inside `with`, or call begin()"
-            )
+            raise ClientError("the transaction has not begun: enter its block, or call begin()")
         return self._begun
 
 

@@ -120,8 +120,8 @@ class Worker(ServingLifeCycle):
             returned = await self._called(handler, arguments)
             if isinstance(returned, ConsumeResult):
                 return returned
-            for result in handler.results(returned):
-                await self._producer.send(result)
+            for result, to in handler.results(returned):
+                await self._producer.send(result, to=to)
             return ConsumeResult.SUCCESS
 
         return listen

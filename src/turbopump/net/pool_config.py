@@ -65,20 +65,20 @@ class Backoff:
         self._failed_ms = self._clock.monotonic_ms()
         self.next_try_ms = self._failed_ms + pause_ms
         self._last_error = error
-        _log.info("%s; next try in %d ms", error, pause_ms)
+        _log.info("%s; not connecting again for %d ms", error, pause_ms)
 
     def has_failed_within(self, time_ms: int) -> bool:
         return bool(self._last_error) and self._clock.monotonic_ms() - self._failed_ms < time_ms
 
     def require_over(self) -> None:
         """Raise the last failure while its pause lasts."""
-        if self._clock.monotonic_ms() < self.next_try_ms:
-            raise self.failure()
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self.next_try_ms:
+            raise self.failure(f" ({now_ms - self._failed_ms} ms ago)")
 
-    def failure(self) -> ConnectFailed:
-        """Return the last failure, with the time until the next try."""
-        left_ms = max(self.next_try_ms - self._clock.monotonic_ms(), 0)
-        failure = ConnectFailed(f"{self._last_error}; next try in {left_ms} ms")
-        failure.retry_after_ms = left_ms
+    def failure(self, when: str = "") -> ConnectFailed:
+        """Return the last failure, which says how long the next attempt has to wait."""
+        failure = ConnectFailed(f"{self._last_error}{when}")
+        failure.retry_after_ms = max(self.next_try_ms - self._clock.monotonic_ms(), 0)
         failure.last_failure = self._last_error
         return failure

@@ -22,6 +22,7 @@ from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.errors import InvalidArgument
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import wanted_tags
+from turbopump.spark.consuming.group_limit import GroupLimit
 from turbopump.spark.consuming.handler_runner import (
     COUNTS_SCHEMA,
     ROWS_MAX,
@@ -91,7 +92,7 @@ class SparkConsumer:
         mode: Mode = "row",
         ordered: bool = False,
         start_from: StartFrom = "last",
-        attempts_max: int = 16,
+        attempts_max: int | None = None,
         batch_max: int | None = None,
         suspend_ms: int = 1000,
         exhausted: Exhausted = "dead letter",
@@ -161,10 +162,11 @@ class SparkConsumer:
         if _DIVISIONS.isdisjoint(name.lower() for name in options):
             options["minPartitions"] = str(self._tasks_min or _cores(self._spark))
         client = SourceOptions.for_stream(options).client
-        send_back = SendBack(client, self._plan.group, self._plan.attempts_max)
+        group = self._plan.group
+        send_back = SendBack(client, group, self._plan.attempts_max)
         messages = self._spark.readStream.format("rocketmq").options(**options).load()
         counted = messages.mapInArrow(
-            _work(self._handler, self._plan, send_back), COUNTS_SCHEMA
+            _work(self._handler, self._plan, send_back, GroupLimit(client, group)), COUNTS_SCHEMA
         ).observe(
             METRICS,
             *(sql.sum(name).alias(name) for name in ("handled", "retried", "dead", "bad")),
@@ -230,12 +232,14 @@ class ConsumerRun:
         self.stop()
 
 
-def _work(handler: Handler, plan: HandlerConfig, send_back: SendBack) -> ArrowMapIterFunction:
+def _work(
+    handler: Handler, plan: HandlerConfig, send_back: SendBack, group_limit: GroupLimit
+) -> ArrowMapIterFunction:
     """Return the function that each task applies to its rows."""
 
     @begins_call
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        handling = HandlerRunner(handler, plan, send_back, time.sleep)
+        handling = HandlerRunner(handler, plan, send_back, time.sleep, group_limit)
         return map(counts_batch, handling.all(batches))
 
     return work

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from datetime import datetime
 from functools import lru_cache
+from typing import Any, TypeVar, overload
 
 from isal.isal_zlib import crc32
-from msgspec import Struct
+from msgspec import MsgspecError, Struct
 from msgspec.structs import force_setattr
 
-from turbopump.errors import InvalidArgument, RecordError
+from turbopump.clock import utc_time
+from turbopump.errors import InvalidArgument, InvalidBody, RecordError
+from turbopump.json_bodies import json_decoder, shortened
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
 from turbopump.wire.hashing import INT_MAX, body_crc
 from turbopump.wire.hosts import V6_BYTES, Host
 from turbopump.wire.ids import offset_id
+
+T = TypeVar("T")
 
 MAGIC = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -141,6 +147,7 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
 
         for message in consumer.poll():
             print(message.topic, message.tags, message.keys, message.body, message.message_id)
+            order = message.json(Order)
     """
 
     size: int
@@ -189,6 +196,44 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
         return body
 
     @property
+    def text(self) -> str:
+        """The body as UTF-8 text; raises InvalidBody."""
+        try:
+            return self.body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidBody(f"body of {self!r} is not UTF-8 text: {error}") from error
+
+    @overload
+    def json(self, kind: type[T]) -> T: ...
+    @overload
+    def json(self, kind: Any = Any) -> Any: ...
+    def json(self, kind: Any = Any) -> Any:
+        """Read the body as JSON, as a value of a type if one is given; raises InvalidBody.
+
+        ::
+
+            order = message.json(Order)
+            numbers = message.json(dict[str, int])
+        """
+        decoder = json_decoder(kind)
+        try:
+            return decoder.decode(self.body)
+        except (MsgspecError, ValueError) as error:
+            name = kind.__qualname__ if isinstance(kind, type) else repr(kind)
+            name = "JSON" if kind is Any else name
+            raise InvalidBody(f"body of {self!r} is not {name}: {error}") from error
+
+    @property
+    def born_at(self) -> datetime:
+        """When it was sent, by the sender's clock; in UTC."""
+        return utc_time(self.born_timestamp_ms)
+
+    @property
+    def stored_at(self) -> datetime:
+        """When it was stored, by the broker's clock; in UTC."""
+        return utc_time(self.store_timestamp_ms)
+
+    @property
     def tags(self) -> str | None:
         return self.properties.get(properties.TAGS)
 
@@ -221,6 +266,12 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
     @property
     def transaction(self) -> sysflag.Transaction:
         return sysflag.transaction_of(self.sys_flag)
+
+    def __repr__(self) -> str:
+        """Show what people look for; neither body nor properties."""
+        shown = ("topic", "message_id", "tags", "keys", "queue_id", "queue_offset", "size")
+        fields = ", ".join(f"{name}={shortened(getattr(self, name))}" for name in shown)
+        return f"MessageView({fields})"
 
 
 class RecordEntry(Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from turbopump.admin import (
 )
 from turbopump.broker.broker import Broker
 from turbopump.client.config import ClientConfig
+from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import (
     NoNameServer,
@@ -80,6 +81,25 @@ async def test_an_unknown_name_is_reported_with_similar_names(tmp_path: Path) ->
             await admin.clusters.runtime_info("c")
         with pytest.raises(NotThere, match=r"no group 'TOOLS_CONSUME'.*TOOLS_CONSUMER"):
             await admin.groups.progress("TOOLS_CONSUME")
+
+
+@virtual_time()
+async def test_the_address_of_a_broker_is_no_name_server(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, _):
+        address = world.brokers["a"].address
+        wrong = f"{address}: not a name server, perhaps a broker .*listen at port 9876"
+        session = world.session("10.0.5.5", nameserver=address)
+        async with Admin(session=session) as admin:
+            with pytest.raises(NoNameServer, match=wrong):
+                await admin.topics.names()
+            with pytest.raises(NoNameServer, match=wrong):
+                await admin.configuration.name_servers()
+        async with Producer("pg", session=world.session("10.0.5.6", nameserver=address)) as one:
+            with pytest.raises(NoNameServer, match=wrong):
+                await one.send(Message("T", b"x"), timeout_ms=1000)
+        both = world.session("10.0.5.7", nameserver=f"{address};{world.nameserver}")
+        async with Producer("pg", session=both) as other:
+            await other.send(Message("T", b"x"))
 
 
 @virtual_time()

@@ -35,6 +35,9 @@ async def test_settings_of_brokers_and_name_servers(tmp_path: Path) -> None:
             for settings, said in (
                 ({"fileReservedTime": "x"}, "fileReservedTime"),
                 ({"fileReservedTim": "9"}, "no setting 'fileReservedTim'; did you mean 'file"),
+                ({"aclEnable": "true"}, "no setting 'aclEnable': not supported by Turbopump$"),
+                ({"serverWorkerThreads": "8"}, "'serverWorkerThreads': no effect in Turbopump$"),
+                ({"authEnable": "1"}, "broker . has no setting 'authEnable'$"),
                 ({"listenPort": "9"}, "listenPort takes effect only at start"),
             ):
                 with pytest.raises(InvalidArgument, match=said):

@@ -3,12 +3,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from example_counts import at_most
-from turbopump.broker.arrivals import RESUMED_PER_TURN, WHOLE_TOPIC, Arrivals, HeldPull, Holder
+from turbopump.broker.arrivals import (
+    RESUMED_PER_TURN,
+    SWEEP_SLOW_MS,
+    WHOLE_TOPIC,
+    Arrivals,
+    HeldPull,
+    Holder,
+)
 from turbopump.broker.config import LongPollingConfig
 from turbopump.message import QueueOffset
 from turbopump.store.dispatch import ANY_TAG
@@ -136,6 +144,26 @@ async def test_the_sweep_skips_pulls_that_did_not_match() -> None:
     arrivals.sweep(lambda *_: 2)
     await asyncio.sleep(0)
     assert held.answers == 1, "no pull was notified of the second message"
+
+
+@virtual_time()
+async def test_a_sweep_that_takes_long_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    clock = virtual_loop().clock
+    arrivals = Arrivals(clock, LongPollingConfig(held_max=10))
+    for queue_id in range(2):
+        arrivals.hold(Held(queue_id).pull, 15_000)
+
+    def sweep(read_ms: int) -> str:
+        def end(*_: object) -> int:
+            clock.advance_ns(read_ms * 1_000_000)
+            return 0
+
+        arrivals.sweep(end)
+        return caplog.text
+
+    assert sweep(SWEEP_SLOW_MS // 2) == ""
+    assert f"checking 2 waiting long polls took {2 * SWEEP_SLOW_MS} ms" in sweep(SWEEP_SLOW_MS)
+    arrivals.release_all()
 
 
 @virtual_time()

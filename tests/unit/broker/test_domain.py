@@ -18,7 +18,7 @@ from turbopump.broker.handlers.clients import notify_clients
 from turbopump.broker.pull import Expression, Held, Pull
 from turbopump.broker.pull_status import ReadRules, Status
 from turbopump.broker.replies import PushedReply
-from turbopump.broker.resets import NEWEST, Reset
+from turbopump.broker.resets import APPLIED_WITHIN_MS, NEWEST, Reset
 from turbopump.broker.retries import Dropped, SendBack
 from turbopump.broker.send import Send
 from turbopump.errors import RemoteError
@@ -290,6 +290,43 @@ async def test_progress_is_committed_and_reported(tmp_path: Path) -> None:
         assert progress.slowest("T", ["other"]) == {0: 3}
         progress.clone("g", "copy", "T", offline=True)
         assert progress.find("copy", "T", 0) == 3
+
+
+@virtual_time()
+async def test_commits_below_the_stored_offset_are_logged_except_resets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        for _ in range(3):
+            await client.send()
+        administration = broker.administration
+
+        def lowered(queue_id: int = 0) -> list[str]:
+            """Commit to the end and back to 1; return what is logged."""
+            caplog.clear()
+            administration.progress.commit("g", "T", queue_id, 3)
+            administration.progress.commit("g", "T", queue_id, 1)
+            return [record.message for record in caplog.records]
+
+        assert lowered() == [], "without members, a tool has reset the group"
+        administration.membership.heartbeat(Visitor(), beat("visitor"), None, 400)
+        (text,) = lowered()
+        assert text.startswith("g commits offset 1 in queue 0 of T, below the stored 3")
+        assert lowered() == [], "once a minute"
+        await asyncio.sleep(61)
+        pulled(broker, a_pull(Visitor(), 2, commit_offset=2))
+        caplog.clear()
+        pulled(broker, a_pull(Visitor(), 2, commit_offset=1))
+        assert "below the stored 2" in caplog.text
+
+        reset = Reset(group="g", topic="T", timestamp_ms=0, is_forced=False, offsets={})
+        administration.progress.commit_all("g", "T", range(4), [3, 0, 0, 0])
+        administration.resets.plan(reset)
+        await asyncio.sleep(61)
+        assert lowered() == []
+        await asyncio.sleep(APPLIED_WITHIN_MS / 1000)
+        administration.membership.heartbeat(Visitor(), beat("visitor"), None, 400)
+        assert len(lowered()) == 1
 
 
 @virtual_time()

@@ -68,6 +68,41 @@ async def test_sixteen_retries_take_4_hours_46_minutes_and_end_in_the_dead_lette
 
 
 @virtual_time()
+async def test_send_backs_count_as_puts_and_for_the_original_topic(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        message = await failing_message(client)
+        for _ in range(2):
+            await client.send_back(message, delay_level=1)
+            await asyncio.sleep(1.2)
+            message = (await client.messages("%RETRY%g"))[-1]
+        await client.send_back(message, delay_level=-1)
+        await asyncio.sleep(11)
+        stats = broker.state.stats
+        for name, key, total in (
+            ("SNDBCK_PUT_NUMS", "T@g", 3),
+            ("TOPIC_PUT_NUMS", "T", 1),
+            ("TOPIC_PUT_NUMS", "%RETRY%g", 2),
+            ("TOPIC_PUT_NUMS", "%DLQ%g", 1),
+            ("QUEUE_PUT_NUMS", "%DLQ%g@0", 1),
+            ("BROKER_PUT_NUMS", "DefaultCluster", 4),
+        ):
+            counted = stats.view(name, key)
+            assert counted is not None, (name, key)
+            assert counted.stats_minute.sum == total, (name, key)
+        assert stats.view("SNDBCK_PUT_NUMS", "%RETRY%g@g") is None
+
+
+@virtual_time()
+async def test_the_original_topic_of_a_send_back_counts_only_if_it_exists(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(b"fails", named={"RETRY_TOPIC": "Nowhere"})
+        [message] = await client.messages()
+        await client.send_back(message)
+        assert broker.state.stats.view("SNDBCK_PUT_NUMS", "Nowhere@g") is None
+        assert broker.state.stats.view("SNDBCK_PUT_NUMS", "%RETRY%g@g") is not None
+
+
+@virtual_time()
 async def test_dead_lettering_immediately(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         failed = await failing_message(client)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +59,14 @@ def test_a_fatal_broker_error_ends_the_process_with_an_error(
     assert "stops: store maintenance keeps failing with LookupError('a bug')" in printed.err
 
 
+LOGGED_AT = datetime(2024, 2, 29, 12, 30, 15, 678_000, UTC)
+
+
 def record(level: int, text: str, error: Exception | None = None) -> logging.LogRecord:
     cause = None if error is None else (type(error), error, None)
-    return logging.LogRecord("turbopump.x", level, "x.py", 1, text, ("y",), cause)
+    made = logging.LogRecord("turbopump.x", level, "x.py", 1, text, ("y",), cause)
+    made.created = LOGGED_AT.timestamp()
+    return made
 
 
 def test_logs_can_be_json_lines() -> None:
@@ -67,6 +74,8 @@ def test_logs_can_be_json_lines() -> None:
     value = json.loads(line)
     assert (value["level"], value["message"]) == ("error", "failed for y")
     assert (value["logger"], value["exception"]) == ("turbopump.x", "ValueError: a bug")
+    assert datetime.fromisoformat(value["time"]) == LOGGED_AT
+    assert re.fullmatch(r"2024-0\S+:15\.678[+-]\d\d:\d\d", value["time"])
     assert "exception" not in json.loads(JsonLines().format(record(logging.INFO, "%s")))
     assert TEXT_LINES.format(record(logging.INFO, "%s")).endswith(" INFO turbopump.x: y")
 

@@ -19,7 +19,7 @@ import pytest
 from turbopump import supervisor
 from turbopump.client import background
 from turbopump.client.blocking import Blocking, blocking, promising
-from turbopump.client.life_cycle import LifeCycle
+from turbopump.client.life_cycle import LifeCycle, require_running
 from turbopump.errors import NotRunning
 from turbopump.machine.threads import DaemonThreads
 
@@ -35,6 +35,9 @@ class Probe(LifeCycle):
 
     async def caller(self) -> int:
         return _caller.get()
+
+    async def use_after_close(self) -> None:
+        require_running(None, "probe", "p")
 
     async def promise(self) -> asyncio.Future[int]:
         return asyncio.ensure_future(self.caller())
@@ -53,6 +56,7 @@ class BlockingProbe(Blocking[Probe]):
         return 1000
 
     caller = blocking(Probe.caller)
+    use_after_close = blocking(Probe.use_after_close)
     leave_behind = blocking(Probe.leave_behind)
     promise = promising(Probe.promise)
 
@@ -70,6 +74,15 @@ def test_calls_run_in_the_context_of_their_thread() -> None:
 
         with ThreadPoolExecutor(8) as threads:
             assert all(threads.map(ask, range(8)))
+
+
+def test_errors_of_blocking_clients_name_no_async_with() -> None:
+    probe = BlockingProbe()
+    how = r"is not running: use it inside `with`, or call start\(\)"
+    with pytest.raises(NotRunning, match=how):
+        probe.caller()
+    with probe, pytest.raises(NotRunning, match=f"probe 'p' {how}"):
+        probe.use_after_close()
 
 
 def test_clients_close_and_start_again_where_another_loop_runs() -> None:

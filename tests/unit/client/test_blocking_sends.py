@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -92,6 +92,23 @@ def test_sends_hooks_and_selectors_run_on_the_callers_thread() -> None:
         assert len(seen.outcomes) == 4
         assert [len(each.bodies) for each in broker.batches] == [1, 1, 2, 1, 1]
         assert broker.batches[-1].queue_id == 1
+
+
+def test_wrong_arguments_name_the_public_method() -> None:
+    with producing() as (broker, producer):
+        send: Any = producer.send
+        for wrong in (("T", b"x"), ("T",)):
+            with pytest.raises(InvalidArgument, match=r"^send\(\) expects a Message, got str$"):
+                send(*wrong)
+        for method, args, named, error in (
+            (producer.send, (MESSAGE, 3), {}, r"send\(\): too many positional arguments"),
+            (producer.send, (), {}, r"send\(\): missing a required argument: 'message'"),
+            (producer.send_batch, ([MESSAGE],), {"tag": 1}, r"send_batch\(\): .* argument 'tag'"),
+        ):
+            with pytest.raises(TypeError, match=error) as raised:
+                cast("Any", method)(*args, **named)
+            assert "MessageSender" not in str(raised.value)
+        assert not broker.batches
 
 
 def test_one_way_messages_of_a_thread_arrive_in_order() -> None:

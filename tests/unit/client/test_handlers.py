@@ -396,6 +396,61 @@ async def test_lists_tuples_and_generators_are_published_item_by_item(
     assert view(turbopump_cluster, "receipts") == published
 
 
+async def test_results_of_one_key_go_to_one_queue_in_order(turbopump_cluster: Cluster) -> None:
+    @consumer(
+        "orders",
+        group="billing",
+        to="receipts",
+        key=lambda receipt: receipt.number % 3,
+        start_from="first",
+    )
+    def bill(order: Order) -> Iterator[Receipt]:
+        yield from map(Receipt, range(order.number))
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 12}'))
+        await turbopump_cluster.until_consumed("billing")
+    by_queue: dict[int, list[int]] = {}
+    for message in turbopump_cluster.messages("receipts"):
+        by_queue.setdefault(message.queue_id, []).append(message.json(Receipt).number)
+    assert by_queue == {key: list(range(key, 12, 3)) for key in range(3)}
+
+
+async def test_a_key_that_is_none_redelivers_the_message(
+    turbopump_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    key: Any = lambda receipt: None  # noqa: E731 - as users write it
+    take = consumer(
+        "orders",
+        group="billing",
+        to="receipts",
+        key=key,
+        start_from="first",
+        retries=Retries(attempts_max=0),
+    )
+
+    async def bill(order: Order) -> Receipt:
+        return Receipt(order.number)
+
+    async with Worker(take(bill), nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 1}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert len(turbopump_cluster.dead_letters("billing")) == 1
+    assert "must return a str or int, got None for Receipt(number=1)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"key": len}, 'key chooses the queue of results: pass to="topic" as well'),
+        ({"key": "customer", "to": "receipts"}, "key must be a function of .result., got 'custom"),
+    ],
+)
+def test_keys_that_cannot_choose_a_queue_are_rejected(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(InvalidArgument, match=error):
+        consumer("orders", group="billing", **given)
+
+
 async def test_a_generator_that_fails_publishes_nothing(turbopump_cluster: Cluster) -> None:
     limit = Retries(attempts_max=0)
     take = consumer("orders", group="billing", start_from="first", to="receipts", retries=limit)

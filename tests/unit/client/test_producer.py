@@ -392,7 +392,7 @@ async def test_a_broker_that_does_not_return_is_reported_at_the_deadline(tmp_pat
         await world.stop_broker()
         start_ms = world.clock.monotonic_ms()
         for to in (None, queue):
-            with pytest.raises(ConnectFailed, match="connection refused; next try in"):
+            with pytest.raises(ConnectFailed, match=r"connection refused( \(\d+ ms ago\))?$"):
                 await producer.send(Message("T", b"x"), to=to, timeout_ms=2000)
         assert 3000 < world.clock.monotonic_ms() - start_ms <= 4000
         with pytest.raises(ConnectFailed):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, consuming, make_topic, send, sleep_ms
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
-from turbopump.client.push_config import Listening
+from turbopump.client.push_config import FlowLimits, Listening
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import ConnectFailed, RemoteError
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import Cluster as Whole
 from turbopump.testing import virtual_time, wait_until
-from turbopump.wire.codes import RequestCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.record import MessageView
@@ -63,6 +65,92 @@ async def test_how_long_to_wait_after_an_error(
             await wait_until(lambda: seen.count == 1)
         first, second, third = pulls.times_ms[:3]
         assert (second - first, third - second) == (pause_ms, pause_ms)
+
+
+@virtual_time()
+async def test_a_broker_that_is_down_is_one_warning_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as world:
+        session = world.session(instance="shared")
+        first, second = (
+            consuming(world, Seen(), group=group, session=session) for group in ("g", "h")
+        )
+        await send(world, [b"x"])
+        async with first, second:
+            await sleep_ms(30_000)
+            caplog.set_level(logging.WARNING, "turbopump.client")
+            await world.crash("a")
+            caplog.clear()
+            await sleep_ms(240_000)
+            down = [record.message for record in caplog.records]
+            await world.start_broker("a")
+    assert down
+    assert all("connection refused" in text for text in down if "logged once" in text)
+    assert 1 <= sum("logged once a minute for each broker" in text for text in down) <= 4, down
+    assert not [text for text in down if "logged once" not in text and "10.0.0" in text]
+
+
+@virtual_time()
+async def test_a_failing_pull_is_one_warning_a_minute_and_queue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        pulls = PullTimes(world, *[RemoteError(1, "no")] * 65)
+        async with consuming(world, Seen(), session=world.session(hooks=[pulls])):
+            await sleep_ms(70_000)
+    logged = [each for each in caplog.records if "pulling" in each.message]
+    assert [(each.levelname, each.message) for each in logged] == [
+        ("WARNING", f"pulling {QUEUE} for g: code 1: no")
+    ] * 2
+
+
+LIMITS = {
+    "unfinished messages (limit 5)": FlowLimits(messages_per_queue=5),
+    "unfinished bytes (limit 1048576)": FlowLimits(mebibytes_per_queue=1),
+    "offsets after the oldest unfinished message (limit 5)": FlowLimits(span=5),
+}
+
+
+@pytest.mark.parametrize("said", LIMITS)
+@virtual_time()
+async def test_flow_control_is_logged_once_a_minute_and_queue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    caplog.set_level(logging.INFO, "turbopump.client.puller")
+    async with cluster(tmp_path) as world:
+        await send(world, [Random(1).randbytes(300_000)] * 10, to=QUEUE)
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen, flow=LIMITS[said]) as consumer:
+            await sleep_ms(10_000)
+            for _ in range(2):
+                # Each time, the puller finds no room again.
+                consumer.suspend()
+                await sleep_ms(20_000)
+                consumer.resume()
+                await sleep_ms(20_000)
+            seen.hold.set()
+    logged = [each.message for each in caplog.records if "pauses" in each.message]
+    assert 1 <= len(logged) <= 2, logged
+    assert f"pulling {QUEUE} for g pauses: " in logged[0]
+    assert said in logged[0]
+
+
+@virtual_time()
+async def test_flow_control_by_the_broker_is_logged_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "turbopump.client.puller")
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        pulls = PullTimes(world, *[RemoteError(ResponseCode.FLOW_CONTROL, "slower")] * 50)
+        async with consuming(world, Seen(), session=world.session(hooks=[pulls])):
+            await sleep_ms(20_000)
+    assert [each.message for each in caplog.records if "pauses" in each.message] == [
+        f"pulling {QUEUE} for g pauses: slower; logged once a minute for each queue"
+    ]
 
 
 @virtual_time()

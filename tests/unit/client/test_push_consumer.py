@@ -97,7 +97,8 @@ async def test_a_consumer_can_be_used_again_after_closing(tmp_path: Path) -> Non
         consumer = PushConsumer(
             "g", seen, session=world.session(), subscriptions={"T": "*"}, start_from="first"
         )
-        with pytest.raises(NotRunning, match="consumer 'g' is not running"):
+        how = "use it inside `async with`, or await start"
+        with pytest.raises(NotRunning, match=f"consumer 'g' is not running: {how}"):
             consumer.suspend()
         await consumer.close()
         await consumer.start()
@@ -197,7 +198,8 @@ async def test_waiting_for_a_consumer_that_does_not_run_is_an_error(tmp_path: Pa
     async with cluster(tmp_path) as world:
         session = world.session()
         consumer = PushConsumer("g", Seen(), subscriptions={"T": "*"}, session=session)
-        with pytest.raises(NotRunning, match="this PushConsumer is not running: use it inside"):
+        how = "use it inside `async with`, or await start"
+        with pytest.raises(NotRunning, match=f"this PushConsumer is not running: {how}"):
             await consumer.wait()
         broken = AsyncMock(side_effect=OSError("broken"))
         with patch.object(session, "join", broken), pytest.raises(OSError, match="broken"):

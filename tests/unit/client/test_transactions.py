@@ -225,7 +225,7 @@ async def test_a_transaction_without_a_block() -> None:
         for use in (transaction.commit, transaction.rollback):
             with pytest.raises(ClientError, match="has not begun"):
                 await use()
-        with pytest.raises(ClientError, match="has not begun"):
+        with pytest.raises(ClientError, match="has not begun: enter its block"):
             _ = transaction.id
         await transaction.begin()
         assert repr(transaction) == f"<Transaction {transaction.id} of topic T: open>"

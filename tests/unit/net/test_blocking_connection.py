@@ -405,12 +405,12 @@ def test_an_unreachable_address_is_named_and_avoided_for_a_while(
     pool = BlockingPool(SocketNetwork(), clock=clock)
     address = address_of(listening)
     listening.close()
-    with pytest.raises(ConnectFailed, match=f"{address}: .*refused.*; next try in") as caught:
+    with pytest.raises(ConnectFailed, match=f"{address}: .*refused[^(]*$") as caught:
         pool.take(address)
     pause_ms = caught.value.retry_after_ms
     assert 0 < pause_ms <= 100
     with socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
-        with pytest.raises(ConnectFailed, match=r"refused.*; next try in"):
+        with pytest.raises(ConnectFailed, match=r"refused.* \(0 ms ago\)"):
             pool.take(address)
         clock.advance_ns(pause_ms * 1_000_000)
         pool.give_back(pool.take(address))
@@ -432,7 +432,7 @@ def test_a_peer_that_drops_connections_without_answering_is_avoided_too(
     with pytest.raises(ConnectionLost):
         connection.request(Command(310), 1000)
     pool.give_back(connection)
-    with pytest.raises(ConnectFailed, match="closed without sending anything; next try in"):
+    with pytest.raises(ConnectFailed, match="closed without sending anything"):
         pool.request(address, Command(310), 1000)
 
 

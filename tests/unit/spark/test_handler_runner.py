@@ -34,6 +34,7 @@ from turbopump.wire.record import MessageView, Record, decode_record
 from turbopump.wire.sysflag import Compression, with_compression
 
 GROUP = "billing"
+GROUP_LIMIT = 5
 
 
 def record(
@@ -77,8 +78,17 @@ class Desk:
         self.returned: list[Returned] = []
         self.pauses: list[float] = []
         self._handling = HandlerRunner(
-            handler, HandlerConfig(GROUP, **plan), self.returned.extend, self.pauses.append
+            handler,
+            HandlerConfig(GROUP, **plan),
+            self.returned.extend,
+            self.pauses.append,
+            self._group_limit,
         )
+        self.limits_asked = 0
+
+    def _group_limit(self) -> int:
+        self.limits_asked += 1
+        return GROUP_LIMIT
 
     def run(self, *batches: pa.RecordBatch) -> Counts:
         total = Counts()
@@ -190,6 +200,18 @@ def test_the_last_attempt_dead_letters_the_message(times: int, dead: int) -> Non
     assert desk.went_back == [(b"a", 0)]
 
 
+@pytest.mark.parametrize(("times", "dead"), [(GROUP_LIMIT - 1, 0), (GROUP_LIMIT, 1)])
+def test_the_limit_of_the_group_holds_unless_the_consumer_has_one(times: int, dead: int) -> None:
+    desk = Desk(lambda _: False)
+    assert desk.run(batch([b"a"], times)) == Counts(0, 1 - dead, dead)
+    ordered = Desk(lambda _: False, ordered=True)
+    assert ordered.run(batch([b"a"], times)) == Counts(0, 0, 1)
+    assert len(ordered.pauses) == 1 - dead
+    for successful in (Desk(lambda _: True), Desk(lambda _: True, ordered=True)):
+        successful.run(batch([b"a"], times))
+        assert not successful.limits_asked
+
+
 def test_the_function_is_not_called_without_rows() -> None:
     desk = Desk(lambda _: pytest.fail("called"), mode="arrow")
     assert desk.run(batch([])) == Counts()
@@ -206,6 +228,23 @@ def test_batches_have_a_largest_size() -> None:
     assert desk.run(batch([b"a", b"b", b"c"]), batch([b"d"])) == Counts(3, 1, 0)
     assert calls == [[b"a", b"b"], [b"c"], [b"d"]]
     assert desk.went_back == [(b"c", 0)]
+
+
+def test_a_handler_may_change_its_list_of_messages() -> None:
+    def handle(messages: list[MessageView]) -> object:
+        calls.append([messages.pop(0).body for _ in range(len(messages))])
+        return b"b" not in calls[-1] or len(calls) > 2
+
+    calls: list[list[bytes]] = []
+    desk = Desk(handle, mode="batch", batch_max=2)
+    assert desk.run(batch([b"a", b"b", b"c"])) == Counts(1, 2, 0)
+    assert desk.went_back == [(b"a", 0), (b"b", 0)]
+
+    calls = []
+    desk = Desk(handle, mode="batch", ordered=True)
+    assert desk.run(batch([b"a", b"b"])).handled == 2
+    assert calls == [[b"a", b"b"]] * 3
+    assert len(desk.pauses) == 2
 
 
 def test_exception_in_a_batch_is_for_all_its_messages() -> None:
@@ -246,7 +285,7 @@ def test_a_message_that_no_broker_takes_back_fails_the_task() -> None:
 
     for ordered in (False, True):
         handling = HandlerRunner(
-            lambda _: GiveUp(), HandlerConfig(GROUP, ordered=ordered), refuse, print
+            lambda _: GiveUp(), HandlerConfig(GROUP, ordered=ordered), refuse, print, lambda: 16
         )
         with pytest.raises(SparkError, match="nobody there"):
             list(handling.all([batch([b"a"])]))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import turbopump
 from turbopump.admin import Admin
 from turbopump.aio import (
     ConsumeContext,
@@ -22,7 +23,7 @@ from turbopump.aio import (
     PullConsumer,
     PushConsumer,
 )
-from turbopump.errors import InvalidArgument, NotRunning
+from turbopump.errors import ClientError, InvalidArgument, NotRunning
 from turbopump.testing import (
     Cluster,
     Deadlock,
@@ -363,6 +364,15 @@ async def test_two_clusters_in_one_loop_have_each_its_own_clients(tmp_path: Path
         assert [message.body for message in first.messages("orders")] == [b"1", b"3", b"4"]
     with pytest.raises(NotRunning, match="ns0:9876: this cluster is closed"):
         await Producer("shop", nameserver=first.nameserver).start()
+
+
+@virtual_time()
+async def test_a_blocking_client_in_the_clusters_loop_is_refused(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as world:
+        producer = turbopump.Producer("shop", nameserver=world.nameserver)
+        how = "a blocking Producer would block this event loop.*turbopump.aio.*turbopump_server"
+        with pytest.raises(ClientError, match=how):
+            producer.start()
 
 
 @pytest.mark.parametrize("is_made_outside", [True, False])

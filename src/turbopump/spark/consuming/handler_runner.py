@@ -78,7 +78,9 @@ class HandlerConfig:
     batch_max: int | None = None
     """Maximum messages per call; None passes each Arrow batch of Spark's whole."""
 
-    attempts_max: int = 16
+    attempts_max: int | None = None
+    """How often a message is redelivered; None if its group decides."""
+
     suspend_ms: int = 1000
     exhausted: Exhausted = "dead letter"
     leaves_out_bad: bool = False
@@ -87,7 +89,8 @@ class HandlerConfig:
     def __post_init__(self) -> None:
         _require_one_of("mode", self.mode, get_args(Mode))
         _require_one_of("exhausted", self.exhausted, get_args(Exhausted))
-        require_within("attempts_max", self.attempts_max, 0, _INT_MAX)
+        if self.attempts_max is not None:
+            require_within("attempts_max", self.attempts_max, 0, _INT_MAX)
         require_within("suspend_ms", self.suspend_ms, *_SUSPEND_MS)
         if self.batch_max is not None:
             require_within("batch_max", self.batch_max, 1, ROWS_MAX)
@@ -164,6 +167,9 @@ class HandlerRunner:
     pause: Callable[[float], None]
     """Sleeps for a number of seconds."""
 
+    group_limit: Callable[[], int]
+    """Returns how often messages of the group are redelivered unless the consumer decides."""
+
     def all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Counts]:
         """Handle batches one after another; counted messages are settled."""
         settle = self._settle_in_order if self.plan.ordered else self._settle
@@ -198,6 +204,11 @@ class HandlerRunner:
             for start in range(0, len(rows), step):
                 yield rows.part(start, min(start + step, len(rows)))
 
+    @property
+    def _limit(self) -> int:
+        most = self.plan.attempts_max
+        return self.group_limit() if most is None else most
+
     # --- unordered --------------------------------------------------------------------------------
 
     def _settle(self, piece: RowSlice) -> Counts:
@@ -206,13 +217,10 @@ class HandlerRunner:
         rows = [row for row, outcome in enumerate(outcomes) if outcome is not SUCCESS]
         if not rows:
             return Counts(handled=len(piece))
-        failed, times = [outcomes[row] for row in rows], piece.reconsume_times
+        failed, times, most = [outcomes[row] for row in rows], piece.reconsume_times, self._limit
         levels = [each.delay_level if isinstance(each, RetryLater) else DEAD for each in failed]
         self.send_back(list(map(Returned, piece.delivered(rows), levels)))
-        dead = sum(
-            isinstance(outcomes[row], GiveUp) or times[row] >= self.plan.attempts_max
-            for row in rows
-        )
+        dead = sum(isinstance(outcomes[row], GiveUp) or times[row] >= most for row in rows)
         self._log_failures(piece, rows, answered.error)
         return Counts(len(piece) - len(rows), len(rows) - dead, dead, error_text(answered.error))
 
@@ -223,7 +231,9 @@ class HandlerRunner:
         counts = Counts()
         while len(piece):
             answered = self._call(piece)
-            step = ordered_step(answered.outcomes, piece.reconsume_times, self.plan.attempts_max)
+            outcomes = answered.outcomes
+            most = self._limit if any(each is not SUCCESS for each in outcomes) else 0
+            step = ordered_step(outcomes, piece.reconsume_times, most)
             if step.exhausted and self.plan.exhausted == "fail":
                 raise self._stopped(piece, step.exhausted[0], answered.error)
             # The broker counts deliveries, not the attempts made here, so dead-letter explicitly.
@@ -238,7 +248,7 @@ class HandlerRunner:
             failed = [
                 row - step.rest
                 for row in range(step.rest, len(piece))
-                if isinstance(answered.outcomes[row], RetryLater)
+                if isinstance(outcomes[row], RetryLater)
             ]
             piece = piece.part(step.rest, len(piece)).tried(failed)
             self.pause(self.plan.suspend_ms / 1000)
@@ -319,7 +329,7 @@ class SendBack:
 
     client: ClientConfig
     group: str
-    attempts_max: int
+    attempts_max: int | None
 
     def __call__(self, returned: Sequence[Returned]) -> None:
         """Return when brokers have stored all of them; raises SparkError if one is not accepted."""

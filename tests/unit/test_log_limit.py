@@ -1,0 +1,38 @@
+"""Logging at most once a minute."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from turbopump.machine.log_limit import KEYS_MAX, LOGGED_AGAIN_MS, LogLimit
+from turbopump.testing import VirtualClock
+
+
+def test_something_is_logged_once_a_minute_by_its_key(caplog: pytest.LogCaptureFixture) -> None:
+    clock, log = VirtualClock(), logging.getLogger("once")
+    limit = LogLimit(clock)
+    caplog.set_level(logging.DEBUG, "once")
+
+    def levels(*keys: str) -> list[str]:
+        caplog.clear()
+        for key in keys:
+            limit.log(key, log, logging.WARNING, "%s is down", key)
+        return [record.levelname for record in caplog.records]
+
+    assert levels("a", "a", "b") == ["WARNING", "DEBUG", "WARNING"]
+    clock.advance_ns((LOGGED_AGAIN_MS - 1) * 1_000_000)
+    assert levels("a") == ["DEBUG"]
+    clock.advance_ns(1_000_000)
+    assert levels("a", "a") == ["WARNING", "DEBUG"]
+
+
+def test_a_log_limit_tells_a_limited_number_of_keys_apart() -> None:
+    clock = VirtualClock()
+    limit = LogLimit(clock)
+    assert all(limit.is_due(number) for number in range(KEYS_MAX))
+    assert not limit.is_due("one more")
+    clock.advance_ns(LOGGED_AGAIN_MS * 1_000_000)
+    assert limit.is_due("one more")
+    assert limit.is_due(0)
