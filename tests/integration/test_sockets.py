@@ -137,7 +137,7 @@ def test_requests_fail_while_a_server_is_down_and_succeed_when_it_returns(run_on
                 assert (await pool.request(address, Command(ECHO), 5000)).code == 0
             with pytest.raises(ConnectionLost):
                 await call
-            with pytest.raises(ConnectFailed, match="refused|Connect call failed"):
+            with pytest.raises(ConnectFailed, match=r"refused|Connect call failed"):
                 await pool.request(address, Command(ECHO), 5000)
             async with Server(SocketNetwork(), handlers(), ServerConfig(port=port)):
                 await wait_until(
