@@ -204,6 +204,19 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_diagrams_are_drawn_while_the_site_is_built(tmp_path: Path) -> None:
+    drawn = blocks("mermaid")
+    pages = "\n".join(f"```mermaid\n{block.text}```\n" for block in drawn)
+    (tmp_path / "index.md").write_text(f"# Diagrams\n\n{pages}", encoding="utf-8")
+    options = ("--fail-on-warning", "--quiet", "--conf-dir", str(ROOT / "docs"))
+    done = run(tmp_path, "-m", "sphinx", *options, str(tmp_path), str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert page.count('<figure class="diagram"><svg') == len(drawn) > 0
+    assert not re.findall(r"<(?:script|link|img)[^>]+https?://[^>]*>", page), "needs a network"
+
+
 def test_every_dependency_is_justified() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
