@@ -12,7 +12,7 @@ from mermaid_render import mermaid_to_svg
 from turbopump import __version__
 
 project = "Turbopump"
-author = "The Turbopump maintainers"
+author = project_copyright = "The Turbopump maintainers"
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
