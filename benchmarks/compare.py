@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_process import NAMED_CONFIG, Server, server
+from compare_chart import write_chart
 from compare_docs import blocks
 from compare_plan import QUEUES, ClientFailed, Plan, Run, Systems
 from compare_report import (
@@ -204,7 +205,7 @@ def parsed() -> argparse.Namespace:
         help="show the results of an earlier run",
     )
     add("--markdown", action="store_true", help="print the tables of the documents")
-    add("--update-docs", action="store_true", help="write these tables into the documents")
+    add("--update-docs", action="store_true", help="write tables and chart into the documents")
     options = parser.parse_args()
     for name, value in (QUICK if options.quick else USUAL).items():
         if getattr(options, name) is None:
@@ -267,6 +268,7 @@ def main() -> None:
             print(f"\n<!-- {name} -->\n{text}")
     if options.update_docs:
         update_docs(blocks(found, value["machine"]))
+        write_chart(found)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,22 @@ from __future__ import annotations
 import re
 from importlib import import_module
 
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from mermaid_render import mermaid_to_svg
+
 from turbopump import __version__
 
 project = "Turbopump"
-author = "The Turbopump maintainers"
+author = project_copyright = "The Turbopump maintainers"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = f"Turbopump {release}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
@@ -41,6 +47,16 @@ _INCLUDED = {
     "CONTRIBUTING.md": "/contributing.md",
     "SECURITY.md": "/security.md",
 }
+
+
+class Diagram(Directive):
+    """Draw a diagram while the site is built, so that pages need no script."""
+
+    has_content = True
+
+    def run(self):
+        svg = mermaid_to_svg("\n".join(self.content), theme="neutral").decode()
+        return [nodes.raw("", f'<figure class="diagram">{svg}</figure>', format="html")]
 
 
 _DECISIONS = "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
@@ -70,5 +86,6 @@ def keep_links_inside(_app, docname, source):
 
 
 def setup(app):
+    app.add_directive("mermaid", Diagram)
     app.connect("source-read", list_decisions)
     app.connect("source-read", keep_links_inside)

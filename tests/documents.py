@@ -41,7 +41,7 @@ class Block:
     def is_for_spark(self) -> bool:
         """Whether it needs Spark. Such programs share a session, which takes seconds to start."""
         return (
-            self.page.startswith("docs/guide/spark")
+            self.page.startswith(("docs/guide/spark", "docs/tutorial/analyse"))
             or "turbopump.spark" in self.text
             or "pyspark" in self.text
         )

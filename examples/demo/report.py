@@ -56,8 +56,8 @@ def plot(samples: Sequence[Sample], total: int) -> Figure:
             lags.plot(seconds, behind, label=name, color=COLORS[name])
     rates.set(title="Throughput", ylabel="orders per second")
     lags.set(title="Consumer lag", ylabel="messages", xlabel="seconds")
+    figure.legend(loc="outside right upper", handles=rates.get_lines())  # covers no data
     for axes in (rates, lags):
-        axes.legend(loc="upper right")
         axes.grid(alpha=0.3)
         axes.set_ylim(bottom=0)
     return figure

@@ -190,6 +190,40 @@ def test_tables_are_written_into_the_documents(
     assert measure.update_docs(texts, tmp_path) == []
 
 
+def test_the_chart_has_a_bar_for_each_measured_system(
+    report: Any, benchmark: Callable[[str], Any], tmp_path: Path
+) -> None:
+    charts, path = benchmark("compare_chart"), tmp_path / "chart.svg"
+    rates = {("send", "turbopump asyncio", 32): 2000.4, ("send", "nats", 32): 1000}
+    measured = [report.Measured(report.Case(*case), [result(rates[case])]) for case in rates]
+    charts.write_chart(measured, path)
+    assert not path.exists(), "this run has no figures for one of the panels"
+    drained = report.Case("drain", "turbopump asyncio", 1)
+    charts.write_chart([*measured, report.Measured(drained, [result(5000)])], path)
+    assert re.findall(r">([^<]+)</text>", path.read_text()) == [
+        "sends per second, 32 in flight, each acknowledged",
+        *("Turbopump", "2,000", "NATS JetStream", "1,000"),
+        "consuming a backlog, messages per second, one per call",
+        *("Turbopump", "5,000"),
+    ]
+    assert re.findall(r'class="(?:ours|other)" .* width="(\d+)"', path.read_text()) == [
+        *("470", "235", "470")
+    ]
+
+
+def test_the_chart_of_the_readme_shows_the_figures_of_the_tables(
+    benchmark: Callable[[str], Any],
+) -> None:
+    charts, report = benchmark("compare_chart"), benchmark("compare_report")
+    tables = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([\d,]+) \| [^|]*–", tables, re.MULTILINE))
+    shown = re.findall(r'<text x="\d+" y="\d+">([\d,]+)<', charts.CHART.read_text())
+    titles = ("send, 32 in flight", "draining, 1 per call")
+    named = [f"{title}: {system}" for title in titles for system in charts.SYSTEMS.values()]
+    assert shown == [rows[name] for name in named if name in rows]
+    assert report.ASYNCIO in named[0]
+
+
 def test_documents_have_every_table(benchmark: Callable[[str], Any]) -> None:
     documents = benchmark("measure").DOCUMENTS
     text = "".join((BENCHMARKS.parent / name).read_text() for name in documents)

@@ -65,6 +65,14 @@ def test_connect(broker: Standalone, tmp_path: Path) -> None:
     run({"remote": "local[2]"}, broker.nameserver, tmp_path / "checkpoint")
 
 
+def test_the_environment_need_not_be_activated(broker: Standalone, tmp_path: Path) -> None:
+    """Its Python is called by its path; the one on the PATH, which Spark prefers, is bare."""
+    environment = {**os.environ, "PATH": f"{bare_python(tmp_path)}:{os.environ['PATH']}"}
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "VIRTUAL_ENV"):
+        environment.pop(name, None)
+    run({"master": "local[1]"}, broker.nameserver, tmp_path / "checkpoint", environment)
+
+
 def test_standalone_master_and_workers_without_packages(broker: Standalone, tmp_path: Path) -> None:
     """The Python of driver processes and workers has only what the archive contains."""
     archive = write_package(tmp_path / "turbopump-spark.tar.gz").path

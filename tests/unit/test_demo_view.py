@@ -65,6 +65,16 @@ def test_both_panels_of_the_plot_have_the_same_names_and_colors() -> None:
     assert [axes.get_title() for axes in figure.axes] == ["Throughput", "Consumer lag"]
 
 
+def test_the_legend_of_the_plot_covers_no_data() -> None:
+    samples = [Sample(float(n), dict.fromkeys(LIVE, n * 10), {}) for n in range(4)]
+    figure = plot(samples, 40)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(LIVE)
+    box = legend.get_window_extent()
+    assert not [axes for axes in figure.axes if axes.get_legend() or box.overlaps(axes.bbox)]
+
+
 def test_a_check_that_fails_fails_the_summary() -> None:
     console, output = terminal()
     assert show_summary(console, [Check("rows", 5, 5)])
