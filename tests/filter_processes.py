@@ -44,7 +44,9 @@ def descendants(pid: int) -> dict[int, str]:
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             state, parent = (directory / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = (
+                (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
         except OSError:
             continue
         if state != "Z":

@@ -115,13 +115,20 @@ class Blocking(Generic[C]):
         if self._thread is not None and process_id() != self._thread.pid:
             # A child that leaves the parent's block has nothing of its own to close.
             return
-        with self._starting:
+        is_awaited = self._is_called_back()
+        if not self._starting.acquire(blocking=not is_awaited):
+            # The thread that starts this client waits for this one.
+            start_thread(self.close, "turbopump-close", is_daemon=False)
+            return
+        try:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._closed = concurrent.futures.Future()
+        finally:
+            self._starting.release()
         if thread is None:
             self._wait_closed()
-        elif self._is_called_back():
+        elif is_awaited:
             finish = functools.partial(self._finish, thread, *raised)
             # Not a daemon: the process must not exit before it is done.
             start_thread(finish, "turbopump-close", is_daemon=False)
@@ -531,6 +538,10 @@ class Serving(Blocking[S_]):
 
     @documented_by(ServingLifeCycle.wait)
     def wait(self, *, handle_signals: bool = True) -> None:
+        if self._thread is None and self._closed is not None:
+            # The application has closed it before it came here.
+            self._wait_closed()
+            return
         thread = self._running()
         begin = functools.partial(thread.post, self._client.begin_closing)
         with stop_signals(begin) if handle_signals else contextlib.nullcontext():

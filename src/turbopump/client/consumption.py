@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -212,18 +213,20 @@ class Consumption:
         found = await gather_by_key([each for each in queues if each in locked], self._gain_one)
         return [owned for owned in found.values() if owned is not None]
 
-    async def begin(self, topic: str, gained: Sequence[OwnedQueue]) -> None:
-        """Announce the subscription to brokers, which must know its version first; then pull."""
-        self._refresh_subscription(topic)
-        count = sum(queue.topic == topic for queue in self.owned)
-        self._limits[topic] = self._settings.flow.of_queue(count)
+    async def begin(self, gained: Mapping[str, Sequence[OwnedQueue]]) -> None:
+        """Announce subscriptions of topics that have changed, then pull the queues gained.
+
+        Brokers must know the version of a subscription first.
+        """
+        for topic in gained:
+            self._refresh_subscription(topic)
+            count = sum(queue.topic == topic for queue in self.owned)
+            self._limits[topic] = self._settings.flow.of_queue(count)
         try:
             await self._session.heartbeat()
-        except Exception:
-            # No other member pulls the queues owned here.
-            self._pull_all(gained)
-            raise
-        self._pull_all(gained)
+        finally:
+            # Whatever happened: no other member pulls the queues owned here.
+            self._pull_all(chain.from_iterable(gained.values()))
 
     def restart_pulls(self, topic: str) -> None:
         """Pull with the current subscription; cancel pulls held with the old one."""

@@ -112,11 +112,17 @@ class Rebalancer:
         await self._lose(
             [each for each in owned if each.is_leaving or each.queue.topic not in topics]
         )
-        await gather_by_key(sorted(topics), self._balance_topic)
+        changed = await gather_by_key(sorted(topics), self._balance_topic)
+        gained = {topic: queues for topic, queues in changed.items() if queues is not None}
+        if gained:
+            # Last, and with one heartbeat: a consumer that starts gets its first messages when all
+            # topics are looked up.
+            await self._owner.begin(gained)
 
-    async def _balance_topic(self, topic: str) -> None:
+    async def _balance_topic(self, topic: str) -> list[OwnedQueue] | None:
+        """Return the queues gained, to be pulled; None if nothing has changed."""
         try:
-            await self._take_share(topic)
+            return await self._take_share(topic)
         except NoRoute as error:
             # It has no messages yet, or its broker has not registered it yet.
             is_retry = topic.startswith(RETRY_PREFIX)
@@ -127,11 +133,12 @@ class Rebalancer:
             # Keep the owned queues: missing information is no reason to stop consuming.
             what, asked = "queues of %s for %s not balanced", self._asked_at.get(topic, "")
             self._session.warn(_log, asked, error, what, topic, self._group)
+        return None
 
-    async def _take_share(self, topic: str) -> None:
+    async def _take_share(self, topic: str) -> list[OwnedQueue] | None:
         wanted = await self._share(topic)
         if wanted is None:
-            return
+            return None
         table = self._owner.owned
         now_ms = self._session.clock.monotonic_ms()
         pulled = {
@@ -141,9 +148,10 @@ class Rebalancer:
         lost = await self._lose([table[queue] for queue in to_lose])
         # A queue that could not be released is still in the table and must not be gained twice.
         gained = await self._owner.gain([queue for queue in to_gain if queue not in table])
-        if lost or gained:
-            _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)
-            await self._owner.begin(topic, gained)
+        if not lost and not gained:
+            return None
+        _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)
+        return gained
 
     async def _lose(self, owned: Iterable[OwnedQueue]) -> list[MessageQueue]:
         """Lose queues; return those that were released."""

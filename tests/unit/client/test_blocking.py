@@ -248,6 +248,22 @@ def test_closing_inside_a_callback_begins_and_does_not_wait() -> None:
     assert loop_threads() == 0
 
 
+def test_closing_inside_a_callback_while_the_client_starts() -> None:
+    client = BlockingCalling()
+
+    async def start() -> None:
+        client.close()
+
+    client.inner.start = start  # type: ignore[method-assign]
+    in_time(client.start)
+    in_time(client.close)
+    assert client.inner.is_closed
+    for thread in threading.enumerate():
+        if thread.name == "turbopump-close":
+            thread.join(30)
+    assert loop_threads() == 0
+
+
 def test_closing_in_the_callback_of_a_promise_and_in_several_threads() -> None:
     client = BlockingCalling()
     client.start()
