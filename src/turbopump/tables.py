@@ -139,7 +139,10 @@ class TableFile:
     def _set_aside(self) -> None:
         """Keep an unusable file under another name, so that it does not become the next backup."""
         if self._files.exists(self.path):
-            self._files.rename(self.path, self.path.with_name(self.path.name + ".damaged"))
+            aside = self.path.with_name(self.path.name + ".damaged")
+            # A crash may have left it under both names: then a rename alone would do nothing.
+            self._files.remove(aside)
+            self._files.rename(self.path, aside)
 
     def save(self, body: bytes, version: DataVersion) -> None:
         """Replace the file durably; on WriteFailed, the old one stays."""

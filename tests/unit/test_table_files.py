@@ -412,6 +412,18 @@ def test_the_backup_replaces_a_damaged_empty_or_missing_file(
     assert restarted(kind, disk) == 1, "and again, until the table changes"
 
 
+@pytest.mark.parametrize("name", LOADED)
+def test_a_damaged_file_that_a_crash_left_under_two_names_becomes_no_backup(name: str) -> None:
+    disk, kind = Disk(), LOADED[name]
+    asyncio.run(using(kind, disk, changing(1, 2)))
+    path = DIRECTORY / kind.name
+    overwrite(disk, path, b'{"half')
+    disk.link(path, path.with_name(path.name + ".damaged"))
+    asyncio.run(using(kind, disk, changing(3)))
+    overwrite(disk, path, b'{"half')
+    assert restarted(kind, disk) == 1
+
+
 @pytest.mark.parametrize("name", VERSIONED)
 def test_the_version_counts_changes_across_restarts(name: str) -> None:
     disk, kind = Disk(), VERSIONED[name]
