@@ -1,7 +1,6 @@
-"""Archives a topic, and is killed in its second batch with rows: ``path nameserver topic [point]``.
+"""Archives a topic, and is killed in its second batch with rows: ``path nameserver topic format``.
 
-Without a point, after writing the batch as Parquet. With ``files`` or ``commit``, after it has
-written the files of the batch for a Delta table, or has committed them too.
+It dies after it has written the batch, and, for a Delta table, committed it.
 """
 
 from __future__ import annotations
@@ -9,13 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Any
 
 from pyspark.sql import DataFrame
 
 from turbopump.spark import session
-from turbopump.spark.pipelines import archive, archive_delta, archive_writer
+from turbopump.spark.pipelines import archive, archive_writer
 
 write = archive_writer._Writer.write
 
@@ -26,23 +23,9 @@ def write_and_die(writer: archive_writer._Writer, frame: DataFrame, batch_id: in
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-commit = archive_delta.DeltaArchive._commit
-
-
-def die_before_commit(
-    table: archive_delta.DeltaArchive, actions: Sequence[Any], query_id: str, batch_id: int
-) -> None:
-    if table.size.files:
-        os.kill(os.getpid(), signal.SIGKILL)
-    commit(table, actions, query_id, batch_id)
-
-
 if __name__ == "__main__":
-    path, nameserver, topic, *point = sys.argv[1:]
-    if point == ["files"]:
-        setattr(archive_delta.DeltaArchive, "_commit", die_before_commit)  # noqa: B010 - a method is not assigned
-    else:
-        setattr(archive_writer._Writer, "write", write_and_die)  # noqa: B010 - a method is not assigned
+    setattr(archive_writer._Writer, "write", write_and_die)  # noqa: B010 - a method is not assigned
+    path, nameserver, topic, file_format = sys.argv[1:]
     source = {"nameserver": nameserver, "topic": topic, "maxOffsetsPerTrigger": "15"}
     spark = session("to be killed", master="local[2]")
-    archive(spark, path, source, format="delta" if point else "parquet")
+    archive(spark, path, source, format=file_format)

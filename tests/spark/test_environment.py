@@ -1,4 +1,4 @@
-"""A session on a machine without Java, and what its user sees."""
+"""A session on a machine without Java and outside an activated environment; what its user sees."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from programs import bare_python
 from servers import Standalone
 from source_topics import fill, fresh_topic, made_topic
+
+SET_BY_USERS = {
+    *("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "VIRTUAL_ENV"),
+}
 
 PROGRAM = """
 import os
@@ -30,16 +35,16 @@ spark.stop()
 
 @pytest.fixture
 def without_java(tmp_path: Path) -> dict[str, str]:
-    """An environment with all programs of the machine except Java."""
+    """All programs except Java; the Python that Spark finds first has no packages."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for folder in ("/usr/local/bin", "/usr/bin", "/bin"):
         for program in Path(folder).iterdir():
             if program.name != "java" and not (programs / program.name).is_symlink():
                 (programs / program.name).symlink_to(program)
-    kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     assert shutil.which("java", path=str(programs)) is None
-    return {**kept, "PATH": str(programs)}
+    kept = {name: value for name, value in os.environ.items() if name not in SET_BY_USERS}
+    return {**kept, "PATH": f"{bare_python(tmp_path)}:{programs}"}
 
 
 def test_spark_runs_with_java_from_pypi_and_prints_nothing(

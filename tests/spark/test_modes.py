@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import threading
-import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ import pyspark
 import pytest
 
 import spark_mode
+from programs import bare_python
 from servers import STOP_S, Standalone
 from turbopump.spark.executor_package import write_package
 from turbopump.spark.java import find_java
@@ -65,16 +65,8 @@ def test_connect(broker: Standalone, tmp_path: Path) -> None:
     run({"remote": "local[2]"}, broker.nameserver, tmp_path / "checkpoint")
 
 
-def test_the_environment_need_not_be_activated(broker: Standalone, tmp_path: Path) -> None:
-    """Its Python is called by its path; the one on the PATH, which Spark prefers, is bare."""
-    environment = {**os.environ, "PATH": f"{bare_python(tmp_path)}:{os.environ['PATH']}"}
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "VIRTUAL_ENV"):
-        environment.pop(name, None)
-    run({"master": "local[1]"}, broker.nameserver, tmp_path / "checkpoint", environment)
-
-
-def test_standalone_master_and_workers_without_packages(broker: Standalone, tmp_path: Path) -> None:
-    """The Python of driver processes and workers has only what the archive contains."""
+def test_standalone_master_and_worker_without_packages(broker: Standalone, tmp_path: Path) -> None:
+    """The Python of driver processes and the worker has only what the archive contains."""
     archive = write_package(tmp_path / "turbopump-spark.tar.gz").path
     # Where the driver runs; Spark unpacks it for executors.
     (tmp_path / "turbopump").mkdir()
@@ -85,11 +77,10 @@ def test_standalone_master_and_workers_without_packages(broker: Standalone, tmp_
         ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         ready = r"Starting Spark master at (spark://\S+)"
         master = stack.enter_context(spark_class("master.Master", ports, environment, ready))
-        for number in range(2):
-            size = ["--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"work{number}")]
-            arguments = [*ports, *size, master]
-            ready = "(registered with master)"
-            stack.enter_context(spark_class("worker.Worker", arguments, environment, ready))
+        size = ["--cores", "2", "--memory", "1g", "--work-dir", str(tmp_path / "work")]
+        arguments = [*ports, *size, master]
+        ready = "(registered with master)"
+        stack.enter_context(spark_class("worker.Worker", arguments, environment, ready))
         settings = {
             **SMALL,
             "spark.driver.host": "127.0.0.1",
@@ -100,8 +91,7 @@ def test_standalone_master_and_workers_without_packages(broker: Standalone, tmp_
         mode = {"master": master, "settings": settings}
         environment["PYSPARK_PYTHON"] = "./turbopump/bin/python"
         run(mode, broker.nameserver, tmp_path / "checkpoint", environment)
-    for number in range(2):
-        assert list(tmp_path.glob(f"work{number}/app-*/*/turbopump/bin/python")), "not used"
+    assert list(tmp_path.glob("work/app-*/*/turbopump/bin/python")), "not used"
 
 
 READS_FROM_ZIP = """
@@ -139,24 +129,6 @@ def test_py_files(broker: Standalone, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [f"{package}/turbopump/__init__.py", "100"]
-
-
-def bare_python(folder: Path) -> Path:
-    """Return a directory for the PATH whose Python has no packages."""
-    venv.create(folder / "bare")
-    programs = folder / "bare" / "bin"
-    imports = subprocess.run(
-        [programs / "python3", "-c", "import msgspec, pyarrow, turbopump"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": os.environ["PATH"]},
-    )
-    assert "No module named 'msgspec'" in imports.stderr
-    version = ".".join(map(str, sys.version_info[:2]))
-    if not (programs / f"python{version}").exists():
-        (programs / f"python{version}").symlink_to(programs / "python3")
-    return programs
 
 
 @contextmanager

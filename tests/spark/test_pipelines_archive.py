@@ -26,7 +26,14 @@ from turbopump import Message, Producer
 from turbopump.cli.app import app
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark import LagListener
-from turbopump.spark.pipelines import archive, archive_writer, compact, compaction, read_archive
+from turbopump.spark.pipelines import (
+    archive,
+    archive_delta,
+    archive_writer,
+    compact,
+    compaction,
+    read_archive,
+)
 from turbopump.spark.pipelines.archive_reader import batch_folders, pending_merges
 from turbopump.spark.pipelines.progress import Step
 
@@ -237,7 +244,7 @@ def killed(*arguments: object) -> None:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
-def test_delta_table_has_each_message_once_whenever_it_is_killed(
+def test_delta_table_has_each_message_once_whenever_it_dies(
     spark: SparkSession,
     broker: Standalone,
     producer: Producer,
@@ -255,10 +262,22 @@ def test_delta_table_has_each_message_once_whenever_it_is_killed(
     path = tmp_path / "table"
     source = {"nameserver": broker.nameserver, "topic": topic}
     send(producer, topic, range(40))
-    killed(path, broker.nameserver, topic, "files")
+    commit = archive_delta.DeltaArchive._commit
+
+    def dying(
+        table: archive_delta.DeltaArchive, actions: Sequence[Any], query_id: str, batch_id: int
+    ) -> None:
+        if table.size.files:
+            raise RuntimeError("died before the commit")
+        commit(table, actions, query_id, batch_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_delta.DeltaArchive, "_commit", dying)
+        with pytest.raises(SparkError, match="died before the commit"):
+            archive(spark, path, {**source, "maxOffsetsPerTrigger": "15"}, format="delta")
     assert (sum(rows().values()), max(rows().values())) == (15, 1)
     # Repeats the second batch, and is killed after it has committed the third one.
-    killed(path, broker.nameserver, topic, "commit")
+    killed(path, broker.nameserver, topic, "delta")
     assert rows() == Counter(range(40))
     report = archive(spark, path, source, format="delta")
     assert (report.rows, report.files) == (0, 0), "the table has the batch that was not recorded"
@@ -295,7 +314,7 @@ def test_killed_between_writing_and_noting(
     """The process dies immediately, with its Java; another one resumes from what it left."""
     path = tmp_path / "archive"
     send(producer, topic, range(40))
-    killed(path, broker.nameserver, topic)
+    killed(path, broker.nameserver, topic, "parquet")
     written = numbers(spark.read.parquet(str(path)))
     assert (sum(written.values()), max(written.values())) == (30, 1)
 
