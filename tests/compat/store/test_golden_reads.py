@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from store_work import log_of, queues_of
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import (
     Found,
@@ -134,10 +135,10 @@ def file_as_the_original_chooses(
 ) -> tuple[CommitLog, ConsumeQueue, QueueOffset, QueueOffset]:
     files = queue["files"]
     changed = [number for number, (_, modified) in enumerate(files) if modified >= timestamp_ms]
-    found = store._queues.find(queue["topic"], queue["queueId"])
+    found = queues_of(store).find(queue["topic"], queue["queueId"])
     assert found is not None
     low, high = found.file_ranges()[changed[0] if changed else -1]
-    return store._log, found, low, high
+    return log_of(store), found, low, high
 
 
 def test_search_by_key_has_the_same_result(opened: Store, archive: str) -> None:

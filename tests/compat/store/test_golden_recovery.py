@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from store_work import checkpoint_of, queues_of
 from turbopump.errors import StoreDamaged
 from turbopump.message import QueueOffset
 from turbopump.store import Store
@@ -52,7 +53,7 @@ def test_recovery(case: Any, tmp_path: Path) -> None:
             "max": queue["max"],
             "unitsSha256": queue["unitsSha256"],
         }, name
-    assert first["checkpoint"] == checkpoint_of(expected)
+    assert first["checkpoint"] == expected_checkpoint(expected)
     second = recovered(root)
     assert second == first
 
@@ -97,8 +98,8 @@ def recovered(root: Path) -> dict[str, Any]:
             "queues": {f"{topic}/{number}": units(store, topic, number)
                        for topic, number in store.queue_ids()},
             "checkpoint": [
-                store._behind.checkpoint.log_ms,
-                store._behind.checkpoint.queues_ms,
+                checkpoint_of(store).log_ms,
+                checkpoint_of(store).queues_ms,
             ],
         }  # fmt: skip
     if crashed:
@@ -109,7 +110,7 @@ def recovered(root: Path) -> dict[str, Any]:
 
 def units(store: Store, topic: str, queue_id: int) -> dict[str, Any]:
     low, high = store.queue_range(topic, queue_id)
-    queue = store._queues.find(topic, queue_id)
+    queue = queues_of(store).find(topic, queue_id)
     assert queue is not None
     digest = hashlib.sha256()
     offset = low
@@ -121,7 +122,7 @@ def units(store: Store, topic: str, queue_id: int) -> dict[str, Any]:
     return {"min": low, "max": high, "unitsSha256": digest.hexdigest()}
 
 
-def checkpoint_of(expected: Any) -> list[int]:
+def expected_checkpoint(expected: Any) -> list[int]:
     checkpoint = expected["checkpoint"]
     return [checkpoint["physicMsgTimestamp"], checkpoint["logicsMsgTimestamp"]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from store_work import wait_idle
+from store_work import checkpoint_of, wait_idle
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.message import PhysicalOffset
@@ -89,7 +89,7 @@ def test_a_replay_begins_at_the_checkpoint(tmp_path: Path) -> None:
     for _ in range(40):
         send(store, "Topic", b"a" * 900)
     settled(store, clock)
-    assert store._behind.checkpoint.end == store.written_end
+    assert checkpoint_of(store).end == store.written_end
     send(store, "Topic", b"new")
     shutil.copytree(running, root)
     store.close()
@@ -155,7 +155,7 @@ def test_truncating_the_log_moves_the_checkpoint_back(tmp_path: Path) -> None:
     write_checkpoint(Files(), root / "checkpoint", checkpoint)
     again = Store.open(root, CONFIG, machine=Machine(clock=clock))
     kept = len(bodies(again))
-    assert again._behind.checkpoint.end == again.written_end
+    assert checkpoint_of(again).end == again.written_end
     for number in range(16):
         send(again, "New", b"%d" % number * 500)
     shutil.copytree(root, tmp_path / "again")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from store_work import wait_idle
+from store_work import wait_idle, write_tables
 from turbopump.errors import DiskFull
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES
@@ -153,7 +153,7 @@ def killed_later(root: Path, config: StoreConfig) -> None:
     store = Store.open(running, config)
     fill(store)
     store.dispatch()
-    store._behind.write_all()
+    write_tables(store)
     store.append([record(body(COUNT))])
     shutil.copytree(running, root)
     store.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store_work import sync_log
+from store_work import sync_log, sync_tables, write_tables
 from turbopump.machine import Machine
 from turbopump.store import FlushMode, Store, StoreConfig
 from turbopump.testing import Disk
@@ -57,8 +57,8 @@ def test_data_dropped_by_a_failed_sync_before_the_kill(what: str) -> None:
             store.append([record(b"%d" % number * 300)])
         disk.fail("sync", "sync_file_system", matching=f"*{what}*")
         store.flush()
-        store._behind.write_all()
-        store._behind.sync_job(0)()
+        write_tables(store)
+        sync_tables(store)
         expected = bodies(store)
     disk.heal()
     with crashing(disk, loses_power=True) as store:
@@ -76,8 +76,8 @@ def test_units_of_lost_messages_do_not_reappear_after_the_next_power_loss() -> N
         for number in range(3):
             store.append([record(b"lost %d" % number)])
         # The disk wrote the queues before the log.
-        store._behind.write_all()
-        store._behind.sync_job(0)()
+        write_tables(store)
+        sync_tables(store)
     with crashing(disk, ASYNC, loses_power=True) as store:
         assert bodies(store) == []
         for number in range(5):
@@ -96,8 +96,8 @@ def test_queues_of_an_entirely_lost_log_do_not_reappear() -> None:
         for _ in range(3):
             store.append([record(b"lost")])
         store.dispatch()
-        store._behind.write_all()
-        store._behind.sync_job(0)()
+        write_tables(store)
+        sync_tables(store)
     with crashing(disk, ASYNC, loses_power=True) as store:
         assert bodies(store) == []
         store.append([record(b"new" * 100, topic="Other")])

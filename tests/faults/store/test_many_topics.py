@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import open_file_count
 from turbopump.machine import Machine
 from turbopump.store import Store, StoreConfig
 from unit.store.support import ManualClock, bodies, record
@@ -28,13 +29,13 @@ def fill_and_check(tmp_path: Path, topics: int) -> None:
             clock.advance(2000)
             store.tick()
         assert len(store.queue_ids()) == topics
-        assert len(store._open_files._fds) <= 50
+        assert open_file_count(store) <= 50
     (tmp_path / "abort").touch()
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         assert store.recovered.crashed
         for name in names[:: max(1, topics // 200)]:
             assert bodies(store, name) == [f"{name}/0".encode(), f"{name}/1".encode()]
-        assert len(store._open_files._fds) <= 50
+        assert open_file_count(store) <= 50
 
 
 def test_a_thousand_topics(tmp_path: Path) -> None:

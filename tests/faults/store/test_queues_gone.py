@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import write_tables
 from turbopump.machine import Machine
 from turbopump.store import Store
 from unit.store.support import FaultyFiles, bodies, record, small_config
@@ -77,7 +78,7 @@ def test_a_missing_queue_with_deleted_first_messages(tmp_path: Path) -> None:
             store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
         store.flush()
         store.dispatch()
-        store._behind.write_all()
+        write_tables(store)
         files.ratio = 0.86
         assert store.retain().segments > 0
         files.ratio = 0.1
@@ -101,7 +102,7 @@ def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None
     assert store.retain().segments == 0
     shutil.copytree(running, root)
     store.dispatch()
-    store._behind.write_all()
+    write_tables(store)
     assert store.retain().segments > 0
     store.close()
     with Store.open(root, CONFIG) as store:
@@ -119,7 +120,7 @@ def test_messages_deleted_before_their_units_were_on_disk(tmp_path: Path) -> Non
             store.append([record(b"%d" % number * 200)])
         store.flush()
         store.dispatch()
-        store._behind.write_all()
+        write_tables(store)
         files.ratio = 0.86
         for _ in range(3):
             store.retain()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store_work import wait_idle
+from store_work import checkpoint_of, table_failure, wait_idle
 from turbopump.errors import DiskFull, WriteFailed, WriteRefused
 from turbopump.machine import Machine
 from turbopump.store import FlushConfig, FlushMode, Store, StoreConfig, UpToDate
@@ -200,14 +200,14 @@ def test_queues_and_index_are_written_again_after_a_failed_sync(
     append_and_tick()
     files.fails = True
     append_and_tick()
-    assert store._behind.failure is not None
-    before = store._behind.checkpoint.queues_ms
+    assert table_failure(store) is not None
+    before = checkpoint_of(store).queues_ms
     append_and_tick()
-    assert store._behind.checkpoint.queues_ms == before
+    assert checkpoint_of(store).queues_ms == before
     files.fails = False
     append_and_tick()
-    assert store._behind.failure is None
-    assert store._behind.checkpoint.queues_ms > before
+    assert table_failure(store) is None
+    assert checkpoint_of(store).queues_ms > before
     assert store.refusal is None
     store.close()
     assert not (tmp_path / "abort").exists()
@@ -239,7 +239,7 @@ def test_data_lost_from_memory_too_is_recovered_by_the_next_start(
         store.append([record(b"z")])
         store.tick()
         wait_idle(store)
-    assert store._behind.failure is not None
+    assert table_failure(store) is not None
     store.close()
     assert (tmp_path / "abort").exists()
     with Store.open(tmp_path, ASYNC) as store:
@@ -282,10 +282,10 @@ def test_queue_files_that_cannot_be_synced_are_recreated(tmp_path: Path) -> None
     store.tick()
     wait_idle(store)
     store.append([record(b"b")])
-    before = store._behind.checkpoint
+    before = checkpoint_of(store)
     store.close()
     # The files may be incomplete: the checkpoint stays, and the next start rebuilds them.
-    assert store._behind.checkpoint == before
+    assert checkpoint_of(store) == before
     assert (tmp_path / "abort").exists()
     with Store.open(tmp_path, ASYNC) as store:
         assert bodies(store) == [b"a", b"b"]
@@ -376,7 +376,7 @@ def test_asynchronous_flushing_waits_for_enough_bytes_or_time(tmp_path: Path) ->
         store.append([record(b"x" * 100)])
         assert flushed_after(4000) == end
         assert flushed_after(1000) == store.written_end
-        assert store._behind.checkpoint.log_ms == store._appender.store_timestamp_ms
+        assert checkpoint_of(store).log_ms == store._appender.store_timestamp_ms
 
 
 def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> 
         wait_idle(store)
         assert queue.exists()
         assert list((tmp_path / "index").iterdir())
-        assert store._behind.checkpoint.queues_ms == store._appender.store_timestamp_ms
+        assert checkpoint_of(store).queues_ms == store._appender.store_timestamp_ms
 
 
 def test_a_store_above_its_disk_ratio_rejects_writes_until_there_is_room(tmp_path: Path) -> None:

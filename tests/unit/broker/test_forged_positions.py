@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from brokers import Client, running_broker
+from store_work import log_of
 from turbopump.broker.broker import Broker
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import record_starts
@@ -51,7 +52,7 @@ async def forge(
         store_host=HOST,
     ).encode(QueueOffset(0), position, 2)
     await client.send(forged, topic=topic)
-    at = broker.store._log.entry_at(position)
+    at = log_of(broker.store).entry_at(position)
     assert at is not None
     assert at.topic == claimed.encode()
     return position

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store_work import wait_idle
+from store_work import close_files, log_of, queues_of, wait_idle
 from turbopump.errors import DiskFailed, InvalidArgument, WriteFailed
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
@@ -217,7 +217,7 @@ def test_the_nine_outcomes(tmp_path: Path) -> None:
         clock.advance(2000)
         store.tick()
         (tmp_path / "consumequeue" / "Topic" / "0" / f"{200:020d}").unlink()
-        store._open_files.close_all()
+        close_files(store)
         with pytest.raises(DiskFailed, match=f"{200:020d}"):
             store.read("Topic", 0, offset(12), 3)
 
@@ -246,7 +246,7 @@ def test_queues_removed_under_a_running_store_are_recreated(tmp_path: Path, remo
                 store.append([record()])
             pass_time(store)
         assert len(bodies(store)) == 26, "reading continues while files are open"
-        store._open_files.close_all()
+        close_files(store)
         with pytest.raises(DiskFailed):
             store.read("Topic", 0, offset(12), 3)
         pass_time(store)
@@ -261,7 +261,7 @@ def test_messages_whose_file_is_missing(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(queue_segment_units=100)) as store:
         stored(store, *[b"x" * 900] * 12)
         store.flush()
-        store._log.drop_first()
+        log_of(store).drop_first()
         # The queue has not been notified yet, as when a read happens in between.
         removed = store.read("Topic", 0, offset(0), 1)
         assert isinstance(removed, MessagesRemoved)
@@ -321,7 +321,7 @@ def test_a_filter_stops_where_a_loop_over_units_would(tmp_path: Path) -> None:
 def slow_scan(
     store: Store, first: int, count_max: int, limits: ReadLimits
 ) -> tuple[list[int], int]:
-    queue = store._queues.find("Topic", 0)
+    queue = queues_of(store).find("Topic", 0)
     assert queue is not None
     found: list[int] = []
     total = 0

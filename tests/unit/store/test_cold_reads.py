@@ -13,6 +13,7 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 import pytest
 
+from store_work import log_of, queues_of
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES, closing
 from turbopump.message import PhysicalOffset
@@ -89,9 +90,9 @@ def drained(
         if isinstance(outcome, Found):
             found += map(bytes, outcome.messages)
             for queue_offset in outcome.queue_offsets if from_memory else ():
-                unit = store._queues.find("Topic", queue_id).unit(queue_offset)  # type: ignore[union-attr]
+                unit = queues_of(store).find("Topic", queue_id).unit(queue_offset)  # type: ignore[union-attr]
                 assert unit is not None
-                assert store._log.is_in_memory(unit[0], unit[0] + unit[1])
+                assert log_of(store).is_in_memory(unit[0], unit[0] + unit[1])
         assert outcome.next_offset > position
         position = outcome.next_offset
     return found
@@ -114,7 +115,7 @@ def test_lookups_return_what_is_in_memory(seed: int) -> None:
                     store.fetch(found).result()
                 else:
                     assert found is not None
-                    assert store._log.is_in_memory(position, position + len(found))
+                    assert log_of(store).is_in_memory(position, position + len(found))
         assert disk.operations["fetch"] > 0
         # What is no record is not read as one.
         for position in (

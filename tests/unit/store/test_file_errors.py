@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from store_work import log_of
 from turbopump.errors import DiskFailed
 from turbopump.machine.files import create_full_size
 from turbopump.store import Files, Store
@@ -97,7 +98,7 @@ def test_store_errors_name_the_file(tmp_path: Path) -> None:
         for _ in range(12):
             store.append([record(b"x" * 900)])
         store.flush()
-        store._log.close()
+        log_of(store).close()
         log = tmp_path / "commitlog" / f"{0:020d}"
         log.rename(log.with_name("moved"))
         with pytest.raises(

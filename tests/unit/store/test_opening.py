@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from store_work import log_of, open_file_count, write_tables
 from turbopump.errors import DiskFailed, StoreClosed, StoreInUse
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES, Mapped
@@ -118,14 +119,14 @@ def test_cached_files_are_closed_when_the_process_has_too_many(tmp_path: Path) -
         for number in range(200):
             store.append([record(b"%d" % number, topic=f"T{number}")])
         store.dispatch()
-        store._behind.write_all()
+        write_tables(store)
         # A quarter of the process's limit.
-        assert len(store._open_files._fds) == 100
+        assert open_file_count(store) == 100
         files.limit = len(files._opened)
         for number in range(200):
             assert bodies(store, f"T{number}") == [b"%d" % number]
             store.append([record(b"x" * 500, topic=f"T{number}")])
-        store._behind.write_all()
+        write_tables(store)
         files.limit = 0
         with pytest.raises(DiskFailed, match="Too many open files"):
             store.read("T0", 0, offset(1), 1)
@@ -220,8 +221,8 @@ def test_queue_files_and_maps_stay_bounded(tmp_path: Path) -> None:
         store.flush()
         store.tick()
         assert bodies(store, "T3")
-        assert len(store._open_files._fds) <= 8
-        assert len(store._log._open) <= 3
+        assert open_file_count(store) <= 8
+        assert len(log_of(store)._open) <= 3
 
 
 @pytest.mark.parametrize("now_ms", [253_402_300_800_000, 1 << 62, -1])

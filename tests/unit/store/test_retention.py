@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store_work import wait_idle
+from store_work import log_of, wait_idle, write_tables
 from turbopump.errors import DiskFailed, DiskFull
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
@@ -65,8 +65,8 @@ def test_a_run_deletes_a_bounded_number(tmp_path: Path) -> None:
             store.append([record(b"x" * 900)])
         store.flush()
         store.dispatch()
-        store._behind.write_all()
-        assert len(store._log.starts) > 5
+        write_tables(store)
+        assert len(log_of(store).starts) > 5
         files.ratio = 0.99
         assert store.retain() == Verdict(3, True)
 
@@ -87,13 +87,13 @@ def test_ages_follow_elapsed_time_even_if_the_clock_is_set(tmp_path: Path, set_b
         clock.wall_ms += set_by_ms
         fill(store)
         assert store.retain(at_any_hour=True).segments == 0
-        before = len(store._log.starts)
+        before = len(log_of(store).starts)
         clock.advance(72 * HOUR_MS - 20_000)
         deleted = store.retain(at_any_hour=True).segments
         assert 0 < deleted < before - 1, "only those stored before the clock was set"
         clock.advance(20_000)
         store.retain(at_any_hour=True)
-        assert len(store._log.starts) == 1
+        assert len(log_of(store).starts) == 1
 
 
 @pytest.mark.parametrize("set_by_ms", [-100 * HOUR_MS, 100 * HOUR_MS])
@@ -122,13 +122,13 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
             store.append([record(b"%d" % number * 100, KEYS=f"k{number}")])
         store.flush()
         store.dispatch()
-        store._behind.write_all()
+        write_tables(store)
         held = store.read("Topic", 0, offset(0), 3)
         assert isinstance(held, Found)
         assert len(list((tmp_path / "index").iterdir())) == 6
         files.ratio = 0.86
         verdict = store.retain()
-        assert verdict.segments == min(10, len(store._log.starts) + verdict.segments - 1)
+        assert verdict.segments == min(10, len(log_of(store).starts) + verdict.segments - 1)
         low, high = store.queue_range("Topic", 0)
         assert 0 < low < high == 100
         assert bodies(store) == [b"%d" % number * 100 for number in range(low, 100)]
@@ -165,15 +165,15 @@ def test_the_active_segment_and_unflushed_ones_are_retained(tmp_path: Path) -> N
             store.append([record(b"x" * 1000)])
         files.ratio = 0.99
         wait_idle(store)
-        unflushed = [start for start in store._log.starts if start + 4096 > store.flushed_end]
+        unflushed = [start for start in log_of(store).starts if start + 4096 > store.flushed_end]
         store.retain()
-        assert set(unflushed) <= set(store._log.starts)
+        assert set(unflushed) <= set(log_of(store).starts)
         store.flush()
         store.dispatch()
-        store._behind.write_all()
+        write_tables(store)
         store.retain()
-        assert len(store._log.starts) == 1
-        assert store._log.starts[0] <= store.written_end
+        assert len(log_of(store).starts) == 1
+        assert log_of(store).starts[0] <= store.written_end
 
 
 def test_deletion_survives_a_crash(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_deletion_survives_a_crash(tmp_path: Path) -> None:
         store.append([record(b"%d" % number * 100)])
     store.flush()
     store.dispatch()
-    store._behind.write_all()
+    write_tables(store)
     files.ratio = 0.86
     store.retain()
     low, high = store.queue_range("Topic", 0)
@@ -219,7 +219,7 @@ def filled(root: Path, files: FaultyFiles) -> Store:
         store.append([record(b"%d" % number * 500)])
     store.flush()
     store.dispatch()
-    store._behind.write_all()
+    write_tables(store)
     return store
 
 
@@ -298,7 +298,7 @@ def test_deleting_a_queue_file_is_retried_after_a_failure(tmp_path: Path) -> Non
                 store.append([record(b"%d" % number * 100, topic=topic)])
         store.flush()
         store.dispatch()
-        store._behind.write_all()
+        write_tables(store)
         files.ratio, files.fails = 0.91, True
         with pytest.raises(DiskFailed):
             store.retain()
