@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,10 @@ import msgspec.inspect
 from turbopump.errors import InvalidArgument
 
 _SHOWN_CHARS_MAX = 80
+_INSTEAD = (
+    "a msgspec Struct, a dataclass, a TypedDict, an attrs class, or a class with model_validate "
+    "and model_dump such as a Pydantic model"
+)
 
 
 def shortened(value: object, chars_max: int = _SHOWN_CHARS_MAX) -> str:
@@ -38,6 +43,19 @@ def json_body(value: object) -> bytes:
         raise InvalidArgument(f"{shortened(value)} cannot be written as JSON: {error}") from error
 
 
+def check_json_type(kind: Any) -> None:
+    """Raise InvalidArgument for a type whose values have no JSON."""
+    try:
+        info = msgspec.inspect.type_info(kind)
+    except (NameError, TypeError):
+        # What cannot be read back, such as one of two Structs, may be written nevertheless.
+        return
+    for plain in _plain_classes(info, "model_dump", set()):
+        # A value of an abstract class is one of another class.
+        if not inspect.isabstract(plain) and not getattr(plain, "_is_protocol", False):
+            raise InvalidArgument(f"{plain.__name__} cannot be written as JSON; use {_INSTEAD}")
+
+
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """Return what reads values of a type; raises InvalidArgument if none can be read."""
     try:
@@ -57,31 +75,28 @@ def _new_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
         ) from error
     except TypeError as error:
         raise InvalidArgument(str(error)) from error
-    for plain in _plain_classes(msgspec.inspect.type_info(kind), set()):
-        raise InvalidArgument(
-            f"{plain.__name__} cannot be read from JSON; use a msgspec Struct, a dataclass, a "
-            "TypedDict, an attrs class, or a class with model_validate such as a Pydantic model"
-        )
+    for plain in _plain_classes(msgspec.inspect.type_info(kind), "model_validate", set()):
+        raise InvalidArgument(f"{plain.__name__} cannot be read from JSON; use {_INSTEAD}")
     return decoder
 
 
 _cached_decoder = lru_cache(maxsize=256)(_new_decoder)
 
 
-def _plain_classes(info: object, seen: set[int]) -> Iterator[type]:
-    """Return the classes in a type that neither msgspec nor they themselves can decode."""
+def _plain_classes(info: object, method: str, seen: set[int]) -> Iterator[type]:
+    """Return the classes in a type that msgspec does not know and that lack a method."""
     if id(info) in seen:
         return
     seen.add(id(info))
     if isinstance(info, msgspec.inspect.CustomType):
-        if not hasattr(info.cls, "model_validate"):
+        if not hasattr(info.cls, method):
             yield info.cls
     elif isinstance(info, tuple):
         for part in info:
-            yield from _plain_classes(part, seen)
+            yield from _plain_classes(part, method, seen)
     elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
         for name in info.__struct_fields__:
-            yield from _plain_classes(getattr(info, name), seen)
+            yield from _plain_classes(getattr(info, name), method, seen)
 
 
 def _model(kind: Any, value: object) -> object:

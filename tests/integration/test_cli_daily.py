@@ -326,6 +326,7 @@ def test_tail_filters_by_sql(shell: Shell) -> None:
     wrong = shell.run("message tail priced --sql 'amount ! 5'")
     assert wrong.exit_code == 2
     assert "(at character 8)" in wrong.output
+    assert "write 'a || b'" in shell.run("message tail priced --tags 'a | b'").output
     assert "specify --tags or --sql" in shell.run("message tail priced --tags a --sql a=1").output
 
 

@@ -6,10 +6,29 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, Generic, Never, NoReturn, ParamSpec, TypeGuard, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Generic,
+    Never,
+    NoReturn,
+    ParamSpec,
+    TypeGuard,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from turbopump.client.arguments import check_callable, checked
 from turbopump.client.delivery.listener import is_async
@@ -21,7 +40,7 @@ from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.subscriptions import Expression, subscription
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import EVERYTHING
-from turbopump.json_bodies import json_body, json_decoder, shortened
+from turbopump.json_bodies import check_json_type, json_body, json_decoder, shortened
 from turbopump.message import Message
 from turbopump.wire.record import MessageView
 
@@ -45,6 +64,21 @@ _NO_VALUES = (
     tuple,
 )
 """Return annotations that need no topic to publish to."""
+
+_SEVERAL_RESULTS = (
+    list,
+    tuple,
+    Union,
+    UnionType,
+    Iterator,
+    Generator,
+    AsyncIterator,
+    AsyncGenerator,
+)
+"""Return annotations whose parts are published, each by itself."""
+
+_NO_BODIES = (Message, MessageView, ConsumeContext, ConsumeResult)
+"""Types that no body has; `MessageView` and `ConsumeContext` are parameters of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +116,9 @@ class Handler(Generic[P, T]):
         self.is_async = is_async(function)
         signature = _signature(function, names)
         self._decoders = _decoders(function, signature)
-        if to is None and _names_values(signature.return_annotation):
+        if to is not None:
+            _check_results(function, signature.return_annotation)
+        elif _names_values(signature.return_annotation):
             warnings.warn(
                 f"{self!r} returns {signature.return_annotation!r}, which is ignored: pass "
                 'to="topic" to consumer() to publish it, or return None',
@@ -226,6 +262,21 @@ def _names_values(annotation: Any) -> bool:
     return any(map(_names_values, parts)) if parts else True
 
 
+def _check_results(function: Callable[..., Any], annotation: Any) -> None:
+    """Reject a return annotation that names values without a body: each would fail every time."""
+    if annotation in _NO_VALUES:
+        return
+    parts = get_args(annotation)
+    if get_origin(annotation) in _SEVERAL_RESULTS:
+        for part in parts:
+            _check_results(function, part)
+    elif annotation not in (Ellipsis, object):
+        try:
+            check_json_type(annotation)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"the result of {function!r}: {error}") from error
+
+
 def _decoders(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Decode]:
     """Return a decoder for each parameter of a function; one of them gets the body."""
     found: dict[str, Decode] = {}
@@ -252,6 +303,11 @@ def _body_decoder(function: Callable[..., Any], parameter: inspect.Parameter) ->
     kind = Any if parameter.annotation is parameter.empty else parameter.annotation
     if kind is bytes:
         return lambda message, _: message.body
+    if any(part in _NO_BODIES for part in (kind, *get_args(kind))):
+        raise InvalidArgument(
+            f"{parameter} of {function!r}: a function gets one message per call; annotate its "
+            "parameter with MessageView, or with the type of the body"
+        )
     if kind is str:
         return lambda message, _: message.body.decode()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
@@ -130,9 +131,13 @@ class Worker(ServingLifeCycle):
         """Call a function: on the loop if it is async, in a thread otherwise."""
         call = functools.partial(handler.function, **arguments)
         if handler.is_async:
-            return await call()
-        in_context = functools.partial(contextvars.copy_context().run, _collected, call)
-        returned = await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+            returned = await call()
+        else:
+            in_context = functools.partial(contextvars.copy_context().run, _collected, call)
+            returned = await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+        if inspect.isawaitable(returned):
+            # Of a plain decorator around an async function, for example.
+            returned = await returned
         if isinstance(returned, AsyncIterator):
             return [each async for each in returned]
         return returned

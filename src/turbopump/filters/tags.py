@@ -20,7 +20,8 @@ SQL92 = "SQL92"
 
 _OR = "||"
 _SQL_MARK = re.compile(r"[<>=]|\s(?:AND|OR|IN|IS|BETWEEN)\b", re.IGNORECASE)
-_SEPARATOR = re.compile(r"\s*[,;|]\s*")
+_SEPARATOR = re.compile(r"\s*(?:[,;|]|&&|\s&\s)\s*")
+_ENCLOSING = "'\"()[]{}"
 _INSTEAD = "write tags such as 'created || paid', or '*' for every message"
 
 
@@ -61,22 +62,28 @@ def wanted_tags(expression: object, what: str) -> TagFilter:
             f"{what} is {expression!r}, which is SQL92, not tags: pass Sql({expression!r});"
             f" for a tag of that name, write {expression + ' ' + _OR!r}"
         )
-    if wanted.tags == (EVERYTHING,):
-        raise InvalidArgument(
-            f"{what} is {expression!r}, which asks for a tag named {EVERYTHING}: {_INSTEAD}"
-        )
-    if not (expression or "").rstrip().endswith(_OR):
-        _check_separators(wanted.tags, f"{what} is {expression!r}", expression or "")
+    # Two bars at the end are for tags that look like a slip; a star is none.
+    if wanted.tags == (EVERYTHING,) or not (expression or "").rstrip().endswith(_OR):
+        _check_slips(wanted.tags, f"{what} is {expression!r}", expression or "")
     return wanted
 
 
-def _check_separators(tags: tuple[str, ...], found: str, expression: str) -> None:
-    """Reject tags joined by something else than two bars: nearly always a slip, and no match."""
+def _check_slips(tags: tuple[str, ...], found: str, expression: str) -> None:
+    """Reject tags that hardly any message has: others were meant, and all would be skipped."""
     for tag in tags:
-        if _SEPARATOR.search(tag):
-            split = dict.fromkeys(part for each in tags for part in _SEPARATOR.split(each) if part)
+        if EVERYTHING in tag:
             raise InvalidArgument(
-                f"{found}, which asks for a tag named {tag!r}: write {f' {_OR} '.join(split)!r};"
+                f"{found}, which asks for a tag named {tag!r}, since {EVERYTHING} has a meaning "
+                f"only by itself: {_INSTEAD}"
+            )
+        if _SEPARATOR.search(tag) or tag[0] in _ENCLOSING:
+            parts = (
+                part.strip(_ENCLOSING + " ") for each in tags for part in _SEPARATOR.split(each)
+            )
+            meant = f" {_OR} ".join(dict.fromkeys(filter(None, parts)))
+            raise InvalidArgument(
+                f"{found}, which asks for a tag named {tag!r}: "
+                f"{f'write {meant!r}' if meant else _INSTEAD};"
                 f" if a tag has that name, write {f'{expression} {_OR}'!r}"
             )
 

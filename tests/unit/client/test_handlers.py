@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +84,29 @@ async def test_plain_functions_run_in_threads_and_publish_what_they_return(
         await turbopump_cluster.until_consumed("billing")
     assert view(turbopump_cluster, "receipts") == [b'{"number":7}']
     assert "MainThread" not in threads
+
+
+async def test_a_plain_function_may_return_what_is_to_be_awaited(
+    turbopump_cluster: Cluster,
+) -> None:
+    """As a decorator that knows nothing of asyncio makes of an async function."""
+    calls = []
+
+    async def bill(order: Order) -> Receipt:
+        calls.append(order.number)
+        if len(calls) == 1:
+            raise RuntimeError("not today")
+        return Receipt(order.number)
+
+    @consumer("orders", group="billing", to="receipts", start_from="first")
+    def wrapped(order: Order) -> Awaitable[Receipt]:
+        return bill(order)
+
+    async with Worker(wrapped, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 7}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert calls == [7, 7]
+    assert view(turbopump_cluster, "receipts") == [b'{"number":7}']
 
 
 async def test_functions_may_return_messages_of_their_own(turbopump_cluster: Cluster) -> None:
@@ -307,6 +330,29 @@ def test_a_type_that_cannot_be_decoded_is_rejected_with_those_that_can(function:
         consumer("t", group="g")(function)
 
 
+def several(messages: list[MessageView]) -> None: ...
+def absent(message: MessageView | None) -> None: ...
+def outgoing(message: Message) -> None: ...
+
+
+@pytest.mark.parametrize("function", [several, absent, outgoing])
+def test_a_parameter_of_a_type_that_no_body_has_is_rejected(function: Any) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"gets one message per call; annotate .* MessageView"
+    ):
+        consumer("t", group="g")(function)
+
+
+def plain_result(body: bytes) -> threading.Thread: ...  # type: ignore[empty-body]
+def plain_results(body: bytes) -> Iterator[threading.Thread | None]: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize("function", [plain_result, plain_results])
+def test_a_result_that_cannot_be_written_is_rejected_with_those_that_can(function: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"Thread cannot be written as JSON; use a msgspec"):
+        consumer("t", group="g", to="results")(function)
+
+
 class Tree(Struct):
     """A recursive body."""
 
@@ -322,6 +368,18 @@ def anything(body: bytes): ...  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("function", [recursive, messages, generated, anything])
 def test_results_that_need_no_topic_cause_no_warning(function: Any) -> None:
     consumer("t", group="g")(function)
+
+
+def trees(body: bytes) -> AsyncIterator[Tree | Message]: ...  # type: ignore[empty-body]
+def either(body: bytes) -> Order | Receipt: ...  # type: ignore[empty-body]
+def sized(body: bytes) -> Sized: ...  # type: ignore[empty-body]
+def validated(body: bytes) -> dict[str, Validated]: ...  # type: ignore[empty-body]
+def unsaid(body: bytes) -> object: ...
+
+
+@pytest.mark.parametrize("function", [trees, either, sized, validated, unsaid, recursive])
+def test_results_that_can_be_written_are_accepted(function: Any) -> None:
+    consumer("t", group="g", to="results")(function)
 
 
 def boolean(order: Order) -> bool: ...  # type: ignore[empty-body]

@@ -35,9 +35,11 @@ def test_an_expression_without_a_tag_is_rejected_with_a_hint(expression: str) ->
     )
 
 
-@pytest.mark.parametrize("expression", [" * ", "*||", "* || *"])
-def test_a_star_beside_other_tags_is_rejected(expression: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"asks for a tag named \*: write"):
+@pytest.mark.parametrize("expression", [" * ", "*||", "* || *", "* || a", "a || *", "a*", "*.a"])
+def test_a_star_that_would_be_a_tag_is_rejected(expression: str) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"asks for a tag named '.*\*.*', since \* has a meaning"
+    ):
         wanted_tags(expression, "option tags")
 
 
@@ -54,15 +56,23 @@ def test_values_that_are_not_text_are_rejected(expression: object) -> None:
         ("a | b", "a | b", "a || b"),
         ("a b,c", "a b,c", "a b || c"),
         ("a;b || c", "a;b", "a || b || c"),
+        ("a && b", "a && b", "a || b"),
+        ("a & b", "a & b", "a || b"),
+        ("'a' || 'b'", "'a'", "a || b"),
+        ("(a || b)", "(a", "a || b"),
+        ('["a", "b"]', '["a", "b"]', "a || b"),
+        ("|", "|", None),
     ],
 )
 def test_tags_joined_by_something_else_are_rejected_with_the_right_form(
-    expression: str, tag: str, instead: str
+    expression: str, tag: str, instead: str | None
 ) -> None:
     with pytest.raises(InvalidArgument) as raised:
         wanted_tags(expression, "option tags")
+    meant = "tags such as 'created || paid', or '*' for every message"
     assert str(raised.value) == (
-        f"option tags is {expression!r}, which asks for a tag named {tag!r}: write {instead!r};"
+        f"option tags is {expression!r}, which asks for a tag named {tag!r}: "
+        f"write {repr(instead) if instead else meant};"
         f" if a tag has that name, write {expression + ' ||'!r}"
     )
 
@@ -71,6 +81,6 @@ def test_two_bars_at_the_end_ask_for_a_tag_with_a_separator() -> None:
     assert wanted_tags("a, b ||", "option tags").tags == ("a, b",)
 
 
-@pytest.mark.parametrize("expression", ["*", "", None, "a || b", " a", "a||", "* || a"])
+@pytest.mark.parametrize("expression", ["*", "", None, "a || b", " a", "a||", "a&b", "a* ||"])
 def test_any_other_expression_is_accepted_as_in_apache_rocketmq(expression: str | None) -> None:
     assert wanted_tags(expression, "option tags") == parse_tags(expression)

@@ -167,6 +167,7 @@ class AsyncHandler:
             {"topics": {"a": "*", "b": "|| ||"}},
             "the tag expression of topic 'b' is '|| ||', which has no tag",
         ),
+        ({"topics": {"orders": "a, b"}}, "asks for a tag named 'a, b': write 'a || b'"),
         ({"topics": {"orders": " * "}}, "the tag expression of topic 'orders' is ' * '"),
         ({"topics": {"orders": 7}}, "the tag expression of topic 'orders' is 7"),
         ({"checkpoint": ""}, "checkpoint must be a directory that survives restarts, got ''"),

@@ -33,6 +33,8 @@ def test_tags_can_differ_by_topic() -> None:
         ('{"orders": 7}', "option tags: the tag expression of topic 'orders' is 7"),
         ('{"order": "a"}', "option tags names order, which is not read"),
         ('{"orders": " || "}', "the tag expression of topic 'orders' is ' || ', which has no tag"),
+        ('{"orders": "a | b"}', "asks for a tag named 'a | b': write 'a || b'"),
+        ("a, b", "option tags is 'a, b', which asks for a tag named 'a, b': write 'a || b'"),
         ('{"orders": false}', "the tag expression of topic 'orders' is False"),
     ],
 )
@@ -85,7 +87,7 @@ def test_empty_tags_are_reported(tags: str) -> None:
 
 @pytest.mark.parametrize("tags", [" * ", '{"orders": " * "}'])
 def test_star_is_everything_only_without_blanks_as_elsewhere(tags: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"' \* ', which asks for a tag named \*: write"):
+    with pytest.raises(InvalidArgument, match=r"' \* ', which asks for a tag named '\*'"):
         parsed(tags=tags)
 
 

@@ -400,7 +400,7 @@ def test_a_path_may_be_an_address(store: Path) -> None:
         ({"tags": "||"}, r"option tags is '\|\|', which has no tag"),
         ({"tags": " "}, "option tags is ' ', which has no tag"),
         ({"topic": "a,b"}, "use option topics for several"),
-        ({"tags": " * "}, r"option tags is ' \* ', which asks for a tag named \*"),
+        ({"tags": " * "}, r"option tags is ' \* ', which asks for a tag named '\*'"),
         ({"columns": "offset"}, "column 'offset'"),
         ({"startingTime": "yesterday"}, "ISO time"),
         ({"startingTime": "2026-01-02", "endingTime": "2026-01-01"}, "must be after"),
