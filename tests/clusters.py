@@ -11,7 +11,7 @@ from typing import Any
 import brokers
 from turbopump import testing
 from turbopump.client.session import Session
-from turbopump.net.request_protocol import Hook
+from turbopump.net.request_protocol import RequestHook
 from turbopump.testing import LinkQuality
 from turbopump.wire.command import Command
 
@@ -47,7 +47,7 @@ class Cluster(testing.Cluster):
     def session(
         self,
         host: str = "10.0.1.1",
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[RequestHook] = (),
         kind: type[Session] = Session,
         **changes: Any,
     ) -> Session:

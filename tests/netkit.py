@@ -19,7 +19,7 @@ import pytest
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
-from turbopump.net.request_protocol import Hook
+from turbopump.net.request_protocol import RequestHook
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketListener
@@ -120,7 +120,7 @@ class World:
         router: Router | None = None,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         *,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[RequestHook] = (),
         host: str = "client",
     ) -> Connection:
         client_router = router or Router()

@@ -14,7 +14,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.limits import DEFAULT_LIMITS
-from turbopump.net.request_protocol import Hook, Request, RequestProtocol
+from turbopump.net.request_protocol import Request, RequestHook, RequestProtocol
 from turbopump.net.sockets import SocketNetwork
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import Pulling
@@ -110,7 +110,7 @@ def in_order(asked: list[Command]) -> list[bytes]:
 
 @contextmanager
 def peer(
-    replies: Replies, piece_bytes: int = 1 << 20, hooks: Sequence[Hook] = ()
+    replies: Replies, piece_bytes: int = 1 << 20, hooks: Sequence[RequestHook] = ()
 ) -> Iterator[BlockingConnection]:
     """Run a peer in a thread at the other end of the connection."""
     near, far = socket.socketpair()

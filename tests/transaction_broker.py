@@ -12,7 +12,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
-from turbopump.net.request_protocol import Hook
+from turbopump.net.request_protocol import RequestHook
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.testing import LinkQuality, MemoryNetwork, virtual_loop, virtual_machine
@@ -114,7 +114,7 @@ class World:
     server: Server
 
     def session(
-        self, host: str = "10.0.1.1", hooks: tuple[Hook, ...] = (), namespace: str = ""
+        self, host: str = "10.0.1.1", hooks: tuple[RequestHook, ...] = (), namespace: str = ""
     ) -> Session:
         config = ClientConfig(self.broker.address, host=host, instance="test", namespace=namespace)
         return Session(

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from turbopump.client.blocking_transactions import Transaction, TransactionProducer
     from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, SendStatus
     from turbopump.client.config import ClientConfig
-    from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+    from turbopump.client.delivery.listener import ConsumeHook
+    from turbopump.client.delivery.results import ConsumeContext, ConsumeOutcome, ConsumeResult
+    from turbopump.client.filter_hooks import FilterHook
     from turbopump.client.handlers import consumer
     from turbopump.client.outgoing import MessageRules, split_batch
     from turbopump.client.producer_config import ProducerConfig
@@ -39,10 +41,11 @@ if TYPE_CHECKING:
     from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
     from turbopump.client.replies import Reply
     from turbopump.client.selectors import by_chance, by_hash
-    from turbopump.client.send_hooks import SendReceipt
+    from turbopump.client.send_hooks import SendHook, SendReceipt
     from turbopump.client.transaction_ends import TransactionState
     from turbopump.filters.code import CodeFilter
     from turbopump.filters.sql92 import Sql
+    from turbopump.net.request_protocol import RequestHook
     from turbopump.wire.record import MessageView
 else:
     # Not before it is used: servers and tools start faster without the clients.
@@ -53,7 +56,9 @@ else:
         "client.blocking_transactions": "Transaction TransactionProducer",
         "client.calls": "Found NothingMatched NothingNew OffsetIllegal SendStatus",
         "client.config": "ClientConfig",
-        "client.delivery.results": "ConsumeContext ConsumeResult",
+        "client.delivery.listener": "ConsumeHook",
+        "client.delivery.results": "ConsumeContext ConsumeOutcome ConsumeResult",
+        "client.filter_hooks": "FilterHook",
         "client.handlers": "consumer",
         "client.outgoing": "MessageRules split_batch",
         "client.producer_config": "ProducerConfig",
@@ -61,10 +66,11 @@ else:
         "client.push_config": "FlowLimits Listening Pulling Retries",
         "client.replies": "Reply",
         "client.selectors": "by_chance by_hash",
-        "client.send_hooks": "SendReceipt",
+        "client.send_hooks": "SendHook SendReceipt",
         "client.transaction_ends": "TransactionState",
         "filters.code": "CodeFilter",
         "filters.sql92": "Sql",
+        "net.request_protocol": "RequestHook",
         "wire.record": "MessageView",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
@@ -75,8 +81,11 @@ __all__ = [
     "CodeFilter",
     "ConsistentHash",
     "ConsumeContext",
+    "ConsumeHook",
+    "ConsumeOutcome",
     "ConsumeResult",
     "FetchLimits",
+    "FilterHook",
     "FixedQueues",
     "FlowLimits",
     "Found",
@@ -100,7 +109,9 @@ __all__ = [
     "Pulling",
     "PushConsumer",
     "Reply",
+    "RequestHook",
     "Retries",
+    "SendHook",
     "SendReceipt",
     "SendStatus",
     "Sql",

@@ -18,7 +18,9 @@ from turbopump.client.allocation import (
 )
 from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, SendStatus
 from turbopump.client.config import ClientConfig
-from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.delivery.listener import ConsumeHook
+from turbopump.client.delivery.results import ConsumeContext, ConsumeOutcome, ConsumeResult
+from turbopump.client.filter_hooks import FilterHook
 from turbopump.client.handlers import consumer
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.outgoing import MessageRules, split_batch
@@ -30,7 +32,7 @@ from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.replies import Reply
 from turbopump.client.selectors import by_chance, by_hash
-from turbopump.client.send_hooks import SendReceipt
+from turbopump.client.send_hooks import SendHook, SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.transaction_ends import TransactionState
 from turbopump.client.transactions import Transaction, TransactionProducer
@@ -39,6 +41,7 @@ from turbopump.errors import TurbopumpError
 from turbopump.filters.code import CodeFilter
 from turbopump.filters.sql92 import Sql
 from turbopump.message import Message, MessageQueue
+from turbopump.net.request_protocol import RequestHook
 from turbopump.wire.record import MessageView
 
 __all__ = [
@@ -46,8 +49,11 @@ __all__ = [
     "CodeFilter",
     "ConsistentHash",
     "ConsumeContext",
+    "ConsumeHook",
+    "ConsumeOutcome",
     "ConsumeResult",
     "FetchLimits",
+    "FilterHook",
     "FixedQueues",
     "FlowLimits",
     "Found",
@@ -71,7 +77,9 @@ __all__ = [
     "Pulling",
     "PushConsumer",
     "Reply",
+    "RequestHook",
     "Retries",
+    "SendHook",
     "SendReceipt",
     "SendStatus",
     "Session",

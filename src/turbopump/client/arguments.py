@@ -50,19 +50,24 @@ def wrong_arguments(
     raise AssertionError("the signature fits")
 
 
-def checked_hooks(name: str, hooks: Iterable[T], *methods: str) -> tuple[T, ...]:
+def checked_hooks(name: str, hooks: Iterable[T], *methods: str, instead: str = "") -> tuple[T, ...]:
     """Return hooks as a tuple; refuse those that lack one of the methods.
+
+    A hook may have the method ``instead`` of all of them.
 
     ::
 
         checked_hooks("hooks", [Count()], "before_send", "after_send")
     """
     expected = f"{name} must be a list of objects with {' and '.join(methods)}"
+    expected += f", or with {instead}" if instead else ""
     if not isinstance(hooks, Iterable):
         raise InvalidArgument(f"{expected}, got {hooks!r}")
     found = tuple(hooks)
     for hook in found:
-        if isinstance(hook, type) or not all(callable(getattr(hook, m, None)) for m in methods):
+        is_complete = all(callable(getattr(hook, method, None)) for method in methods)
+        is_other = bool(instead) and callable(getattr(hook, instead, None))
+        if isinstance(hook, type) or not (is_complete or is_other):
             raise InvalidArgument(f"{expected}, got {hook!r} in it")
     return found
 

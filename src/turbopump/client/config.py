@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from random import Random
 
-from turbopump.client.arguments import joined_addresses
+from turbopump.client.arguments import checked_hooks, joined_addresses
 from turbopump.errors import InvalidArgument
 from turbopump.machine.process import environment, process_id
 from turbopump.net.limits import require_at_least
+from turbopump.net.request_protocol import RequestHook
 from turbopump.net.tls import ClientTls
 from turbopump.wire.hosts import split_address
 
@@ -58,9 +59,16 @@ class ClientConfig:
     requests_in_flight_max: int = 4096
     """Requests in flight per connection; further ones wait, which slows down fast senders."""
 
+    request_hooks: Sequence[RequestHook] = ()
+    """Hooks around every request, for instance to sign it."""
+
     def __post_init__(self) -> None:
         # A list is stored as text, since members with equal configurations share a session.
         object.__setattr__(self, "nameserver", joined_addresses(self.nameserver))
+        hooks = checked_hooks(
+            "request_hooks", self.request_hooks, "before_request", "after_response"
+        )
+        object.__setattr__(self, "request_hooks", hooks)
         for address in self.nameserver_addresses:
             split_address(address)
         for field in fields(self):

@@ -14,6 +14,7 @@ import msgspec
 from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
 from turbopump.client.delivery.delivery import Delivery
+from turbopump.client.filter_hooks import FilterHook
 from turbopump.client.names import without_namespace
 from turbopump.client.offsets import OffsetStore, RemoteOffsets, start_offset
 from turbopump.client.owned_queue import OwnedQueue
@@ -63,6 +64,7 @@ class Consumption:
         offsets: OffsetStore,
         locks: QueueLocks | None,
         stats: ConsumerStats,
+        filters: Sequence[FilterHook] = (),
     ) -> None:
         self.owned: dict[MessageQueue, OwnedQueue] = {}
         self.delivery = delivery
@@ -89,6 +91,7 @@ class Consumption:
         self._to_unlock: dict[MessageQueue, None] = {}
         """Lost queues whose locks are held a while longer."""
         retry_sender = RetrySender(session, group, settings.retries.attempts_max)
+        self._filters = tuple(filters)
         self._pull_context = self._new_pull_context(subscriptions, retry_sender)
         if isinstance(offsets, RemoteOffsets):
             offsets.offset_to_commit = self._offset_to_commit
@@ -108,6 +111,7 @@ class Consumption:
             subscription=subscriptions.get,
             limits=self._limits_of,
             prepared=self.prepared,
+            filters=self._filters,
             dead_letter_damaged=retry_sender.dead_letter_damaged,
             offset_illegal=self._offset_illegal,
             unknown_to_broker=self._send_heartbeat,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from turbopump.client.calls import Found
 from turbopump.client.continuity import LastPulled
 from turbopump.client.fetch_buffer import FetchBuffer
+from turbopump.client.filter_hooks import FilterHook, kept
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.start_position import StartFrom
 from turbopump.errors import ConnectionLost, DamagedMessage, RemoteError, TurbopumpError
@@ -35,6 +36,9 @@ class Fetcher:
         subscription_of: Callable[[str], Subscription],
         start_from: StartFrom,
         count_max: int,
+        *,
+        group: str,
+        filters: Sequence[FilterHook],
     ) -> None:
         self.changed = asyncio.Event()
         self._reader = reader
@@ -42,6 +46,8 @@ class Fetcher:
         self._subscription_of = subscription_of
         self._start_from = start_from
         self._count_max = count_max
+        self._group = group
+        self._filters = filters
         self.work = Supervisor()
         self._by_queue: dict[MessageQueue, asyncio.Task[None]] = {}
         self._room = asyncio.Event()
@@ -139,5 +145,6 @@ class Fetcher:
         if not isinstance(outcome, Found):
             self._buffer.put(queue, (), QueueOffset(outcome.next_offset))
             return
-        self._buffer.put(queue, outcome.messages, outcome.next_offset)
+        messages = kept(self._filters, self._group, outcome.messages, queue)
+        self._buffer.put(queue, messages, outcome.next_offset)
         self.changed.set()

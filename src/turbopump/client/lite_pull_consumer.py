@@ -12,11 +12,17 @@ from datetime import datetime
 from itertools import chain
 
 from turbopump.client.allocation import Strategy, allocated, average
-from turbopump.client.arguments import check_callable, check_subscriptions, checked
+from turbopump.client.arguments import (
+    check_callable,
+    check_subscriptions,
+    checked,
+    checked_hooks,
+)
 from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.config import ClientConfig
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.fetcher import Fetcher
+from turbopump.client.filter_hooks import FilterHook
 from turbopump.client.life_cycle import LifeCycle, leave, require_running, started
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
@@ -67,6 +73,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         start_from: StartFrom = "last",
         strategy: Strategy = average,
         config: LitePullConfig | None = None,
+        hooks: Sequence[FilterHook] = (),
         client: ClientConfig | None = None,
         session: Session | None = None,
     ) -> None:
@@ -77,6 +84,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
         self._client = client_config(nameserver, namespace, client, session)
         self.group = with_namespace(self._client.namespace, group)
         self._config = checked("config", config, LitePullConfig)
+        self._filters = checked_hooks("hooks", hooks, "keeps")
         self._start_from: StartFrom = start_from
         self._strategy = strategy
         self._given_session = session
@@ -317,6 +325,8 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             self._subscription_of,
             self._start_from,
             self._config.fetch_count_max,
+            group=self.group,
+            filters=self._filters,
         )
         return _Running(session, reader, buffer, fetcher, session.clock.monotonic_ms())
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-from turbopump.client.arguments import checked
-from turbopump.client.calls import PullOutcome
+from turbopump.client.arguments import checked, checked_hooks
+from turbopump.client.calls import Found, PullOutcome
 from turbopump.client.config import ClientConfig
+from turbopump.client.filter_hooks import FilterHook, kept
 from turbopump.client.life_cycle import LifeCycle, leave, require_running, started
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.pull_config import PullConfig
-from turbopump.client.queue_reader import QueueReader, require_offset
+from turbopump.client.queue_reader import QueueReader, found_or_none, require_offset
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
@@ -53,6 +54,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         topics: Iterable[str] = (),
         on_queues: OnQueues | None = None,
         config: PullConfig | None = None,
+        hooks: Sequence[FilterHook] = (),
         client: ClientConfig | None = None,
         session: Session | None = None,
     ) -> None:
@@ -66,6 +68,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
             check_topic(topic)
         self._on_queues = on_queues
         self._config = checked("config", config, PullConfig)
+        self._filters = checked_hooks("hooks", hooks, "keeps")
         self._given_session = session
         self._running: _Running | None = None
 
@@ -210,13 +213,18 @@ class PullConsumer(LifeCycle, ConsumerMember):
         count = self._config.count_max if count_max is None else count_max
         require_at_least("count_max", count, 1)
         wanted = subscription(reader.wire_topic(queue.topic), tags, 0)
-        return await reader.pull(
+        outcome = await reader.pull(
             queue,
             require_offset("offset", offset),
             wanted,
             count,
             is_held=is_held,
             timeout_ms=timeout_ms,
+        )
+        if not self._filters or not isinstance(outcome, Found):
+            return outcome
+        return found_or_none(
+            outcome, tuple(kept(self._filters, self.group, outcome.messages, queue))
         )
 
     def _require_running(self) -> _Running:

@@ -22,6 +22,7 @@ from turbopump.client.continuity import (
     offset_to_commit,
 )
 from turbopump.client.delivery.delivery import Delivery
+from turbopump.client.filter_hooks import FilterHook, kept
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Pulling, QueueLimits
@@ -81,6 +82,7 @@ class PullContext:
     limits: Callable[[str], QueueLimits]
     prepared: Callable[[Sequence[MessageView]], list[MessageView]]
     """Converts pulled messages to what listeners see."""
+    filters: Sequence[FilterHook]
     dead_letter_damaged: Callable[[MessageQueue, MessageView], Awaitable[bool]]
     """Has the broker dead-letter its own copy; returns whether that worked."""
     offset_illegal: Callable[[OwnedQueue, QueueOffset], None]
@@ -369,7 +371,12 @@ class Puller:
         return min([offset, *unfinished] if position is None else [offset, position])
 
     def _give(self, found: Found, wanted: Subscription) -> None:
-        messages = self._context.prepared(matching(found.messages, wanted))
+        owned, context = self._owned, self._context
+        messages = context.prepared(matching(found.messages, wanted))
+        if context.filters:
+            messages = list(kept(context.filters, context.group, messages, owned.queue))
         if messages:
-            begins = self._owned.cache.put(messages)
-            self._context.delivery.deliver(self._owned, messages, begins=begins)
+            begins = owned.cache.put(messages)
+            context.delivery.deliver(owned, messages, begins=begins)
+        elif owned.cache.is_empty:
+            context.positions.advance(owned.queue, found.next_offset)

@@ -128,6 +128,10 @@ class Listening:
         _require_within("timeout_minutes", self.timeout_minutes, 1, 180)
         _require_within("close_wait_ms", self.close_wait_ms, 0, _INT_MAX)
 
+    @property
+    def timeout_ms(self) -> int:
+        return self.timeout_minutes * 60_000
+
 
 @dataclass(frozen=True, slots=True)
 class Retries:

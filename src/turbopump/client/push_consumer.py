@@ -27,6 +27,7 @@ from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.delivery.listener import ConsumeHook, Listen, Listener
 from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.delivery.results import ConsumeContext
+from turbopump.client.filter_hooks import FilterHook
 from turbopump.client.inspection import direct_consumption, running_info
 from turbopump.client.life_cycle import ServingLifeCycle, leave, require_running
 from turbopump.client.members import ConsumerMember
@@ -93,7 +94,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         pulling: Pulling | None = None,
         listening: Listening | None = None,
         retries: Retries | None = None,
-        hooks: Sequence[ConsumeHook] = (),
+        hooks: Sequence[ConsumeHook | FilterHook] = (),
         offsets_directory: Path | str | None = None,
         client: ClientConfig | None = None,
         session: Session | None = None,
@@ -125,7 +126,9 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             retries=checked("retries", retries, Retries, "Retries(attempts_max=3)"),
             offsets_directory=checked_path("offsets_directory", offsets_directory),
         )
-        self._hooks = checked_hooks("hooks", hooks, "before_consume", "after_consume")
+        self._hooks = checked_hooks(
+            "hooks", hooks, "before_consume", "after_consume", instead="keeps"
+        )
         self._given_session = session
         self._expressions: dict[str, Expression] = {}
         for topic, expression in (subscriptions or {}).items():
@@ -339,7 +342,9 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             await check_subscription(session, self.group, self._subscriptions[topic])
 
         await gather_by_key(list(self._subscriptions), check)
-        self._listener = Listener(self._listen, self._hooks, session.clock)
+        hooks = [hook for hook in self._hooks if isinstance(hook, ConsumeHook)]
+        timeout_ms = self._settings.listening.timeout_ms
+        self._listener = Listener(self._listen, hooks, session.clock, timeout_ms)
         running = self._consumption(session, self._listener)
         await running.offsets.open()
         try:
@@ -372,6 +377,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             offsets=offsets,
             locks=locks,
             stats=stats,
+            filters=[hook for hook in self._hooks if isinstance(hook, FilterHook)],
         )
 
     def _offset_store(self, session: Session) -> OffsetStore:

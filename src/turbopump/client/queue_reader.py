@@ -309,11 +309,7 @@ class QueueReader:
         if not isinstance(found, Found):
             return found
         messages = tuple(map(self._delivered, matching(found.messages, wanted)))
-        if messages:
-            return replace(found, messages=messages)
-        return NothingMatched(
-            found.next_offset, found.min_offset, found.max_offset, found.broker_id
-        )
+        return found_or_none(found, messages)
 
     def _delivered(self, message: MessageView) -> MessageView:
         namespace = self._session.config.namespace
@@ -413,6 +409,13 @@ class QueueReader:
         """Return a queue as the application knows it."""
         topic = without_namespace(self._session.config.namespace, queue.topic)
         return MessageQueue(topic, queue.broker, queue.queue_id)
+
+
+def found_or_none(found: Found, messages: tuple[MessageView, ...]) -> Found | NothingMatched:
+    """Return the outcome of a pull of which the client keeps these messages."""
+    if messages:
+        return replace(found, messages=messages)
+    return NothingMatched(found.next_offset, found.min_offset, found.max_offset, found.broker_id)
 
 
 def require_offset(name: str, offset: int) -> QueueOffset:

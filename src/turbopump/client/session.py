@@ -30,7 +30,7 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.pool_config import PoolConfig
-from turbopump.net.request_protocol import Hook, Request
+from turbopump.net.request_protocol import Request, RequestHook
 from turbopump.net.sockets import SocketNetwork
 from turbopump.net.thread_request import ThreadRequest
 from turbopump.supervisor import Supervisor
@@ -70,7 +70,7 @@ class Session(LifeCycle):
         network: Network | None = None,
         machine: Machine | None = None,
         *,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[RequestHook] = (),
     ) -> None:
         self.config = config
         self.machine = machine = machine or Machine()
@@ -82,7 +82,7 @@ class Session(LifeCycle):
         self.replies = Replies(self.random)
         self.code_filters = CodeFilters(self)
         self._network = network or SocketNetwork()
-        self._hooks = tuple(hooks)
+        self._hooks = (*config.request_hooks, *hooks)
         self._keeps_to_master: dict[str, int] = {}
         """By broker, the deadline until which its slaves are not read from."""
         self.work = Supervisor()

@@ -14,7 +14,7 @@ from turbopump.errors import ConnectFailed
 from turbopump.machine.process import after_fork
 from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.pool_config import Backoff, PoolConfig
-from turbopump.net.request_protocol import Hook, Request, RequestProtocol
+from turbopump.net.request_protocol import Request, RequestHook, RequestProtocol
 from turbopump.net.sockets import CONNECT_TIMEOUT_MS, SocketNetwork
 from turbopump.wire.command import Command
 
@@ -30,7 +30,7 @@ class BlockingPool:
         network: SocketNetwork,
         config: PoolConfig | None = None,
         *,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[RequestHook] = (),
         clock: Clock = SYSTEM_CLOCK,
         random: Random | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from turbopump.net.inbox import Inbox, ReceiveBudget, hang_up_check, unread_chun
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
-from turbopump.net.request_protocol import Hook, Request, RequestProtocol
+from turbopump.net.request_protocol import Request, RequestHook, RequestProtocol
 from turbopump.net.router import Router, Serving
 from turbopump.net.thread_request import UNHEARD, Outcome, ThreadRequest
 from turbopump.net.turn_budget import TurnBudget
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         *,
         accepted: bool = False,
         aborts_silent: bool = False,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[RequestHook] = (),
         on_open: OnChange = no_notice,
         on_closed: OnChange = no_notice,
         on_ended: OnChange = no_notice,

@@ -18,7 +18,7 @@ from turbopump.net.deadlines import Deadlines
 from turbopump.net.fifo_waiters import FifoWaiters
 from turbopump.net.network import Network
 from turbopump.net.pool_config import Backoff, PoolConfig
-from turbopump.net.request_protocol import Hook, Request
+from turbopump.net.request_protocol import Request, RequestHook
 from turbopump.net.router import Router
 from turbopump.net.thread_request import ThreadRequest
 from turbopump.timeouts import timeout
@@ -63,7 +63,7 @@ class ConnectionPool:
         config: PoolConfig | None = None,
         *,
         router: Router | None = None,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[RequestHook] = (),
         greeting: Greeting | None = None,
         clock: Clock = SYSTEM_CLOCK,
         random: Random | None = None,

@@ -26,8 +26,17 @@ Request = Command | SendRequest
 """What is sent: a prepared send makes its own frame, faster than it would be encoded."""
 
 
-class Hook(Protocol):
+class RequestHook(Protocol):
     """Called around every request, on the sending or on the serving side.
+
+    ::
+
+        class Signer:
+            def before_request(self, address, command):
+                fields = {**(command.ext_fields or {}), "token": token}
+                return msgspec.structs.replace(command, ext_fields=fields)
+
+            def after_response(self, address, request, response): ...
 
     A hook of a connection or a pool sees the requests that are sent, a hook of a router those that
     are served. What it raises becomes the outcome of the request: on the serving side, the answer.
@@ -53,7 +62,9 @@ class RequestProtocol(Generic[W]):
     with credentials, change it.
     """
 
-    def __init__(self, clock: Clock, limits: ConnectionLimits, hooks: Sequence[Hook]) -> None:
+    def __init__(
+        self, clock: Clock, limits: ConnectionLimits, hooks: Sequence[RequestHook]
+    ) -> None:
         self.clock = clock
         self.limits = limits
         self.hooks = tuple(hooks)

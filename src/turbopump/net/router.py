@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from turbopump.errors import InvalidArgument, RemoteError, WireError, WriteRefused
-from turbopump.net.request_protocol import Hook
+from turbopump.net.request_protocol import RequestHook
 from turbopump.wire.body_limits import DEFAULT_BODY_BYTES_MAX
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import (
@@ -65,7 +65,7 @@ class Router:
         handlers: Mapping[int, Handler] | None = None,
         *,
         unknown: Handler = not_supported,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[RequestHook] = (),
         body_bytes_max: Mapping[int, int] | None = None,
         header_types: Mapping[int, type[Header]] | None = None,
     ) -> None:

@@ -22,7 +22,7 @@ from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.machine import Machine
 from turbopump.message import Message
 from turbopump.nameserver import NameServer, NameServerConfig
-from turbopump.net.request_protocol import Hook
+from turbopump.net.request_protocol import RequestHook
 from turbopump.testing import cluster_state
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.cluster_registry import register_cluster
@@ -207,7 +207,7 @@ class Cluster(cluster_state.ReadsState):
     def session(
         self,
         host: str = "",
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[RequestHook] = (),
         kind: type[Session] = Session,
         **changes: Any,
     ) -> Session:

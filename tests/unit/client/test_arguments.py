@@ -82,6 +82,7 @@ def push(**given: Any) -> PushConsumer:
         ({"pulling": 1}, "pulling must be a Pulling"),
         ({"hooks": 5}, "hooks must be a list of objects with before_consume .* got 5"),
         ({"hooks": "ab"}, "hooks must be a list of objects with before_consume .* got 'a' in it"),
+        ({"hooks": [SendingHook()]}, "before_consume and after_consume, or with keeps, got"),
         ({"strategy": "average"}, "strategy must be a function"),
         ({"strategy": ConsistentHash}, "strategy must be a function"),
         ({"offsets_directory": 7, "broadcast": True}, "offsets_directory must be a path, got 7"),

@@ -13,8 +13,8 @@ import pytest
 from brokers import SMALL_STORE
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, always, committed, consuming, send, sleep_ms
-from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
-from turbopump.client.push_config import FlowLimits, Listening, Retries
+from turbopump.client.delivery.results import ConsumeContext, ConsumeOutcome, ConsumeResult
+from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
 from turbopump.errors import ConnectFailed
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
@@ -347,6 +347,7 @@ async def test_send_back_requests_name_the_position_and_the_limit(tmp_path: Path
 class Hook:
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.outcomes: list[ConsumeOutcome | None] = []
 
     def before_consume(self, messages: Sequence[MessageView], context: ConsumeContext) -> None:
         self.events.append(f"before {len(messages)}")
@@ -356,6 +357,7 @@ class Hook:
         self, messages: Sequence[MessageView], context: ConsumeContext, result: ConsumeResult
     ) -> None:
         self.events.append(f"after {result.name}")
+        self.outcomes.append(context.outcome)
 
 
 @virtual_time()
@@ -367,6 +369,68 @@ async def test_hooks_see_every_call(tmp_path: Path) -> None:
             await wait_until(lambda: seen.count == 2, 60)
             await sleep_ms(10)
         assert hook.events == ["before 1", "after RETRY_LATER", "before 1", "after SUCCESS"]
+        assert hook.outcomes == [ConsumeOutcome.FAILED, ConsumeOutcome.SUCCESS]
+
+
+@virtual_time()
+async def test_hooks_see_exceptions_missing_results_and_timeouts(tmp_path: Path) -> None:
+    async def listen(messages: list[MessageView], _: ConsumeContext) -> Any:
+        if messages[0].reconsume_times:
+            return ConsumeResult.SUCCESS
+        match messages[0].body:
+            case b"none":
+                return None
+            case b"slow":
+                await asyncio.sleep(16 * 60)
+                return ConsumeResult.SUCCESS
+            case _:
+                raise ValueError
+
+    found = {}
+    for body in (b"none", b"slow", b"error"):
+        async with cluster(tmp_path / body.decode()) as world:
+            await send(world, [body], to=QUEUE)
+            hook = Hook()
+            async with consuming(world, listen, hooks=[hook]):
+                await sleep_ms(17 * 60_000)
+            found[body] = set(hook.outcomes)
+    assert found == {
+        b"none": {ConsumeOutcome.NONE_RETURNED, ConsumeOutcome.SUCCESS},
+        b"slow": {ConsumeOutcome.TIMED_OUT, ConsumeOutcome.SUCCESS},
+        b"error": {ConsumeOutcome.EXCEPTION, ConsumeOutcome.SUCCESS},
+    }
+
+
+class OnlyOdd:
+    def keeps(self, group: str, message: MessageView, queue: MessageQueue) -> bool:
+        assert group == "g"
+        assert queue == QUEUE
+        # Fails for "bad", which is delivered.
+        return int(message.body) % 2 == 1
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@virtual_time()
+async def test_a_filter_hook_chooses_among_pulled_messages(tmp_path: Path, orderly: bool) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"0", b"1", b"bad", b"2", b"3", b"4"], to=QUEUE)
+        seen = Seen()
+        async with consuming(world, seen, hooks=[OnlyOdd()], orderly=orderly):
+            await wait_until(lambda: seen.count == 3)
+            await sleep_ms(25_000)
+            assert await committed(world) == 6
+        assert seen.bodies == [b"1", b"bad", b"3"]
+
+
+@virtual_time()
+async def test_a_backlog_that_a_filter_hook_skips_is_committed_meanwhile(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"0"] * 40, to=QUEUE)
+        seen, pulling = Seen(), Pulling(batch_max=1, interval_ms=1000)
+        async with consuming(world, seen, hooks=[OnlyOdd()], pulling=pulling):
+            await sleep_ms(20_000)
+            assert 10 <= (await committed(world) or 0) < 40
+        assert seen.bodies == []
 
 
 @virtual_time()

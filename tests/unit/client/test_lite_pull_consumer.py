@@ -81,6 +81,20 @@ async def test_a_message_that_arrives_during_a_poll_is_returned_immediately(tmp_
             assert world.clock.monotonic_ms() - start_ms < 50
 
 
+class OnlyOdd:
+    def keeps(self, group: str, message: MessageView, queue: MessageQueue) -> bool:
+        return group == "g" and queue.topic == TOPIC and message.tags == "odd"
+
+
+@virtual_time()
+async def test_a_filter_hook_chooses_among_pulled_messages(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await produce(world, 20)
+        async with consumer_of(world, subscriptions={TOPIC: "*"}, hooks=[OnlyOdd()]) as consumer:
+            assert numbers(await poll_all(consumer, 10)) == list(range(1, 20, 2))
+            assert await consumer.poll() == []
+
+
 @virtual_time()
 async def test_a_poll_without_messages_ends_in_time(tmp_path: Path) -> None:
     async with (

@@ -21,6 +21,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.headers import PullMessage
+from turbopump.wire.record import MessageView
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -62,6 +63,22 @@ async def test_other_outcomes_of_a_pull(tmp_path: Path) -> None:
         found = await consumer.pull(QUEUE, 0, tags="odd || none")
         assert isinstance(found, Found)
         assert [message.body for message in found.messages] == [b"1", b"3", b"5", b"7", b"9"]
+
+
+class OnlyOdd:
+    def keeps(self, group: str, message: MessageView, queue: MessageQueue) -> bool:
+        return (group, queue) == ("g", QUEUE) and message.tags == "odd"
+
+
+@virtual_time()
+async def test_a_filter_hook_chooses_among_pulled_messages(tmp_path: Path) -> None:
+    async with world_with_consumer(tmp_path, 4, hooks=[OnlyOdd()]) as (_, _, consumer):
+        found = await consumer.pull(QUEUE, 0)
+        assert isinstance(found, Found)
+        assert [message.body for message in found.messages] == [b"1", b"3"]
+        none = await consumer.pull(QUEUE, 0, count_max=1)
+        assert isinstance(none, NothingMatched)
+        assert none.next_offset == 1
 
 
 @virtual_time()

@@ -349,12 +349,31 @@ def test_the_environment_names_the_name_server(monkeypatch: pytest.MonkeyPatch) 
         ({"route_interval_ms": 0}, "route_interval_ms must be .*, got 0"),
         ({"heartbeat_interval_ms": 0}, "heartbeat_interval_ms must be .*, got 0"),
         ({"persist_interval_ms": 0}, "persist_interval_ms must be .*, got 0"),
+        (
+            {"request_hooks": [1]},
+            "request_hooks must be .* before_request and after_response, got 1",
+        ),
         ({"requests_in_flight_max": 0}, "requests_in_flight_max must be .*, got 0"),
     ],
 )
 def test_settings_are_checked(config: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         ClientConfig(**{"nameserver": "127.0.0.1:9876", **config})
+
+
+@virtual_time()
+async def test_hooks_of_the_configuration_see_every_request(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        recorder = Recorder()
+        session = world.session(request_hooks=[recorder])
+        async with Producer("pg", session=session) as producer:
+            await producer.send(Message("T", b"x"))
+    codes = {command.code for _, command in recorder.requests}
+    assert {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.HEART_BEAT,
+        RequestCode.SEND_MESSAGE_V2,
+    } <= codes
 
 
 def test_a_client_id_consists_of_address_and_process() -> None:

@@ -22,7 +22,7 @@ from turbopump.errors import (
 from turbopump.net.blocking_connection import TRUSTED_MS, BlockingConnection, readable
 from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.limits import DEFAULT_LIMITS
-from turbopump.net.request_protocol import Hook, RequestProtocol
+from turbopump.net.request_protocol import RequestHook, RequestProtocol
 from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import VirtualClock
 from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, request
@@ -32,13 +32,13 @@ IN_TIME_MS = 10_000
 JOIN_S = 10.0
 
 
-def over(near: socket.socket, hooks: Sequence[Hook] = ()) -> BlockingConnection:
+def over(near: socket.socket, hooks: Sequence[RequestHook] = ()) -> BlockingConnection:
     clock = VirtualClock()
     return BlockingConnection("peer", near, RequestProtocol(clock, DEFAULT_LIMITS, hooks))
 
 
 @contextmanager
-def pair(hooks: Sequence[Hook] = ()) -> Iterator[tuple[BlockingConnection, socket.socket]]:
+def pair(hooks: Sequence[RequestHook] = ()) -> Iterator[tuple[BlockingConnection, socket.socket]]:
     """Return a connection and the socket at its other end."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         pool = BlockingPool(SocketNetwork(), hooks=hooks)

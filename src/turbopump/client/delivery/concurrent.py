@@ -29,7 +29,6 @@ _SUCCESS = ConsumeResult.SUCCESS
 _TRY_AGAIN_MS = 5000
 _EXPIRED_PER_SWEEP_MAX = 16
 _EXPIRED_DELAY_LEVEL = 3
-_MS_PER_MINUTE = 60_000
 
 
 class Batch(Struct, eq=False):
@@ -166,7 +165,7 @@ class ConcurrentDelivery(Delivery[Batch]):
         message = owned.cache.first
         if message is None or owned.is_dropped or self._retry_sender is None:
             return False
-        start_ms = self._clock.monotonic_ms() - self._config.timeout_minutes * _MS_PER_MINUTE
+        start_ms = self._clock.monotonic_ms() - self._config.timeout_ms
         # A copy: threads modify it.
         expired = [batch for batch in tuple(self._running) if batch.start_ms < start_ms]
         held = (each for batch in expired if batch.owned is owned for each in batch.messages)

@@ -7,9 +7,15 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, Verdict
+from turbopump.client.delivery.results import (
+    ConsumeContext,
+    ConsumeOutcome,
+    ConsumeResult,
+    Verdict,
+    outcome_of,
+)
 from turbopump.clock import Clock
 from turbopump.wire.record import MessageView
 
@@ -31,8 +37,16 @@ _SUCCESS = Verdict(_DONE)
 _calling: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("calling", default=None)
 
 
+@runtime_checkable
 class ConsumeHook(Protocol):
-    """Sees every call of the listener, where it runs; its exceptions are logged and ignored."""
+    """Sees every call of the listener, where it runs; its exceptions are logged and ignored.
+
+    ::
+
+        class Count:
+            def before_consume(self, messages, context): ...
+            def after_consume(self, messages, context, result): ...
+    """
 
     def before_consume(self, messages: Sequence[MessageView], context: ConsumeContext) -> None:
         """See messages before the listener gets them."""
@@ -40,16 +54,19 @@ class ConsumeHook(Protocol):
     def after_consume(
         self, messages: Sequence[MessageView], context: ConsumeContext, result: ConsumeResult
     ) -> None:
-        """See the outcome of a call; `sys.exception` returns what the listener raised."""
+        """See the result of a call; ``context.outcome`` says how the call ended."""
 
 
 class Listener:
     """Calls the user's function and turns its outcome into a verdict."""
 
-    def __init__(self, listen: Listen, hooks: Sequence[ConsumeHook], clock: Clock) -> None:
+    def __init__(
+        self, listen: Listen, hooks: Sequence[ConsumeHook], clock: Clock, timeout_ms: int
+    ) -> None:
         self._listen: Callable[..., Any] = listen
         self._hooks = tuple(hooks)
         self.clock = clock
+        self._timeout_ms = timeout_ms
         self.is_async = is_async(listen)
 
     @property
@@ -87,7 +104,7 @@ class Listener:
                 # Something that the listener waited for was cancelled, not the listener.
                 return self._failed(messages, context, start_ms, error)
             # The consumer is closing and no longer waits; the messages are redelivered.
-            self._end(messages, context, ConsumeResult.RETRY_LATER)
+            self._end(messages, context, ConsumeResult.RETRY_LATER, ConsumeOutcome.EXCEPTION)
             raise
         except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
             return self._failed(messages, context, start_ms, error)
@@ -112,7 +129,8 @@ class Listener:
         spent_ms = self.clock.monotonic_ms() - start_ms
         if isinstance(answer, ConsumeResult):
             if self._hooks:
-                self._end(messages, context, answer)
+                is_late = spent_ms >= self._timeout_ms
+                self._end(messages, context, answer, outcome_of(answer, is_late=is_late))
             return Verdict(answer, spent_ms)
         _log.warning(
             "the listener of %s returned %r for %s: expected a ConsumeResult, will retry",
@@ -120,7 +138,7 @@ class Listener:
             answer,
             messages[0].message_id,
         )
-        self._end(messages, context, ConsumeResult.RETRY_LATER)
+        self._end(messages, context, ConsumeResult.RETRY_LATER, ConsumeOutcome.NONE_RETURNED)
         return Verdict(ConsumeResult.RETRY_LATER, spent_ms, is_none=True)
 
     def _failed(
@@ -133,11 +151,18 @@ class Listener:
             context.queue,
             exc_info=error,
         )
-        self._end(messages, context, ConsumeResult.RETRY_LATER)
+        self._end(messages, context, ConsumeResult.RETRY_LATER, ConsumeOutcome.EXCEPTION)
         spent_ms = self.clock.monotonic_ms() - start_ms
         return Verdict(ConsumeResult.RETRY_LATER, spent_ms, error)
 
-    def _end(self, messages: Messages, context: ConsumeContext, result: ConsumeResult) -> None:
+    def _end(
+        self,
+        messages: Messages,
+        context: ConsumeContext,
+        result: ConsumeResult,
+        outcome: ConsumeOutcome,
+    ) -> None:
+        context.outcome = outcome
         for hook in self._hooks:
             try:
                 hook.after_consume(tuple(messages), context, result)

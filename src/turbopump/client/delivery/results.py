@@ -38,6 +38,39 @@ class ConsumeResult(Enum):
     """Orderly with ``context.auto_commit`` off: redeliver all messages since the last commit."""
 
 
+class ConsumeOutcome(Enum):
+    """How a call of the listener ended, for hooks.
+
+    ::
+
+        def after_consume(self, messages, context, result):
+            self.counts[context.outcome] += len(messages)
+    """
+
+    SUCCESS = "success"
+    """`ConsumeResult.SUCCESS` or `COMMIT`."""
+
+    EXCEPTION = "exception"
+    """The listener raised; `sys.exception` returns what."""
+
+    NONE_RETURNED = "none returned"
+    """It returned no `ConsumeResult`."""
+
+    TIMED_OUT = "timed out"
+    """It took longer than the timeout of `Listening`, whatever it returned."""
+
+    FAILED = "failed"
+    """`ConsumeResult.RETRY_LATER` or `ROLLBACK`."""
+
+
+def outcome_of(result: ConsumeResult, *, is_late: bool) -> ConsumeOutcome:
+    """Return how a call ended whose listener returned a result."""
+    if is_late:
+        return ConsumeOutcome.TIMED_OUT
+    is_success = result in (ConsumeResult.SUCCESS, ConsumeResult.COMMIT)
+    return ConsumeOutcome.SUCCESS if is_success else ConsumeOutcome.FAILED
+
+
 class ConsumeContext(Struct, gc=False):
     """The source of the messages, and how to interpret the listener's result.
 
@@ -63,6 +96,9 @@ class ConsumeContext(Struct, gc=False):
 
     suspend_ms: int | None = None
     """Orderly: how long the queue pauses after RETRY_LATER; None uses the consumer's setting."""
+
+    outcome: ConsumeOutcome | None = None
+    """For hooks: how the call ended; None before."""
 
 
 class Verdict(Struct, frozen=True):
