@@ -336,6 +336,18 @@ def sends_kept_after_their_timeout(right: Function, self: Slaves, number: int) -
     """A send that no slave has stored in time stays in memory until one has."""
 
 
+@bug(Durability, "_copy", "nothing unexpected: waits for slaves of", near=133)
+def own_messages_wait_for_ever(
+    right: Function, self: Durability, outcome: Any, promise: Promise, *rest: Any
+) -> None:
+    """What a SYNC_MASTER stores by itself waits for as long as a slave stays connected."""
+    if promise is Promise.DURABLE:
+        right(self, outcome, promise, *rest)
+        return
+    with mock.patch.object(self, "deadlines"):
+        right(self, outcome, promise, *rest)
+
+
 @bug(Replica, "_kept_from", "copies stay", near=79)
 def slave_deletes_what_its_master_has(right: Function, self: Replica) -> None:
     """A slave whose disk is full deletes its oldest messages."""

@@ -14,6 +14,7 @@ from turbopump.broker.durability import Outcome, Promise
 from turbopump.message import QueueOffset
 from turbopump.store.outcomes import Appended
 from turbopump.testing import virtual_loop, virtual_time
+from turbopump.testing.simulate.false_slave import follow_falsely
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
 
@@ -168,3 +169,30 @@ async def test_delayed_messages_are_delivered_without_a_slave(tmp_path: Path) ->
         await cluster.until(lambda: cluster.messages("BenchmarkTest"))
         await cluster.advance(seconds=40)
         assert cluster.master.path.delays.progress.offset_table[2] == 1
+
+
+@virtual_time()
+async def test_a_slave_that_stores_nothing_does_not_stop_the_master(tmp_path: Path) -> None:
+    """Its link stays, so what the broker itself stores would wait for it for ever."""
+    settings = {**SYNC, "sendThreadPoolQueueCapacity": "2"}
+    async with (
+        log_replicas(tmp_path, slaves=0, settings=settings) as cluster,
+        client_of(cluster.network, cluster.master.address) as client,
+    ):
+        replication = cluster.master.replication
+        mute = follow_falsely(
+            cluster.network.host("10.0.0.7"), lambda: replication.ha_address, lies=False
+        )
+        following = asyncio.create_task(mute)
+        await connected(cluster)
+        for _ in range(4):
+            answer = await client.send(topic="BenchmarkTest", named={"DELAY": "1"})
+            assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        await cluster.until(lambda: len(cluster.messages("BenchmarkTest")) == 4)
+        await cluster.advance(seconds=10)
+        assert cluster.master.path.delays.progress.offset_table[1] == 4
+        assert len(cluster.master.path.durability) == 0
+        answer = await client.send(topic="BenchmarkTest")
+        assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert replication.slaves.following
+        following.cancel()

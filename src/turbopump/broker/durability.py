@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TypeAlias, TypeVarTuple
 
 from msgspec import Struct
@@ -45,8 +46,8 @@ class Promise(Enum):
     SYNC_MASTER, else `WRITTEN`. Reported as `Late` after ``syncFlushTimeout`` or ``slaveTimeout``,
     and if no slave is in sync. Callers name no mode."""
     DURABLE_EVENTUALLY = "durable eventually"
-    """The same without a time limit: for the broker's own work, which no peer waits for. It does
-    not wait for slaves while none is in sync."""
+    """On disk, however long that takes: for the broker's own work, which no peer waits for. It
+    waits for slaves too, but only while one is in sync, and no longer than ``slaveTimeout``."""
 
 
 class Late(Struct, frozen=True):
@@ -255,8 +256,9 @@ class Durability:
         self._replicating += 1
         code = ResponseCode.FLUSH_SLAVE_TIMEOUT
         waiter = _Waiter(outcome, code, self._copied, (on_outcome, args))
-        if is_limited:
-            waiter.deadline = self.deadlines.add(slaves.config.timeout_ms, waiter.expire)
+        # A slave that stores nothing may stay connected: nothing waits for it for ever.
+        expire = waiter.expire if is_limited else partial(waiter.settle, None)
+        waiter.deadline = self.deadlines.add(slaves.config.timeout_ms, expire)
 
         def on_stored(is_stored: bool) -> None:
             if is_stored or not is_limited:

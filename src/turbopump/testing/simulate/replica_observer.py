@@ -31,6 +31,8 @@ from turbopump.testing.simulate.store_contents import (
 from turbopump.testing.simulate.world import World
 
 _PIECE_BYTES = 1 << 20
+_LATE_US = 2_000_000
+"""How much longer than ``slaveTimeout`` a wait for a slave may seem to take."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class ReplicaObserver:
         self._stale: dict[str, _Stale] = {}
         self._fenced: set[tuple[str, int]] = set()
         """Machines that were fenced, and the epochs that they were fenced with."""
+        self._oldest_waits: dict[str, tuple[Slaves, int | None, int]] = {}
+        """By master, the number of its oldest wait for slaves, and when it was first seen."""
 
     def look(self) -> None:
         """Inspect all running slaves."""
@@ -113,6 +117,19 @@ class ReplicaObserver:
             if _is_overdue(broker.replication.slaves):
                 text = f"sends wait for slaves of {name} that have reported them"
                 self._world.history.add(Unexpected(self._world.now_us, text))
+            if self._is_endless(name, broker.replication.slaves):
+                text = f"waits for slaves of {name} do not end with slaveTimeout"
+                self._world.history.add(Unexpected(self._world.now_us, text))
+
+    def _is_endless(self, name: str, slaves: Slaves) -> bool:
+        """Whether the oldest wait for slaves should have ended."""
+        oldest = next(iter(slaves._waiting), None)  # noqa: SLF001 - nobody else can see it
+        before, now_us = self._oldest_waits.get(name), self._world.now_us
+        if before is None or before[:2] != (slaves, oldest):
+            self._oldest_waits[name] = (slaves, oldest, now_us)
+            return False
+        limit_us = slaves.config.timeout_ms * 1000 + _LATE_US
+        return oldest is not None and now_us - before[2] > limit_us
 
     def _followed(self, slave: Broker) -> str:
         """Return the machine that a slave follows; empty if it knows none."""
