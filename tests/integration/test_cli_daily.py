@@ -226,6 +226,16 @@ def test_dead_letters_look_as_they_did(shell: Shell, tmp_path: Path) -> None:
     assert (gone.exit_code, gone.stdout) == (1, "3 origin gone\n")
     assert "--create-topic" in gone.stderr
     assert shell.ok("dlq redrive ledger --create-topic --yes") == "3 sent\n"
+    assert shell.json("dlq delete ledger --dry-run") == {
+        "group": "ledger",
+        "letters": 3,
+        "dry_run": True,
+    }
+    assert "Delete 3 dead letters of group ledger?" in shell.run("dlq delete ledger").stderr
+    assert shell.ok("dlq list ledger").count("payments") == 3
+    assert shell.ok("dlq delete ledger --yes") == "Deleted 3 dead letters of group ledger.\n"
+    assert "no matching" in shell.ok("dlq list ledger")
+    assert shell.ok("dlq delete ledger --yes") == "Group ledger has no dead letters.\n"
 
 
 # --- running groups -------------------------------------------------------------------------------

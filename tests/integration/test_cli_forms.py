@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,9 @@ def test_a_delayed_message_is_reported_as_delayed(shell: Shell) -> None:
         assert refused.exit_code == 2
         assert "delay level must be 1–18 on broker a, got 19; the levels are" in refused.stderr
     assert shell.run("message send nowhere x --delay-level 1").exit_code == 1
+    assert shell.ok("message send later x --delay 5m").endswith(" after 5m.\n")
+    assert shell.ok("message send later x --delay 61s").endswith(" after 2m.\n"), "rounded up"
+    assert "after 1s" in shell.ok("message send even-later x --delay 1ms --create-topic")
 
 
 @pytest.mark.slow
@@ -163,6 +167,64 @@ def test_body_comes_from_a_file(shell: Shell, tmp_path: Path) -> None:
     assert missing.exit_code == 1
 
 
+def test_each_line_becomes_a_message(shell: Shell, tmp_path: Path) -> None:
+    shell.ok("topic create lines --queues 2 --broker a")
+    said = shell.ok("message send lines - --lines --tag t --sharding-key k", b"one\n\ntwo\r\n\xff")
+    assert said == "Stored 3 messages in topic lines.\n"
+    sent = shell.json_lines("message query lines --since 1h")
+    assert [each["body"] for each in sent] == ["one", "two", None]
+    assert {(each["tags"], each["queue_id"]) for each in sent} == {("t", sent[0]["queue_id"])}
+    path = tmp_path / "lines.txt"
+    path.write_text("three\nfour")
+    (three, four) = shell.json_lines(f"message send lines --lines --queue 1 --file {path}")
+    assert (three["queue_id"], four["offset"]) == (1, three["offset"] + 1)
+    missing = shell.run("message send lines-of-nothing --lines", "x\n")
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    too_long = shell.run("message send lines --lines", b"short\n" + bytes(5_000_000) + b"\nshort")
+    assert (too_long.exit_code, too_long.stdout) == (2, "Stored 1 messages in topic lines.\n")
+
+
+@pytest.mark.slow
+def test_lines_are_sent_as_they_come(shell: Shell) -> None:
+    shell.ok("topic create stream --queues 1 --broker a")
+    command = [sys.executable, "-m", "turbopump", "message", "send", "stream", "--lines", "--json"]
+    env = {**os.environ, "NAMESRV_ADDR": shell.nameserver}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in range(2):
+            print(f"line {number}", file=process.stdin, flush=True)
+            assert json.loads(process.stdout.readline())["offset"] == number
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["--json", "--watch=0.1"])
+def test_a_status_is_watched_until_interrupted(shell: Shell, form: str) -> None:
+    topic = f"watched{form.rpartition('-')[2][:4]}"
+    shell.ok(f"topic create {topic} --queues 1 --broker a")
+    words = ["topic", "status", topic, "--watch", "0.1", form]
+    env = {**os.environ, "NAMESRV_ADDR": shell.nameserver}
+    command = [sys.executable, "-m", "turbopump", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            empty = '"messages": 0' if form == "--json" else "0 messages in 1 queues."
+            assert any(empty in line for line in process.stdout)
+            shell.ok(f"message send {topic} x")
+            assert any(
+                empty.replace("0 ", "1 ").replace(" 0", " 1") in line for line in process.stdout
+            )
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=20)
+            assert (process.returncode, said) == (0, "")
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
@@ -179,6 +241,14 @@ def test_body_comes_from_a_file(shell: Shell, tmp_path: Path) -> None:
         ("dlq list g --limit -1", 2, "limit must be at least 1, got -1"),
         ("message tail t --from 99999999999999999999999", 2, "in the years 1 to 9999"),
         ("topic create t --queues 99999999", 2, "queues must be 1–65536, got 99999999"),
+        ("message send --create-topic t x --delay 3h", 2, "are 1s, 5s, 10s, 30s, 1m"),
+        ("message send --create-topic t x --delay soon", 2, "duration must be 5m, 90s or alike"),
+        ("message send --create-topic t x --delay 1m --delay-level 2", 2, "specify --delay or"),
+        ("message send t x --lines", 2, "specify a body or --lines, not both"),
+        ("cluster status --watch 0.01", 2, "--watch must be at least 0.1, got 0.01"),
+        ("topic status nothing --watch", 1, "there is no topic 'nothing'"),
+        ("topic purge nothing --yes", 1, "there is no topic 'nothing'"),
+        ("dlq delete nobody --yes", 1, "there is no group 'nobody'"),
         ("message send t x --delay-level -1", 2, "delay level must be 0 or more, got -1"),
         ("topic update t", 2, "nothing to change; specify"),
         ("group create g --retry-queues -1", 2, "retry_queues must be 0 to 1024, got -1"),

@@ -95,6 +95,7 @@ class Topics(_Subject[topics.Topics]):
     create = blocking(topics.Topics.create)
     update = blocking(topics.Topics.update)
     delete = blocking(topics.Topics.delete)
+    purge = blocking(topics.Topics.purge)
     route = blocking(topics.Topics.route)
     status = blocking(topics.Topics.status)
     queues_to_read = blocking(topics.Topics.queues_to_read)
@@ -144,6 +145,7 @@ class DeadLetters(_Subject[dead_letters.DeadLetters]):
     list = iterating(dead_letters.DeadLetters.list)
     show = blocking(dead_letters.DeadLetters.show)
     redrive = iterating(dead_letters.DeadLetters.redrive)
+    delete = blocking(dead_letters.DeadLetters.delete)
     is_redriven = blocking(dead_letters.DeadLetters.is_redriven)
 
 

@@ -238,6 +238,12 @@ class DeadLetters:
         for done in await gathered(self._one(job, each) for each in batch):
             yield done
 
+    async def delete(self, group: str) -> None:
+        """Delete all letters of a group; brokers re-create their topic for the next one."""
+        topic = dead_letter_topic(group)
+        if await self._servers.has_topic(topic):
+            await self._topics.delete(topic)
+
     async def is_redriven(self, letter: DeadLetter, topics: Collection[str]) -> bool:
         """Whether a copy of a letter is in any of the topics."""
         return await self._has_copy(letter, topics, {})

@@ -258,6 +258,26 @@ class Topics:
             await self._forget_order(topic)
         return tuple(node.broker for node in having)
 
+    async def purge(self, topic: str, cluster: str | None = None) -> tuple[str, ...]:
+        """Delete all messages of a topic, but not its settings; return the brokers that had it.
+
+        Its queues begin again at 0. Turbopump's brokers delete the offsets of groups with them;
+        with brokers of Apache RocketMQ, reset the offsets of each group afterwards.
+        """
+        masters = await self._servers.masters(cluster)
+        tables = await gathered(self._table(node) for node in masters)
+        having = [(n, t[topic]) for n, t in zip(masters, tables, strict=True) if topic in t]
+        if not having:
+            raise await self._servers.missing_topic(topic)
+        await gathered(self._purge(node, config) for node, config in having)
+        return tuple(node.broker for node, _ in having)
+
+    async def _purge(self, node: BrokerNode, config: TopicConfig) -> None:
+        # Name servers keep the topic: clients are to find it meanwhile.
+        header = headers.TopicName(topic=config.topic_name)
+        await self._servers.ask(node, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        await self._servers.ask(node, RequestCode.UPDATE_AND_CREATE_TOPIC, _header(config))
+
     async def route(self, topic: str) -> TopicRouting:
         """Return where clients find a topic; raises NotThere."""
         return routing(topic, await self._servers.route(topic))

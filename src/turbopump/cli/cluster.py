@@ -16,7 +16,7 @@ _REPLICATION = columns("role link lag_bytes:number lag_ms=BEHIND:duration")
 """Shown where a broker has slaves: a terminal of 80 columns has no room for them elsewhere."""
 
 
-@command(app, "list")
+@command(app, "list", watches=True)
 def list_clusters(console: Console) -> None:
     """List the brokers of all clusters."""
     rows = [row_of(node) for cluster in console.admin.clusters.list() for node in cluster.nodes]
@@ -24,7 +24,7 @@ def list_clusters(console: Console) -> None:
     console.rows(rows, shown, nothing="No brokers are registered.")
 
 
-@command(app)
+@command(app, watches=True)
 def status(
     console: Console,
     cluster: Annotated[str | None, typer.Argument(help="Only this cluster.")] = None,

@@ -56,7 +56,7 @@ _LETTERS = columns(
 )
 
 
-@command(app, "list")
+@command(app, "list", watches=True)
 def list_letters(
     console: Console,
     group: Annotated[
@@ -161,6 +161,24 @@ def redrive(
         for outcome, count in sorted(outcomes.items(), key=lambda each: each[0].value):
             typer.echo(f"{format_number(count)} {outcome.value}")
     _fail_if_left(group, outcomes, missing)
+
+
+@command(app, confirms=True)
+def delete(console: Console, group: GroupArgument) -> None:
+    """Delete all dead letters of a group. There is no other copy of what was not redriven."""
+    _require(console.admin, group)
+    letters = console.admin.dead_letters.span(group).messages
+    value = {"group": group, "letters": letters, "dry_run": console.is_dry_run}
+    if not letters:
+        console.done(value, f"Group {group} has no dead letters.")
+        return
+    what = f"{format_number(letters)} dead letters of group {group}"
+    if console.is_dry_run:
+        console.done(value, f"Would delete {what}.")
+        return
+    console.confirm(f"Delete {what}?")
+    console.admin.dead_letters.delete(group)
+    console.done(value, f"Deleted {what}.")
 
 
 @command(app)

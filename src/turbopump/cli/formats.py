@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from turbopump.message import MessageQueue
 
 _AGO = re.compile(r"-?(\d+)\s*(ms|s|m|h|d)(?:\s+ago)?")
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _EPOCH_MS_DIGITS = 12
 """A whole number with at least this many digits is milliseconds since 1970."""
@@ -41,6 +42,14 @@ def _parse_time(words: str, now: datetime) -> datetime:
     if words.isdecimal() and len(words) >= _EPOCH_MS_DIGITS:
         return datetime.fromtimestamp(int(words) / 1000, UTC)
     return datetime.fromisoformat(words).astimezone()
+
+
+def parse_duration_ms(text: str) -> int:
+    """Parse a duration, such as ``90s`` or ``5m``."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise InvalidArgument(f"duration must be 5m, 90s or alike (ms, s, m, h, d), got {text!r}")
+    return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def parse_queues(texts: Sequence[str], known: Iterable[MessageQueue]) -> list[MessageQueue] | None:

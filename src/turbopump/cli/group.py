@@ -147,7 +147,7 @@ def delete(
     console.done({**value, "topics": list(topics)}, f"Deleted group {group}{also}.")
 
 
-@command(app)
+@command(app, watches=True)
 def progress(
     console: Console,
     group: Annotated[
@@ -212,7 +212,7 @@ def _progress_row(found: Progress) -> dict[str, Any]:
     }
 
 
-@command(app)
+@command(app, watches=True)
 def members(console: Console, group: GroupArgument) -> None:
     """Show the members of a group, their addresses and their queues."""
     found = console.admin.groups.members(group)
@@ -249,7 +249,7 @@ def _difference_lines(differences: Sequence[Difference]) -> list[str]:
     return lines
 
 
-@command(app)
+@command(app, watches=True)
 def inspect(
     console: Console,
     group: GroupArgument,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +24,13 @@ from turbopump.cli.administration import (
     require_range,
 )
 from turbopump.cli.command import Console, command
-from turbopump.cli.formats import parse_pairs, parse_queues, parse_time
+from turbopump.cli.formats import (
+    format_number,
+    parse_duration_ms,
+    parse_pairs,
+    parse_queues,
+    parse_time,
+)
 from turbopump.cli.options import option
 from turbopump.cli.output import progress_bar
 from turbopump.errors import InvalidArgument, NotThere
@@ -30,8 +38,9 @@ from turbopump.errors import InvalidArgument, NotThere
 if TYPE_CHECKING:
     from turbopump.admin.blocking import Admin
     from turbopump.admin.positions import Start
+    from turbopump.client.send_hooks import SendReceipt
     from turbopump.filters.sql92 import Sql
-    from turbopump.message import MessageQueue
+    from turbopump.message import Message, MessageQueue
     from turbopump.wire.record import MessageView
 
 app = typer.Typer()
@@ -56,15 +65,19 @@ def send(
         str | None, typer.Argument(help="The body as text; - reads it from stdin.")
     ] = None,
     file: Annotated[Path | None, option("Take the body from a file.")] = None,
+    lines: Annotated[
+        bool, option("Send each line of stdin, or of the file, as a message.", "--lines")
+    ] = False,
     tag: Annotated[str | None, option("The tag to filter by.")] = None,
     key: Annotated[list[str] | None, option("A key to find it by; can be repeated.")] = None,
     property_: Annotated[
         list[str] | None,
         option("A property of your own; can be repeated.", "--property", metavar="NAME=VALUE"),
     ] = None,
-    delay_level: Annotated[
-        int, typer.Option(help="Which of the brokers' delays to deliver after; 0 for no delay.")
-    ] = 0,
+    delay: Annotated[
+        str | None, option("Deliver after this time, such as 5m.", metavar="DURATION")
+    ] = None,
+    delay_level: Annotated[int, typer.Option(help="A delay by its number; 0 for no delay.")] = 0,
     queue: Annotated[str | None, option("To this queue.", metavar="[BROKER:]ID")] = None,
     sharding_key: Annotated[
         str | None, option("To the queue of this key, as by_hash chooses.")
@@ -77,23 +90,85 @@ def send(
 
     Exits with 1 if it is stored, but not as safely as the broker's mode promises.
     """
+    from msgspec.structs import replace
+
     from turbopump.message import Message
 
+    if lines and body not in (None, STDIN):
+        raise InvalidArgument("specify a body or --lines, not both")
     message = Message(
         topic,
-        _body(body, file),
+        b"" if lines else _body(body, file),
         tags=tag,
         keys=key or (),
         properties=parse_pairs(property_ or (), "property"),
-        delay_level=delay_level,
     )
-    delay = _delay(console.admin, topic, delay_level, may_be_missing=create_topic)
+    delays = _Delays(console.admin, topic, may_be_missing=create_topic)
+    level = delays.level(delay, delay_level)
+    message = replace(message, delay_level=level)
     to = None if queue is None else _one_queue(console.admin, topic, queue)
+    if lines:
+        if not create_topic:
+            console.admin.topics.route(topic)
+        _send_lines(console, message, file, to, sharding_key)
+        return
     receipt = console.admin.messages.send(
         message, queue=to, sharding_key=sharding_key, create_topic=create_topic
     )
-    value = {
-        "topic": topic,
+    if level:
+        after = delays.text(level)
+        text = f"Stored {receipt.message_id}, to be delivered to {receipt.queue} after {after}."
+    else:
+        text = f"Stored {receipt.message_id} in {receipt.queue} at offset {receipt.queue_offset}."
+    missing = _MISSING.get(receipt.status.name)
+    value = _receipt_row(receipt, level)
+    console.done(value, text if missing is None else f"{text}\n{receipt.status.name}: {missing}.")
+    if missing is not None:
+        raise typer.Exit(1)
+
+
+def _send_lines(
+    console: Console,
+    template: Message,
+    file: Path | None,
+    queue: MessageQueue | None,
+    sharding_key: str | None,
+) -> None:
+    """Send a message for each line as it comes; stop at the first that cannot be sent."""
+    from msgspec.structs import replace
+
+    from turbopump.admin.messages import TOOLS_PRODUCER_GROUP
+    from turbopump.client.blocking import Producer
+    from turbopump.client.selectors import by_hash
+
+    if queue is not None and sharding_key is not None:
+        raise InvalidArgument("specify --queue or --sharding-key, not both")
+    to = queue if sharding_key is None else by_hash(sharding_key)
+    unsafe: Counter[str] = Counter()
+    count = 0
+    try:
+        with (
+            nullcontext(sys.stdin.buffer) if file is None else file.open("rb") as source,
+            Producer(TOOLS_PRODUCER_GROUP, nameserver=console.nameserver) as producer,
+        ):
+            for line in filter(None, (each.rstrip(b"\r\n") for each in source)):
+                receipt = producer.send(replace(template, body=line), to=to)
+                count += 1
+                unsafe[receipt.status.name] += receipt.status.name in _MISSING
+                if console.as_json:
+                    console.line(_receipt_row(receipt, template.delay_level))
+    finally:
+        if not console.as_json:
+            typer.echo(f"Stored {format_number(count)} messages in topic {template.topic}.")
+    for status, times in (+unsafe).items():
+        typer.echo(f"{status}, {times} times: {_MISSING[status]}.", err=console.as_json)
+    if +unsafe:
+        raise typer.Exit(1)
+
+
+def _receipt_row(receipt: SendReceipt, delay_level: int) -> dict[str, Any]:
+    return {
+        "topic": receipt.queue.topic,
         "message_id": receipt.message_id,
         "offset_id": receipt.offset_id,
         "broker": receipt.queue.broker,
@@ -102,14 +177,6 @@ def send(
         "offset": None if delay_level else receipt.queue_offset,
         "status": receipt.status.name,
     }
-    if delay_level:
-        text = f"Stored {receipt.message_id}, to be delivered to {receipt.queue} after {delay}."
-    else:
-        text = f"Stored {receipt.message_id} in {receipt.queue} at offset {receipt.queue_offset}."
-    missing = _MISSING.get(receipt.status.name)
-    console.done(value, text if missing is None else f"{text}\n{receipt.status.name}: {missing}.")
-    if missing is not None:
-        raise typer.Exit(1)
 
 
 @command(app)
@@ -275,31 +342,71 @@ def _by_time(
             yield message
 
 
-def _delay(admin: Admin, topic: str, level: int, *, may_be_missing: bool) -> str:
-    """Return what a level stands for; refuse one that the brokers of a topic do not have.
+class _Delays:
+    """The delays of the brokers of a topic, which may differ."""
 
-    They would take their longest delay for it, and not say so.
-    """
-    if level < 0:
-        raise InvalidArgument(f"delay level must be 0 or more, got {level}")
-    if level == 0:
-        return ""
-    try:
-        brokers = [each.broker for each in admin.topics.route(topic).on_brokers]
-    except NotThere:
-        if not may_be_missing:
-            raise
-        brokers = [each.node.broker for c in admin.clusters.status() for each in c.brokers]
-    texts = []
-    for broker in dict.fromkeys(brokers):
-        delays = admin.configuration.broker(broker).get("messageDelayLevel", "").split()
-        if delays and level > len(delays):
+    def __init__(self, admin: Admin, topic: str, *, may_be_missing: bool) -> None:
+        self._admin = admin
+        self._topic = topic
+        self._may_be_missing = may_be_missing
+
+    def level(self, delay: str | None, level: int) -> int:
+        """Return the level of a delay, or check a level; 0 for no delay.
+
+        A broker would take its longest delay for a level that it does not have, and not say so.
+        """
+        if level < 0:
+            raise InvalidArgument(f"delay level must be 0 or more, got {level}")
+        if delay is None:
+            for broker, levels in self._by_broker.items() if level else ():
+                if levels and level > len(levels):
+                    raise InvalidArgument(
+                        f"delay level must be 1–{len(levels)} on broker {broker}, got {level}; the "
+                        f"levels are {', '.join(levels)}"
+                    )
+            return level
+        if level:
+            raise InvalidArgument("specify --delay or --delay-level, not both")
+        return self._level_of(delay)
+
+    def text(self, level: int) -> str:
+        """Return what a level stands for."""
+        texts = [each for levels in self._by_broker.values() for each in levels[level - 1 : level]]
+        return " or ".join(dict.fromkeys(texts)) or f"the delay of level {level}"
+
+    def _level_of(self, delay: str) -> int:
+        wanted_ms = parse_duration_ms(delay)
+        found = set()
+        for broker, levels in self._by_broker.items():
+            # Rounded up, as producers do.
+            delays_ms = [parse_duration_ms(each) for each in levels]
+            longer = [level for level, each in enumerate(delays_ms, 1) if each >= wanted_ms]
+            if not longer:
+                raise InvalidArgument(
+                    f"delay must be at most the longest of broker {broker}, got {delay}; its delays"
+                    f" are {', '.join(levels)}"
+                )
+            found.add(min(longer, key=lambda level: delays_ms[level - 1]))
+        if len(found) != 1:
             raise InvalidArgument(
-                f"delay level must be 1–{len(delays)} on broker {broker}, got {level}; the levels "
-                f"are {', '.join(delays)}"
+                f"the brokers of topic {self._topic} have no common level for {delay}; specify"
+                " --delay-level"
             )
-        texts += delays[level - 1 : level]
-    return " or ".join(dict.fromkeys(texts)) or f"the delay of level {level}"
+        return found.pop()
+
+    @cached_property
+    def _by_broker(self) -> dict[str, list[str]]:
+        try:
+            brokers = [each.broker for each in self._admin.topics.route(self._topic).on_brokers]
+        except NotThere:
+            if not self._may_be_missing:
+                raise
+            clusters = self._admin.clusters.status()
+            brokers = [each.node.broker for found in clusters for each in found.brokers]
+        return {
+            broker: self._admin.configuration.broker(broker).get("messageDelayLevel", "").split()
+            for broker in dict.fromkeys(brokers)
+        }
 
 
 def _one_queue(admin: Admin, topic: str, text: str) -> MessageQueue:

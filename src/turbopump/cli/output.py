@@ -103,6 +103,7 @@ class Output:
                 self.line(row)
             return
         every = list(rows)
+        self._begin()
         if every:
             _print_table(every, columns)
         else:
@@ -113,6 +114,7 @@ class Output:
         if self.as_json:
             self.line(value)
             return
+        self._begin()
         if rows:
             _print_table(rows, columns)
         typer.echo(summary)
@@ -121,8 +123,9 @@ class Output:
         """Print one thing, a line for each of its values, or one JSON object."""
         if self.as_json:
             self.line(value)
-        else:
-            _print_fields(value, columns)
+            return
+        self._begin()
+        _print_fields(value, columns)
 
     def done(self, value: Row, text: str) -> None:
         """Say what was done."""
@@ -130,6 +133,9 @@ class Output:
 
     def line(self, value: Row) -> None:
         typer.echo(json_line(value))
+
+    def _begin(self) -> None:
+        """Called before text is printed."""
 
 
 def json_line(value: Row) -> str:

@@ -154,6 +154,35 @@ def delete(console: Console, topic: TopicArgument, cluster: ClusterOption = None
     console.done(value, f"Deleted topic {topic}.")
 
 
+@command(app, confirms=True)
+def purge(
+    console: Console,
+    topic: TopicArgument,
+    force: Annotated[bool, option("Even while groups consume it.", "--force")] = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Delete all messages of a topic, but neither the topic nor its settings.
+
+    Groups lose their offsets in it, as its queues begin again at 0.
+    """
+    status = console.admin.topics.status(topic)
+    loss = f"{format_number(status.messages)} messages of topic {topic}"
+    groups = console.admin.topics.groups(topic)
+    for group in () if force else groups:
+        console.admin.groups.require_stopped(group)
+    readers = f", consumed by {', '.join(groups)}" if groups else ""
+    value = {"topic": topic, "messages": status.messages, "groups": list(groups)}
+    if console.is_dry_run:
+        brokers = sorted({each.queue.broker for each in status.queues})
+        value |= {"brokers": brokers, "dry_run": True}
+        console.done(value, f"Would delete {loss}{readers}.")
+        return
+    console.confirm(f"Delete {loss}{readers}?")
+    purged = console.admin.topics.purge(topic, cluster)
+    value |= {"brokers": list(purged), "dry_run": False}
+    console.done(value, f"Deleted {loss}.")
+
+
 @command(app)
 def route(console: Console, topic: TopicArgument) -> None:
     """Show the brokers and queues of a topic."""
@@ -178,7 +207,7 @@ def route(console: Console, topic: TopicArgument) -> None:
     console.one(value, rows, shown, summary)
 
 
-@command(app)
+@command(app, watches=True)
 def status(console: Console, topic: TopicArgument) -> None:
     """Show the offsets of each queue, and when its last message was stored."""
     found = console.admin.topics.status(topic)

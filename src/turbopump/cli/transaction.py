@@ -35,7 +35,7 @@ _TRANSACTIONS = columns(
 )
 
 
-@command(app, "list")
+@command(app, "list", watches=True)
 def list_transactions(
     console: Console,
     group: GroupOption = None,

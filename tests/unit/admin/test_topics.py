@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from administered import administered, queue
-from consumers import send
+from consumers import Seen, consuming, send
 from turbopump.admin import (
     TopicKind,
 )
@@ -17,7 +17,7 @@ from turbopump.errors import (
     InvalidArgument,
     NotThere,
 )
-from turbopump.testing import virtual_loop, virtual_time
+from turbopump.testing import virtual_loop, virtual_time, wait_until
 
 CLUSTER = "DefaultCluster"
 
@@ -126,3 +126,24 @@ async def test_status_shows_what_queues_hold(tmp_path: Path) -> None:
         empty, full = status.queues
         assert empty.last_stored_ms is None
         assert full.last_stored_ms == pytest.approx(virtual_loop().clock.now_ms(), abs=1000)
+
+
+@virtual_time()
+async def test_a_purged_topic_is_empty_and_its_groups_begin_again(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=2, is_ordered=True)
+        await admin.topics.update("T", queues=1, brokers=["b"])
+        before = await admin.topics.route("T")
+        seen = Seen()
+        async with consuming(world, seen):
+            await send(world, [b"1", b"2"], to=queue(0, "b"))
+            await wait_until(lambda: seen.count == 2)
+        assert (await admin.groups.progress("g")).lag == 0
+        assert await admin.topics.purge("T") == ("a", "b")
+        assert (await admin.topics.status("T")).messages == 0
+        assert await admin.topics.route("T") == before, "settings and order are kept"
+        await send(world, [b"3"], to=queue(0, "b"))
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.bodies == [b"1", b"2", b"3"])
+        with pytest.raises(NotThere, match="no topic 'U'"):
+            await admin.topics.purge("U")
