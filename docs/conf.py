@@ -22,12 +22,15 @@ html_copy_source = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 
+# `Name` in a docstring links to that name.
+default_role = "py:obj"
+
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 
 autodoc_default_options = {
     "members": True,
-    "inherited-members": "Exception,Enum,Struct,tuple,int,str",
+    "inherited-members": "BaseException,Exception,Enum,Struct,tuple,int,str",
 }
 add_module_names = False
 autodoc_member_order = "groupwise"

@@ -244,6 +244,16 @@ def test_diagrams_are_drawn_while_the_site_is_built(tmp_path: Path) -> None:
     assert not re.findall(r"<(?:script|link|img)[^>]+https?://[^>]*>", page), "needs a network"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((ROOT / "docs").rglob("*.svg")), *sorted((ROOT / "docs").rglob("*.css"))],
+    ids=lambda p: p.name,
+)
+def test_pictures_and_styles_need_no_network(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:url\(|href=|src=|@import)\s*["']?(?:https?:)?//[^"')]*""", text)
+
+
 def test_every_dependency_is_justified() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
