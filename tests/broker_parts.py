@@ -155,15 +155,24 @@ class FakeStore:
     def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[QueueOffset]:
         return [self.queue_range(topic, number)[1] for number in queue_ids]
 
-    def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
-        low, high = self.queue_range(topic, queue_id)
-        return self.queues[topic, queue_id][offset - low] if low <= offset < high else None
+    def find_marks(
+        self, topic: str, queue_ids: Iterable[int], offsets: Iterable[int]
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        times_ms = []
+        for queue_id, offset in zip(queue_ids, offsets, strict=True):
+            low, high = self.queue_range(topic, queue_id)
+            is_there = low <= offset < high
+            times_ms.append(self.queues[topic, queue_id][offset - low] if is_there else -1)
+        yield times_ms, times_ms
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
+    def is_far_behind(self, _topic: str, _queue_id: int, _offset: QueueOffset) -> bool:
+        return self.on_disk
+
+    def find_offset(self, topic: str, queue_id: int, timestamp_ms: int) -> Iterator[QueueOffset]:
         low, _ = self.queue_range(topic, queue_id)
         times = self.queues.get((topic, queue_id), [])
         later = [place for place, time_ms in enumerate(times) if time_ms >= timestamp_ms]
-        return QueueOffset(low + (later[0] if later else max(len(times) - 1, 0)))
+        yield QueueOffset(low + (later[0] if later else max(len(times) - 1, 0)))
 
     def read(
         self,
@@ -230,6 +239,7 @@ class Parts:
         for listener in (self.consumer_filters, self.conflicts):
             self.consumers.listen(listener.group_changed)
         self.store = FakeStore()
+        self.searches = Searches(self.store.fetch)
         self.delays = DelayOffsets()
         self.announced: list[TopicConfig] = []
         self.suspension: RemoteError | None = None
@@ -255,6 +265,7 @@ class Parts:
             config=self.config,
             stats=self.stats,
             store=cast(Store, self.store),
+            searches=self.searches,
             delay_progress=lambda: self.delays,
             clock=self.clock,
         )
@@ -284,6 +295,7 @@ class Parts:
                 offsets=self.offsets,
                 consumers=self.consumers,
                 store=store,
+                searches=self.searches,
             ),
             GroupRequests(
                 operations=operations,
@@ -301,6 +313,7 @@ class Parts:
                     consumers=self.consumers,
                     stats=self.stats,
                     store=store,
+                    searches=self.searches,
                     clock=self.clock,
                 )
             ),
@@ -311,6 +324,7 @@ class Parts:
                     offsets=self.offsets,
                     consumers=self.consumers,
                     store=store,
+                    searches=self.searches,
                     clock=self.clock,
                 )
             ),
@@ -318,9 +332,9 @@ class Parts:
                 broker_name=name,
                 consumers=self.consumers,
                 store=store,
-                searches=Searches(store.fetch),
+                searches=self.searches,
             ),
-            SettingRequests(self.live, self.info),
+            SettingRequests(self.live, self.info.all),
             InspectionRequests(
                 stats=self.stats,
                 consumers=self.consumers,

@@ -82,6 +82,7 @@ class Administration:
             offsets=offsets,
             consumers=consumers,
             store=store,
+            searches=path.searches,
             clock=clock,
         )
         offsets.on_lowered = self.resets.note_lowered
@@ -94,6 +95,7 @@ class Administration:
             consumers=consumers,
             stats=stats,
             store=store,
+            searches=path.searches,
             clock=clock,
         )
         self.clients = ClientRequests(self.membership, state.filters)
@@ -101,6 +103,7 @@ class Administration:
             config=config,
             stats=stats,
             store=store,
+            searches=path.searches,
             delay_progress=lambda: path.delays.progress,
             clock=clock,
             files=state.files,
@@ -122,7 +125,7 @@ class Administration:
             self.clients,
             self.copied_tables,
             OffsetRequests(self.progress),
-            SettingRequests(state.live, self.runtime_info),
+            SettingRequests(state.live, self.runtime_info.all),
             InspectionRequests(stats=stats, consumers=consumers, store=store),
             *self._operator_requests(state, path, store),
         )
@@ -139,6 +142,7 @@ class Administration:
                 offsets=state.offsets,
                 consumers=consumers,
                 store=store,
+                searches=path.searches,
             ),
             GroupRequests(
                 operations=self.operations,

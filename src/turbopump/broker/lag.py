@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from turbopump.broker.clients import Consumers
 from turbopump.broker.groups import Groups
 from turbopump.broker.offsets import Offsets
+from turbopump.broker.searches import Searches
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
@@ -24,6 +29,18 @@ from turbopump.wire.bodies import (
 
 _NO_TIME = -1
 
+Times: TypeAlias = Mapping[tuple[int, int], int]
+"""Store times by queue and offset."""
+
+
+class _Position(Struct, frozen=True):
+    """A group's committed offset in a queue, and the queue's range."""
+
+    queue_id: int
+    committed: QueueOffset
+    low: QueueOffset
+    high: QueueOffset
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lag:
@@ -37,14 +54,15 @@ class Lag:
     consumers: Consumers
     stats: Stats
     store: Store
+    searches: Searches
     clock: Clock
 
-    def of_group(self, group: str, topic: str | None) -> ConsumeStats:
+    async def of_group(self, group: str, topic: str | None) -> ConsumeStats:
         """Return a group's committed offset in each queue of one topic, or of all."""
         table: dict[MessageQueue, ConsumeQueueStats] = {}
         tps = 0.0
         for each in self._counted(group, {topic} if topic else self.offsets.topics_of(group)):
-            table |= self._queues(group, each.topic_name, each.read_queue_nums)
+            table |= await self._queues(group, each.topic_name, each.read_queue_nums)
             tps += self.stats.consume_tps(group, each.topic_name)
         return ConsumeStats(consume_tps=tps, offset_table=table)
 
@@ -54,7 +72,7 @@ class Lag:
         behind = 0
         for group in sorted(self.groups.table):
             found = [
-                self._of_topic(group, topic)
+                await self._of_topic(group, topic)
                 for topic in self._counted(group, self.offsets.topics_of(group))
                 if topic.order or not ordered_only
             ]
@@ -70,10 +88,17 @@ class Lag:
             broker_addr=self.address, consume_stats_list=groups, total_diff=behind
         )
 
-    def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
+    async def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
         """Return the store times of each queue's messages, and of a group's committed offset."""
         queues = range(self.topics.required(topic).write_queue_nums)
-        return [self._time_span(topic, group, queue_id) for queue_id in queues]
+        positions = [self._position(group, topic, queue_id) for queue_id in queues]
+        offsets = {
+            (each.queue_id, offset)
+            for each in positions
+            for offset in (each.low, each.high - 1, each.committed - 1, each.committed)
+        }
+        times_ms = await self._times_ms(topic, offsets)
+        return [self._time_span(topic, each, times_ms) for each in positions]
 
     def _counted(self, group: str, names: set[str]) -> list[TopicConfig]:
         """Return the existing topics that the group, if it has members, subscribes to."""
@@ -87,37 +112,36 @@ class Lag:
             and not (wants_some and self.consumers.subscription(group, topic.topic_name) is None)
         ]
 
-    def _of_topic(self, group: str, topic: TopicConfig) -> ConsumeStats:
+    async def _of_topic(self, group: str, topic: TopicConfig) -> ConsumeStats:
         return ConsumeStats(
             consume_tps=self.stats.consume_tps(group, topic.topic_name),
-            offset_table=self._queues(group, topic.topic_name, topic.write_queue_nums),
+            offset_table=await self._queues(group, topic.topic_name, topic.write_queue_nums),
         )
 
-    def _queues(self, group: str, topic: str, queues: int) -> dict[MessageQueue, ConsumeQueueStats]:
+    async def _queues(
+        self, group: str, topic: str, queues: int
+    ) -> dict[MessageQueue, ConsumeQueueStats]:
+        positions = [self._position(group, topic, queue_id) for queue_id in range(queues)]
+        offsets = {(each.queue_id, each.committed - 1) for each in positions}
+        times_ms = await self._times_ms(topic, offsets)
         return {
-            MessageQueue(topic, self.broker_name, queue_id): self._queue(group, topic, queue_id)
-            for queue_id in range(queues)
+            MessageQueue(topic, self.broker_name, each.queue_id): ConsumeQueueStats(
+                broker_offset=each.high,
+                consumer_offset=each.committed,
+                last_timestamp=times_ms.get((each.queue_id, each.committed - 1), 0),
+            )
+            for each in positions
         }
 
-    def _queue(self, group: str, topic: str, queue_id: int) -> ConsumeQueueStats:
-        _, high = self.store.queue_range(topic, queue_id)
-        offset = self.offsets.find(group, topic, queue_id) or QueueOffset(0)
-        last_ms = self._stored_ms(topic, queue_id, offset - 1)
-        return ConsumeQueueStats(
-            broker_offset=high, consumer_offset=offset, last_timestamp=last_ms or 0
-        )
-
-    def _time_span(self, topic: str, group: str, queue_id: int) -> QueueTimeSpan:
-        low, high = self.store.queue_range(topic, queue_id)
-        offset = self.offsets.find(group, topic, queue_id) or 0
-        oldest_ms = self._stored_ms(topic, queue_id, low) or _NO_TIME
-        newest_ms = self._stored_ms(topic, queue_id, high - 1) or _NO_TIME
+    def _time_span(self, topic: str, at: _Position, times_ms: Times) -> QueueTimeSpan:
+        oldest_ms = times_ms.get((at.queue_id, at.low), _NO_TIME)
+        newest_ms = times_ms.get((at.queue_id, at.high - 1), _NO_TIME)
         reached_ms = oldest_ms
-        if offset > 0:
-            reached_ms = self._stored_ms(topic, queue_id, offset - 1) or _NO_TIME
-        next_ms = self._stored_ms(topic, queue_id, offset)
+        if at.committed > 0:
+            reached_ms = times_ms.get((at.queue_id, at.committed - 1), _NO_TIME)
+        next_ms = times_ms.get((at.queue_id, at.committed))
         return QueueTimeSpan(
-            message_queue=MessageQueue(topic, self.broker_name, queue_id),
+            message_queue=MessageQueue(topic, self.broker_name, at.queue_id),
             min_time_stamp=oldest_ms,
             min_time_stamp_str=_date(oldest_ms),
             max_time_stamp=newest_ms,
@@ -127,10 +151,16 @@ class Lag:
             delay_time=0 if next_ms is None else self.clock.now_ms() - next_ms,
         )
 
-    def _stored_ms(self, topic: str, queue_id: int, offset: int) -> int | None:
-        if offset < 0:
-            return None
-        return self.store.store_timestamp_ms(topic, queue_id, QueueOffset(offset))
+    def _position(self, group: str, topic: str, queue_id: int) -> _Position:
+        committed = self.offsets.find(group, topic, queue_id) or QueueOffset(0)
+        return _Position(queue_id, committed, *self.store.queue_range(topic, queue_id))
+
+    async def _times_ms(self, topic: str, places: Collection[tuple[int, int]]) -> Times:
+        """Return when messages were stored, by queue and offset, without those that are gone."""
+        queue_ids, offsets = [queue_id for queue_id, _ in places], [offset for _, offset in places]
+        search = self.store.find_marks(topic, queue_ids, offsets)
+        times_ms, _ = await self.searches.found(search)
+        return {at: ms for at, ms in zip(places, times_ms, strict=True) if ms >= 0}
 
 
 def _date(epoch_ms: int) -> str:

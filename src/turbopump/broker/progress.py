@@ -129,8 +129,7 @@ class Progress:
         low, _ = self.store.queue_range(topic, queue_id)
         if low > 0:
             return False
-        first = self.store.read(topic, queue_id, QueueOffset(0), 1)
-        return not getattr(first, "suggest_slave", False)
+        return not self.store.is_far_behind(topic, queue_id, QueueOffset(0))
 
     def _ignores(self, group: str, topic: str) -> bool:
         """Whether a group has members, none of which subscribes to the topic."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from turbopump.broker.clients import Consumers, Member
 from turbopump.broker.offsets import Offsets
+from turbopump.broker.searches import Searches
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
@@ -71,6 +72,7 @@ class Resets:
     offsets: Offsets
     consumers: Consumers
     store: Store
+    searches: Searches
     clock: Clock
     _planned: dict[tuple[str, str], _Planned] = field(default_factory=dict)
     _log_limit: LogLimit = field(init=False)
@@ -78,9 +80,9 @@ class Resets:
     def __post_init__(self) -> None:
         self._log_limit = LogLimit(self.clock)
 
-    def plan(self, reset: Reset) -> PlannedReset:
+    async def plan(self, reset: Reset) -> PlannedReset:
         """Return the offsets, and who must apply them; raises RemoteError."""
-        targets = self._given(reset) or self._by_time(reset)
+        targets = self._given(reset) or await self._by_time(reset)
         planned = PlannedReset(targets, self._resettable(reset.group))
         now_ms = self.clock.monotonic_ms()
         self._planned = {key: each for key, each in self._planned.items() if each.end_ms > now_ms}
@@ -134,24 +136,28 @@ class Resets:
                 raise RemoteError.system(remark)
         return dict(reset.offsets)
 
-    def _by_time(self, reset: Reset) -> dict[MessageQueue, int]:
+    async def _by_time(self, reset: Reset) -> dict[MessageQueue, int]:
         topic = self.topics.find(reset.topic)
         if topic is None:
             remark = f"[reset-offset] reset offset failed, no topic: {reset.topic}"
             raise RemoteError.system(remark)
         return {
-            MessageQueue(reset.topic, self.broker_name, queue_id): self._target(reset, queue_id)
+            MessageQueue(reset.topic, self.broker_name, queue_id): await self._target(
+                reset, queue_id
+            )
             for queue_id in range(topic.write_queue_nums)
         }
 
-    def _target(self, reset: Reset, queue_id: int) -> int:
+    async def _target(self, reset: Reset, queue_id: int) -> int:
+        if reset.timestamp_ms == NEWEST:
+            target = self.store.queue_range(reset.topic, queue_id)[1]
+        else:
+            search = self.store.find_offset(reset.topic, queue_id, reset.timestamp_ms)
+            target = await self.searches.found(search)
+        # Looked up only now: members commit while the disk reads.
         stored = self.offsets.find(reset.group, reset.topic, queue_id)
         if stored is None:
             remark = f"the group {reset.group} has no offset in queue {queue_id} of {reset.topic}"
             raise RemoteError.system(remark)
-        if reset.timestamp_ms == NEWEST:
-            target = self.store.queue_range(reset.topic, queue_id)[1]
-        else:
-            target = self.store.offset_by_time(reset.topic, queue_id, reset.timestamp_ms)
         # Without force, offsets only move back, so that no unseen message is skipped.
         return target if reset.is_forced or target < stored else stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,10 @@ from msgspec import Struct
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.put_times import PutTimes
+from turbopump.broker.searches import Searches
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
+from turbopump.errors import DiskFailed
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.store.store import Store
 from turbopump.supervisor import Watch, summary
@@ -57,6 +60,7 @@ class RuntimeInfo:
     config: BrokerConfig
     stats: Stats
     store: Store
+    searches: Searches
     delay_progress: Callable[[], DelayOffsets]
     clock: Clock
     files: Files = REAL_FILES
@@ -69,8 +73,18 @@ class RuntimeInfo:
         self._boot_ms = self.clock.now_ms()
         self._boot_monotonic_ms = self.clock.monotonic_ms()
 
-    def __call__(self) -> dict[str, str]:
+    async def all(self) -> dict[str, str]:
         """Return all keys and values."""
+        found = None
+        # What a failing disk cannot read must not hide all the rest.
+        with contextlib.suppress(DiskFailed):
+            found = await self.searches.result(self.store.find_message(self.store.min_offset))
+        entry = None if found is None else decode_entry(found)
+        earliest = _NO_TIME if entry is None else str(entry.store_timestamp_ms)
+        return {**self(), "earliestMessageTimeStamp": earliest}
+
+    def __call__(self) -> dict[str, str]:
+        """Return those that are known without reading messages."""
         return {
             **_CONSTANT,
             **self._life(),
@@ -132,7 +146,6 @@ class RuntimeInfo:
             "commitLogMaxOffset": str(store.written_end),
             "dispatchBehindBytes": str(unreadable),
             "remainHowManyDataToFlush": f"{unreadable} B",
-            "earliestMessageTimeStamp": self._earliest(),
             "damagedMessages": str(store.damage.messages),
             "repairedQueueUnits": str(store.damage.repaired_units),
             "damagedIndexFiles": str(store.damage.index_files),
@@ -140,11 +153,6 @@ class RuntimeInfo:
             "scrubPosition": str(store.damage.scrubbed_to),
             "scrubPasses": str(store.damage.scrub_passes),
         }
-
-    def _earliest(self) -> str:
-        message = self.store.message_at(self.store.min_offset)
-        entry = None if message is None else decode_entry(message)
-        return _NO_TIME if entry is None else str(entry.store_timestamp_ms)
 
     def _disk(self, directory: Path) -> dict[str, str]:
         ratio, space = f"{self.files.used_ratio(directory):.2f}", self.files.space(directory)

@@ -33,6 +33,12 @@ class Searches:
             return await self.rest(search, found)
         return None if found is _Ended.ENDED else found
 
+    async def found(self, search: Iterator[T | Cold | None]) -> T:
+        """Do the same for a search that always has a result."""
+        found = await self.result(search)
+        assert found is not None, "the search ends with its result"
+        return found
+
     async def rest(self, search: Iterator[T | Cold | None], paused: Cold | None) -> T | None:
         """Return what a search finds that has yielded ``paused`` before."""
         found: T | Cold | _Ended | None = paused

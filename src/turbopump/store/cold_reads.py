@@ -21,10 +21,11 @@ from turbopump.message import QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
-from turbopump.store.outcomes import Cold, FilePart, Filter
+from turbopump.store.outcomes import Cold, FilePart, Filter, Units
 from turbopump.store.unit_scan import mask_of
 from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.record import MAGIC
+from turbopump.wire.record_arrays import HEAD_BYTES
 
 _WORKERS = 4
 """Slow reads of different readers overlap."""
@@ -38,6 +39,8 @@ _UNITS_AHEAD_BYTES = 64 * 1024
 _RECORD_BYTES = 64 * 1024
 """What is read first for a single record: mostly all of it, and its neighbors on both sides, which
 searches by time need next."""
+_END_BYTES = 40 * 1024
+"""Enough for what follows a record's body: topic and properties."""
 _RECORD_HEAD = struct.Struct(">iI")
 _WRITTEN_LAST_BYTES = 64 * 1024 * 1024
 """How much written last is taken to be in memory, on any machine."""
@@ -84,7 +87,7 @@ class ColdReads:
     def is_warm(self, position: int, limits: ReadLimits) -> bool:
         """Whether the log is certainly in memory from a position on."""
         kept = min(_WRITTEN_LAST_BYTES, limits.recent_bytes)
-        return position >= self.stored_from and position >= self._log.written - kept
+        return position >= max(self.stored_from, self._log.written - kept)
 
     def raw(self, position: int, size: int, limits: ReadLimits) -> Cold | None:
         """Return what to fetch before reading bytes of the log; None if they are in memory."""
@@ -109,6 +112,26 @@ class ColdReads:
             return
         if not log.is_in_memory(position, position + size):
             yield Cold(tuple(self._parts(position, position + size)))
+
+    def around_bodies(self, units: Units, limits: ReadLimits) -> Cold | None:
+        """Return what to fetch before all but the bodies of units' records is read, if anything."""
+        log, parts = self._log, list[FilePart]()
+        positions, sizes = units["physical_offset"].astype(np.int64), units["size"]
+        # Damaged ones are no reason to read anything.
+        considered = (sizes > 0) & (positions >= log.min_offset)
+        considered &= positions + sizes <= log.written
+        for number in np.flatnonzero(considered).tolist():
+            begin = int(positions[number])
+            if self.is_warm(begin, limits):
+                continue
+            end = begin + int(sizes[number])
+            ranges = [(begin, end)]
+            if end - begin > _RECORD_BYTES:
+                ranges = [(begin, begin + HEAD_BYTES), (end - _END_BYTES, end)]
+            for missing in ranges:
+                if not log.is_in_memory(*missing):
+                    parts += self._parts(*missing)
+        return Cold(tuple(sorted(parts))) if parts else None
 
     def prepare(
         self,

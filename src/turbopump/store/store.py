@@ -40,7 +40,15 @@ from turbopump.store.key_index import KeyIndex
 from turbopump.store.log_scan import scan
 from turbopump.store.losses import check_files
 from turbopump.store.maintenance import Maintenance
-from turbopump.store.outcomes import EVERYTHING, Appended, Cold, Filter, FoundByKey, ReadOutcome
+from turbopump.store.outcomes import (
+    EVERYTHING,
+    Appended,
+    Cold,
+    Filter,
+    FoundByKey,
+    ReadOutcome,
+    Units,
+)
 from turbopump.store.queue_rebuild import QueueRebuild
 from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue, unknown_queue
@@ -620,16 +628,27 @@ class Store:
         queue = self._queue(topic, queue_id)
         return None if queue is None else result_of(store_timestamp_at(self._log, queue, offset))
 
-    @translate_disk_errors
-    def message_marks(
+    @translate_disk_errors_of_steps
+    def find_marks(
         self, topic: str, queue_ids: Sequence[int], offsets: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
-        """Return when, and where in the log, messages of a topic's queues were stored.
+    ) -> Iterator[tuple[list[int], list[int]] | Cold]:
+        """Find when, and where in the log, messages of a topic's queues were stored.
 
-        -1 for those that do not exist.
+        -1 for those that do not exist. Yields `Cold` before it reads what is not in memory.
         """
         self._catch_up()
-        return marks_at(self._log, self._queues.find_all(topic, queue_ids), queue_ids, offsets)
+        queues, limits = self._queues.find_all(topic, queue_ids), self.config.limits
+
+        def prepare(units: Units) -> Cold | None:
+            return self._cold_reads.around_bodies(units, limits)
+
+        yield (yield from marks_at(self._log, queues, queue_ids, offsets, prepare))
+
+    def is_far_behind(self, topic: str, queue_id: int, offset: QueueOffset) -> bool:
+        """Whether a message is so far from the log's end that it is hardly in memory any more."""
+        queue = self._queue(topic, queue_id)
+        unit = None if queue is None else queue.unit(offset)
+        return unit is not None and unit[0] < self._log.written - self.config.limits.recent_bytes
 
     @translate_disk_errors_of_steps
     def find_message(self, position: PhysicalOffset) -> Iterator[memoryview | Cold | None]:

@@ -15,7 +15,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, as_units
-from turbopump.store.outcomes import Cold
+from turbopump.store.outcomes import Cold, Units
 from turbopump.store.unit_check import store_timestamps_at, unit_matches
 
 T = TypeVar("T")
@@ -25,6 +25,9 @@ Steps: TypeAlias = Generator[Cold, None, T]
 
 Prepare = Callable[[int], Iterator[Cold]]
 """Yields what to fetch before the record at a position is read."""
+
+PrepareAll = Callable[[Units], Cold | None]
+"""Returns what to fetch before all but the bodies of units' records is read."""
 
 _NO_UNIT = bytes(UNIT_BYTES)
 
@@ -49,8 +52,13 @@ def marks_at(
     queues: Sequence[ConsumeQueue | None],
     queue_ids: Sequence[int],
     offsets: Sequence[int],
-) -> tuple[list[int], list[int]]:
-    """Return when and where messages of one topic were stored; -1 for those that do not exist."""
+    prepare: PrepareAll,
+) -> Steps[tuple[list[int], list[int]]]:
+    """Return when and where messages of one topic were stored; -1 for those that do not exist.
+
+    Where units were missing, a message's own offset differs from that of its unit: it has a time,
+    and no place.
+    """
     topic = next((queue.stored_topic for queue in queues if queue is not None), None)
     if topic is None:
         return [-1] * len(offsets), [-1] * len(offsets)
@@ -59,14 +67,17 @@ def marks_at(
         for queue, offset in zip(queues, offsets, strict=True)
     ]
     places = as_units(b"".join(units))
+    cold = prepare(places)
+    if cold is not None:
+        yield cold
     found = store_timestamps_at(log, topic, np.array(queue_ids), np.array(offsets), places)
     times_ms, positions = found.tolist(), places["physical_offset"].tolist()
     for at in np.flatnonzero(found < 0).tolist():
         queue, offset = queues[at], QueueOffset(offsets[at])
         stored = None if queue is None else result_of(_stored_at(log, queue, offset, read_anyway))
-        # Where units were missing, a message's own offset differs from that of its unit.
         is_own = stored is not None and stored[2] == offset
-        times_ms[at], positions[at] = stored[:2] if stored and is_own else (-1, -1)
+        times_ms[at] = -1 if stored is None else stored[0]
+        positions[at] = stored[1] if stored and is_own else -1
     return times_ms, positions
 
 

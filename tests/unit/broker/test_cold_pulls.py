@@ -18,10 +18,28 @@ from turbopump.broker.config import LimitsConfig, LongPollingConfig
 from turbopump.errors import ConnectionLost
 from turbopump.store import StoreConfig
 from turbopump.testing import Disk, virtual_loop, virtual_time
-from turbopump.wire.bodies import ConsumerData, Heartbeat, MessageModel, Subscription
+from turbopump.wire.bodies import (
+    ConsumerData,
+    Heartbeat,
+    KeyValues,
+    MessageModel,
+    QueuePositions,
+    Subscription,
+)
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
-from turbopump.wire.headers import QueryMessage, SearchOffset, SendBack, ViewMessage
+from turbopump.wire.command import Command, whole_body
+from turbopump.wire.headers import (
+    ConsumeStatsOf,
+    QueryMessage,
+    QueueOfTopic,
+    ResetOffset,
+    SearchOffset,
+    SendBack,
+    TopicAndGroup,
+    TopicName,
+    UpdateConsumerOffset,
+    ViewMessage,
+)
 from turbopump.wire.sysflag import PULL_SUSPEND
 
 READ_MS = 700
@@ -255,7 +273,64 @@ async def search_time(client: Client, _position: int) -> Command:
     return await client.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
 
-LOOKUPS = (view, query, send_back, search_time)
+async def earliest_time(client: Client, _position: int) -> Command:
+    header = QueueOfTopic(topic="T", queue_id=0)
+    return await client.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+
+
+async def marks(client: Client, _position: int) -> Command:
+    body = QueuePositions(queue_ids=[0, 0], offsets=[0, 1]).encode()
+    return await client.ask(RequestCode.GET_MESSAGE_MARKS, TopicName(topic="T"), body)
+
+
+async def topic_stats(client: Client, _position: int) -> Command:
+    return await client.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicName(topic="T"))
+
+
+async def commit_two(client: Client) -> None:
+    header = UpdateConsumerOffset(consumer_group="g", topic="T", queue_id=0, commit_offset=2)
+    await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+async def consume_stats(client: Client, _position: int) -> Command:
+    await commit_two(client)
+    header = ConsumeStatsOf(consumer_group="g", topic="T")
+    return await client.ask(RequestCode.GET_CONSUME_STATS, header)
+
+
+async def time_span(client: Client, _position: int) -> Command:
+    await commit_two(client)
+    header = TopicAndGroup(topic="T", group="g")
+    return await client.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+
+
+async def runtime_info(client: Client, _position: int) -> Command:
+    return await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+
+
+async def reset(client: Client, _position: int) -> Command:
+    for queue_id in range(4):
+        header = UpdateConsumerOffset(
+            consumer_group="g", topic="T", queue_id=queue_id, commit_offset=0
+        )
+        await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    wanted = ResetOffset(topic="T", group="g", timestamp=1, is_force=True)
+    return await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, wanted)
+
+
+LOOKUPS = (
+    view,
+    query,
+    send_back,
+    search_time,
+    earliest_time,
+    marks,
+    topic_stats,
+    consume_stats,
+    time_span,
+    runtime_info,
+    reset,
+)
 
 
 @pytest.mark.parametrize("request_of", LOOKUPS, ids=lambda each: each.__name__)
@@ -301,7 +376,11 @@ async def test_sends_are_answered_while_the_disk_reads_for_a_search_of_the_log(
         assert found.body == BODIES[-1]
 
 
-@pytest.mark.parametrize("request_of", LOOKUPS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "request_of",
+    [each for each in LOOKUPS if each is not runtime_info],
+    ids=lambda each: each.__name__,
+)
 def test_a_lookup_fails_if_the_disk_cannot_read(
     tmp_path: Path, request_of: Callable[[Client, int], Awaitable[Command]]
 ) -> None:
@@ -316,3 +395,13 @@ def test_a_lookup_fails_if_the_disk_cannot_read(
             assert "cannot read: Input/output error" in (answer.remark or "")
 
     run()
+
+
+@virtual_time()
+async def test_a_disk_that_cannot_read_hides_nothing_else_about_a_broker(tmp_path: Path) -> None:
+    async with cold_broker(tmp_path) as (_, client, disk):
+        disk.fail("fetch")
+        answer = await runtime_info(client, 0)
+        table = KeyValues.decode(whole_body(answer)).table
+        assert table["earliestMessageTimeStamp"] == "-1"
+        assert table["commitLogMinOffset"] == "0"

@@ -321,7 +321,7 @@ async def test_commits_below_the_stored_offset_are_logged_except_resets(
 
         reset = Reset(group="g", topic="T", timestamp_ms=0, is_forced=False, offsets={})
         administration.progress.commit_all("g", "T", range(4), [3, 0, 0, 0])
-        administration.resets.plan(reset)
+        await administration.resets.plan(reset)
         await asyncio.sleep(61)
         assert lowered() == []
         await asyncio.sleep(APPLIED_WITHIN_MS / 1000)
@@ -338,26 +338,26 @@ async def test_a_group_is_reset_measured_and_deleted(tmp_path: Path) -> None:
         resets, lag = broker.administration.resets, broker.administration.lag
         reset = Reset(group="g", topic="T", timestamp_ms=0, is_forced=False, offsets={})
         with pytest.raises(RemoteError, match="not online"):
-            resets.plan(reset)
+            await resets.plan(reset)
         visitor = Visitor()
         broker.administration.membership.heartbeat(visitor, beat("visitor"), None, 400)
         queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(4)]
-        planned = resets.plan(reset)
+        planned = await resets.plan(reset)
         assert planned.targets == dict.fromkeys(queues, 0)
         assert [member.connection for member in planned.members] == [visitor]
         newest = replace(reset, timestamp_ms=NEWEST)
-        assert resets.plan(newest).targets == dict.fromkeys(queues, 1)
+        assert (await resets.plan(newest)).targets == dict.fromkeys(queues, 1)
         given = {queues[2]: 1}
-        assert resets.plan(replace(reset, offsets=given)).targets == given
+        assert (await resets.plan(replace(reset, offsets=given))).targets == given
         with pytest.raises(RemoteError, match="has no offset 2"):
-            resets.plan(replace(reset, offsets={queues[2]: 2}))
+            await resets.plan(replace(reset, offsets={queues[2]: 2}))
 
         await client.send()
-        found = lag.of_group("g", "T").offset_table[queues[0]]
+        found = (await lag.of_group("g", "T")).offset_table[queues[0]]
         assert (found.broker_offset, found.consumer_offset) == (2, 1)
         assert (await lag.of_all_groups(ordered_only=False)).total_diff == 1
         assert (await lag.of_all_groups(ordered_only=True)).total_diff == 0
-        assert [span.message_queue for span in lag.time_spans("g", "T")] == queues
+        assert [span.message_queue for span in await lag.time_spans("g", "T")] == queues
 
         operations = broker.administration.operations
         await operations.delete_group("g", with_offsets=False)

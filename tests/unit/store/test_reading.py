@@ -19,7 +19,7 @@ from turbopump.message import QueueOffset
 from turbopump.store import Files, Filter, Found, ReadLimits, Store
 from turbopump.store.config import StoreConfig
 from turbopump.store.consume_queue import UNIT
-from turbopump.store.outcomes import ReadOutcome
+from turbopump.store.outcomes import Cold, ReadOutcome
 from turbopump.store.reading import positions_and_sizes
 from turbopump.store.unit_scan import FILTERED_BYTES_MAX, FILTERED_MESSAGE_BYTES
 from turbopump.wire.hosts import host
@@ -196,7 +196,8 @@ NO_MARK = (-1, -1)
 def marks_of(
     store: Store, asked: Sequence[tuple[int, QueueOffset]], topic: str = "Topic"
 ) -> list[tuple[int, int]]:
-    times_ms, positions = store.message_marks(topic, [q for q, _ in asked], [at for _, at in asked])
+    search = store.find_marks(topic, [q for q, _ in asked], [at for _, at in asked])
+    times_ms, positions = next(found for found in search if not isinstance(found, Cold))
     return list(zip(times_ms, positions, strict=True))
 
 

@@ -26,9 +26,9 @@ class ProgressRequests(Requests):
     lag: Lag
 
     @serves(RequestCode.GET_CONSUME_STATS)
-    def of_group(self, request: Command, _peer: Connection) -> Command:
+    async def of_group(self, request: Command, _peer: Connection) -> Command:
         header = headers.ConsumeStatsOf.from_ext_fields(request.ext_fields)
-        return answer_with(request, self.lag.of_group(header.consumer_group, header.topic))
+        return answer_with(request, await self.lag.of_group(header.consumer_group, header.topic))
 
     @serves(RequestCode.GET_BROKER_CONSUME_STATS)
     async def of_all_groups(self, request: Command, _peer: Connection) -> Command:
@@ -36,9 +36,9 @@ class ProgressRequests(Requests):
         return answer_with(request, await self.lag.of_all_groups(ordered_only=header.is_order))
 
     @serves(RequestCode.QUERY_CONSUME_TIME_SPAN)
-    def time_spans(self, request: Command, _peer: Connection) -> Command:
+    async def time_spans(self, request: Command, _peer: Connection) -> Command:
         header = headers.TopicAndGroup.from_ext_fields(request.ext_fields)
-        spans = self.lag.time_spans(header.group, header.topic)
+        spans = await self.lag.time_spans(header.group, header.topic)
         return answer_with(request, ConsumeTimeSpans(consume_time_span_set=spans))
 
 
@@ -49,10 +49,10 @@ class ResetRequests(Requests):
     resets: Resets
 
     @serves(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
-    def reset(self, request: Command, _peer: Connection) -> Command:
+    async def reset(self, request: Command, _peer: Connection) -> Command:
         header = headers.ResetOffset.from_ext_fields(request.ext_fields)
         given = body_of(request, QueueOffsets) if request.body_length else QueueOffsets()
-        planned = self.resets.plan(
+        planned = await self.resets.plan(
             Reset(
                 group=header.group,
                 topic=header.topic,

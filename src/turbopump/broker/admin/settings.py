@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from turbopump.broker.config_keys import REPORTED_KEYS, as_properties, blacklisted
 from turbopump.broker.handlers.common import Requests, answer_with, as_remote_error, serves
@@ -27,8 +27,11 @@ _REJECTED = {
 """Changes of access control, which this broker does not have, and their answers."""
 
 
+RuntimeTable = Callable[[], Awaitable[dict[str, str]]]
+
+
 class SettingRequests(Requests):
-    def __init__(self, live: LiveConfig, runtime_info: Callable[[], dict[str, str]]) -> None:
+    def __init__(self, live: LiveConfig, runtime_info: RuntimeTable) -> None:
         self._live = live
         self._runtime_info = runtime_info
 
@@ -53,8 +56,8 @@ class SettingRequests(Requests):
         return request.answer(ResponseCode.SUCCESS, header, body=body)
 
     @serves(RequestCode.GET_BROKER_RUNTIME_INFO)
-    def runtime_info(self, request: Command, _peer: Connection) -> Command:
-        return answer_with(request, KeyValues(table=self._runtime_info()))
+    async def runtime_info(self, request: Command, _peer: Connection) -> Command:
+        return answer_with(request, KeyValues(table=await self._runtime_info()))
 
     @serves(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def access_control(self, request: Command, peer: Connection) -> Command:

@@ -8,8 +8,9 @@ from turbopump.broker.clients import Consumers
 from turbopump.broker.handlers.common import Requests, answer_with, as_remote_error, serves
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.operations import Operations
+from turbopump.broker.searches import Searches
 from turbopump.broker.topics import Topics
-from turbopump.message import MessageQueue, QueueOffset
+from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
 from turbopump.store.store import Store
 from turbopump.wire import headers
@@ -32,6 +33,7 @@ class TopicRequests(Requests):
     offsets: Offsets
     consumers: Consumers
     store: Store
+    searches: Searches
 
     @serves(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def update(self, request: Command, _peer: Connection) -> Command:
@@ -62,12 +64,18 @@ class TopicRequests(Requests):
         return answer_with(request, TopicList(topic_list=sorted(self.topics.system_names)))
 
     @serves(RequestCode.GET_TOPIC_STATS_INFO)
-    def limits(self, request: Command, _peer: Connection) -> Command:
+    async def limits(self, request: Command, _peer: Connection) -> Command:
         """Return the first and last offset of each queue, and its last store time."""
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
+        queue_ids = range(self.topics.required(name).write_queue_nums)
+        ranges = [self.store.queue_range(name, queue_id) for queue_id in queue_ids]
+        search = self.store.find_marks(name, queue_ids, [high - 1 for _, high in ranges])
+        times_ms, _ = await self.searches.found(search)
         table = {
-            MessageQueue(name, self.broker_name, queue_id): self._limits(name, queue_id)
-            for queue_id in range(self.topics.required(name).write_queue_nums)
+            MessageQueue(name, self.broker_name, queue_id): TopicQueueStats(
+                min_offset=low, max_offset=high, last_update_timestamp=max(last_ms, 0)
+            )
+            for queue_id, (low, high), last_ms in zip(queue_ids, ranges, times_ms, strict=True)
         }
         return answer_with(request, TopicStats(offset_table=table))
 
@@ -82,8 +90,3 @@ class TopicRequests(Requests):
     def clean_unused(self, request: Command, _peer: Connection) -> Command:
         self.operations.delete_unused_queues()
         return request.answer(ResponseCode.SUCCESS)
-
-    def _limits(self, topic: str, queue_id: int) -> TopicQueueStats:
-        low, high = self.store.queue_range(topic, queue_id)
-        last_ms = self.store.store_timestamp_ms(topic, queue_id, QueueOffset(high - 1))
-        return TopicQueueStats(min_offset=low, max_offset=high, last_update_timestamp=last_ms or 0)

@@ -33,7 +33,6 @@ from turbopump.wire.headers import (
     ViewMessage,
 )
 
-_NO_TIME = -1
 _ANSWER_BYTES_MAX = FRAME_BYTES_MAX // 2
 """Messages of one answer, so that it fits into a frame with room to spare."""
 
@@ -72,8 +71,7 @@ class QueryRequests(Requests):
             header.end_timestamp,
             limits.query_entries_max,
         )
-        found = await self._searches.result(search)
-        assert found is not None, "a search ends with its result"
+        found = await self._searches.found(search)
         indexed_ms, indexed_to = self._store.indexed_to
         answer = QueryMessageAnswer(
             index_last_update_timestamp=indexed_ms,
@@ -107,8 +105,7 @@ class QueryRequests(Requests):
     async def offset_by_time(self, request: Command, _peer: Connection) -> Command:
         header = SearchOffset.from_ext_fields(request.ext_fields)
         search = self._store.find_offset(header.topic, header.queue_id, header.timestamp)
-        offset = await self._searches.result(search)
-        assert offset is not None, "a search ends with its result"
+        offset = await self._searches.found(search)
         return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
 
     @serves(RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
@@ -119,18 +116,21 @@ class QueryRequests(Requests):
         return request.answer(ResponseCode.SUCCESS, OffsetAnswer(offset=offset))
 
     @serves(RequestCode.GET_EARLIEST_MSG_STORETIME)
-    def earliest_time(self, request: Command, _peer: Connection) -> Command:
+    async def earliest_time(self, request: Command, _peer: Connection) -> Command:
         header = QueueOfTopic.from_ext_fields(request.ext_fields)
         offset, _ = self._store.queue_range(header.topic, header.queue_id)
-        time_ms = self._store.store_timestamp_ms(header.topic, header.queue_id, offset)
-        answer = TimestampAnswer(timestamp=_NO_TIME if time_ms is None else time_ms)
-        return request.answer(ResponseCode.SUCCESS, answer)
+        search = self._store.find_marks(header.topic, [header.queue_id], [offset])
+        [time_ms], _ = await self._searches.found(search)
+        return request.answer(ResponseCode.SUCCESS, TimestampAnswer(timestamp=time_ms))
 
     @serves(RequestCode.GET_MESSAGE_MARKS)
-    def marks(self, request: Command, _peer: Connection) -> Command:
+    async def marks(self, request: Command, _peer: Connection) -> Command:
         """Return when and where messages were stored, one in each of several queues."""
         topic = TopicName.from_ext_fields(request.ext_fields).topic
-        times_ms, positions = self._store.message_marks(topic, *positions_of(request))
+        search = self._store.find_marks(topic, *positions_of(request))
+        times_ms, positions = await self._searches.found(search)
+        # Where units are missing, the message at an offset may be another one.
+        times_ms = [-1 if at < 0 else ms for ms, at in zip(times_ms, positions, strict=True)]
         return answer_fast(request, MessageMarks(store_timestamps=times_ms, positions=positions))
 
 
