@@ -120,7 +120,7 @@ async def _send(producer: Producer, batch: list[Message]) -> None:
     """Send until the broker accepts it: what it has stored matters, not how long that took."""
     while True:
         try:
-            await producer.send_batch(batch, timeout_ms=30_000)
+            await producer.send_batch(batch, timeout=30)
         except RemoteError as error:
             if not error.retriable:
                 raise

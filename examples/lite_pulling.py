@@ -33,7 +33,7 @@ def consume(nameserver: str, name: str, seen: dict[str, list[str]]) -> None:
         "billing", nameserver=nameserver, subscriptions={"shared": "*"}, start_from="first"
     ) as consumer:
         while len(set().union(*seen.values())) < COUNT:
-            seen[name] += [message.message_id for message in consumer.poll(timeout_ms=100)]
+            seen[name] += [message.message_id for message in consumer.poll(timeout=0.1)]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from turbopump import (
     MessageView,
     Producer,
     PushConsumer,
-    Retries,
 )
 
 ATTEMPTS_MAX = 2
@@ -47,7 +46,7 @@ def main() -> int:
             nameserver=nameserver,
             subscriptions={"payments": "*"},
             start_from="first",
-            retries=Retries(attempts_max=ATTEMPTS_MAX),
+            max_attempts=ATTEMPTS_MAX,
         ):
             given_up.wait(60)
         # Closing the consumer waits until its last messages are sent back.

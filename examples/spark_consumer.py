@@ -34,7 +34,7 @@ def main() -> int:
             charge,
             spark=spark,
             nameserver=nameserver,
-            topics={"orders": "created || paid"},
+            subscriptions={"orders": "created || paid"},
             checkpoint=checkpoint,
             start_from="first",
         )

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from turbopump import ConsumeContext, ConsumeResult, PushConsumer, Retries
+from turbopump import ConsumeContext, ConsumeResult, PushConsumer
 from turbopump.errors import ConnectionLost, RequestTimeout
 from turbopump.wire.record import MessageView
 
@@ -63,7 +63,7 @@ def main() -> None:
             nameserver=nameserver,
             subscriptions={"work": "*"},
             start_from="first",
-            retries=Retries(attempts_max=ATTEMPTS),
+            max_attempts=ATTEMPTS,
         ),
         PushConsumer(
             "orderly",

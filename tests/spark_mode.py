@@ -48,7 +48,7 @@ def main() -> None:
         lambda message: message.topic == topic,
         spark=spark,
         nameserver=nameserver,
-        topics={topic: "*"},
+        subscriptions={topic: "*"},
         checkpoint=folder + "-consumer",
         start_from="first",
     )

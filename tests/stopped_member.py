@@ -64,7 +64,7 @@ def blocking(nameserver: str) -> None:
         nameserver=nameserver,
         subscriptions={sys.argv[2]: "*"},
         start_from="first",
-        listening=Listening(close_wait_ms=60_000),
+        listening=Listening(close_wait=60),
     ) as consumer:
         if sys.argv[3] == "own":
 
@@ -87,7 +87,7 @@ async def waiting(nameserver: str) -> None:
         nameserver=nameserver,
         subscriptions={sys.argv[2]: "*"},
         start_from="first",
-        listening=Listening(close_wait_ms=60_000),
+        listening=Listening(close_wait=60),
     ) as consumer:
         await consumer.wait()
         assert handlers() == before

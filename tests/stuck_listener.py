@@ -36,7 +36,7 @@ def main(nameserver: str, mode: str) -> None:
         nameserver=nameserver,
         subscriptions={"orders": "*"},
         start_from="first",
-        listening=Listening(close_wait_ms=100),
+        listening=Listening(close_wait=0.1),
     ) as consumer:
         if mode == "wait":
             consumer.wait()
@@ -50,7 +50,7 @@ async def amain(nameserver: str) -> None:
         nameserver=nameserver,
         subscriptions={"orders": "*"},
         start_from="first",
-        listening=Listening(close_wait_ms=100),
+        listening=Listening(close_wait=0.1),
     ):
         await asyncio.to_thread(begun.wait)
 

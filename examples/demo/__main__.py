@@ -97,7 +97,7 @@ class Demo:
         Return the numbers of dead letters and of those redriven.
         """
         board, total = self._board, len(self._orders)
-        client = ClientConfig(nameserver, persist_interval_ms=500)
+        client = ClientConfig(nameserver, persist_interval=0.5)
         with (
             self._shipping.consumer(client),
             self._billing.consumer(client),

@@ -14,7 +14,6 @@ from turbopump import (
     ConsumeResult,
     MessageView,
     PushConsumer,
-    Retries,
 )
 
 SHIPPING = "shipping"
@@ -82,5 +81,5 @@ class Billing:
             client=client,
             subscriptions={TOPIC: "*"},
             start_from="first",
-            retries=Retries(attempts_max=RETRIES_MAX),
+            max_attempts=RETRIES_MAX,
         )

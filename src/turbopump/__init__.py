@@ -32,13 +32,19 @@ if TYPE_CHECKING:
     from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, SendStatus
     from turbopump.client.config import ClientConfig
     from turbopump.client.delivery.listener import ConsumeHook
-    from turbopump.client.delivery.results import ConsumeContext, ConsumeOutcome, ConsumeResult
+    from turbopump.client.delivery.results import (
+        ConsumeContext,
+        ConsumeOutcome,
+        ConsumeResult,
+        GiveUp,
+        RetryLater,
+    )
     from turbopump.client.filter_hooks import FilterHook
     from turbopump.client.handlers import consumer
     from turbopump.client.outgoing import MessageRules, split_batch
     from turbopump.client.producer_config import ProducerConfig
     from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
-    from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+    from turbopump.client.push_config import FlowLimits, Listening, Pulling
     from turbopump.client.replies import Reply
     from turbopump.client.selectors import by_chance, by_hash
     from turbopump.client.send_hooks import SendHook, SendReceipt
@@ -57,13 +63,13 @@ else:
         "client.calls": "Found NothingMatched NothingNew OffsetIllegal SendStatus",
         "client.config": "ClientConfig",
         "client.delivery.listener": "ConsumeHook",
-        "client.delivery.results": "ConsumeContext ConsumeOutcome ConsumeResult",
+        "client.delivery.results": "ConsumeContext ConsumeOutcome ConsumeResult GiveUp RetryLater",
         "client.filter_hooks": "FilterHook",
         "client.handlers": "consumer",
         "client.outgoing": "MessageRules split_batch",
         "client.producer_config": "ProducerConfig",
         "client.pull_config": "FetchLimits LitePullConfig PullConfig PullTimes",
-        "client.push_config": "FlowLimits Listening Pulling Retries",
+        "client.push_config": "FlowLimits Listening Pulling",
         "client.replies": "Reply",
         "client.selectors": "by_chance by_hash",
         "client.send_hooks": "SendHook SendReceipt",
@@ -89,6 +95,7 @@ __all__ = [
     "FixedQueues",
     "FlowLimits",
     "Found",
+    "GiveUp",
     "Listening",
     "LitePullConfig",
     "LitePullConsumer",
@@ -110,7 +117,7 @@ __all__ = [
     "PushConsumer",
     "Reply",
     "RequestHook",
-    "Retries",
+    "RetryLater",
     "SendHook",
     "SendReceipt",
     "SendStatus",

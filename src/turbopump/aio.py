@@ -19,7 +19,13 @@ from turbopump.client.allocation import (
 from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, SendStatus
 from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.listener import ConsumeHook
-from turbopump.client.delivery.results import ConsumeContext, ConsumeOutcome, ConsumeResult
+from turbopump.client.delivery.results import (
+    ConsumeContext,
+    ConsumeOutcome,
+    ConsumeResult,
+    GiveUp,
+    RetryLater,
+)
 from turbopump.client.filter_hooks import FilterHook
 from turbopump.client.handlers import consumer
 from turbopump.client.lite_pull_consumer import LitePullConsumer
@@ -28,7 +34,7 @@ from turbopump.client.producer import Producer
 from turbopump.client.producer_config import ProducerConfig
 from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
 from turbopump.client.pull_consumer import PullConsumer
-from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+from turbopump.client.push_config import FlowLimits, Listening, Pulling
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.replies import Reply
 from turbopump.client.selectors import by_chance, by_hash
@@ -57,6 +63,7 @@ __all__ = [
     "FixedQueues",
     "FlowLimits",
     "Found",
+    "GiveUp",
     "Listening",
     "LitePullConfig",
     "LitePullConsumer",
@@ -78,7 +85,7 @@ __all__ = [
     "PushConsumer",
     "Reply",
     "RequestHook",
-    "Retries",
+    "RetryLater",
     "SendHook",
     "SendReceipt",
     "SendStatus",

@@ -20,7 +20,6 @@ from turbopump import (
     ConsumeResult,
     Message,
     PushConsumer,
-    Retries,
     TransactionProducer,
     TransactionState,
 )
@@ -43,7 +42,7 @@ def give_up(nameserver: str, group: str, topic: str, count: int) -> None:
             nameserver=nameserver,
             subscriptions={topic: "*"},
             start_from="first",
-            retries=Retries(attempts_max=0),
+            max_attempts=0,
         ),
         Admin(nameserver) as admin,
     ):
@@ -255,7 +254,7 @@ def test_running_group_is_shown_and_reset(shell: Shell) -> None:
     with PushConsumer(
         "readers",
         note,
-        client=ClientConfig(shell.nameserver, persist_interval_ms=200),
+        client=ClientConfig(shell.nameserver, persist_interval=0.2),
         subscriptions={"events": "*"},
         start_from="first",
     ):

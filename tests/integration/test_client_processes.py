@@ -91,7 +91,7 @@ def test_sending_polling_and_pulling(server: Standalone) -> None:
         assert bodies == list(range(50))
         consumer.seek(queue, 45)
         consumer.pause(queue)
-        assert consumer.poll(timeout_ms=50) == []
+        assert consumer.poll(timeout=0.05) == []
         consumer.resume(queue)
         assert [int(message.body) for message in consumer.poll()] == list(range(45, 50))
         consumer.commit()
@@ -147,7 +147,7 @@ def test_a_waiter_gets_an_error_when_another_thread_closes(server: Standalone) -
     consumer.start()
     consumer.assign([])
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(consumer.poll, timeout_ms=60_000) for _ in range(4)]
+        waiting = [pool.submit(consumer.poll, timeout=60) for _ in range(4)]
         consumer.assignment()
         consumer.close()
         for each in waiting:
@@ -195,7 +195,7 @@ def test_fork(server: Standalone) -> None:
 
         for action in (use_the_parents, make_another, leave_the_parents_block):
             in_child(action)
-            producer.send(Message("forked", b"parent"), timeout_ms=3000)
+            producer.send(Message("forked", b"parent"), timeout=3)
 
 
 def test_a_forked_child_that_ends_like_any_program_leaves_its_parent_alone(
@@ -210,7 +210,7 @@ with Producer("pg", nameserver={server.nameserver!r}) as producer:
     if not pid:
         sys.exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    producer.send(Message("forked", b"parent"), timeout_ms=3000)
+    producer.send(Message("forked", b"parent"), timeout=3)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
 
@@ -224,11 +224,11 @@ def test_a_producer_outlives_its_server(tmp_path: Path) -> None:
         first.kill()
     start_s = time.monotonic()
     with pytest.raises(NetworkError) as caught:
-        producer.send(Message("outlived", b"lost"), timeout_ms=1500)
+        producer.send(Message("outlived", b"lost"), timeout=1.5)
     assert caught.value.retriable
     assert time.monotonic() - start_s > 0.9, "it waited for the server"
     # Long before there is a server to connect to.
-    waiting = producer.submit(Message("outlived", b"after"), timeout_ms=60_000)
+    waiting = producer.submit(Message("outlived", b"after"), timeout=60)
     with standalone(tmp_path, ports=first.ports) as second:
         assert waiting.result(60).status is SendStatus.OK
         producer.close()
@@ -238,7 +238,7 @@ def test_a_producer_outlives_its_server(tmp_path: Path) -> None:
         ) as consumer:
             bodies: list[bytes] = []
             for _ in attempts():
-                bodies += [message.body for message in consumer.poll(timeout_ms=200)]
+                bodies += [message.body for message in consumer.poll(timeout=0.2)]
                 if len(bodies) >= 51:
                     break
     assert sorted(bodies) == sorted([b"after", *(b"%d" % number for number in range(50))])
@@ -265,7 +265,7 @@ with LitePullConsumer({arguments}, start_from="first") as consumer:
         "killed", nameserver=server.nameserver, subscriptions={"shared": "*"}, start_from="first"
     ) as consumer:
         for _ in attempts():
-            seen += [message.message_id for message in consumer.poll(timeout_ms=200)]
+            seen += [message.message_id for message in consumer.poll(timeout=0.2)]
             if set(seen) == wanted:
                 break
     assert set(seen) == wanted, "nothing is lost"
@@ -350,7 +350,7 @@ def test_a_process_that_exits_without_close_sends_its_pending_messages(
 def test_messages_a_process_cannot_send_before_it_exits_are_counted(tmp_path: Path) -> None:
     script = SUBMITTING.replace(
         'Producer("pg", nameserver=nameserver)',
-        'Producer("pg", nameserver=nameserver, config=ProducerConfig(send_timeout_ms=60_000))',
+        'Producer("pg", nameserver=nameserver, config=ProducerConfig(send_timeout=60))',
     )
     script = script.replace(
         "for number", 'producer.send(Message(topic, b"first")); input("ready"); print()\nfor number'

@@ -110,7 +110,7 @@ def test_every_kind_of_consumer(server: RunningServer) -> None:
     ) as lite:
         found: list[int] = []
         while len(found) < len(wanted) + 2:
-            found += [int(message.body[11:-1]) for message in lite.poll(timeout_ms=1000)]
+            found += [int(message.body[11:-1]) for message in lite.poll(timeout=1)]
     assert sorted(found) == [*wanted, 500, 600]
     with PullConsumer("pull", nameserver=server.nameserver) as puller:
         pulled: list[int] = []

@@ -18,7 +18,6 @@ from servers import Standalone, standalone
 from turbopump import (
     ConsumeContext,
     ConsumeResult,
-    Listening,
     Message,
     Producer,
     PullConsumer,
@@ -106,7 +105,7 @@ def test_blocking_listeners_run_side_by_side(tmp_path: Path) -> None:
             nameserver=server.nameserver,
             subscriptions={"orders": "*"},
             start_from="first",
-            listening=Listening(threads=8),
+            concurrency=8,
         ) as consumer:
             wait_for(lambda: len(met) == 8, "eight listeners met")
             assert {queue.topic for queue in consumer.assignment()} >= {"orders"}

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 QUEUE = MessageQueue("T", MASTER, 0)
 FAR_BEHIND = replace(SMALL_STORE, limits=replace(SMALL_STORE.limits, recent_bytes=1000))
 ENABLED = SlaveReadsConfig(enabled=True)
-SMALL_PULLS = Pulling(batch_max=8)
+SMALL_PULLS = Pulling(batch_size=8)
 
 
 def bodies(first: int, end: int) -> list[bytes]:
@@ -54,7 +54,7 @@ def pulls(seen: Recorder) -> list[tuple[str, PullMessage]]:
 async def polled(consumer: LitePullConsumer, count: int) -> AsyncIterator[MessageView]:
     """Poll for some messages."""
     while count > 0:
-        for message in await consumer.poll(timeout_ms=10_000):
+        for message in await consumer.poll(timeout=10):
             count -= 1
             yield message
 
@@ -281,7 +281,7 @@ async def test_a_lite_pull_consumer_reads_from_the_slave_and_returns(tmp_path: P
             await cluster.copy()
             await cluster.crash(MASTER)
             await asyncio.sleep(60)
-            assert await consumer.poll(timeout_ms=100) == []
+            assert await consumer.poll(timeout=0.1) == []
             with pytest.raises(RemoteError, match="slave"):
                 await consumer.commit()
             await cluster.start_broker(MASTER)
@@ -308,7 +308,7 @@ async def test_a_lite_pull_consumer_ahead_of_the_slave_waits(tmp_path: Path) -> 
             assert [(await anext(consumer)).body for _ in range(9)] == bodies(0, 9)
             await cluster.crash(MASTER)
             before = len(pulls(requests))
-            assert await consumer.poll(timeout_ms=60_000) == []
+            assert await consumer.poll(timeout=60) == []
             asked = pulls(requests)[before:]
             assert len(asked) < 200
             assert {head.queue_offset for _, head in asked} == {9}

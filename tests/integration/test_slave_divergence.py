@@ -172,7 +172,7 @@ def test_a_filtered_lite_pull_consumer_skips_nothing_after_messages_it_filtered_
                 "g", subscriptions={"T": wanted}, start_from="first", session=cluster.session()
             ) as consumer:
                 while consumer.progress("T").get(QUEUE) != 10:
-                    got += [message.body for message in await consumer.poll(timeout_ms=1000)]
+                    got += [message.body for message in await consumer.poll(timeout=1)]
                 await cluster.start_broker(MASTER)
                 await send(cluster, bodies(0, 8, b"new"), tags="a", to=QUEUE)
                 for _ in range(40):

@@ -40,7 +40,7 @@ def main(nameserver: str, topic: str, group: str, directory: str, master: str) -
         handle,
         spark=spark,
         nameserver=nameserver,
-        topics={topic: "*"},
+        subscriptions={topic: "*"},
         checkpoint=Path(directory) / "checkpoint",
         start_from="first",
         options={"maxOffsetsPerTrigger": "10"},

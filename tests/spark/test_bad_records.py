@@ -180,7 +180,7 @@ def test_a_consumer(
             more.pop("handler", lambda message: bool(message.body)),
             spark=spark,
             nameserver=broker.nameserver,
-            topics={options["topic"]: "*"},
+            subscriptions={options["topic"]: "*"},
             checkpoint=tmp_path / group,
             start_from="first",
             options={"onBadRecord": bad},

@@ -68,7 +68,7 @@ class Place:
         given: dict[str, Any] = {
             "spark": self.spark,
             "nameserver": self.nameserver,
-            "topics": {self.topic: "*"},
+            "subscriptions": {self.topic: "*"},
             "checkpoint": self.directory / "checkpoint",
             "start_from": "first",
         }
@@ -128,8 +128,8 @@ def test_every_message_succeeds_is_redelivered_or_dead_lettered(place: Place) ->
             raise ValueError("no such order")
         return GiveUp() if body == "never" else True
 
-    consumer = place.consumer(handle, topics={place.topic: "wanted"}, attempts_max=3)
-    with consumer.start(interval="170 milliseconds") as run:
+    consumer = place.consumer(handle, subscriptions={place.topic: "wanted"}, max_attempts=3)
+    with consumer.start(interval=0.17) as run:
         assert _trigger(run) == "ProcessingTimeTrigger(170)"
         assert run.wait_until(lambda report: report.handled + report.dead == 4, TIMEOUT_S)
         report = run.report()
@@ -176,7 +176,7 @@ def test_sql_selects_messages_and_failed_ones_are_redelivered(place: Place) -> N
     place.consume(
         handle,
         lambda report: report.handled == 2,
-        topics={place.topic: Sql("amount > 100 AND n IS NOT NULL")},
+        subscriptions={place.topic: Sql("amount > 100 AND n IS NOT NULL")},
     )
     assert sorted(place.lines) == [["150", "0"], ["150", "1"], ["250", "0"]]
 
@@ -223,7 +223,7 @@ def test_batches_are_answered_row_by_row(
         return answer(given)
 
     # Brokers see names with the namespace, functions do not.
-    settings = {"mode": mode, "namespace": "shop", "batch_max": 8}
+    settings = {"mode": mode, "namespace": "shop", "batch_size": 8}
     report = place.consume(seen, lambda report: report.handled == 21, **settings)
     assert report == ConsumerReport(21, 1, 0, batches=report.batches)
     assert sum(int(count) for count, _ in place.lines) == 22
@@ -262,7 +262,7 @@ def test_the_order_of_each_queue_is_preserved_across_failures(place: Place) -> N
             seen.write(f"{message.queue_id} {body} {times}\n")
         return body not in ("6", "11") or (body == "6" and times == 1)
 
-    settings = {"ordered": True, "attempts_max": 2, "suspend_ms": 10}
+    settings = {"orderly": True, "max_attempts": 2, "suspend": 0.01}
     report = place.consumer(handle, **settings).run(available_now=True)
     assert report == ConsumerReport(29, 0, 1, batches=report.batches)
     seen: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -277,7 +277,7 @@ def test_the_order_of_each_queue_is_preserved_across_failures(place: Place) -> N
 
 def test_the_query_can_fail_to_preserve_order(place: Place) -> None:
     place.send(["good", "bad", "later"])
-    settings = {"ordered": True, "attempts_max": 0, "exhausted": "fail"}
+    settings = {"orderly": True, "max_attempts": 0, "exhausted": "fail"}
     broken = place.consumer(lambda message: message.body != b"bad", **settings)
     with pytest.raises(StreamingQueryException, match=r"failed 1 times, and .* stops its queue"):
         broken.run(available_now=True)
@@ -297,7 +297,7 @@ def test_a_message_that_no_broker_takes_back_is_an_error() -> None:
         topic=b"t", queue_id=0, body=b"", born_timestamp_ms=0, born_host=nowhere, store_host=nowhere
     )
     message = decode_record(record.encode(QueueOffset(0), PhysicalOffset(0), 0))
-    client = ClientConfig("127.0.0.1:1", request_timeout_ms=500)
+    client = ClientConfig("127.0.0.1:1", request_timeout=0.5)
     returned = [Returned(Delivered(message, "gone"), level) for level in (0, 3, DEAD)]
     with pytest.raises(SparkError, match="3 of 3 failed messages could not be sent back"):
         SendBack(client, "billing", 3)(returned)

@@ -92,7 +92,7 @@ def test_no_message_is_missed_when_executor_and_driver_are_killed(
         handle,
         spark=spark,
         nameserver=broker.nameserver,
-        topics={topic: "*"},
+        subscriptions={topic: "*"},
         checkpoint=tmp_path / "checkpoint",
     ).run(available_now=True)
     calls = Counter(notes.read_text().split())
@@ -127,7 +127,7 @@ def test_message_whose_worker_dies_is_handled_by_the_next(
         handle,
         spark=spark,
         nameserver=broker.nameserver,
-        topics={topic: "*"},
+        subscriptions={topic: "*"},
         checkpoint=tmp_path / "checkpoint",
         start_from="first",
     ).run(available_now=True)

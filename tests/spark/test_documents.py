@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQueryManager
 from documents import NAMESERVER, programs
 from servers import Standalone
 from shells import wait_for
-from turbopump import ConsumeResult, Message, Producer, PushConsumer, Retries
+from turbopump import ConsumeResult, Message, Producer, PushConsumer
 from turbopump.admin.blocking import Admin
 
 PROGRAMS = programs(lambda block: block.is_for_spark)
@@ -36,7 +36,7 @@ def orders(broker: Standalone) -> None:
             nameserver=broker.nameserver,
             subscriptions={"orders": "created"},
             start_from="first",
-            retries=Retries(attempts_max=0),
+            max_attempts=0,
         ),
         Admin(broker.nameserver) as admin,
     ):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from bad_records import send_not_inflating
 from servers import Standalone
 from stored_messages import stored
-from turbopump import ConsumeResult, LitePullConsumer, Message, Producer, PushConsumer, Retries
+from turbopump import ConsumeResult, LitePullConsumer, Message, Producer, PushConsumer
 from turbopump.admin import Destination
 from turbopump.admin.blocking import Admin
 from turbopump.cli.app import app
@@ -266,7 +266,7 @@ def make_dead_letters(broker: Standalone, producer: Producer, topic: str, group:
             nameserver=broker.nameserver,
             subscriptions={topic: "*"},
             start_from="first",
-            retries=Retries(attempts_max=0),
+            max_attempts=0,
         ),
         Admin(broker.nameserver) as admin,
     ):
@@ -374,7 +374,7 @@ def test_lag_is_sampled_stored_and_plotted(
     ) as consumer:
         seen = 0
         while seen < 20:
-            seen += len(consumer.poll(timeout_ms=1000))
+            seen += len(consumer.poll(timeout=1))
         consumer.commit()
     with Admin(broker.nameserver) as admin:
         wait_for(lambda: admin.groups.progress(group, name).lag == 0)

@@ -31,10 +31,8 @@ from turbopump.aio import (
     ClientConfig,
     ConsumeContext,
     ConsumeResult,
-    Listening,
     MessageView,
     PushConsumer,
-    Retries,
 )
 from turbopump.net.loop import run
 
@@ -96,12 +94,12 @@ async def main(nameserver: str, path: str, listeners: str) -> None:
             consumer = PushConsumer(
                 flow,
                 calls.handle if listeners == "threads" else calls.handle_async,
-                client=ClientConfig(nameserver, persist_interval_ms=PERSIST_MS),
+                client=ClientConfig(nameserver, persist_interval=PERSIST_MS / 1000),
                 subscriptions={flow: "*"},
                 start_from="first",
                 orderly=flow == ORDERED,
-                listening=Listening(threads=THREADS),
-                retries=Retries(attempts_max=ATTEMPTS_MAX if flow == WORK else None),
+                concurrency=THREADS,
+                max_attempts=ATTEMPTS_MAX if flow == WORK else None,
             )
             await stack.enter_async_context(consumer)
         sys.stdout.write("ready\n")

@@ -15,7 +15,7 @@ _MEMORY_MAX = 2 * 2**30
 
 def main(nameserver: str, topic: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MAX, _MEMORY_MAX))
-    config = ProducerConfig(send_timeout_ms=3000, retries_max=0)
+    config = ProducerConfig(send_timeout=3, retries_max=0)
     try:
         with Producer("victim", nameserver=nameserver, config=config) as producer:
             producer.send(Message(topic, b"hello"))

@@ -34,7 +34,6 @@ from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.outgoing import split_batch
 from turbopump.client.producer import Producer
 from turbopump.client.pull_consumer import PullConsumer
-from turbopump.client.push_config import Listening
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.message import Message, MessageQueue, PhysicalOffset, QueueOffset
@@ -217,7 +216,7 @@ async def consumption(cluster: Cluster, count: int) -> Work:
         nameserver=cluster.nameserver,
         subscriptions={"orders": "*"},
         start_from="first",
-        listening=Listening(batch_max=1),
+        batch_size=1,
     )
     counter = Counter()
     with counter.counting():

@@ -38,7 +38,7 @@ _CLOCKS_DIFFER_MS = 3_600_000
 """A copy is younger than its letter, but the clock of its broker may be slow."""
 
 _SENDING = ProducerConfig(
-    send_timeout_ms=ANSWER_MS, retries_max=0, messages=MessageRules(new_topic_queues=1)
+    send_timeout=ANSWER_MS / 1000, retries_max=0, messages=MessageRules(new_topic_queues=1)
 )
 """A copy that may be stored is not sent again; a busy or restarting broker is waited for."""
 _AT_ONCE = 32

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from turbopump.bench.sample import Gate, Sample, Stopwatch, Workload
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
-from turbopump.client.push_config import Listening
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import TurbopumpError
 from turbopump.net.loop import run
@@ -69,7 +68,8 @@ async def _consume(work: Consume, gate: Gate) -> Sample:
         subscriptions={work.topic: "*"},
         start_from="first",
         orderly=work.orderly,
-        listening=Listening(batch_max=work.batch, threads=work.concurrency),
+        concurrency=work.concurrency,
+        batch_size=work.batch,
     ) as consumer:
         consumer.suspend()
         await assigned(consumer, work.topic, *work.queues)

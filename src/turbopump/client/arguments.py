@@ -18,7 +18,7 @@ def checked(name: str, value: T | None, kind: type[T], example: str = "") -> T:
 
     ::
 
-        checked("retries", 3, Retries, "Retries(attempts_max=3)")
+        checked("pulling", 3, Pulling, "Pulling(batch_size=64)")
     """
     if value is None:
         return kind()

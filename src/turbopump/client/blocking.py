@@ -32,6 +32,7 @@ from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import has_custom_sessions
 from turbopump.clock import SYSTEM_CLOCK
+from turbopump.durations import Duration
 from turbopump.errors import ClientError, ForkedClient, NotRunning
 from turbopump.machine.process import process_id, start_thread
 from turbopump.message import Message, MessageFields
@@ -430,11 +431,11 @@ class Producer(Blocking[producer.Producer]):
         value: object,
         *,
         to: To = None,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[MessageFields],
     ) -> SendReceipt:
         message = Message.with_json(topic, value, **fields)
-        return self.send(message, to=to, timeout_ms=timeout_ms)
+        return self.send(message, to=to, timeout=timeout)
 
     send_batch = sending(MessageSender.send_batch, producer.Producer.send_batch)
     send_ready = sending(MessageSender.send_ready, producer.Producer.send_ready)

@@ -15,6 +15,7 @@ from turbopump.client.delivery.listener import is_async
 from turbopump.client.message_sender import To
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.transaction_ends import TransactionState, state_from
+from turbopump.durations import Duration
 from turbopump.errors import ClientError, InvalidArgument
 from turbopump.message import Message
 
@@ -130,22 +131,22 @@ class TransactionProducer(Producer):
 
     @documented_by(transactions.TransactionProducer.transaction)
     def transaction(
-        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+        self, message: Message, *, to: To = None, timeout: Duration | None = None
     ) -> Transaction:
         self._running()
-        begun = self._client.transaction(message, to=to, timeout_ms=timeout_ms)
+        begun = self._client.transaction(message, to=to, timeout=timeout)
         return Transaction(begun, self._running)
 
     @documented_by(transactions.TransactionProducer.send_in_transaction)
     def send_in_transaction(
-        self, message: Message, execute: Execute, *, to: To = None, timeout_ms: int | None = None
+        self, message: Message, execute: Execute, *, to: To = None, timeout: Duration | None = None
     ) -> Transaction:
         check_callable("execute", execute, "(transaction)")
         if is_async(execute):
             raise InvalidArgument(
                 "execute must not be async: turbopump.aio.TransactionProducer awaits functions"
             )
-        with self.transaction(message, to=to, timeout_ms=timeout_ms) as transaction:
+        with self.transaction(message, to=to, timeout=timeout) as transaction:
             answer: object = execute(transaction)
             if transaction.state is None:
                 transaction.end(state_from(answer, "execute", transaction.id))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from random import Random
 
 from turbopump.client.arguments import checked_hooks, joined_addresses
+from turbopump.durations import Duration, set_duration
 from turbopump.errors import InvalidArgument
 from turbopump.machine.process import environment, process_id
 from turbopump.net.limits import require_at_least
@@ -46,14 +47,14 @@ class ClientConfig:
     tls: ClientTls | None = None
     """None connects without TLS."""
 
-    request_timeout_ms: int = 3000
+    request_timeout: Duration = 3
     """For everything except sending and pulling: routes, heartbeats, offsets, locks."""
 
-    route_interval_ms: int = 30_000
+    route_interval: Duration = 30
     """How often routes are refreshed from the name servers."""
 
-    heartbeat_interval_ms: int = 30_000
-    persist_interval_ms: int = 5000
+    heartbeat_interval: Duration = 30
+    persist_interval: Duration = 5
     """How often consumers commit their offsets."""
 
     requests_in_flight_max: int = 4096
@@ -61,6 +62,11 @@ class ClientConfig:
 
     request_hooks: Sequence[RequestHook] = ()
     """Hooks around every request, for instance to sign it."""
+
+    request_timeout_ms: int = field(init=False, repr=False, compare=False)
+    route_interval_ms: int = field(init=False, repr=False, compare=False)
+    heartbeat_interval_ms: int = field(init=False, repr=False, compare=False)
+    persist_interval_ms: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # A list is stored as text, since members with equal configurations share a session.
@@ -71,9 +77,9 @@ class ClientConfig:
         object.__setattr__(self, "request_hooks", hooks)
         for address in self.nameserver_addresses:
             split_address(address)
-        for field in fields(self):
-            if isinstance(field.default, int):
-                require_at_least(field.name, getattr(self, field.name), 1)
+        require_at_least("requests_in_flight_max", self.requests_in_flight_max, 1)
+        for name in ("request_timeout", "route_interval", "heartbeat_interval", "persist_interval"):
+            set_duration(self, name)
         for name in ("namespace", "instance", "host"):
             text = getattr(self, name)
             if any(mark.isspace() or mark == "@" for mark in text):

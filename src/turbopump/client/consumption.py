@@ -90,7 +90,7 @@ class Consumption:
         """The targets of resets in progress, the latest for each queue."""
         self._to_unlock: dict[MessageQueue, None] = {}
         """Lost queues whose locks are held a while longer."""
-        retry_sender = RetrySender(session, group, settings.retries.attempts_max)
+        retry_sender = RetrySender(session, group, settings.max_attempts)
         self._filters = tuple(filters)
         self._pull_context = self._new_pull_context(subscriptions, retry_sender)
         if isinstance(offsets, RemoteOffsets):

@@ -32,9 +32,9 @@ from typing import (
 
 from turbopump.client.arguments import check_callable, checked
 from turbopump.client.delivery.listener import is_async
-from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, GiveUp, RetryLater
 from turbopump.client.names import check_group, check_topic, check_topic_to_subscribe
-from turbopump.client.push_config import Listening, Retries
+from turbopump.client.push_config import Listening, check_calls
 from turbopump.client.selectors import Selector, by_hash
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.subscriptions import Expression, subscription
@@ -60,6 +60,8 @@ _NO_VALUES = (
     Never,
     Message,
     ConsumeResult,
+    RetryLater,
+    GiveUp,
     list,
     tuple,
 )
@@ -87,8 +89,9 @@ class GroupSettings:
 
     start_from: StartFrom
     orderly: bool
+    concurrency: int
+    max_attempts: int | None
     listening: Listening
-    retries: Retries
 
 
 class Handler(Generic[P, T]):
@@ -179,8 +182,9 @@ def consumer(
     key: Key | None = None,
     start_from: StartFrom = "last",
     orderly: bool = False,
+    concurrency: int = 20,
+    max_attempts: int | None = None,
     listening: Listening | None = None,
-    retries: Retries | None = None,
 ) -> Callable[[Callable[P, T]], Handler[P, T]]:
     """Decorate a function that consumes a topic, one message per call.
 
@@ -209,17 +213,13 @@ def consumer(
         if to is None:
             raise InvalidArgument('key chooses the queue of results: pass to="topic" as well')
     consume_from(start_from)
-    listening = checked("listening", listening, Listening, "Listening(threads=4)")
-    if listening.batch_max != 1:
-        raise InvalidArgument(
-            f"listening.batch_max must be 1, got {listening.batch_max}: a decorated function gets "
-            "one message per call; use PushConsumer for batches"
-        )
+    check_calls(concurrency, 1, max_attempts)
     settings = GroupSettings(
         start_from=start_from,
         orderly=orderly,
-        listening=listening,
-        retries=checked("retries", retries, Retries, "Retries(attempts_max=3)"),
+        concurrency=concurrency,
+        max_attempts=max_attempts,
+        listening=checked("listening", listening, Listening, "Listening(close_wait=60)"),
     )
     # Annotated types may be local to the decorating function, as in tests.
     names = sys._getframe(1).f_locals  # noqa: SLF001 - the only way to see them
@@ -349,7 +349,7 @@ def grouped(handlers: Iterable[object]) -> list[HandlerGroup]:
         if known.settings != handler.settings:
             raise InvalidArgument(
                 f"functions of group {handler.group!r} must have the same start_from, orderly, "
-                "listening and retries, since they are one consumer"
+                "concurrency, max_attempts and listening, since they are one consumer"
             )
         known.by_topic[handler.topic] = handler
     if not groups:

@@ -6,13 +6,12 @@ import asyncio
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, Verdict
+from turbopump.client.push_config import PushSettings
 from turbopump.client.session import Session
 from turbopump.machine.threads import DaemonThreads
 from turbopump.version import __version__
@@ -31,7 +30,7 @@ def running_info(
     running: Consumption,
     session: Session,
     subscriptions: list[Subscription],
-    settings: Sequence[Any],
+    settings: PushSettings,
     *,
     started_ms: int,
     with_stacks: bool,
@@ -99,9 +98,11 @@ def _direct_result(verdict: Verdict) -> str:
     return "CR_RETURN_NULL" if verdict.is_none else _DIRECT_RESULTS[verdict.result]
 
 
-def _described(settings: Sequence[Any]) -> dict[str, str]:
-    return {
+def _described(settings: PushSettings) -> dict[str, str]:
+    plain = ("concurrency", "batch_size", "max_attempts")
+    return {name: str(getattr(settings, name)) for name in plain} | {
         f"{type(each).__name__}.{field.name}": str(getattr(each, field.name))
-        for each in settings
+        for each in (settings.flow, settings.pulling, settings.listening)
         for field in fields(each)
+        if field.init
     }

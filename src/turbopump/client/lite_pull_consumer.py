@@ -33,12 +33,13 @@ from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.subscriptions import Expression, check_subscription, subscription
+from turbopump.durations import Duration, milliseconds
 from turbopump.errors import InvalidArgument, NetworkError, NotRunning, TurbopumpError
 from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
 from turbopump.supervisor import Supervisor, Watch
-from turbopump.timeouts import timeout
+from turbopump.timeouts import timeout as time_limit
 from turbopump.wire.bodies import ConsumerData, ConsumeType, MessageModel, Subscription
 from turbopump.wire.record import MessageView
 
@@ -189,7 +190,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
     # --- messages ---------------------------------------------------------------------------------
 
     async def poll(
-        self, *, timeout_ms: int | None = None, count_max: int | None = None
+        self, *, timeout: Duration | None = None, count_max: int | None = None
     ) -> list[MessageView]:
         """Return messages as soon as any are available, or none on timeout.
 
@@ -201,13 +202,14 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
                 print(message.body)
         """
         running = self._require_source()
-        limit_ms = self._config.poll_timeout_ms if timeout_ms is None else timeout_ms
+        limit_ms = self._config.poll_timeout_ms
+        if timeout is not None:
+            limit_ms = milliseconds("timeout", timeout, 0)
         count = self._config.poll_count_max if count_max is None else count_max
-        require_at_least("timeout_ms", limit_ms, 0)
         require_at_least("count_max", count, 1)
         await self._finish(running)
         with contextlib.suppress(TimeoutError):
-            async with timeout(limit_ms / 1000):
+            async with time_limit(limit_ms / 1000):
                 return await self._take(running, count)
         return []
 
@@ -347,7 +349,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             if self._expressions:
                 await self._balance(running)
             with contextlib.suppress(TimeoutError):
-                async with timeout(_BALANCE_INTERVAL_MS / 1000):
+                async with time_limit(_BALANCE_INTERVAL_MS / 1000):
                     await running.balance_wanted.wait()
 
     async def _balance(self, running: _Running) -> None:

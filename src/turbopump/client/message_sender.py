@@ -24,6 +24,7 @@ from turbopump.client.selectors import Selector
 from turbopump.client.send_hooks import SendHook, SendReceipt, SendScope
 from turbopump.client.send_retries import SendRetries
 from turbopump.client.session import Session
+from turbopump.durations import Duration, milliseconds
 from turbopump.errors import (
     InvalidArgument,
     NetworkError,
@@ -34,10 +35,9 @@ from turbopump.errors import (
 )
 from turbopump.message import Message, MessageQueue
 from turbopump.net.fifo_waiters import FifoWaiters
-from turbopump.net.limits import require_at_least
 from turbopump.net.request_protocol import Request
 from turbopump.net.thread_request import ThreadRequest
-from turbopump.timeouts import timeout
+from turbopump.timeouts import timeout as time_limit
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
@@ -164,17 +164,17 @@ class MessageSender:
         message: Message,
         *,
         to: To = None,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
         extra: Mapping[str, str] | None = None,
     ) -> Coroutine[Any, Any, SendReceipt]:
         """Send a message; ``extra`` are protocol properties. Checks it immediately."""
         if self._scopes:
             ready_of = functools.partial(self._ready_one, extra)
             return self._send_in_scopes(
-                io, [message], ready_of, to, timeout_ms, self._attempt, self._receipt
+                io, [message], ready_of, to, timeout, self._attempt, self._receipt
             )
         ready = self._ready(message, extra)
-        return self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
+        return self._deliver(io, ready, to, timeout, self._attempt, self._receipt)
 
     def send_batch(
         self,
@@ -182,33 +182,33 @@ class MessageSender:
         messages: Sequence[Message],
         *,
         to: To = None,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
     ) -> Coroutine[Any, Any, SendReceipt]:
         """Send messages of one topic as one batch. Checks them immediately."""
         if self._scopes:
             return self._send_in_scopes(
-                io, messages, self._ready_batch, to, timeout_ms, self._attempt, self._receipt
+                io, messages, self._ready_batch, to, timeout, self._attempt, self._receipt
             )
         ready = self._ready_batch(messages)
-        return self._deliver(io, ready, to, timeout_ms, self._attempt, self._receipt)
+        return self._deliver(io, ready, to, timeout, self._attempt, self._receipt)
 
     def send_ready(
-        self, io: SendIO, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
+        self, io: SendIO, sent: Outgoing, *, to: To = None, timeout: Duration | None = None
     ) -> Coroutine[Any, Any, SendReceipt]:
         """Send an encoded message, bypassing scopes."""
-        return self._deliver(io, sent, to, timeout_ms, self._attempt, self._receipt)
+        return self._deliver(io, sent, to, timeout, self._attempt, self._receipt)
 
     def send_oneway(
-        self, io: SendIO, message: Message, *, to: To = None, timeout_ms: int | None = None
+        self, io: SendIO, message: Message, *, to: To = None, timeout: Duration | None = None
     ) -> Coroutine[Any, Any, None]:
         """Send a message without waiting for a response. Checks it immediately."""
         if self._scopes:
             ready_of = functools.partial(self._ready_one, None)
             return self._send_in_scopes(
-                io, [message], ready_of, to, timeout_ms, self._attempt_oneway, _no_receipt
+                io, [message], ready_of, to, timeout, self._attempt_oneway, _no_receipt
             )
         ready = self._ready(message, None)
-        return self._deliver(io, ready, to, timeout_ms, self._attempt_oneway, _no_receipt)
+        return self._deliver(io, ready, to, timeout, self._attempt_oneway, _no_receipt)
 
     async def route(self, io: SendIO, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
         """Return the writable queues of a topic, as brokers name them."""
@@ -227,15 +227,14 @@ class MessageSender:
     def header(self, sent: Outgoing, queue: MessageQueue) -> SendMessage:
         return self._request(sent, queue).header
 
-    def end_ms(self, timeout_ms: int | None) -> int:
-        return self._clock.monotonic_ms() + self.limit_ms(timeout_ms)
+    def end_ms(self, timeout: Duration | None) -> int:
+        return self._clock.monotonic_ms() + self.limit_ms(timeout)
 
-    def limit_ms(self, timeout_ms: int | None) -> int:
+    def limit_ms(self, timeout: Duration | None) -> int:
         """Return the time limit of a call; raises InvalidArgument for less than 1 ms."""
-        if timeout_ms is None:
+        if timeout is None:
             return self._config.send_timeout_ms
-        require_at_least("timeout_ms", timeout_ms, 1)
-        return timeout_ms
+        return milliseconds("timeout", timeout)
 
     def broker_topic(self, topic: str) -> str:
         """Return a topic's name as brokers know it."""
@@ -272,7 +271,7 @@ class MessageSender:
         messages: Sequence[Message],
         ready_of: Callable[[Sequence[Message]], Outgoing],
         to: To,
-        timeout_ms: int | None,
+        timeout: Duration | None,
         attempt: Attempt[A],
         receipt_of: ReceiptOf[A, R],
     ) -> R:
@@ -281,18 +280,18 @@ class MessageSender:
             for scope in self._scopes:
                 messages = stack.enter_context(scope.sending(self._group, messages))
             ready = ready_of(messages)
-            return await self._deliver(io, ready, to, timeout_ms, attempt, receipt_of)
+            return await self._deliver(io, ready, to, timeout, attempt, receipt_of)
 
     async def _deliver(
         self,
         io: SendIO,
         sent: Outgoing,
         to: To,
-        timeout_ms: int | None,
+        timeout: Duration | None,
         attempt: Attempt[A],
         receipt_of: ReceiptOf[A, R],
     ) -> R:
-        limit_ms = left_ms = self.limit_ms(timeout_ms)
+        limit_ms = left_ms = self.limit_ms(timeout)
         now_ms = self._clock.monotonic_ms()
         end_ms = now_ms + limit_ms
         queues = self._known_queues(sent.topic) if to is None else None
@@ -412,7 +411,7 @@ class MessageSender:
         left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
         waiting = self._lookups.setdefault(topic, FifoWaiters())
         try:
-            async with timeout(left_ms / 1000):
+            async with time_limit(left_ms / 1000):
                 found = await waiting.after(
                     self._session.route_to_send(topic, self._new_topic_queues)
                 )

@@ -22,11 +22,12 @@ from turbopump.client.replies import Reply, reply_properties, reply_topic, reque
 from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
+from turbopump.durations import Duration
 from turbopump.errors import NotRunning, RequestTimeout
 from turbopump.machine.process import process_id
 from turbopump.message import Message, MessageFields, MessageQueue
 from turbopump.supervisor import Supervisor
-from turbopump.timeouts import timeout
+from turbopump.timeouts import timeout as time_limit
 from turbopump.wire.headers import CheckTransactionState
 from turbopump.wire.record import MessageView
 
@@ -89,7 +90,7 @@ class Producer(LifeCycle, ProducerMember):
     # --- sending ----------------------------------------------------------------------------------
 
     async def send(
-        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+        self, message: Message, *, to: To = None, timeout: Duration | None = None
     ) -> SendReceipt:
         """Send a message and return its receipt.
 
@@ -103,7 +104,7 @@ class Producer(LifeCycle, ProducerMember):
             receipt = await producer.send(Message("orders", b"hello"), to=by_hash("customer-42"))
         """
         running = self._running or self.running
-        return await running.sender.send(running.io, message, to=to, timeout_ms=timeout_ms)
+        return await running.sender.send(running.io, message, to=to, timeout=timeout)
 
     async def send_json(
         self,
@@ -111,7 +112,7 @@ class Producer(LifeCycle, ProducerMember):
         value: object,
         *,
         to: To = None,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[MessageFields],
     ) -> SendReceipt:
         """Send a value in JSON, as `send` does; ``fields`` are further fields of the `Message`.
@@ -123,10 +124,10 @@ class Producer(LifeCycle, ProducerMember):
             await producer.send_json("orders", Order(42, 10.0), tags="created", keys=["42"])
         """
         message = Message.with_json(topic, value, **fields)
-        return await self.send(message, to=to, timeout_ms=timeout_ms)
+        return await self.send(message, to=to, timeout=timeout)
 
     async def send_batch(
-        self, messages: Sequence[Message], *, to: To = None, timeout_ms: int | None = None
+        self, messages: Sequence[Message], *, to: To = None, timeout: Duration | None = None
     ) -> SendReceipt:
         """Send messages of one topic to one queue, all or none; see `split_batch`.
 
@@ -135,10 +136,10 @@ class Producer(LifeCycle, ProducerMember):
             await producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
         """
         running = self.running
-        return await running.sender.send_batch(running.io, messages, to=to, timeout_ms=timeout_ms)
+        return await running.sender.send_batch(running.io, messages, to=to, timeout=timeout)
 
     async def send_ready(
-        self, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
+        self, sent: Outgoing, *, to: To = None, timeout: Duration | None = None
     ) -> SendReceipt:
         """Send an encoded message, bypassing scopes; see `turbopump.client.outgoing`.
 
@@ -147,14 +148,14 @@ class Producer(LifeCycle, ProducerMember):
             await producer.send_ready(encoded_batch("orders", message_id, body, rules))
         """
         running = self.running
-        return await running.sender.send_ready(running.io, sent, to=to, timeout_ms=timeout_ms)
+        return await running.sender.send_ready(running.io, sent, to=to, timeout=timeout)
 
     async def submit(
         self,
         message: Message,
         *,
         to: To = None,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
         on_sent: OnSent | None = None,
     ) -> asyncio.Future[SendReceipt]:
         """Hand a message over and return a future of its receipt, to keep many sends in flight.
@@ -172,7 +173,7 @@ class Producer(LifeCycle, ProducerMember):
         try:
             # Raises if the producer was closed meanwhile.
             tasks = self.running.tasks
-            task = tasks.start(running.send(message, to, timeout_ms))
+            task = tasks.start(running.send(message, to, timeout))
         except BaseException:
             running.submitted.places.release()
             raise
@@ -180,14 +181,14 @@ class Producer(LifeCycle, ProducerMember):
         return task
 
     async def send_oneway(
-        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+        self, message: Message, *, to: To = None, timeout: Duration | None = None
     ) -> None:
         """Send a message without an acknowledgement: fastest, but messages may be lost."""
         running = self.running
-        await running.sender.send_oneway(running.io, message, to=to, timeout_ms=timeout_ms)
+        await running.sender.send_oneway(running.io, message, to=to, timeout=timeout)
 
     async def request(
-        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+        self, message: Message, *, to: To = None, timeout: Duration | None = None
     ) -> Reply:
         """Send a message and return its reply; raises RequestTimeout.
 
@@ -195,28 +196,30 @@ class Producer(LifeCycle, ProducerMember):
 
         ::
 
-            reply = await producer.request(Message("prices", b"EUR"), timeout_ms=2000)
+            reply = await producer.request(Message("prices", b"EUR"), timeout=2)
         """
         check_kind("request()", message, Message)
         running = self.running
         session, sender = running.session, running.sender
-        limit_ms = sender.limit_ms(timeout_ms)
+        limit_ms = sender.limit_ms(timeout)
         topic = sender.broker_topic(message.topic)
         if session.cached_route(topic) is None:
             # Brokers push replies only to clients that they know.
-            await sender.route(running.io, topic, sender.end_ms(timeout_ms))
+            await sender.route(running.io, topic, sender.end_ms(timeout))
             await session.heartbeat()
         with session.replies.expected() as (correlation_id, promise):
             extra = request_properties(correlation_id, session.client_id, limit_ms)
             try:
-                async with timeout(limit_ms / 1000):
-                    await sender.send(running.io, message, to=to, timeout_ms=limit_ms, extra=extra)
+                async with time_limit(limit_ms / 1000):
+                    await sender.send(
+                        running.io, message, to=to, timeout=limit_ms / 1000, extra=extra
+                    )
                     return await promise
             except TimeoutError:
                 raise RequestTimeout(f"no reply came within {limit_ms} ms") from None
 
     async def reply(
-        self, request: MessageView, body: bytes, *, timeout_ms: int | None = None
+        self, request: MessageView, body: bytes, *, timeout: Duration | None = None
     ) -> None:
         """Reply to a message sent with `request`; raises if the requester stopped waiting.
 
@@ -232,7 +235,7 @@ class Producer(LifeCycle, ProducerMember):
         # To the broker that has the request: it knows the client that sent it.
         queue, address = MessageQueue(sent.topic, "", 0), str(request.store_host)
         header = running.sender.header(sent, queue)
-        limit_ms = running.sender.limit_ms(timeout_ms)
+        limit_ms = running.sender.limit_ms(timeout)
         await calls.send_reply(running.session, address, header, sent.body, limit_ms)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -275,9 +278,9 @@ class Running:
         self.tasks = Supervisor()
         self.submitted = Submitted(in_flight_max)
 
-    async def send(self, message: Message, to: To, timeout_ms: int | None) -> SendReceipt:
+    async def send(self, message: Message, to: To, timeout: Duration | None) -> SendReceipt:
         """Send a message; defer its checks until this is awaited."""
-        return await self.sender.send(self.io, message, to=to, timeout_ms=timeout_ms)
+        return await self.sender.send(self.io, message, to=to, timeout=timeout)
 
     async def finish(self) -> None:
         """Wait for all submitted messages; each has its own timeout."""

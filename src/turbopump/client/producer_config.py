@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from turbopump.client.outgoing import MessageRules
+from turbopump.durations import Duration, set_duration
 from turbopump.net.limits import require_at_least
 
 
@@ -14,10 +15,10 @@ class ProducerConfig:
 
     ::
 
-        ProducerConfig(send_timeout_ms=1000, retries_max=0)
+        ProducerConfig(send_timeout=1, retries_max=0)
     """
 
-    send_timeout_ms: int = 3000
+    send_timeout: Duration = 3
     """For one send, including all attempts."""
 
     retries_max: int = 2
@@ -40,7 +41,9 @@ class ProducerConfig:
 
     messages: MessageRules = field(default_factory=MessageRules)
 
+    send_timeout_ms: int = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        require_at_least("send_timeout_ms", self.send_timeout_ms, 1)
+        set_duration(self, "send_timeout")
         require_at_least("retries_max", self.retries_max, 0)
         require_at_least("in_flight_max", self.in_flight_max, 1)

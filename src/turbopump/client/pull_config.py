@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from turbopump.durations import Duration, milliseconds, set_duration
 from turbopump.net.limits import require_at_least
 
 _MIB = 1024 * 1024
@@ -15,27 +16,31 @@ class PullTimes:
 
     ::
 
-        PullTimes(hold_ms=5000, held_timeout_ms=8000)
+        PullTimes(hold=5, held_timeout=8)
     """
 
-    timeout_ms: int = 10_000
+    timeout: Duration = 10
     """For a pull that is answered immediately."""
 
-    hold_ms: int = 20_000
+    hold: Duration = 20
     """How long a broker may wait for a message to arrive."""
 
-    held_timeout_ms: int = 30_000
+    held_timeout: Duration = 30
     """For a pull that the broker may hold; longer than the hold time."""
 
-    def __post_init__(self) -> None:
-        require_at_least("timeout_ms", self.timeout_ms, 1)
-        require_at_least("hold_ms", self.hold_ms, 1)
-        require_at_least("held_timeout_ms", self.held_timeout_ms, self.hold_ms + 1)
+    timeout_ms: int = field(init=False, repr=False, compare=False)
+    hold_ms: int = field(init=False, repr=False, compare=False)
+    held_timeout_ms: int = field(init=False, repr=False, compare=False)
 
-    def of(self, timeout_ms: int) -> PullTimes:
+    def __post_init__(self) -> None:
+        set_duration(self, "timeout")
+        set_duration(self, "held_timeout", set_duration(self, "hold") + 1)
+
+    def of(self, timeout: Duration) -> PullTimes:
         """Return the times of a pull with this response timeout or hold time."""
         margin_ms = self.held_timeout_ms - self.hold_ms
-        return PullTimes(timeout_ms, timeout_ms, timeout_ms + margin_ms)
+        limit_ms = milliseconds("timeout", timeout)
+        return PullTimes(timeout, timeout, (limit_ms + margin_ms) / 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +67,13 @@ class PullConfig:
 
     ::
 
-        PullConfig(count_max=100, attempts_max=3)
+        PullConfig(count_max=100, max_attempts=3)
     """
 
     count_max: int = 32
     """Maximum messages per pull; brokers return up to 32 unless configured for more."""
 
-    attempts_max: int | None = None
+    max_attempts: int | None = None
     """How often a message that is sent back is retried before it is dead-lettered; None means the
     limit of the group."""
 
@@ -76,8 +81,8 @@ class PullConfig:
 
     def __post_init__(self) -> None:
         require_at_least("count_max", self.count_max, 1)
-        if self.attempts_max is not None:
-            require_at_least("attempts_max", self.attempts_max, 0)
+        if self.max_attempts is not None:
+            require_at_least("max_attempts", self.max_attempts, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,8 @@ class LitePullConfig:
     auto_commit: bool = True
     """Whether polling commits, at an interval, messages delivered by earlier polls."""
 
-    commit_interval_ms: int = 5000
-    poll_timeout_ms: int = 5000
+    commit_interval: Duration = 5
+    poll_timeout: Duration = 5
     """How long a poll waits for the first message."""
 
     poll_count_max: int = 32
@@ -105,8 +110,11 @@ class LitePullConfig:
     ahead: FetchLimits = field(default_factory=FetchLimits)
     times: PullTimes = field(default_factory=PullTimes)
 
+    commit_interval_ms: int = field(init=False, repr=False, compare=False)
+    poll_timeout_ms: int = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        require_at_least("commit_interval_ms", self.commit_interval_ms, 1000)
-        require_at_least("poll_timeout_ms", self.poll_timeout_ms, 0)
+        set_duration(self, "commit_interval", 1000)
+        set_duration(self, "poll_timeout", 0)
         require_at_least("poll_count_max", self.poll_count_max, 1)
         require_at_least("fetch_count_max", self.fetch_count_max, 1)

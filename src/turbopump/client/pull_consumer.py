@@ -18,6 +18,7 @@ from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.subscriptions import Expression, subscription
+from turbopump.durations import Duration
 from turbopump.errors import ClientError, InvalidArgument
 from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
@@ -107,7 +108,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         *,
         tags: Expression = EVERYTHING,
         count_max: int | None = None,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
     ) -> PullOutcome:
         """Read messages from an offset on; return immediately if there are none yet.
 
@@ -115,7 +116,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
 
             outcome = await consumer.pull(queue, 0, tags="created || paid")
         """
-        return await self._pull(queue, offset, tags, count_max, timeout_ms, is_held=False)
+        return await self._pull(queue, offset, tags, count_max, timeout, is_held=False)
 
     async def pull_when_found(
         self,
@@ -124,7 +125,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         *,
         tags: Expression = EVERYTHING,
         count_max: int | None = None,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
     ) -> PullOutcome:
         """Read messages from an offset on; wait at the broker (long poll) if there are none yet.
 
@@ -132,7 +133,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
 
             outcome = await consumer.pull_when_found(queue, outcome.next_offset)
         """
-        return await self._pull(queue, offset, tags, count_max, timeout_ms, is_held=True)
+        return await self._pull(queue, offset, tags, count_max, timeout, is_held=True)
 
     async def send_back(
         self, message: MessageView, queue: MessageQueue, *, delay_level: int = 0
@@ -205,7 +206,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
         offset: int,
         tags: Expression,
         count_max: int | None,
-        timeout_ms: int | None,
+        timeout: Duration | None,
         *,
         is_held: bool,
     ) -> PullOutcome:
@@ -219,7 +220,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
             wanted,
             count,
             is_held=is_held,
-            timeout_ms=timeout_ms,
+            timeout=timeout,
         )
         if not self._filters or not isinstance(outcome, Found):
             return outcome
@@ -237,4 +238,4 @@ class _Running:
     def __init__(self, session: Session, group: str, config: PullConfig) -> None:
         self.session = session
         self.reader = QueueReader(session, group, config.times)
-        self.retry_sender = RetrySender(session, group, config.attempts_max)
+        self.retry_sender = RetrySender(session, group, config.max_attempts)

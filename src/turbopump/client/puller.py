@@ -184,7 +184,7 @@ class Puller:
             self._note_flow_control(f"{owned.excess(limits)} in this client")
             with owned.waiting():
                 # Not for a few: each pull costs as much as many messages.
-                await owned.wait_for_room(context.pulling.batch_max // 2)
+                await owned.wait_for_room(context.pulling.batch_size // 2)
         else:
             await self._pause(_NOT_LOCKED_MS)
 
@@ -290,7 +290,7 @@ class Puller:
         if wanted.class_filter_mode:
             # A pull from a filter server names the filter, and commits nothing.
             carried, sys_flag, commit_offset = True, PULL_SUSPEND | PULL_CLASS_FILTER, 0
-        count = max(min(context.pulling.batch_max, self._room), 1)
+        count = max(min(context.pulling.batch_size, self._room), 1)
         return PullMessage(
             consumer_group=context.group,
             topic=owned.queue.topic,

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from turbopump.client.allocation import Strategy
 from turbopump.client.start_position import StartFrom
+from turbopump.durations import Duration, set_duration
 from turbopump.errors import InvalidArgument
 
 _MEBIBYTE = 1024 * 1024
 _INT_MAX = 2**31 - 1
+BATCH_SIZE_MAX = 1024
 
 
 def _require_within(name: str, value: object, least: int, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidArgument(f"{name} must be {least}–{most}, got {value!r}")
+
+
+def check_calls(concurrency: int, batch_size: int, max_attempts: int | None) -> None:
+    """Refuse settings of calls of the listener that are out of range."""
+    _require_within("concurrency", concurrency, 1, 1000)
+    _require_within("batch_size", batch_size, 1, BATCH_SIZE_MAX)
+    if max_attempts is not None:
+        _require_within("max_attempts", max_attempts, 0, _INT_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +81,33 @@ class Pulling:
 
     ::
 
-        Pulling(batch_max=64, interval_ms=100)
+        Pulling(batch_size=64, interval=0.1)
     """
 
-    batch_max: int = 256
+    batch_size: int = 256
     """Maximum messages per pull, fewer if the flow limits leave less room; Apache RocketMQ brokers
     return up to 32."""
 
-    interval_ms: int = 0
+    interval: Duration = 0
     """Pause after a pull that returned messages."""
 
-    hold_ms: int = 15_000
+    hold: Duration = 15
     """How long a broker may wait for messages before it responds that there are none."""
 
-    timeout_ms: int = 30_000
+    timeout: Duration = 30
     """How long to wait for a response; brokers respond up to 5 s later than requested."""
 
     carries_subscription: bool = False
     """Whether each pull carries the subscription, so that no heartbeat has to precede it."""
 
+    interval_ms: int = field(init=False, repr=False, compare=False)
+    hold_ms: int = field(init=False, repr=False, compare=False)
+    timeout_ms: int = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        _require_within("batch_max", self.batch_max, 1, 1024)
-        _require_within("interval_ms", self.interval_ms, 0, 65_535)
-        _require_within("hold_ms", self.hold_ms, 1, _INT_MAX)
-        _require_within("timeout_ms", self.timeout_ms, self.hold_ms + 1, _INT_MAX)
+        _require_within("batch_size", self.batch_size, 1, BATCH_SIZE_MAX)
+        set_duration(self, "interval", 0, 65_535)
+        set_duration(self, "timeout", set_duration(self, "hold") + 1)
         if not isinstance(self.carries_subscription, bool):
             raise InvalidArgument(
                 f"carries_subscription must be a bool, got {self.carries_subscription!r}"
@@ -103,61 +116,30 @@ class Pulling:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Settings of calling the listener.
+    """Times of calling the listener.
 
     ::
 
-        Listening(threads=4, batch_max=32)
+        Listening(timeout=timedelta(minutes=30), close_wait=60)
     """
 
-    threads: int = 20
-    """How many calls run concurrently: threads for a function, tasks for an ``async def``."""
-
-    batch_max: int = 1
-    """Maximum messages per call."""
-
-    timeout_minutes: int = 15
+    timeout: Duration = 900
     """Concurrent: a message that takes longer is sent back and redelivered elsewhere."""
 
-    close_wait_ms: int = 10_000
+    close_wait: Duration = 10
     """How long closing waits for running calls; 0 does not wait: their messages are redelivered."""
 
-    def __post_init__(self) -> None:
-        _require_within("threads", self.threads, 1, 1000)
-        _require_within("batch_max", self.batch_max, 1, 1024)
-        _require_within("timeout_minutes", self.timeout_minutes, 1, 180)
-        _require_within("close_wait_ms", self.close_wait_ms, 0, _INT_MAX)
-
-    @property
-    def timeout_ms(self) -> int:
-        return self.timeout_minutes * 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """What happens to failed messages.
-
-    ::
-
-        Retries(attempts_max=3)
-    """
-
-    attempts_max: int | None = None
-    """How often a message is redelivered before it is dead-lettered; None means the limit of the
-    group (``retryMaxTimes``, 16 unless changed) when concurrent and no limit when orderly."""
-
-    suspend_ms: int = 1000
+    suspend: Duration = 1
     """Orderly: how long a queue pauses before its messages are redelivered."""
 
-    def __post_init__(self) -> None:
-        if self.attempts_max is not None:
-            _require_within("attempts_max", self.attempts_max, 0, _INT_MAX)
-        _require_within("suspend_ms", self.suspend_ms, 10, 30_000)
+    timeout_ms: int = field(init=False, repr=False, compare=False)
+    close_wait_ms: int = field(init=False, repr=False, compare=False)
+    suspend_ms: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def orderly_attempts_max(self) -> int:
-        """How often an orderly consumer, which retries by itself, redelivers a message."""
-        return _INT_MAX if self.attempts_max is None else self.attempts_max
+    def __post_init__(self) -> None:
+        set_duration(self, "timeout", 60_000, 3 * 3_600_000)
+        set_duration(self, "close_wait", 0)
+        set_duration(self, "suspend", 10, 30_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +153,18 @@ class PushSettings:
     flow: FlowLimits
     pulling: Pulling
     listening: Listening
-    retries: Retries
+    concurrency: int
+    batch_size: int
+    max_attempts: int | None
     offsets_directory: Path | None
+
+    def __post_init__(self) -> None:
+        check_calls(self.concurrency, self.batch_size, self.max_attempts)
+
+    @property
+    def orderly_max_attempts(self) -> int:
+        """How often an orderly consumer, which retries by itself, redelivers a message."""
+        return _INT_MAX if self.max_attempts is None else self.max_attempts
 
     @property
     def is_locking(self) -> bool:

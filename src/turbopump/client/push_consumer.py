@@ -33,7 +33,7 @@ from turbopump.client.life_cycle import ServingLifeCycle, leave, require_running
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
-from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings, Retries
+from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings
 from turbopump.client.queue_locks import QueueLocks
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
@@ -76,6 +76,11 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
 
     Members of one group share the queues of a topic. A plain function is called in threads, an
     ``async def`` on the loop. Failed messages are redelivered, see `ConsumeResult`.
+
+    ``concurrency`` is how many calls run at once, in threads or as tasks, and ``batch_size`` the
+    maximum of messages per call. ``max_attempts`` is how often a message is redelivered before it
+    is dead-lettered: by default the limit of the group (``retryMaxTimes``, 16 unless changed), and
+    without end if ``orderly``.
     """
 
     def __init__(
@@ -91,9 +96,11 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         broadcast: bool = False,
         strategy: Strategy = average,
         flow: FlowLimits | None = None,
+        concurrency: int = 20,
+        batch_size: int = 1,
+        max_attempts: int | None = None,
         pulling: Pulling | None = None,
         listening: Listening | None = None,
-        retries: Retries | None = None,
         hooks: Sequence[ConsumeHook | FilterHook] = (),
         offsets_directory: Path | str | None = None,
         client: ClientConfig | None = None,
@@ -121,9 +128,11 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             is_orderly=orderly,
             is_broadcast=broadcast,
             flow=checked("flow", flow, FlowLimits, "FlowLimits(messages_per_queue=100)"),
-            pulling=checked("pulling", pulling, Pulling, "Pulling(batch_max=64)"),
-            listening=checked("listening", listening, Listening, "Listening(threads=4)"),
-            retries=checked("retries", retries, Retries, "Retries(attempts_max=3)"),
+            pulling=checked("pulling", pulling, Pulling, "Pulling(batch_size=64)"),
+            listening=checked("listening", listening, Listening, "Listening(close_wait=60)"),
+            concurrency=concurrency,
+            batch_size=batch_size,
+            max_attempts=max_attempts,
             offsets_directory=checked_path("offsets_directory", offsets_directory),
         )
         self._hooks = checked_hooks(
@@ -243,11 +252,11 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         """Resume pulling."""
         self._require_running().resume()
 
-    def resize(self, threads: int) -> None:
+    def resize(self, concurrency: int) -> None:
         """Change how many calls of the listener run concurrently."""
-        listening = replace(self._settings.listening, threads=threads)
-        self._require_running().delivery.resize(threads)
-        self._settings = replace(self._settings, listening=listening)
+        settings = replace(self._settings, concurrency=concurrency)
+        self._require_running().delivery.resize(concurrency)
+        self._settings = settings
 
     @property
     def is_idle(self) -> bool:
@@ -302,13 +311,11 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         """Return the state that operators can inspect."""
         running = self._require_running()
         assert self._session is not None
-        own = self._settings
-        settings = (own.flow, own.pulling, own.listening, own.retries)
         return running_info(
             running,
             self._session,
             list(self._subscriptions.values()),
-            settings,
+            self._settings,
             started_ms=self._started_ms,
             with_stacks=with_stacks,
         )
@@ -357,14 +364,12 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
     def _consumption(self, session: Session, listener: Listener) -> Consumption:
         own, offsets, stats = self._settings, self._offset_store(session), ConsumerStats()
         locks = QueueLocks(session, self.group) if own.is_locking else None
-        back = (
-            None if own.is_broadcast else RetrySender(session, self.group, own.retries.attempts_max)
-        )
-        common = self.group, listener, own.listening, offsets.positions, back, stats, session.clock
+        back = None if own.is_broadcast else RetrySender(session, self.group, own.max_attempts)
+        common = self.group, listener, own, offsets.positions, back, stats, session.clock
         delivery: Delivery[Any]
         if own.is_orderly:
             lock = None if locks is None else locks.renew_one
-            delivery = OrderlyDelivery(*common, retries=own.retries, lock=lock)
+            delivery = OrderlyDelivery(*common, lock=lock)
         else:
             delivery = ConcurrentDelivery(*common)
         return Consumption(

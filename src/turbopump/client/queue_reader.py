@@ -37,6 +37,7 @@ from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.start_position import StartFrom
 from turbopump.client.subscriptions import matching
+from turbopump.durations import Duration
 from turbopump.errors import (
     ConnectionLost,
     DamagedMessage,
@@ -60,7 +61,7 @@ class _How(NamedTuple):
 
     is_held: bool = False
     is_lite: bool = False
-    timeout_ms: int | None = None
+    timeout: Duration | None = None
 
     @property
     def sys_flag(self) -> int:
@@ -112,15 +113,15 @@ class QueueReader:
         *,
         is_held: bool,
         is_lite: bool = False,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
     ) -> PullOutcome:
         """Read messages of a queue from an offset on, filtered by tags.
 
         Raises DamagedMessage if the first message is damaged; stops before a later damaged one.
-        ``timeout_ms`` limits the response or, for a held pull, the broker's wait.
+        ``timeout`` limits the response or, for a held pull, the broker's wait.
         """
         pull = (queue, offset, wanted, count_max)
-        how = _How(is_held, is_lite, timeout_ms)
+        how = _How(is_held, is_lite, timeout)
         replica, answer = await self._pull(*pull, how)
         try:
             return self._decoded(answer, queue, offset, wanted)
@@ -142,10 +143,10 @@ class QueueReader:
         count_max: int,
         *,
         is_held: bool,
-        timeout_ms: int | None = None,
+        timeout: Duration | None = None,
     ) -> RecordsOutcome:
         """Read as `pull`, but leave the messages in their stored form, including other tags."""
-        how = _How(is_held, timeout_ms=timeout_ms)
+        how = _How(is_held, timeout=timeout)
         return (await self._pull(queue, offset, wanted, count_max, how))[1]
 
     async def _pull(
@@ -160,7 +161,7 @@ class QueueReader:
         on_wire = self.wire_queue(queue)
         if not self._session.has_broker(on_wire.broker):
             await self._session.refresh_route(on_wire.topic)
-        times = self._times if how.timeout_ms is None else self._times.of(how.timeout_ms)
+        times = self._times if how.timeout is None else self._times.of(how.timeout)
         pull = queue, offset, wanted, count_max
         header = self.header_to_pull(*pull, sys_flag=how.sys_flag, hold_ms=times.hold_ms)
         limit_ms = times.held_timeout_ms if how.is_held else times.timeout_ms

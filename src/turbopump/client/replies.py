@@ -28,7 +28,7 @@ class Reply:
 
     ::
 
-        reply = producer.request(Message("prices", b"EUR"), timeout_ms=2000)
+        reply = producer.request(Message("prices", b"EUR"), timeout=2)
         print(reply.body)
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from turbopump.client import calls
+from turbopump.client.delivery.results import DEAD_LETTER_LEVEL
 from turbopump.client.names import INNER_PRODUCER_GROUP, with_namespace
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute, TurbopumpError
@@ -19,7 +20,6 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_MS = 5000
 _RETRY_QUEUES = 4
 _FIRST_DELAY_LEVEL = 3
-DEAD_LETTER_LEVEL = -1
 _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
 USUAL_ATTEMPTS_MAX = 16
 """The limit of a group, unless it is changed on its brokers."""
@@ -28,14 +28,14 @@ USUAL_ATTEMPTS_MAX = 16
 class RetrySender:
     """Sends messages of one group back to their broker.
 
-    Without ``attempts_max``, the limit of the group applies, which brokers know. A message that is
+    Without ``max_attempts``, the limit of the group applies, which brokers know. A message that is
     sent again instead names the usual limit.
     """
 
-    def __init__(self, session: Session, group: str, attempts_max: int | None) -> None:
+    def __init__(self, session: Session, group: str, max_attempts: int | None) -> None:
         self._session = session
         self._group = group
-        self._attempts_max = attempts_max
+        self._max_attempts = max_attempts
 
     async def send_back(self, queue: MessageQueue, message: MessageView, delay_level: int) -> bool:
         """Have the broker redeliver it later, or send it again; return whether that worked.
@@ -78,7 +78,7 @@ class RetrySender:
             origin_msg_id=message.message_id,
             origin_topic=self._wire_topic(message),
             unit_mode=False,
-            max_reconsume_times=self._attempts_max,
+            max_reconsume_times=self._max_attempts,
         )
         await calls.send_back(self._session, self._address(queue, message), header, _TIMEOUT_MS)
 
@@ -110,7 +110,7 @@ class RetrySender:
             # For a sent message, brokers compare its own count; for one sent back, that of the
             # failed attempt. The same limit would end one attempt early, as that of a group would.
             # And early 4.x brokers of Apache fail on either request without a limit.
-            limit = USUAL_ATTEMPTS_MAX if self._attempts_max is None else self._attempts_max
+            limit = USUAL_ATTEMPTS_MAX if self._max_attempts is None else self._max_attempts
             named[properties.MAX_RECONSUME_TIMES] = str(limit + 1)
             return {**named, properties.DELAY: str(delay_level)} if delay_level else named
         # Brokers dead-letter a message at its attempt limit, which it has reached if none are

@@ -36,6 +36,7 @@ from turbopump.client.transaction_ends import (
     state_after,
     state_from,
 )
+from turbopump.durations import Duration
 from turbopump.errors import (
     ClientError,
     InvalidArgument,
@@ -281,7 +282,7 @@ class TransactionProducer(Producer):
     # --- transactions -----------------------------------------------------------------------------
 
     def transaction(
-        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+        self, message: Message, *, to: To = None, timeout: Duration | None = None
     ) -> Transaction:
         """Return a transaction for one message, for use with ``async with``.
 
@@ -298,12 +299,12 @@ class TransactionProducer(Producer):
         running = self.running
         return Transaction(
             message,
-            functools.partial(self._begin, running, to, timeout_ms),
+            functools.partial(self._begin, running, to, timeout),
             functools.partial(self._decide, running),
         )
 
     async def send_in_transaction(
-        self, message: Message, execute: Execute, *, to: To = None, timeout_ms: int | None = None
+        self, message: Message, execute: Execute, *, to: To = None, timeout: Duration | None = None
     ) -> Transaction:
         """Call ``execute`` with a transaction, and end it in the returned state.
 
@@ -319,7 +320,7 @@ class TransactionProducer(Producer):
             transaction = await producer.send_in_transaction(Message("orders", b"hello"), execute)
         """
         check_callable("execute", execute, "(transaction)")
-        async with self.transaction(message, to=to, timeout_ms=timeout_ms) as transaction:
+        async with self.transaction(message, to=to, timeout=timeout) as transaction:
             answer: object = execute(transaction)
             if inspect.isawaitable(answer):
                 answer = await answer
@@ -328,11 +329,11 @@ class TransactionProducer(Producer):
         return transaction
 
     async def _begin(
-        self, running: Running, to: To, timeout_ms: int | None, transaction: Transaction
+        self, running: Running, to: To, timeout: Duration | None, transaction: Transaction
     ) -> tuple[SendReceipt, _Place]:
         half = {properties.TRANSACTION_PREPARED: "true", properties.PRODUCER_GROUP: self.group}
         receipt = await running.sender.send(
-            running.io, transaction.message, to=to, timeout_ms=timeout_ms, extra=half
+            running.io, transaction.message, to=to, timeout=timeout, extra=half
         )
         try:
             _, physical_offset = parse_offset_id(receipt.offset_id)

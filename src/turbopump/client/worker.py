@@ -15,12 +15,16 @@ import msgspec
 from turbopump.client.arguments import checked_hooks
 from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.listener import ConsumeHook, Listen
-from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.delivery.results import (
+    Answer,
+    ConsumeContext,
+    ConsumeResult,
+    GiveUp,
+)
 from turbopump.client.handlers import Handler, HandlerGroup, grouped
 from turbopump.client.life_cycle import ServingLifeCycle
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
-from turbopump.client.retry_sender import DEAD_LETTER_LEVEL
 from turbopump.client.send_hooks import SendHook
 from turbopump.client.shared_sessions import client_config
 from turbopump.machine.threads import DaemonThreads
@@ -59,14 +63,15 @@ class Worker(ServingLifeCycle):
                 subscriptions={topic: each.tags for topic, each in group.by_topic.items()},
                 start_from=group.settings.start_from,
                 orderly=group.settings.orderly,
+                concurrency=group.settings.concurrency,
+                max_attempts=group.settings.max_attempts,
                 listening=group.settings.listening,
-                retries=group.settings.retries,
                 hooks=hooks,
                 client=config,
             )
             for group in groups
         ]
-        self._threads_max = sum(group.settings.listening.threads for group in groups)
+        self._threads_max = sum(group.settings.concurrency for group in groups)
         self._threads: DaemonThreads | None = None
         """Runs plain functions while the worker runs; results are published on the loop."""
 
@@ -112,14 +117,14 @@ class Worker(ServingLifeCycle):
     # --- calling ----------------------------------------------------------------------------------
 
     def _listener(self, group: HandlerGroup) -> Listen:
-        async def listen(messages: list[MessageView], context: ConsumeContext) -> ConsumeResult:
+        async def listen(messages: list[MessageView], context: ConsumeContext) -> Answer:
             (message,) = messages
             handler = group.by_topic[message.topic]
             arguments = _decoded(handler, message, context)
             if arguments is None:
-                return ConsumeResult.RETRY_LATER
+                return GiveUp()
             returned = await self._called(handler, arguments)
-            if isinstance(returned, ConsumeResult):
+            if isinstance(returned, Answer):
                 return returned
             for result, to in handler.results(returned):
                 await self._producer.send(result, to=to)
@@ -163,5 +168,4 @@ def _decoded(
             handler,
             error,
         )
-        context.delay_level = DEAD_LETTER_LEVEL
         return None

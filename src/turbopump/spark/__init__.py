@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from turbopump.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from turbopump.client.delivery.results import GiveUp, RetryLater
     from turbopump.spark.consumer import ConsumerRun, SparkConsumer
-    from turbopump.spark.consuming.outcomes import GiveUp, RetryLater
     from turbopump.spark.consuming.progress import ConsumerReport
     from turbopump.spark.lag_listeners import LagListener, PrometheusListener
     from turbopump.spark.query_lag import SourceLag, lag
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "spark.consumer": "ConsumerRun SparkConsumer",
-        "spark.consuming.outcomes": "GiveUp RetryLater",
+        "client.delivery.results": "GiveUp RetryLater",
         "spark.consuming.progress": "ConsumerReport",
         "spark.lag_listeners": "LagListener PrometheusListener",
         "spark.query_lag": "SourceLag lag",

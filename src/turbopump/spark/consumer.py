@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from turbopump.client.arguments import joined_addresses
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.start_position import StartFrom, consume_from
+from turbopump.durations import Duration, milliseconds, seconds
 from turbopump.errors import InvalidArgument
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import wanted_tags
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 _OWN_OPTIONS = {
     "nameserver": "nameserver",
     "namespace": "namespace",
-    **dict.fromkeys(("topic", "topics", "topicpattern", "assign", "tags", "sql"), "topics"),
+    **dict.fromkeys(("topic", "topics", "topicpattern", "assign", "tags", "sql"), "subscriptions"),
     "group": "group",
     "startingoffsets": "start_from",
     "minpartitions": "tasks_min",
@@ -71,7 +72,8 @@ class SparkConsumer:
             return charge(message.body)      # True: done, False or an exception: is redelivered
 
         consumer = SparkConsumer("billing", handle, spark=spark, nameserver="127.0.0.1:9876",
-                                 topics={"orders": "created || paid"}, checkpoint="/data/billing")
+                                 subscriptions={"orders": "created || paid"},
+                                 checkpoint="/data/billing")
         with consumer.start() as run:
             run.await_termination()
 
@@ -85,16 +87,16 @@ class SparkConsumer:
         handler: Handler,
         *,
         spark: SparkSession,
-        topics: Mapping[str, str | Sql],
+        subscriptions: Mapping[str, str | Sql],
         checkpoint: str | PathLike[str],
         nameserver: str | Sequence[str] = "",
         namespace: str = "",
         mode: Mode = "row",
-        ordered: bool = False,
+        orderly: bool = False,
         start_from: StartFrom = "last",
-        attempts_max: int | None = None,
-        batch_max: int | None = None,
-        suspend_ms: int = 1000,
+        max_attempts: int | None = None,
+        batch_size: int | None = None,
+        suspend: Duration = 1,
         exhausted: Exhausted = "dead letter",
         tasks_min: int | None = None,
         options: Mapping[str, str] | None = None,
@@ -103,19 +105,19 @@ class SparkConsumer:
         _require_handler(handler)
         if tasks_min is not None:
             require_within("tasks_min", tasks_min, 1, ROWS_MAX)
-            if ordered:
+            if orderly:
                 raise InvalidArgument(
-                    "tasks_min splits queues, so it cannot be combined with ordered=True"
+                    "tasks_min splits queues, so it cannot be combined with orderly=True"
                 )
         self.group = group
-        self._topics = tuple(topics)
+        self._topics = tuple(subscriptions)
         self._handler = handler
         self._spark = spark
         self._checkpoint = _checkpoint(checkpoint)
         self._tasks_min = tasks_min
         given = {
             **_checked_options(options or {}),
-            **_source_options(group, topics, start_from, ordered=ordered),
+            **_source_options(group, subscriptions, start_from, orderly=orderly),
             "namespace": namespace,
             "nameserver": joined_addresses(nameserver),
         }
@@ -125,10 +127,10 @@ class SparkConsumer:
             group=with_namespace(namespace, group),
             namespace=namespace,
             mode=mode,
-            ordered=ordered,
-            batch_max=batch_max,
-            attempts_max=attempts_max,
-            suspend_ms=suspend_ms,
+            orderly=orderly,
+            batch_size=batch_size,
+            max_attempts=max_attempts,
+            suspend_ms=milliseconds("suspend", suspend, 10, 30_000),
             exhausted=exhausted,
             leaves_out_bad=leaves_out_bad,
         )
@@ -137,11 +139,13 @@ class SparkConsumer:
         # An executor's environment may name no name server, or another one.
         self._options["nameserver"] = ";".join(client.nameserver_addresses)
 
-    def start(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerRun:
+    def start(
+        self, *, available_now: bool = False, interval: Duration | None = None
+    ) -> ConsumerRun:
         """Start consuming; leaving it as a context manager stops it.
 
-        ``available_now`` ends after everything present at the start is handled. ``interval``, such
-        as ``"10 seconds"``, is the time between batch starts; by default they start immediately.
+        ``available_now`` ends after everything present at the start is handled. ``interval`` is the
+        time between batch starts; by default they start immediately.
         """
         if available_now and interval is not None:
             raise InvalidArgument(
@@ -151,19 +155,21 @@ class SparkConsumer:
             *start_watched(self._spark, lambda: self._query(available_now, interval))
         )
 
-    def run(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerReport:
+    def run(
+        self, *, available_now: bool = False, interval: Duration | None = None
+    ) -> ConsumerReport:
         """Consume until stopped elsewhere, or until everything available is handled."""
         with self.start(available_now=available_now, interval=interval) as run:
             run.await_termination()
         return run.report()
 
-    def _query(self, available_now: bool, interval: str | None) -> StreamingQuery:
+    def _query(self, available_now: bool, interval: Duration | None) -> StreamingQuery:
         options = dict(self._options)
         if _DIVISIONS.isdisjoint(name.lower() for name in options):
             options["minPartitions"] = str(self._tasks_min or _cores(self._spark))
         client = SourceOptions.for_stream(options).client
         group = self._plan.group
-        send_back = SendBack(client, group, self._plan.attempts_max)
+        send_back = SendBack(client, group, self._plan.max_attempts)
         messages = self._spark.readStream.format("rocketmq").options(**options).load()
         counted = messages.mapInArrow(
             _work(self._handler, self._plan, send_back, GroupLimit(client, group)), COUNTS_SCHEMA
@@ -181,7 +187,9 @@ class SparkConsumer:
         if available_now:
             writer = writer.trigger(availableNow=True)
         elif interval is not None:
-            writer = writer.trigger(processingTime=interval)
+            writer = writer.trigger(
+                processingTime=f"{milliseconds('interval', interval)} milliseconds"
+            )
         return writer.start()
 
 
@@ -193,26 +201,26 @@ class ConsumerRun:
         """Spark's query handle, with its progress and errors."""
         self._watching = watching
 
-    def await_termination(self, timeout_s: float | None = None) -> bool:
+    def await_termination(self, timeout: Duration | None = None) -> bool:
         """Wait until the query ends; return whether it has.
 
         Raises Spark's StreamingQueryException if a task failed despite Spark's retries.
         """
-        if timeout_s is None:
+        if timeout is None:
             self.query.awaitTermination()
             return True
-        return bool(self.query.awaitTermination(timeout_s))  # type: ignore[arg-type]
+        return bool(self.query.awaitTermination(seconds(timeout)))  # type: ignore[arg-type]
 
-    def wait_until(self, is_reached: Reached, timeout_s: float | None = None) -> bool:
+    def wait_until(self, is_reached: Reached, timeout: Duration | None = None) -> bool:
         """Wait until the report fulfils a condition; return whether it does.
 
         Also returns when the query ends for any reason.
 
         ::
 
-            run.wait_until(lambda report: report.handled >= 1000, timeout_s=60)
+            run.wait_until(lambda report: report.handled >= 1000, timeout=60)
         """
-        return self._watching.wait(is_reached, timeout_s)
+        return self._watching.wait(is_reached, None if timeout is None else seconds(timeout))
 
     def report(self) -> ConsumerReport:
         """Return the outcomes of messages so far, counting complete batches only."""
@@ -257,7 +265,7 @@ def _cores(spark: SparkSession) -> int:
 
 
 def _source_options(
-    group: str, topics: Mapping[str, str | Sql], start_from: StartFrom, *, ordered: bool
+    group: str, topics: Mapping[str, str | Sql], start_from: StartFrom, *, orderly: bool
 ) -> dict[str, str]:
     found = {
         "topics": ",".join([*topics, retry_topic(group)]),
@@ -267,7 +275,7 @@ def _source_options(
     tags = _tags(topics)
     sql = {topic: each.expression for topic, each in topics.items() if isinstance(each, Sql)}
     found |= {name: json.dumps(each) for name, each in (("tags", tags), ("sql", sql)) if each}
-    if ordered:
+    if orderly:
         found["partitionPerQueue"] = "true"
     return found
 
@@ -277,15 +285,16 @@ def _tags(topics: Mapping[str, str | Sql]) -> dict[str, str]:
     given: object = topics
     if not isinstance(given, Mapping) or not given:
         raise InvalidArgument(
-            f'topics must map topics to tag expressions, as {{"orders": "created || paid"}}, '
-            f'{{"orders": Sql("amount > 100")}} or {{"orders": "*"}}, got {topics!r}'
+            "subscriptions must map topics to tag expressions, as "
+            '{"orders": "created || paid"}, {"orders": Sql("amount > 100")} or {"orders": "*"}, '
+            f"got {topics!r}"
         )
     found = {}
     for topic, expression in topics.items():
         check_topic(topic)
         if isinstance(expression, Sql):
             continue
-        wanted = wanted_tags(expression, f"topics: the tag expression of topic {topic!r}")
+        wanted = wanted_tags(expression, f"subscriptions: the tag expression of topic {topic!r}")
         if not wanted.everything:
             found[topic] = expression
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Self, TypeVar
@@ -232,7 +232,8 @@ class Cluster(cluster_state.ReadsState):
     def _client_session(self, config: ClientConfig) -> Session:
         """Return the session of a client that knows only the cluster's address."""
         own = {"instance": config.instance or f"client-{len(self.clients) + 1}", "tls": None}
-        changes = {name: getattr(config, name) for name in config.__dataclass_fields__} | own
+        given = (field.name for field in fields(config) if field.init)
+        changes = {name: getattr(config, name) for name in given} | own
         return self.session(changes.pop("host"), **changes)
 
     # --- messages ---------------------------------------------------------------------------------

@@ -422,7 +422,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         with suppress(RuntimeError):
             self.call_soon_threadsafe(self._jobs.discard, job)
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - as asyncio has it
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002 - as asyncio has it
         """Wait for the loop's own threads, unless there are none or some were abandoned."""
         if not self._has_threads:
             return

@@ -96,7 +96,7 @@ async def test_the_address_of_a_broker_is_no_name_server(tmp_path: Path) -> None
                 await admin.configuration.name_servers()
         async with Producer("pg", session=world.session("10.0.5.6", nameserver=address)) as one:
             with pytest.raises(NoNameServer, match=wrong):
-                await one.send(Message("T", b"x"), timeout_ms=1000)
+                await one.send(Message("T", b"x"), timeout=1)
         both = world.session("10.0.5.7", nameserver=f"{address};{world.nameserver}")
         async with Producer("pg", session=both) as other:
             await other.send(Message("T", b"x"))

@@ -26,7 +26,6 @@ from turbopump.admin import (
 )
 from turbopump.broker.config import LimitsConfig
 from turbopump.client.delivery.results import ConsumeResult
-from turbopump.client.push_config import Retries
 from turbopump.errors import ConnectFailed, ConnectionLost, InvalidArgument, NotThere, RemoteError
 from turbopump.machine.files import read_file
 from turbopump.message import Message, MessageQueue
@@ -212,7 +211,7 @@ async def test_result_of_a_client_that_answers_with_a_number(
 async def make_letters(world: Cluster, count: int, group: str = "g") -> None:
     """Let a group dead-letter messages of topic T."""
     failing = Seen(always(ConsumeResult.RETRY_LATER))
-    async with consuming(world, failing, group=group, retries=Retries(attempts_max=0)):
+    async with consuming(world, failing, group=group, max_attempts=0):
         await wait_until(lambda: failing.count >= count, 60)
         await asyncio.sleep(1)
 
@@ -350,7 +349,7 @@ async def test_letters_are_redriven_to_the_retry_topic_once_however_often_they_f
         await admin.topics.create("T", queues=1)
         await admin.messages.send(Message("T", b"1", keys=["mine"]))
         failing = Seen(always(ConsumeResult.RETRY_LATER))
-        async with consuming(world, failing, retries=Retries(attempts_max=1)):
+        async with consuming(world, failing, max_attempts=1):
             for letters in range(1, 4):
                 await wait_until(partial(has_letters, world, letters), 3600)
                 found = await redriven(admin.dead_letters.redrive("g", to=Destination.RETRY))

@@ -127,5 +127,5 @@ async def test_prefetching_continues_after_a_bug(
         async with LitePullConsumer("g", session=session, start_from="first") as consumer:
             bug.calls_left = 4
             await consumer.subscribe("T")
-            (message,) = await consumer.poll(timeout_ms=60_000)
+            (message,) = await consumer.poll(timeout=60)
     assert message.body == b"1"

@@ -178,11 +178,11 @@ def test_requests_handed_to_the_loop_fail_like_others() -> None:
         with pytest.raises(ConnectionLost, match="closed by the peer"):
             producer.send(MESSAGE)
         with pytest.raises(RequestTimeout, match="no answer to request 310 of"):
-            producer.send(MESSAGE, timeout_ms=100)
+            producer.send(MESSAGE, timeout=0.1)
         assert producer.send(MESSAGE).queue_offset == 7
         with pytest.raises(InvalidArgument, match="a frame must be at most"):
             producer.send(Message("T", os.urandom(1 << 24)))
-        assert producer.send(MESSAGE, timeout_ms=WAIT_S * 1000).queue_offset == 7
+        assert producer.send(MESSAGE, timeout=WAIT_S).queue_offset == 7
 
 
 def test_session_hooks_see_requests_handed_to_the_loop() -> None:
@@ -263,7 +263,7 @@ def test_errors_are_those_of_asynchronous_sends() -> None:
     with producing(first_only, config=config) as (broker, producer):
         producer.send(MESSAGE)  # it knows the route now
         with pytest.raises(RequestTimeout, match="no answer to request 310"):
-            producer.send(MESSAGE, timeout_ms=50)
+            producer.send(MESSAGE, timeout=0.05)
         with pytest.raises(InvalidArgument, match="body must be 1–4194304 bytes, got 0"):
             producer.send(Message("T", b""))
     wrong: Decide = lambda batch: refused(batch, ResponseCode.MESSAGE_ILLEGAL)  # noqa: E731
@@ -298,7 +298,7 @@ def test_hooks_of_the_session_see_sends_of_threads() -> None:
 @pytest.mark.parametrize("most", [2, 1001])
 def test_submitting_blocks_at_the_limit_of_the_configuration(most: int) -> None:
     arrived: queue.SimpleQueue[Batch] = queue.SimpleQueue()
-    config = ProducerConfig(in_flight_max=most, send_timeout_ms=20_000)
+    config = ProducerConfig(in_flight_max=most, send_timeout=20)
     with producing(arrived.put, config=config) as (broker, producer):
         submitting = in_thread(lambda: [producer.submit(MESSAGE) for _ in range(most + 1)])
         batches = [arrived.get(timeout=WAIT_S) for _ in range(most)]

@@ -222,5 +222,5 @@ def test_invalid_functions_are_rejected_before_anything_is_sent() -> None:
 def test_parameters_are_those_of_the_asynchronous_methods() -> None:
     assert "check" in inspect.signature(TransactionProducer).parameters
     assert list(inspect.signature(Transaction.end).parameters) == ["self", "state", "error"]
-    assert "timeout_ms" in inspect.signature(TransactionProducer.send).parameters
+    assert "timeout" in inspect.signature(TransactionProducer.send).parameters
     assert inspect.signature(TransactionProducer.submit).return_annotation is Future

@@ -120,7 +120,7 @@ async def test_a_lite_pull_consumer(tmp_path: Path) -> None:
         ) as consumer:
             bodies: list[bytes] = []
             while len(bodies) < 4:
-                bodies += [message.body for message in await consumer.poll(timeout_ms=5000)]
+                bodies += [message.body for message in await consumer.poll(timeout=5)]
         assert sorted(bodies) == [b"0", b"2", b"4", b"6"]
 
 

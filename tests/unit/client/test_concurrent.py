@@ -13,8 +13,15 @@ import pytest
 from brokers import SMALL_STORE
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, always, committed, consuming, send, sleep_ms
-from turbopump.client.delivery.results import ConsumeContext, ConsumeOutcome, ConsumeResult
-from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+from turbopump.client.delivery.results import (
+    Answer,
+    ConsumeContext,
+    ConsumeOutcome,
+    ConsumeResult,
+    GiveUp,
+    RetryLater,
+)
+from turbopump.client.push_config import FlowLimits, Pulling
 from turbopump.errors import ConnectFailed
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
@@ -78,8 +85,7 @@ async def test_a_listener_may_change_its_list(
     async with cluster(tmp_path) as world:
         await send(world, bodies(20), to=QUEUE)
         listener = coroutine if is_async else plain
-        listening = Listening(batch_max=8)
-        async with consuming(world, listener, orderly=orderly, listening=listening):
+        async with consuming(world, listener, orderly=orderly, batch_size=8):
             await wait_until(lambda: len(bodies_seen) == 20)
         assert sorted(bodies_seen) == sorted(bodies(20))
         assert await committed(world) == 20
@@ -136,7 +142,7 @@ async def test_a_part_of_a_batch_can_succeed(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(5), to=QUEUE)
         seen = Seen(decide)
-        async with consuming(world, seen, listening=Listening(batch_max=5)):
+        async with consuming(world, seen, batch_size=5):
             await wait_until(lambda: seen.count == 7, 60)
             await sleep_ms(60_000)
         assert seen.batches[0] == 5
@@ -152,8 +158,8 @@ async def test_the_limit_of_the_group_applies_unless_the_consumer_names_one(
     async with cluster(tmp_path) as world:
         await world.brokers["a"].state.groups.update(GroupConfig(group_name="g", retry_max_times=1))
         await send(world, [b"x"], to=QUEUE)
-        seen, retries = Seen(always(ConsumeResult.RETRY_LATER)), Retries(attempts_max=own_limit)
-        async with consuming(world, seen, retries=retries):
+        seen = Seen(always(ConsumeResult.RETRY_LATER))
+        async with consuming(world, seen, max_attempts=own_limit):
             await wait_until(lambda: dead_letters(world) == 1, 3600)
         assert seen.count == calls
 
@@ -172,6 +178,34 @@ async def test_giving_up_dead_letters_immediately(tmp_path: Path) -> None:
         assert seen.count == 1
 
 
+@pytest.mark.parametrize("is_raised", [True, False])
+@virtual_time()
+async def test_retry_later_and_give_up_may_be_raised_or_returned(
+    tmp_path: Path, *, is_raised: bool
+) -> None:
+    loop = asyncio.get_running_loop()
+    times: dict[bytes, list[float]] = {b"later": [], b"never": []}
+
+    def listen(messages: Sequence[MessageView], context: ConsumeContext) -> Answer:
+        (message,) = messages
+        times[message.body].append(loop.time())
+        outcome = RetryLater(60) if message.body == b"later" else GiveUp()
+        if message.reconsume_times:
+            return ConsumeResult.SUCCESS
+        if is_raised:
+            raise outcome
+        return outcome
+
+    async with cluster(tmp_path) as world:
+        await send(world, [b"later", b"never"], to=QUEUE)
+        async with consuming(world, listen):
+            await wait_until(lambda: len(times[b"later"]) == 2, 120)
+            assert dead_letters(world) == 1
+    assert len(times[b"never"]) == 1
+    first, second = times[b"later"]
+    assert 60 <= second - first < 62
+
+
 def dead_letters(world: Cluster, group: str = "g") -> int:
     return world.brokers["a"].store.queue_range(f"%DLQ%{group}", 0)[1]
 
@@ -184,7 +218,7 @@ async def test_a_message_is_retried_sixteen_times_then_dead_lettered(
     async with cluster(tmp_path, store=replace(SMALL_STORE, delay_levels=LEVELS)) as world:
         await send(world, [b"x"], to=QUEUE)
         seen = Seen(always(ConsumeResult.RETRY_LATER))
-        async with consuming(world, seen, retries=Retries(attempts_max=limit)):
+        async with consuming(world, seen, max_attempts=limit):
             await wait_until(lambda: dead_letters(world) == 1, 300)
             await sleep_ms(30_000)
         assert [message.reconsume_times for message in seen.messages] == list(range(calls))
@@ -239,7 +273,7 @@ async def test_memory_stays_bounded_while_the_listener_is_stuck(tmp_path: Path) 
         seen = Seen()
         seen.hold.clear()
         limits = FlowLimits(messages_per_queue=100)
-        async with consuming(world, seen, flow=limits, listening=Listening(threads=4)) as consumer:
+        async with consuming(world, seen, flow=limits, concurrency=4) as consumer:
             await sleep_ms(300_000)
             info = await consumer.running_info(with_stacks=False)
             assert 100 < info.mq_table[QUEUE].cached_msg_count <= 132
@@ -335,8 +369,8 @@ async def test_send_back_requests_name_the_position_and_the_limit(tmp_path: Path
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen, recorder = Seen(fail_first(1)), Recorder()
-        session, retries = world.session(hooks=[recorder]), Retries(attempts_max=5)
-        async with consuming(world, seen, session=session, retries=retries):
+        session = world.session(hooks=[recorder])
+        async with consuming(world, seen, session=session, max_attempts=5):
             await wait_until(lambda: seen.count == 2, 60)
         (asked,) = [SendBack.from_ext_fields(each.ext_fields) for each in recorder.of(BACK)]
         assert (asked.group, asked.origin_topic, asked.max_reconsume_times) == ("g", "T", 5)
@@ -426,7 +460,7 @@ async def test_a_filter_hook_chooses_among_pulled_messages(tmp_path: Path, order
 async def test_a_backlog_that_a_filter_hook_skips_is_committed_meanwhile(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"0"] * 40, to=QUEUE)
-        seen, pulling = Seen(), Pulling(batch_max=1, interval_ms=1000)
+        seen, pulling = Seen(), Pulling(batch_size=1, interval=1)
         async with consuming(world, seen, hooks=[OnlyOdd()], pulling=pulling):
             await sleep_ms(20_000)
             assert 10 <= (await committed(world) or 0) < 40
@@ -438,7 +472,7 @@ async def test_batches_hold_up_to_the_configured_number(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(40), to=QUEUE)
         seen = Seen()
-        async with consuming(world, seen, listening=Listening(batch_max=10)):
+        async with consuming(world, seen, batch_size=10):
             await wait_until(lambda: seen.count == 40)
         assert max(seen.batches) == 10
         assert seen.bodies == bodies(40)

@@ -28,7 +28,7 @@ KINDS: list[Any] = [
     PullConfig,
     PullTimes,
 ]
-SETTINGS = [(kind.__name__, field) for kind in KINDS for field in fields(kind)]
+SETTINGS = [(kind.__name__, field) for kind in KINDS for field in fields(kind) if field.init]
 
 
 @pytest.mark.parametrize(

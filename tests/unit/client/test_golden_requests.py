@@ -54,7 +54,7 @@ async def everything(directory: Path, recorder: Recorder) -> None:
             await producer.send(Message("TopicTest", b"x" * 5000), to=QUEUE)
             await producer.send(Message("TopicTest", b"delayed", tags="TagD", delay_level=1))
             await producer.send_batch([Message("TopicTest", b"one"), Message("TopicTest", b"two")])
-            limit = PullConfig(attempts_max=16)
+            limit = PullConfig(max_attempts=16)
             async with PullConsumer("cg_pull", session=session, config=limit) as consumer:
                 found = await consumer.pull(QUEUE, 0, count_max=3)
                 assert isinstance(found, calls.Found)

@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct
 
 import turbopump
-from turbopump import Listening, Message, Retries
+from turbopump import GiveUp, Message, RetryLater
 from turbopump.aio import ConsumeContext, ConsumeResult, MessageView, Worker, consumer
 from turbopump.client.handlers import encoded
 from turbopump.errors import InvalidArgument
@@ -174,7 +174,7 @@ async def test_a_body_of_another_type_is_a_dead_letter_and_the_rest_is_consumed(
 async def test_an_exception_redelivers(turbopump_cluster: Cluster) -> None:
     calls = []
 
-    @consumer("orders", group="billing", start_from="first", retries=Retries(attempts_max=2))
+    @consumer("orders", group="billing", start_from="first", max_attempts=2)
     async def bill(order: Order) -> None:
         calls.append(order.number)
         raise RuntimeError("not today")
@@ -183,6 +183,27 @@ async def test_an_exception_redelivers(turbopump_cluster: Cluster) -> None:
         await turbopump_cluster.send(Message("orders", b'{"number": 1}'))
         await turbopump_cluster.until_consumed("billing")
     assert calls == [1, 1, 1]
+    assert len(turbopump_cluster.dead_letters("billing")) == 1
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+async def test_functions_may_retry_later_or_give_up(
+    turbopump_cluster: Cluster, *, is_raised: bool
+) -> None:
+    calls = []
+
+    @consumer("orders", group="billing", start_from="first")
+    async def bill(order: Order, message: MessageView) -> RetryLater | GiveUp:
+        calls.append((order.number, message.reconsume_times))
+        outcome = GiveUp("no such customer") if message.reconsume_times else RetryLater(1)
+        if is_raised:
+            raise outcome
+        return outcome
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 1}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert calls == [(1, 0), (1, 1)]
     assert len(turbopump_cluster.dead_letters("billing")) == 1
 
 
@@ -278,8 +299,8 @@ def test_functions_that_cannot_run_together_are_rejected(handlers: list[Any], er
         ({"group": ""}, "group must be"),
         ({"to": "a b"}, "topic must be"),
         ({"tags": "a > 1"}, "pass Sql"),
-        ({"retries": 3}, "retries must be a Retries"),
-        ({"listening": Listening(batch_max=2)}, "batch_max must be 1, got 2"),
+        ({"listening": 3}, "listening must be a Listening"),
+        ({"concurrency": 0}, "concurrency must be 1–1000, got 0"),
     ],
 )
 def test_settings_are_checked(given: dict[str, Any], error: str) -> None:
@@ -484,7 +505,7 @@ async def test_a_key_that_is_none_redelivers_the_message(
         to="receipts",
         key=key,
         start_from="first",
-        retries=Retries(attempts_max=0),
+        max_attempts=0,
     )
 
     async def bill(order: Order) -> Receipt:
@@ -510,8 +531,7 @@ def test_keys_that_cannot_choose_a_queue_are_rejected(given: dict[str, Any], err
 
 
 async def test_a_generator_that_fails_publishes_nothing(turbopump_cluster: Cluster) -> None:
-    limit = Retries(attempts_max=0)
-    take = consumer("orders", group="billing", start_from="first", to="receipts", retries=limit)
+    take = consumer("orders", group="billing", start_from="first", to="receipts", max_attempts=0)
     async with Worker(take(failing), nameserver=turbopump_cluster.nameserver):
         await turbopump_cluster.send(Message("orders", b"0"))
         await turbopump_cluster.until_consumed("billing")

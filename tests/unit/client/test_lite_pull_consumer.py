@@ -27,7 +27,7 @@ from turbopump.wire.record import MessageView
 
 TOPIC = "T"
 TAGS = ("even", "odd")
-QUICK = PullTimes(hold_ms=1000, held_timeout_ms=2000)
+QUICK = PullTimes(hold=1, held_timeout=2)
 
 
 async def produce(world: Cluster, count: int, start: int = 0, host: str = "10.0.1.9") -> None:
@@ -102,7 +102,7 @@ async def test_a_poll_without_messages_ends_in_time(tmp_path: Path) -> None:
         consumer_of(world, subscriptions={TOPIC: "*"}) as consumer,
     ):
         start_ms = world.clock.monotonic_ms()
-        assert await consumer.poll(timeout_ms=700) == []
+        assert await consumer.poll(timeout=0.7) == []
         assert 700 <= world.clock.monotonic_ms() - start_ms < 750
 
 
@@ -132,12 +132,12 @@ async def test_seeking_pausing_and_resuming(tmp_path: Path) -> None:
             assert [m.queue_offset for m in await poll_all(consumer, 5)] == [5, 6, 7, 8, 9]
             await consumer.seek_to_begin(queue)
             consumer.pause(queue)
-            assert await consumer.poll(timeout_ms=3000) == []
+            assert await consumer.poll(timeout=3) == []
             consumer.resume(queue)
             assert numbers(await poll_all(consumer, 10)) == numbers(first)
             await consumer.seek_to_begin(queue)
             await consumer.seek_to_end(queue)
-            assert await consumer.poll(timeout_ms=3000) == []
+            assert await consumer.poll(timeout=3) == []
             with pytest.raises(InvalidArgument, match="not assigned"):
                 consumer.pause(MessageQueue(TOPIC, "a", 1))
             with pytest.raises(InvalidArgument, match="offset must be 0 or more, got -1"):
@@ -181,7 +181,7 @@ async def test_manual_and_periodic_commits(tmp_path: Path) -> None:
             await consumer.commit()
             assert await consumer.committed(queue) == 8
             await consumer.poll()
-        by_clock = LitePullConfig(commit_interval_ms=2000, poll_count_max=1)
+        by_clock = LitePullConfig(commit_interval=2, poll_count_max=1)
         async with consumer_of(world, config=by_clock) as consumer:
             await consumer.assign([queue])
             assert (await consumer.poll())[0].queue_offset == 8
@@ -200,11 +200,11 @@ async def test_polls_that_do_not_wait_commit_too(tmp_path: Path) -> None:
         async with consumer_of(world) as consumer:
             await consumer.assign([queue])
             await asyncio.sleep(1)
-            assert len(await consumer.poll(timeout_ms=0)) == 4
+            assert len(await consumer.poll(timeout=0)) == 4
             await asyncio.sleep(5)
-            assert await consumer.poll(timeout_ms=0) == []
+            assert await consumer.poll(timeout=0) == []
             assert await consumer.committed(queue) == 4
-            for arguments in ({"timeout_ms": -1}, {"count_max": 0}):
+            for arguments in ({"timeout": -1}, {"count_max": 0}):
                 with pytest.raises(InvalidArgument, match=next(iter(arguments))):
                     await consumer.poll(**arguments)
 
@@ -235,7 +235,7 @@ async def test_subscribed_queues_are_shared_as_members_join_and_leave(tmp_path: 
                 found = await poll_all(first, 8) + await poll_all(second, 8)
                 assert len({message.message_id for message in found}) == 16
             await wait_until(lambda: len(first.assignment()) == 8)
-            assert await first.poll(timeout_ms=2000) == []
+            assert await first.poll(timeout=2) == []
 
 
 @virtual_time()
@@ -326,14 +326,14 @@ NEW: Any = "new"
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: LitePullConfig(commit_interval_ms=999), "commit_interval_ms must be .*, got 999"),
-        (lambda: LitePullConfig(poll_timeout_ms=-1), "poll_timeout_ms must be .*, got -1"),
+        (lambda: LitePullConfig(commit_interval=0.999), "commit_interval must be .*, got 0.999"),
+        (lambda: LitePullConfig(poll_timeout=-1), "poll_timeout must be .*, got -1"),
         (lambda: LitePullConfig(poll_count_max=0), "poll_count_max must be .*, got 0"),
         (lambda: LitePullConfig(fetch_count_max=0), "fetch_count_max must be .*, got 0"),
         (lambda: FetchLimits(messages_per_queue=0), "messages_per_queue must be .*, got 0"),
         (lambda: FetchLimits(bytes_per_queue=0), "bytes_per_queue must be .*, got 0"),
         (lambda: FetchLimits(messages_of_all=0), "messages_of_all must be .*, got 0"),
-        (lambda: PullTimes(hold_ms=10, held_timeout_ms=10), "held_timeout_ms must be .*, got 10"),
+        (lambda: PullTimes(hold=0.01, held_timeout=0.01), "held_timeout must be .*, got 0.01"),
         (
             lambda: LitePullConsumer("g", nameserver="a:1", start_from=NEW),
             "start_from .* got 'new'",

@@ -11,8 +11,14 @@ import pytest
 
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, always, committed, consuming, send, sleep_ms
-from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
-from turbopump.client.push_config import Listening, Retries
+from turbopump.client.delivery.results import (
+    Answer,
+    ConsumeContext,
+    ConsumeResult,
+    GiveUp,
+    RetryLater,
+)
+from turbopump.client.push_config import Listening
 from turbopump.errors import ConnectFailed, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
@@ -41,20 +47,19 @@ async def lock_as_another(world: Cluster, queue: MessageQueue = QUEUE) -> None:
         await session.request(world.brokers["a"].address, command, 3000)
 
 
-@pytest.mark.parametrize("batch_max", [1, 3])
+@pytest.mark.parametrize("batch_size", [1, 3])
 @virtual_time()
 async def test_messages_of_a_queue_are_delivered_in_order_one_call_at_a_time(
-    tmp_path: Path, batch_max: int
+    tmp_path: Path, batch_size: int
 ) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(200), to=QUEUE)
         seen = Seen()
-        listening = Listening(batch_max=batch_max)
-        async with consuming(world, seen, orderly=True, listening=listening):
+        async with consuming(world, seen, orderly=True, batch_size=batch_size):
             await wait_until(lambda: seen.count == 200)
         assert seen.bodies == bodies(200)
         assert seen.running_max == 1
-        assert max(seen.batches) == batch_max
+        assert max(seen.batches) == batch_size
         assert await committed(world) == 200
 
 
@@ -82,7 +87,7 @@ async def test_plain_functions_see_the_order_too(tmp_path: Path) -> None:
 async def test_a_failed_message_suspends_its_queue(tmp_path: Path) -> None:
     def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         if messages[0].body == b"2" and messages[0].reconsume_times < 3:
-            context.suspend_ms = 5000 if messages[0].reconsume_times == 2 else None
+            context.suspend = 5 if messages[0].reconsume_times == 2 else None
             return LATER
         return ConsumeResult.SUCCESS
 
@@ -113,6 +118,32 @@ async def test_other_queues_continue_while_one_is_suspended(tmp_path: Path) -> N
         assert [await committed(world, number) for number in (1, 2, 3)] == [3, 3, 3]
 
 
+@pytest.mark.parametrize("is_raised", [True, False])
+@virtual_time()
+async def test_retry_later_pauses_the_queue_and_give_up_dead_letters_at_once(
+    tmp_path: Path, *, is_raised: bool
+) -> None:
+    loop = asyncio.get_running_loop()
+    calls: list[tuple[bytes, float]] = []
+
+    async def listen(messages: Sequence[MessageView], context: ConsumeContext) -> Answer:
+        (message,) = messages
+        calls.append((message.body, loop.time()))
+        outcomes: dict[bytes, RetryLater | GiveUp] = {b"0": RetryLater(7), b"1": GiveUp("wrong")}
+        outcome = None if message.reconsume_times else outcomes.get(message.body)
+        if outcome is not None and is_raised:
+            raise outcome
+        return outcome or ConsumeResult.SUCCESS
+
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(3), to=QUEUE)
+        async with consuming(world, listen, orderly=True):
+            await wait_until(lambda: len(calls) == 4, 60)
+            assert dead_letters(world) == 1
+    assert [body for body, _ in calls] == [b"0", b"0", b"1", b"2"]
+    assert 7 <= calls[1][1] - calls[0][1] < 8
+
+
 @virtual_time()
 async def test_a_message_retried_too_often_is_dead_lettered_and_the_queue_continues(
     tmp_path: Path,
@@ -123,8 +154,11 @@ async def test_a_message_retried_too_often_is_dead_lettered_and_the_queue_contin
     async with cluster(tmp_path) as world:
         await send(world, bodies(3), to=QUEUE)
         seen = Seen(decide)
-        retries = Retries(attempts_max=2, suspend_ms=100)
-        async with consuming(world, seen, orderly=True, retries=retries):
+        settings: dict[str, Any] = {
+            "max_attempts": 2,
+            "listening": Listening(suspend=0.1),
+        }
+        async with consuming(world, seen, orderly=True, **settings):
             await wait_until(lambda: seen.count == 5, 60)
             # At once, as soon as the message after it is delivered.
             assert dead_letters(world) == 1
@@ -143,8 +177,8 @@ async def test_in_a_batch_only_messages_with_retries_left_are_redelivered(tmp_pa
     async with cluster(tmp_path) as world:
         await send(world, bodies(2), to=QUEUE)
         settings: dict[str, Any] = {
-            "listening": Listening(batch_max=2),
-            "retries": Retries(attempts_max=0),
+            "batch_size": 2,
+            "max_attempts": 0,
         }
         async with consuming(world, listen, orderly=True, **settings):
             await wait_until(lambda: dead_letters(world) == 2, 60)

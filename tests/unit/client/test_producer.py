@@ -393,10 +393,10 @@ async def test_a_broker_that_does_not_return_is_reported_at_the_deadline(tmp_pat
         start_ms = world.clock.monotonic_ms()
         for to in (None, queue):
             with pytest.raises(ConnectFailed, match=r"connection refused( \(\d+ ms ago\))?$"):
-                await producer.send(Message("T", b"x"), to=to, timeout_ms=2000)
+                await producer.send(Message("T", b"x"), to=to, timeout=2)
         assert 3000 < world.clock.monotonic_ms() - start_ms <= 4000
         with pytest.raises(ConnectFailed):
-            await producer.send_oneway(Message("T", b"x"), timeout_ms=2000)
+            await producer.send_oneway(Message("T", b"x"), timeout=2)
         assert 4500 < world.clock.monotonic_ms() - start_ms <= 6000
 
 
@@ -431,7 +431,7 @@ async def test_all_attempts_together_stay_within_the_timeout(tmp_path: Path) -> 
             world.network.stop_reading(host)
         start_ms = world.clock.monotonic_ms()
         with pytest.raises(NetworkError):
-            await producer.send(Message("T", b"x"), timeout_ms=500)
+            await producer.send(Message("T", b"x"), timeout=0.5)
         assert 500 <= world.clock.monotonic_ms() - start_ms < 700
         for host in ("10.0.0.1", "10.0.0.2"):
             world.network.resume_reading(host)
@@ -582,7 +582,7 @@ async def test_a_message_stored_but_not_flushed_may_be_retried(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"send_timeout_ms": 0}, "send_timeout_ms must be .*, got 0"),
+        ({"send_timeout": 0}, "send_timeout must be .*, got 0"),
         ({"retries_max": -1}, "retries_max must be .*, got -1"),
         ({"in_flight_max": 0}, "in_flight_max must be .*, got 0"),
     ],
@@ -610,6 +610,6 @@ async def test_the_send_timeout_covers_the_route_lookup(tmp_path: Path) -> None:
         with pytest.raises(
             RequestTimeout, match="no name server answered in time where topic New is"
         ):
-            await producer.send(Message("New", b"x"), timeout_ms=500)
+            await producer.send(Message("New", b"x"), timeout=0.5)
         assert virtual_loop().time() - started_s < 0.6
         world.network.resume_reading("ns0")

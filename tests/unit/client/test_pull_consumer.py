@@ -92,12 +92,12 @@ async def test_tags_with_the_same_hash_are_distinguished(tmp_path: Path) -> None
 
 @virtual_time()
 async def test_waiting_at_the_broker(tmp_path: Path) -> None:
-    config = PullConfig(times=PullTimes(hold_ms=5000, held_timeout_ms=8000))
+    config = PullConfig(times=PullTimes(hold=5, held_timeout=8))
     async with world_with_consumer(tmp_path, config=config) as (world, producer, consumer):
         start_ms = world.clock.monotonic_ms()
         assert isinstance(await consumer.pull_when_found(QUEUE, 10), NothingNew)
         assert 5000 <= world.clock.monotonic_ms() - start_ms < 10_500
-        assert isinstance(await consumer.pull_when_found(QUEUE, 10, timeout_ms=100), NothingNew)
+        assert isinstance(await consumer.pull_when_found(QUEUE, 10, timeout=0.1), NothingNew)
         waiting = asyncio.create_task(consumer.pull_when_found(QUEUE, 10))
         await asyncio.sleep(1)
         await producer.send(Message("T", b"10"), to=lambda queues: queues[0])
@@ -185,8 +185,8 @@ async def test_queues_that_cannot_be_read(tmp_path: Path) -> None:
     ("make", "text"),
     [
         (lambda: PullConfig(count_max=0), "count_max must be .*, got 0"),
-        (lambda: PullConfig(attempts_max=-1), "attempts_max must be .*, got -1"),
-        (lambda: PullTimes(timeout_ms=0), "timeout_ms must be .*, got 0"),
+        (lambda: PullConfig(max_attempts=-1), "max_attempts must be .*, got -1"),
+        (lambda: PullTimes(timeout=0), "timeout must be .*, got 0"),
         (lambda: PullConsumer("g", nameserver="a:1", topics=["a b"]), "topic must .* got 'a b'"),
         (lambda: PullConsumer("DEFAULT_CONSUMER", nameserver="a:1"), "name of your own"),
     ],

@@ -230,7 +230,7 @@ async def test_a_queue_that_lost_its_end_is_continued_at_the_first_unfinished_me
         await world.make_topic("T", queues=1)
         async with PushConsumer(
             "g", listen, subscriptions={"T": "*"}, start_from="first", session=world.session(),
-            listening=Listening(close_wait_ms=0),
+            listening=Listening(close_wait=0),
         ):  # fmt: skip
             await world.send(*(Message("T", b"%d" % number) for number in range(5)))
             await world.advance(seconds=15)

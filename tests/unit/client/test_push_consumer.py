@@ -234,7 +234,7 @@ async def test_closing_need_not_wait(tmp_path: Path) -> None:
         await send(world, [b"x"], to=QUEUE)
         seen = Seen()
         seen.hold.clear()
-        async with consuming(world, seen, listening=Listening(close_wait_ms=0)):
+        async with consuming(world, seen, listening=Listening(close_wait=0)):
             await wait_until(lambda: seen.running == 1)
             start_ms = world.clock.monotonic_ms()
         assert world.clock.monotonic_ms() - start_ms < 100
@@ -426,7 +426,7 @@ async def test_pulls_can_carry_the_subscription(tmp_path: Path) -> None:
         await make_topic(world)
         seen, recorder = Seen(), Recorder()
         session = world.session(hooks=[recorder])
-        pulling = Pulling(carries_subscription=True, batch_max=7, interval_ms=100)
+        pulling = Pulling(carries_subscription=True, batch_size=7, interval=0.1)
         async with consuming(world, seen, session=session, pulling=pulling):
             await wait_until(lambda: seen.count == 1)
         pulls = [
@@ -546,14 +546,14 @@ async def test_the_number_of_concurrent_calls_can_change(tmp_path: Path) -> None
         await send(world, bodies(40), to=QUEUE)
         seen = Seen()
         seen.hold.clear()
-        async with consuming(world, seen, listening=Listening(threads=2)) as consumer:
+        async with consuming(world, seen, concurrency=2) as consumer:
             await sleep_ms(1000)
             assert seen.running == 2
             consumer.resize(5)
             await send(world, [b"one more"], to=QUEUE)
             await sleep_ms(1000)
             assert seen.running == 5
-            with pytest.raises(InvalidArgument, match="threads must be 1–1000, got 0"):
+            with pytest.raises(InvalidArgument, match="concurrency must be 1–1000, got 0"):
                 consumer.resize(0)
             seen.hold.set()
             await wait_until(lambda: seen.count == 41)

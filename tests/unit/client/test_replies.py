@@ -63,7 +63,7 @@ async def test_a_reply_that_does_not_arrive_in_time(tmp_path: Path) -> None:
     ):
         start_ms = world.clock.monotonic_ms()
         with pytest.raises(RequestTimeout, match="no reply came within 700 ms"):
-            await asking.request(Message("Q", b"x"), timeout_ms=700)
+            await asking.request(Message("Q", b"x"), timeout=0.7)
         assert 700 <= world.clock.monotonic_ms() - start_ms < 800
 
 
@@ -72,7 +72,7 @@ async def test_replying_to_a_disconnected_client_is_an_error(tmp_path: Path) -> 
     async with cluster(tmp_path) as world:
         async with Producer("asking", session=world.session()) as asking:
             with pytest.raises(RequestTimeout):
-                await asking.request(Message("Q", b"x"), timeout_ms=100)
+                await asking.request(Message("Q", b"x"), timeout=0.1)
             await asking.send(Message("Q", b"not a request"), to=lambda queues: queues[0])
         session = world.session("10.0.1.2")
         async with (

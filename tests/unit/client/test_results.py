@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
+from collections.abc import Callable
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from turbopump import GiveUp, PushConsumer, RetryLater
+from turbopump.client.allocation import average
 from turbopump.client.delivery.results import (
     ConsumeResult,
     OrderlyStep,
@@ -17,7 +23,7 @@ from turbopump.client.delivery.results import (
     orderly_step,
     suspend_time_ms,
 )
-from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings
 from turbopump.client.rebalance import PULL_IDLE_MS_MAX, changes
 from turbopump.client.start_position import (
     At,
@@ -77,7 +83,8 @@ def test_what_an_orderly_answer_means(
 
 def test_a_pause_is_neither_too_short_nor_too_long() -> None:
     assert suspend_time_ms(None, 1000) == 1000
-    assert suspend_time_ms(1, 1000) == 10
+    assert suspend_time_ms(0.001, 1000) == 10
+    assert suspend_time_ms(timedelta(seconds=2), 1000) == 2000
     assert suspend_time_ms(10**9, 1000) == 30_000
 
 
@@ -95,7 +102,7 @@ def message(reconsume_times: int) -> MessageView:
 
 
 def test_messages_without_retries_left_are_separated() -> None:
-    again, exhausted = attempts([message(0), message(2), message(3)], attempts_max=3)
+    again, exhausted = attempts([message(0), message(2), message(3)], max_attempts=3)
     assert [each.reconsume_times for each in again] == [1, 3]
     assert [each.reconsume_times for each in exhausted] == [3]
 
@@ -140,6 +147,27 @@ def test_what_is_gained_and_lost() -> None:
     assert changes({}, [a], now_ms) == ([a], [])
 
 
+def push_settings(**settings: Any) -> PushSettings:
+    given: dict[str, Any] = {
+        "start_from": "last",
+        "strategy": average,
+        "is_orderly": True,
+        "is_broadcast": False,
+        "flow": FlowLimits(),
+        "pulling": Pulling(),
+        "listening": Listening(),
+        "concurrency": 20,
+        "batch_size": 1,
+        "max_attempts": None,
+        "offsets_directory": None,
+    }
+    return PushSettings(**(given | settings))
+
+
+def consuming(**settings: Any) -> PushConsumer:
+    return PushConsumer("g", lambda *_: ConsumeResult.SUCCESS, nameserver="a:1", **settings)
+
+
 @pytest.mark.parametrize(
     ("kind", "field", "value", "allowed"),
     [
@@ -148,21 +176,28 @@ def test_what_is_gained_and_lost() -> None:
         (FlowLimits, "span", True, "1–65535"),
         (FlowLimits, "messages_per_topic", 0, "1–6553500"),
         (FlowLimits, "mebibytes_per_topic", 102_401, "1–102400"),
-        (Pulling, "batch_max", 1025, "1–1024"),
-        (Pulling, "interval_ms", -1, "0–65535"),
-        (Pulling, "hold_ms", 0, "1–"),
-        (Pulling, "timeout_ms", 15_000, "15001–"),
+        (Pulling, "batch_size", 1025, "1–1024"),
+        (Pulling, "interval", -1, "0–65.535"),
+        (Pulling, "hold", 0, "at least 0.001"),
+        (Pulling, "timeout", 15, "at least 15.001"),
         (Pulling, "carries_subscription", "yes", "a bool"),
-        (Listening, "threads", 1001, "1–1000"),
-        (Listening, "batch_max", 0, "1–1024"),
-        (Listening, "timeout_minutes", 0, "1–180"),
-        (Listening, "close_wait_ms", -1, "0–"),
-        (Retries, "attempts_max", -1, "0–"),
-        (Retries, "suspend_ms", 9, "10–30000"),
+        (Listening, "timeout", 59, "60–10800"),
+        (Listening, "close_wait", -1, "at least 0"),
+        (Listening, "suspend", 0.009, "0.01–30"),
+        (Listening, "suspend", timedelta(seconds=31), "0.01–30"),
+        (Listening, "suspend", "1s", "0.01–30"),
+        (Listening, "suspend", True, "0.01–30"),
+        (Listening, "suspend", float("nan"), "0.01–30"),
+        (consuming, "concurrency", 1001, "1–1000"),
+        (consuming, "batch_size", 0, "1–1024"),
+        (consuming, "max_attempts", -1, "0–"),
     ],
 )
-def test_an_invalid_setting_is_named(kind: type, field: str, value: object, allowed: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{field} must be .*{allowed}.*, got {value!r}"):
+def test_an_invalid_setting_is_named(
+    kind: Callable[..., object], field: str, value: object, allowed: str
+) -> None:
+    text = f"{field} must be .*{allowed}.*, got {re.escape(repr(value))}"
+    with pytest.raises(InvalidArgument, match=text):
         kind(**{field: value})
 
 
@@ -175,8 +210,43 @@ def test_limits_of_a_topic_are_divided_among_its_queues() -> None:
 
 
 def test_how_often_a_message_is_redelivered() -> None:
-    assert Retries().orderly_attempts_max == 2**31 - 1
-    assert Retries(attempts_max=3).orderly_attempts_max == 3
+    assert push_settings().orderly_max_attempts == 2**31 - 1
+    assert push_settings(max_attempts=3).orderly_max_attempts == 3
+
+
+@pytest.mark.parametrize(
+    ("delay", "level"),
+    [
+        (0, 1),
+        (1, 1),
+        (1.001, 2),
+        (30, 4),
+        (31, 5),
+        (timedelta(minutes=10), 14),
+        (timedelta(minutes=11), 15),
+        (timedelta(days=1), 18),
+    ],
+)
+def test_a_delay_is_the_first_level_that_is_long_enough(
+    delay: float | timedelta, level: int
+) -> None:
+    assert RetryLater(delay).delay_level == level
+
+
+@pytest.mark.parametrize("given", [{"delay": -1}, {"delay": 1, "delay_level": 1}])
+def test_a_wrong_delay_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="delay"):
+        RetryLater(**given)
+
+
+@pytest.mark.parametrize(
+    "outcome", [RetryLater(), RetryLater(30), RetryLater(delay_level=3), GiveUp(), GiveUp("why")]
+)
+def test_outcomes_are_values(outcome: Exception) -> None:
+    for same in (copy.copy(outcome), pickle.loads(pickle.dumps(outcome))):
+        assert same == outcome
+        assert hash(same) == hash(outcome)
+        assert repr(same) == repr(outcome)
 
 
 def test_rates_are_those_of_the_last_minute() -> None:
@@ -200,9 +270,9 @@ def test_heartbeats_contain_where_a_group_starts() -> None:
     assert consume_from(MOMENT) is ConsumeFrom.TIMESTAMP
 
 
-@pytest.mark.parametrize("kind", [FlowLimits, Pulling, Listening, Retries])
+@pytest.mark.parametrize("kind", [FlowLimits, Pulling, Listening])
 def test_every_setting_is_in_the_guide(kind: type) -> None:
     guide = Path(__file__).parents[3] / "docs" / "guide" / "consuming.md"
     rows = guide.read_text(encoding="utf-8")
-    for field in fields(kind):
+    for field in (each for each in fields(kind) if each.init):
         assert f"| `{kind.__name__}.{field.name}` |" in rows

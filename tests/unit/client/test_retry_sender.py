@@ -41,7 +41,7 @@ async def test_a_resent_message_names_the_requested_delay_and_a_limit(
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         hook = NotTakenBack()
-        session, config = world.session(hooks=[hook]), PullConfig(attempts_max=own)
+        session, config = world.session(hooks=[hook]), PullConfig(max_attempts=own)
         async with PullConsumer("g", session=session, config=config) as consumer:
             found = await consumer.pull(QUEUE, 0)
             assert isinstance(found, Found)
@@ -74,7 +74,7 @@ async def test_a_resent_message_is_retried_as_often_as_one_sent_back(tmp_path: P
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         retry = MessageQueue("%RETRY%g", "a", 0)
-        session, once = world.session(hooks=[NotTakenBack()]), PullConfig(attempts_max=1)
+        session, once = world.session(hooks=[NotTakenBack()]), PullConfig(max_attempts=1)
         async with PullConsumer("g", session=session, config=once) as consumer:
             found = await consumer.pull(QUEUE, 0)
             assert isinstance(found, Found)

@@ -195,9 +195,9 @@ async def test_batch_is_linked_to_its_senders(tmp_path: Path, spans: Collected) 
             await producer.send(Message("T", b"3"), to=QUEUE)
         async with Producer("plain", session=world.session("10.0.9.7")) as producer:
             await producer.send(Message("T", b"4"), to=QUEUE)
-        seen, listening = Seen(), Listening(batch_max=10)
+        seen = Seen()
         with spans.tracer.start_as_current_span("program"):
-            async with consuming(world, seen, listening=listening, hooks=spans.consume_hooks):
+            async with consuming(world, seen, batch_size=10, hooks=spans.consume_hooks):
                 await wait_until(lambda: bool(spans.named("process T")))
 
     assert seen.batches == [4]
@@ -300,7 +300,7 @@ async def test_listener_that_is_cut_off_ends_its_span(tmp_path: Path, spans: Col
             await producer.send(Message("T", b"x"))
         seen = Seen()
         seen.hold.clear()
-        listening = Listening(close_wait_ms=100)
+        listening = Listening(close_wait=0.1)
         async with consuming(world, seen, listening=listening, hooks=spans.consume_hooks):
             await wait_until(lambda: seen.running == 1)
     assert attributes(spans.one("process T"))["error.type"] == "CancelledError"

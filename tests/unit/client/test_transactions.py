@@ -361,7 +361,7 @@ async def test_a_half_message_that_may_be_stored_is_not_sent_again(
         if kind is ConnectionLost:
             batch.peer.abort("as the test wants it")
 
-    config = ProducerConfig(send_timeout_ms=500)
+    config = ProducerConfig(send_timeout=0.5)
     async with (
         transaction_world(silent) as world,
         producing(world, config=config) as producer,

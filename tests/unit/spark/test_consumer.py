@@ -40,7 +40,7 @@ def consumer(**changes: Any) -> SparkConsumer:
         "group": "billing",
         "handler": handle,
         "spark": NO_SPARK,
-        "topics": {"orders": "*"},
+        "subscriptions": {"orders": "*"},
         "checkpoint": "/tmp/checkpoint",
         "nameserver": "127.0.0.1:9876",
     }
@@ -48,7 +48,7 @@ def consumer(**changes: Any) -> SparkConsumer:
 
 
 def test_retry_topic_is_read_along_with_the_topics() -> None:
-    made = consumer(topics={"orders": "created || paid", "refunds": "*"})
+    made = consumer(subscriptions={"orders": "created || paid", "refunds": "*"})
     options = made._options
     assert options["topics"] == "orders,refunds,%RETRY%billing"
     assert options["group"] == "billing"
@@ -63,11 +63,13 @@ def test_name_servers_may_be_a_list() -> None:
 
 
 def test_expressions_and_tags_are_set_by_topic() -> None:
-    made = consumer(topics={"orders": Sql("amount > 100"), "refunds": "paid", "others": "*"})
+    made = consumer(subscriptions={"orders": Sql("amount > 100"), "refunds": "paid", "others": "*"})
     options = made._options
     assert json.loads(options["sql"]) == {"orders": "amount > 100"}
     assert json.loads(options["tags"]) == {"refunds": "paid"}
-    with pytest.raises(InvalidArgument, match=r"option 'sql' is set .* use the argument topics"):
+    with pytest.raises(
+        InvalidArgument, match=r"option 'sql' is set .* use the argument subscriptions"
+    ):
         consumer(options={"sql": "a = 1"})
 
 
@@ -114,7 +116,7 @@ def test_the_start_timestamp_is_that_of_push_consumers(moment: datetime) -> None
 
 
 def test_in_order_a_queue_is_never_divided() -> None:
-    assert consumer(ordered=True)._options["partitionPerQueue"] == "true"
+    assert consumer(orderly=True)._options["partitionPerQueue"] == "true"
     assert "partitionPerQueue" not in consumer()._options
 
 
@@ -149,27 +151,30 @@ class AsyncHandler:
         ({"handler": AsyncHandler()}, "an async function"),
         ({"mode": "rows"}, "mode must be one of row, batch, pandas, arrow, got 'rows'"),
         ({"exhausted": "stop"}, "exhausted must be one of dead letter, fail, got 'stop'"),
-        ({"attempts_max": -1}, "attempts_max must be a whole number, 0–2147483647, got -1"),
-        ({"attempts_max": True}, "2147483647, got True"),
-        ({"suspend_ms": 1}, "suspend_ms must be a whole number, 10–30000, got 1"),
-        ({"batch_max": 0, "mode": "batch"}, "batch_max must be a whole number, 1–1000000, got 0"),
-        ({"batch_max": 10}, 'batch_max must not be set with mode="row"'),
-        ({"tasks_min": 0}, "tasks_min must be a whole number, 1–1000000, got 0"),
-        ({"tasks_min": 4, "ordered": True}, "cannot be combined with ordered=True"),
-        ({"topics": {}}, "topics must map topics"),
-        ({"topics": "orders"}, "got 'orders'"),
-        ({"topics": {"no blanks": "*"}}, ", got 'no blanks'"),
+        ({"max_attempts": -1}, "max_attempts must be a whole number, 0–2147483647, got -1"),
+        ({"max_attempts": True}, "2147483647, got True"),
         (
-            {"topics": {"orders": " "}},
+            {"suspend": 0.001},
+            "suspend must be 0.01–30 seconds, as a number or a timedelta, got 0.001",
+        ),
+        ({"batch_size": 0, "mode": "batch"}, "batch_size must be a whole number, 1–1000000, got 0"),
+        ({"batch_size": 10}, 'batch_size must not be set with mode="row"'),
+        ({"tasks_min": 0}, "tasks_min must be a whole number, 1–1000000, got 0"),
+        ({"tasks_min": 4, "orderly": True}, "cannot be combined with orderly=True"),
+        ({"subscriptions": {}}, "subscriptions must map topics"),
+        ({"subscriptions": "orders"}, "got 'orders'"),
+        ({"subscriptions": {"no blanks": "*"}}, ", got 'no blanks'"),
+        (
+            {"subscriptions": {"orders": " "}},
             "the tag expression of topic 'orders' is ' ', which has no tag",
         ),
         (
-            {"topics": {"a": "*", "b": "|| ||"}},
+            {"subscriptions": {"a": "*", "b": "|| ||"}},
             "the tag expression of topic 'b' is '|| ||', which has no tag",
         ),
-        ({"topics": {"orders": "a, b"}}, "asks for a tag named 'a, b': write 'a || b'"),
-        ({"topics": {"orders": " * "}}, "the tag expression of topic 'orders' is ' * '"),
-        ({"topics": {"orders": 7}}, "the tag expression of topic 'orders' is 7"),
+        ({"subscriptions": {"orders": "a, b"}}, "asks for a tag named 'a, b': write 'a || b'"),
+        ({"subscriptions": {"orders": " * "}}, "the tag expression of topic 'orders' is ' * '"),
+        ({"subscriptions": {"orders": 7}}, "the tag expression of topic 'orders' is 7"),
         ({"checkpoint": ""}, "checkpoint must be a directory that survives restarts, got ''"),
         ({"start_from": "end"}, "a datetime, got 'end'"),
         ({"start_from": datetime.min.replace(tzinfo=EAST)}, "a time that UTC can express"),
@@ -235,7 +240,7 @@ class SparkOfCores:
         (5, {"tasks_min": 1}, "1"),
         (None, {}, "1"),
         (None, {"tasks_min": 12}, "12"),
-        (5, {"ordered": True}, None),
+        (5, {"orderly": True}, None),
         (5, {"options": {"maxRecordsPerPartition": "100"}}, None),
         (5, {"options": {"MAXRECORDSPERPARTITION": "100"}}, None),
     ],
@@ -252,7 +257,7 @@ def test_a_batch_has_one_task_per_core_unless_configured(
 
 def test_ways_to_trigger_exclude_each_other() -> None:
     with pytest.raises(InvalidArgument, match="are mutually exclusive"):
-        consumer().start(available_now=True, interval="1 second")
+        consumer().start(available_now=True, interval=1)
 
 
 def test_every_argument_is_documented() -> None:

@@ -148,7 +148,7 @@ async def world_of_two(directory: Path) -> AsyncIterator[tuple[clusters.Cluster,
     """Run two brokers with one queue of a topic each."""
     async with (
         clusters.cluster(directory, names=("a", "b")) as made,
-        made.session("10.0.1.2", route_interval_ms=5000) as session,
+        made.session("10.0.1.2", route_interval=5) as session,
     ):
         for broker in ("a", "b"):
             await made.make_topic("T", broker, queues=1)
@@ -245,7 +245,7 @@ async def test_a_broker_that_name_servers_know_is_waited_for(tmp_path: Path) -> 
     asked = clusters.Recorder()
     async with (
         world(tmp_path) as (made, _),
-        made.session("10.0.1.3", hooks=[asked], route_interval_ms=5000) as session,
+        made.session("10.0.1.3", hooks=[asked], route_interval=5) as session,
     ):
         hidden = {RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.GET_ROUTEINFO_BY_TOPIC}
 

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turbopump import ConsumeResult
+from turbopump import ConsumeResult, GiveUp, RetryLater
 from turbopump.errors import InvalidArgument
 from turbopump.spark.consuming.outcomes import (
     SUCCESS,
-    GiveUp,
     Outcome,
-    RetryLater,
     ordered_step,
     outcome_of,
     outcomes_of,
@@ -26,7 +24,8 @@ from turbopump.spark.consuming.outcomes import (
     [
         (ConsumeResult.SUCCESS, SUCCESS),
         (ConsumeResult.RETRY_LATER, RetryLater()),
-        (RetryLater(5), RetryLater(5)),
+        (RetryLater(delay_level=5), RetryLater(delay_level=5)),
+        (RetryLater(60), RetryLater(60)),
         (GiveUp(), GiveUp()),
         (True, SUCCESS),
         (False, RetryLater()),
@@ -79,7 +78,7 @@ def test_answers_must_be_as_many_as_messages() -> None:
 @pytest.mark.parametrize("level", [-1, 1.5, True, "3", 2**31])
 def test_delay_level_must_be_one(level: object) -> None:
     with pytest.raises(InvalidArgument, match="delay_level must be "):
-        RetryLater(level)  # type: ignore[arg-type]
+        RetryLater(delay_level=level)  # type: ignore[arg-type]
 
 
 # --- order ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stored_rows import one_batch
+from turbopump import GiveUp, RetryLater
 from turbopump.errors import SparkError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.consuming.handler_runner import (
@@ -22,7 +23,6 @@ from turbopump.spark.consuming.handler_runner import (
     counts_batch,
 )
 from turbopump.spark.consuming.message_rows import delivered, split_by_queue, with_original_topic
-from turbopump.spark.consuming.outcomes import GiveUp, RetryLater
 from turbopump.spark.records.bad_records import BadRecords, OnBadRecord
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS, KNOWN_COLUMNS
@@ -166,9 +166,13 @@ def test_row_by_row_each_answer_is_for_its_message() -> None:
     def handle(message: MessageView) -> object:
         match message.body:
             case b"later":
-                return RetryLater(4)
+                return RetryLater(delay_level=4)
             case b"never":
                 return GiveUp()
+            case b"raised later":
+                raise RetryLater(30)
+            case b"raised never":
+                raise GiveUp("no such customer")
             case b"raises":
                 raise ValueError("no such order")
             case b"odd":
@@ -178,13 +182,16 @@ def test_row_by_row_each_answer_is_for_its_message() -> None:
         return True
 
     desk = Desk(handle)
-    bodies = [b"good", b"later", b"never", b"raises", b"odd", b"exits", b"good"]
+    bodies = [b"good", b"later", b"never", b"raised later", b"raised never"]
+    bodies += [b"raises", b"odd", b"exits", b"good"]
     counts = desk.run(batch(bodies))
-    assert counts == Counts(2, 4, 1, "ValueError: no such order")
+    assert counts == Counts(2, 5, 2, "ValueError: no such order")
     assert counts.received == len(bodies)
     assert desk.went_back == [
         (b"later", 4),
         (b"never", DEAD),
+        (b"raised later", 4),
+        (b"raised never", DEAD),
         (b"raises", 0),
         (b"odd", 0),
         (b"exits", 0),
@@ -194,7 +201,7 @@ def test_row_by_row_each_answer_is_for_its_message() -> None:
 
 @pytest.mark.parametrize(("times", "dead"), [(1, 0), (2, 1), (3, 1)])
 def test_the_last_attempt_dead_letters_the_message(times: int, dead: int) -> None:
-    desk = Desk(lambda _: False, attempts_max=2)
+    desk = Desk(lambda _: False, max_attempts=2)
     assert desk.run(batch([b"a"], times)) == Counts(0, 1 - dead, dead)
     # Whether it is the last attempt is the broker's decision, which gets the limit.
     assert desk.went_back == [(b"a", 0)]
@@ -204,10 +211,10 @@ def test_the_last_attempt_dead_letters_the_message(times: int, dead: int) -> Non
 def test_the_limit_of_the_group_holds_unless_the_consumer_has_one(times: int, dead: int) -> None:
     desk = Desk(lambda _: False)
     assert desk.run(batch([b"a"], times)) == Counts(0, 1 - dead, dead)
-    ordered = Desk(lambda _: False, ordered=True)
+    ordered = Desk(lambda _: False, orderly=True)
     assert ordered.run(batch([b"a"], times)) == Counts(0, 0, 1)
     assert len(ordered.pauses) == 1 - dead
-    for successful in (Desk(lambda _: True), Desk(lambda _: True, ordered=True)):
+    for successful in (Desk(lambda _: True), Desk(lambda _: True, orderly=True)):
         successful.run(batch([b"a"], times))
         assert not successful.limits_asked
 
@@ -224,7 +231,7 @@ def test_batches_have_a_largest_size() -> None:
         calls.append([message.body for message in messages])
         return [message.body != b"c" for message in messages]
 
-    desk = Desk(handle, mode="batch", batch_max=2)
+    desk = Desk(handle, mode="batch", batch_size=2)
     assert desk.run(batch([b"a", b"b", b"c"]), batch([b"d"])) == Counts(3, 1, 0)
     assert calls == [[b"a", b"b"], [b"c"], [b"d"]]
     assert desk.went_back == [(b"c", 0)]
@@ -236,12 +243,12 @@ def test_a_handler_may_change_its_list_of_messages() -> None:
         return b"b" not in calls[-1] or len(calls) > 2
 
     calls: list[list[bytes]] = []
-    desk = Desk(handle, mode="batch", batch_max=2)
+    desk = Desk(handle, mode="batch", batch_size=2)
     assert desk.run(batch([b"a", b"b", b"c"])) == Counts(1, 2, 0)
     assert desk.went_back == [(b"a", 0), (b"b", 0)]
 
     calls = []
-    desk = Desk(handle, mode="batch", ordered=True)
+    desk = Desk(handle, mode="batch", orderly=True)
     assert desk.run(batch([b"a", b"b"])).handled == 2
     assert calls == [[b"a", b"b"]] * 3
     assert len(desk.pauses) == 2
@@ -253,7 +260,7 @@ def test_exception_in_a_batch_is_for_all_its_messages() -> None:
             raise KeyError("b")
         return True
 
-    desk = Desk(handle, mode="batch", batch_max=2)
+    desk = Desk(handle, mode="batch", batch_size=2)
     assert desk.run(batch([b"a", b"b", b"c"])) == Counts(1, 2, 0, "KeyError: 'b'")
 
 
@@ -285,7 +292,7 @@ def test_a_message_that_no_broker_takes_back_fails_the_task() -> None:
 
     for ordered in (False, True):
         handling = HandlerRunner(
-            lambda _: GiveUp(), HandlerConfig(GROUP, ordered=ordered), refuse, print, lambda: 16
+            lambda _: GiveUp(), HandlerConfig(GROUP, orderly=ordered), refuse, print, lambda: 16
         )
         with pytest.raises(SparkError, match="nobody there"):
             list(handling.all([batch([b"a"])]))
@@ -313,7 +320,7 @@ def test_in_order_a_failed_message_is_retried_before_the_next() -> None:
         calls.append((message.body, message.reconsume_times))
         return message.body != b"b" or message.reconsume_times == 2
 
-    desk = Desk(handle, ordered=True, suspend_ms=250)
+    desk = Desk(handle, orderly=True, suspend_ms=250)
     assert desk.run(batch([b"a", b"b", b"c"])) == Counts(3, 0, 0)
     assert calls == [(b"a", 0), (b"b", 0), (b"b", 1), (b"b", 2), (b"c", 0)]
     assert desk.pauses == [0.25, 0.25]
@@ -328,7 +335,7 @@ def test_in_order_the_queue_continues_after_a_dead_letter() -> None:
             raise ValueError("bad")
         return True
 
-    desk = Desk(handle, ordered=True, attempts_max=2)
+    desk = Desk(handle, orderly=True, max_attempts=2)
     counts = desk.run(batch([b"bad", b"a", b"never", b"b"]))
     assert counts == Counts(2, 0, 2, "ValueError: bad")
     assert desk.went_back == [(b"bad", DEAD), (b"never", DEAD)]
@@ -343,7 +350,7 @@ def test_in_order_the_query_can_stop_instead() -> None:
         calls.append(message.body)
         raise ValueError("no such order")
 
-    desk = Desk(handle, ordered=True, attempts_max=1, exhausted="fail")
+    desk = Desk(handle, orderly=True, max_attempts=1, exhausted="fail")
     with pytest.raises(SparkError, match=r"'orders' \(queue 0, offset 0\) failed 2 times \(ValueE"):
         desk.run(batch([b"a", b"b"]))
     assert calls == [b"a", b"a"]
@@ -363,7 +370,7 @@ def test_in_order_a_batch_is_retried_from_the_first_failure(mode: str) -> None:
         calls.append(seen)
         return [body != b"bad" for body, _ in seen]
 
-    desk = Desk(handle, ordered=True, mode=mode, attempts_max=1)
+    desk = Desk(handle, orderly=True, mode=mode, max_attempts=1)
     assert desk.run(batch([b"a", b"bad", b"c"])) == Counts(2, 0, 1)
     assert calls == [[(b"a", 0), (b"bad", 0), (b"c", 0)], [(b"bad", 1), (b"c", 0)]]
     assert desk.went_back == [(b"bad", DEAD)]
@@ -377,7 +384,7 @@ def test_in_order_calls_never_mix_queues() -> None:
         return True
 
     read = rows(record(b"a", 0), record(b"b", 1), record(b"c", 0, queue_id=1))
-    Desk(handle, ordered=True, mode="batch").run(read)
+    Desk(handle, orderly=True, mode="batch").run(read)
     assert calls == [[b"a", b"b"], [b"c"]]
 
 
@@ -408,7 +415,7 @@ def test_bad_records_are_counted_and_skipped(*, ordered: bool) -> None:
         seen.append(message.body)
         return True
 
-    desk = Desk(handle, leaves_out_bad=True, ordered=ordered)
+    desk = Desk(handle, leaves_out_bad=True, orderly=ordered)
     counts = desk.run(with_bad(b"a", b"b!", b"c"), with_bad(b"d!"), batch([b"e"]))
     assert counts == Counts(handled=3, bad=2)
     assert seen == [b"a", b"c", b"e"]

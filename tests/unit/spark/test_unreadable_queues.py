@@ -75,7 +75,7 @@ async def world(directory: Path, **settings: Any) -> AsyncIterator[World]:
     async with (
         clusters.cluster(directory, **settings) as made,
         Producer("pg", session=made.session()) as producer,
-        made.session("10.0.1.2", route_interval_ms=5000) as session,
+        made.session("10.0.1.2", route_interval=5) as session,
     ):
         found = World(made, producer, session)
         for queue in (T0, U0):
@@ -313,7 +313,7 @@ async def world_of_two(directory: Path, nameservers: int = 1) -> AsyncIterator[W
     async with (
         clusters.cluster(directory, names=("a", "b"), nameservers=nameservers) as made,
         Producer("pg", session=made.session()) as producer,
-        made.session("10.0.1.2", route_interval_ms=5000) as session,
+        made.session("10.0.1.2", route_interval=5) as session,
     ):
         found = World(made, producer, session)
         for queue in (T0, B0):
@@ -474,7 +474,7 @@ async def test_an_assigned_queue_is_not_searched_on_brokers_added_later(
     async with (
         clusters.cluster(tmp_path, names=("a", "b")) as made,
         Producer("pg", session=made.session()) as producer,
-        made.session("10.0.1.2", route_interval_ms=5000) as session,
+        made.session("10.0.1.2", route_interval=5) as session,
     ):
         found = World(made, producer, session)
         await made.make_topic("T", "a", queues=2)

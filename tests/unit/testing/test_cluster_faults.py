@@ -355,7 +355,7 @@ def test_a_disk_that_hangs_is_reported_to_senders(careful: Cluster) -> None:
     async def hang() -> SendStatus:
         await careful.send(Message("orders", b"1"))
         careful.disk().stall()
-        patient = ProducerConfig(retries_max=0, send_timeout_ms=30_000)
+        patient = ProducerConfig(retries_max=0, send_timeout=30)
         async with Producer("shop", nameserver=careful.nameserver, config=patient) as producer:
             receipt = await producer.send(Message("orders", b"2"))
         careful.disk().heal()

@@ -57,7 +57,7 @@ class ConcurrentDelivery(Delivery[Batch]):
     is_orderly = False
 
     def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None:  # noqa: ARG002 - for orderly delivery
-        size, group, queue = self._config.batch_max, self._group, owned.queue
+        size, group, queue = self._settings.batch_size, self._group, owned.queue
         self._workers.submit(
             [
                 Batch(owned, messages[at : at + size], ConsumeContext(group, queue))
@@ -165,7 +165,7 @@ class ConcurrentDelivery(Delivery[Batch]):
         message = owned.cache.first
         if message is None or owned.is_dropped or self._retry_sender is None:
             return False
-        start_ms = self._clock.monotonic_ms() - self._config.timeout_ms
+        start_ms = self._clock.monotonic_ms() - self._settings.listening.timeout_ms
         # A copy: threads modify it.
         expired = [batch for batch in tuple(self._running) if batch.start_ms < start_ms]
         held = (each for batch in expired if batch.owned is owned for each in batch.messages)

@@ -10,7 +10,7 @@ from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
-from turbopump.client.push_config import Listening
+from turbopump.client.push_config import PushSettings
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.stats import ConsumerStats
 from turbopump.clock import Clock
@@ -29,7 +29,7 @@ class Delivery(ABC, Generic[J]):
         self,
         group: str,
         listener: Listener,
-        config: Listening,
+        settings: PushSettings,
         positions: Positions,
         retry_sender: RetrySender | None,
         stats: ConsumerStats,
@@ -37,7 +37,7 @@ class Delivery(ABC, Generic[J]):
     ) -> None:
         self._group = group
         self._listener = listener
-        self._config = config
+        self._settings = settings
         self._positions = positions
         self._retry_sender = retry_sender
         """None when broadcasting: failed messages are logged and dropped."""
@@ -48,9 +48,9 @@ class Delivery(ABC, Generic[J]):
         self._tasks = Supervisor()
         watch = self._tasks.watch("calls of the listener")
         self._workers: Workers[J] = (
-            TaskWorkers(self._acall, self._settle, config.threads, watch)
+            TaskWorkers(self._acall, self._settle, settings.concurrency, watch)
             if listener.is_async
-            else ThreadWorkers(self._call, self._settle, config.threads, watch)
+            else ThreadWorkers(self._call, self._settle, settings.concurrency, watch)
         )
 
     @property

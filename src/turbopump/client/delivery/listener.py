@@ -10,9 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from turbopump.client.delivery.results import (
+    Answer,
     ConsumeContext,
     ConsumeOutcome,
     ConsumeResult,
+    GiveUp,
+    RetryLater,
     Verdict,
     outcome_of,
 )
@@ -22,8 +25,8 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 Messages = list[MessageView]
-SyncListen = Callable[[Messages, ConsumeContext], ConsumeResult]
-AsyncListen = Callable[[Messages, ConsumeContext], Awaitable[ConsumeResult]]
+SyncListen = Callable[[Messages, ConsumeContext], Answer]
+AsyncListen = Callable[[Messages, ConsumeContext], Awaitable[Answer]]
 Listen = SyncListen | AsyncListen
 """``def handle(messages, context)`` runs in a thread, ``async def`` on the loop.
 
@@ -132,6 +135,12 @@ class Listener:
                 is_late = spent_ms >= self._timeout_ms
                 self._end(messages, context, answer, outcome_of(answer, is_late=is_late))
             return Verdict(answer, spent_ms)
+        if isinstance(answer, RetryLater | GiveUp):
+            context.accept(answer)
+            is_late = spent_ms >= self._timeout_ms
+            ended = outcome_of(ConsumeResult.RETRY_LATER, is_late=is_late)
+            self._end(messages, context, ConsumeResult.RETRY_LATER, ended)
+            return Verdict(ConsumeResult.RETRY_LATER, spent_ms)
         _log.warning(
             "the listener of %s returned %r for %s: expected a ConsumeResult, will retry",
             context.group,
@@ -144,6 +153,9 @@ class Listener:
     def _failed(
         self, messages: Messages, context: ConsumeContext, start_ms: int, error: BaseException
     ) -> Verdict:
+        if isinstance(error, RetryLater | GiveUp):
+            _log.info("the listener of %s: %s: %r", context.group, messages[0].message_id, error)
+            return self._answered(messages, context, start_ms, error)
         _log.warning(
             "the listener of %s failed for %s from %s",
             context.group,

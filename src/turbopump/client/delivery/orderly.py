@@ -19,6 +19,7 @@ from msgspec import Struct
 from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.results import (
+    DEAD_LETTER_LEVEL,
     ConsumeContext,
     ConsumeResult,
     OrderlyStep,
@@ -29,8 +30,8 @@ from turbopump.client.delivery.results import (
 )
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
-from turbopump.client.push_config import Listening, Retries
-from turbopump.client.retry_sender import DEAD_LETTER_LEVEL, RetrySender
+from turbopump.client.push_config import PushSettings
+from turbopump.client.retry_sender import RetrySender
 from turbopump.client.stats import ConsumerStats
 from turbopump.clock import Clock
 from turbopump.wire.record import MessageView
@@ -73,17 +74,15 @@ class OrderlyDelivery(Delivery[Run]):
         self,
         group: str,
         listener: Listener,
-        config: Listening,
+        settings: PushSettings,
         positions: Positions,
         retry_sender: RetrySender | None,
         stats: ConsumerStats,
         clock: Clock,
         *,
-        retries: Retries,
         lock: Lock | None,
     ) -> None:
-        super().__init__(group, listener, config, positions, retry_sender, stats, clock)
-        self._retries = retries
+        super().__init__(group, listener, settings, positions, retry_sender, stats, clock)
         self._lock = lock
         """None when broadcasting: every member has every queue, and no queue is locked."""
         self._is_rollback_logged = False
@@ -106,11 +105,11 @@ class OrderlyDelivery(Delivery[Run]):
         if self._lock is not None and not owned.is_locked(self._clock.monotonic_ms()):
             self._keep("wait for the lock", owned, self._wait_for_lock)
             return
-        messages = owned.cache.peek(self._config.batch_max * _BATCHES_PER_RUN)
+        messages = owned.cache.peek(self._settings.batch_size * _BATCHES_PER_RUN)
         if not messages:
             owned.cache.take(1)  # Taking nothing ends the run; the next messages start another.
             return
-        size = self._config.batch_max
+        size = self._settings.batch_size
         batches = [messages[at : at + size] for at in range(0, len(messages), size)]
         owned.idle.clear()
         self._workers.submit([Run(owned, batches)])
@@ -209,7 +208,7 @@ class OrderlyDelivery(Delivery[Run]):
     async def _suspend(self, owned: OwnedQueue, call: Call) -> None:
         """Redeliver the messages after a pause, except those without attempts left."""
         is_rejected = call.context.delay_level < 0
-        limit = 0 if is_rejected else self._retries.orderly_attempts_max
+        limit = 0 if is_rejected else self._settings.orderly_max_attempts
         again, exhausted = attempts(call.messages, limit)
         for message in exhausted:
             if not await self._dead_letter(owned, message, is_rejected=is_rejected):
@@ -236,7 +235,7 @@ class OrderlyDelivery(Delivery[Run]):
         return await self._retry_sender.dead_letter(message)
 
     def _pause_ms(self, call: Call) -> int:
-        return suspend_time_ms(call.context.suspend_ms, self._retries.suspend_ms)
+        return suspend_time_ms(call.context.suspend, self._settings.listening.suspend_ms)
 
     def _count(self, run: Run) -> None:
         run.owned.last_consume_ms = self._clock.monotonic_ms()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from enum import Enum
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from turbopump.durations import Duration, as_milliseconds, milliseconds
+from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
 from turbopump.wire.record import MessageView
+
+DEAD_LETTER_LEVEL = -1
+"""The delay level that makes brokers dead-letter a message immediately."""
+
+_LEVEL_MAX = 2**31 - 1
+_LEVELS_S = (1, 5, 10, 30, *(60 * minutes for minutes in (*range(1, 11), 20, 30, 60, 120)))
+"""The brokers' delay levels, unless they are configured otherwise."""
 
 SUSPEND_MS_MIN = 10
 SUSPEND_MS_MAX = 30_000
@@ -17,6 +28,8 @@ SUSPEND_MS_MAX = 30_000
 
 class ConsumeResult(Enum):
     """A listener's result for the messages of a call; raising means `RETRY_LATER`.
+
+    `RetryLater` and `GiveUp` say more about what is to happen to failed messages.
 
     ::
 
@@ -71,6 +84,88 @@ def outcome_of(result: ConsumeResult, *, is_late: bool) -> ConsumeOutcome:
     return ConsumeOutcome.SUCCESS if is_success else ConsumeOutcome.FAILED
 
 
+class RetryLater(Exception):
+    """Returned or raised: the messages failed and are to be redelivered, after a delay if given.
+
+    ::
+
+        raise RetryLater(30)                # in half a minute
+        return RetryLater(delay_level=5)    # by a level of the broker
+
+    Messages sent back by a concurrent consumer are delayed by a level of the broker: the first one
+    that is at least as long, of the default levels. An orderly consumer pauses the queue, for at
+    most 30 seconds.
+    """
+
+    def __init__(self, delay: Duration | None = None, *, delay_level: int = 0) -> None:
+        super().__init__()
+        _require_level(delay_level)
+        if delay is not None:
+            if delay_level:
+                raise InvalidArgument("delay and delay_level are mutually exclusive; pass one")
+            delay_level = _level_of(milliseconds("delay", delay, 0))
+        self.delay = delay
+        self.delay_level = delay_level
+        """The broker's delay level, from 1 on; 0 lets the delay grow with each attempt."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RetryLater) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        level = 0 if self.delay is not None else self.delay_level
+        return _retry_later, (self.delay, level)
+
+    def __repr__(self) -> str:
+        if self.delay is not None:
+            return f"RetryLater({self.delay!r})"
+        return f"RetryLater(delay_level={self.delay_level})"
+
+    __str__ = __repr__
+
+    @property
+    def _key(self) -> tuple[Duration | None, int]:
+        return self.delay, self.delay_level
+
+
+def _retry_later(delay: Duration | None, delay_level: int) -> RetryLater:
+    return RetryLater(delay, delay_level=delay_level)
+
+
+class GiveUp(Exception):
+    """Returned or raised: the messages failed permanently, and are dead-lettered immediately.
+
+    ::
+
+        raise GiveUp("no such customer")
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GiveUp) and self.args == other.args
+
+    def __hash__(self) -> int:
+        return hash(self.args)
+
+
+Answer = ConsumeResult | RetryLater | GiveUp
+"""What a listener returns."""
+
+
+def _require_level(level: object) -> None:
+    if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level <= _LEVEL_MAX:
+        raise InvalidArgument(
+            f"delay_level must be 1 or more, or 0 for a delay that grows with each attempt, "
+            f"got {level!r}"
+        )
+
+
+def _level_of(delay_ms: int) -> int:
+    """Return the first default level that is at least as long as a delay."""
+    return min(bisect_left(_LEVELS_S, delay_ms / 1000) + 1, len(_LEVELS_S))
+
+
 class ConsumeContext(Struct, gc=False):
     """The source of the messages, and how to interpret the listener's result.
 
@@ -94,11 +189,19 @@ class ConsumeContext(Struct, gc=False):
     auto_commit: bool = True
     """Orderly: whether SUCCESS commits, or only COMMIT does."""
 
-    suspend_ms: int | None = None
+    suspend: Duration | None = None
     """Orderly: how long the queue pauses after RETRY_LATER; None uses the consumer's setting."""
 
     outcome: ConsumeOutcome | None = None
     """For hooks: how the call ended; None before."""
+
+    def accept(self, answer: RetryLater | GiveUp) -> None:
+        """Take over how failed messages are to be treated."""
+        if isinstance(answer, GiveUp):
+            self.delay_level = DEAD_LETTER_LEVEL
+        else:
+            self.delay_level = answer.delay_level or self.delay_level
+            self.suspend = self.suspend if answer.delay is None else answer.delay
 
 
 class Verdict(Struct, frozen=True):
@@ -150,17 +253,18 @@ def orderly_step(result: ConsumeResult, *, auto_commit: bool) -> OrderlyStep:
             return OrderlyStep.COMMIT if auto_commit else OrderlyStep.ROLLBACK
 
 
-def suspend_time_ms(wanted: int | None, default_ms: int) -> int:
-    return min(max(default_ms if wanted is None else wanted, SUSPEND_MS_MIN), SUSPEND_MS_MAX)
+def suspend_time_ms(wanted: Duration | None, default_ms: int) -> int:
+    wanted_ms = default_ms if wanted is None else as_milliseconds(wanted)
+    return round(min(max(SUSPEND_MS_MIN, wanted_ms), SUSPEND_MS_MAX))
 
 
 def attempts(
-    messages: Iterable[MessageView], attempts_max: int
+    messages: Iterable[MessageView], max_attempts: int
 ) -> tuple[list[MessageView], list[MessageView]]:
     """Return messages to retry, with their attempts counted up, and those without any left."""
     again, exhausted = [], []
     for message in messages:
-        if message.reconsume_times < attempts_max:
+        if message.reconsume_times < max_attempts:
             again.append(with_next_attempt(message))
         else:
             exhausted.append(message)

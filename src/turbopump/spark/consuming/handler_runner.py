@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.config import ClientConfig
+from turbopump.client.delivery.results import DEAD_LETTER_LEVEL, GiveUp, RetryLater
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, SparkError
@@ -31,9 +32,7 @@ from turbopump.spark.consuming.message_rows import (
 from turbopump.spark.consuming.outcomes import (
     RETRY_LATER,
     SUCCESS,
-    GiveUp,
     Outcome,
-    RetryLater,
     ordered_step,
     outcome_of,
     outcomes_of,
@@ -53,8 +52,7 @@ ROWS_MAX = 1_000_000
 _INT_MAX = 2**31 - 1
 _SUSPEND_MS = (10, 30_000)
 
-DEAD = -1
-"""The delay level that makes brokers dead-letter a message immediately."""
+DEAD = DEAD_LETTER_LEVEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +72,11 @@ class HandlerConfig:
 
     namespace: str = ""
     mode: Mode = "row"
-    ordered: bool = False
-    batch_max: int | None = None
+    orderly: bool = False
+    batch_size: int | None = None
     """Maximum messages per call; None passes each Arrow batch of Spark's whole."""
 
-    attempts_max: int | None = None
+    max_attempts: int | None = None
     """How often a message is redelivered; None if its group decides."""
 
     suspend_ms: int = 1000
@@ -89,14 +87,14 @@ class HandlerConfig:
     def __post_init__(self) -> None:
         _require_one_of("mode", self.mode, get_args(Mode))
         _require_one_of("exhausted", self.exhausted, get_args(Exhausted))
-        if self.attempts_max is not None:
-            require_within("attempts_max", self.attempts_max, 0, _INT_MAX)
+        if self.max_attempts is not None:
+            require_within("max_attempts", self.max_attempts, 0, _INT_MAX)
         require_within("suspend_ms", self.suspend_ms, *_SUSPEND_MS)
-        if self.batch_max is not None:
-            require_within("batch_max", self.batch_max, 1, ROWS_MAX)
+        if self.batch_size is not None:
+            require_within("batch_size", self.batch_size, 1, ROWS_MAX)
             if self.mode == "row":
                 raise InvalidArgument(
-                    'batch_max must not be set with mode="row", which passes one message per call'
+                    'batch_size must not be set with mode="row", which passes one message per call'
                 )
 
 
@@ -172,7 +170,7 @@ class HandlerRunner:
 
     def all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Counts]:
         """Handle batches one after another; counted messages are settled."""
-        settle = self._settle_in_order if self.plan.ordered else self._settle
+        settle = self._settle_in_order if self.plan.orderly else self._settle
         for batch in batches:
             if batch.num_rows:
                 rows, counts = self._without_bad(batch)
@@ -193,9 +191,9 @@ class HandlerRunner:
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[RowSlice]:
         plan = self.plan
-        batches = split_by_queue(batch) if plan.ordered else iter((batch,))
+        batches = split_by_queue(batch) if plan.orderly else iter((batch,))
         # Row by row in order: the previous call must succeed before the next one is made.
-        size = 1 if plan.ordered and plan.mode == "row" else plan.batch_max
+        size = 1 if plan.orderly and plan.mode == "row" else plan.batch_size
         for each in batches:
             named = with_original_topic(each, plan.group, plan.namespace)
             has_objects = plan.mode in ("row", "batch")
@@ -206,7 +204,7 @@ class HandlerRunner:
 
     @property
     def _limit(self) -> int:
-        most = self.plan.attempts_max
+        most = self.plan.max_attempts
         return self.group_limit() if most is None else most
 
     # --- unordered --------------------------------------------------------------------------------
@@ -280,6 +278,8 @@ class HandlerRunner:
         for message in messages:
             try:
                 outcomes.append(outcome_of(self.handler(message)))
+            except (RetryLater, GiveUp) as outcome:
+                outcomes.append(outcome)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code
                 first = first or error
                 outcomes.append(RETRY_LATER)
@@ -288,6 +288,8 @@ class HandlerRunner:
     def _call_once(self, given: object, count: int) -> HandlerResult:
         try:
             return HandlerResult(outcomes_of(self.handler(given), count))
+        except (RetryLater, GiveUp) as outcome:
+            return HandlerResult([outcome] * count)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code
             return HandlerResult([RETRY_LATER] * count, error)
 
@@ -329,7 +331,7 @@ class SendBack:
 
     client: ClientConfig
     group: str
-    attempts_max: int | None
+    max_attempts: int | None
 
     def __call__(self, returned: Sequence[Returned]) -> None:
         """Return when brokers have stored all of them; raises SparkError if one is not accepted."""
@@ -344,7 +346,7 @@ class SendBack:
 
     async def _all(self, session: Session, returned: Sequence[Returned]) -> list[Returned]:
         """Send all back, and return those that no broker accepted."""
-        sending = RetrySender(session, self.group, self.attempts_max)
+        sending = RetrySender(session, self.group, self.max_attempts)
 
         async def send(number: int) -> bool:
             each = returned[number]

@@ -8,37 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from turbopump.client.delivery.results import ConsumeResult
+from turbopump.client.delivery.results import ConsumeResult, GiveUp, RetryLater
 from turbopump.errors import InvalidArgument
-
-_LEVEL_MAX = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class RetryLater:
-    """The message failed and is to be redelivered.
-
-    ::
-
-        return RetryLater(delay_level=5)      # in a minute, with the broker's default delays
-    """
-
-    delay_level: int = 0
-    """The broker's delay level, from 1 on; 0 lets the delay grow with each attempt."""
-
-    def __post_init__(self) -> None:
-        level: object = self.delay_level
-        if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level <= _LEVEL_MAX:
-            raise InvalidArgument(
-                f"delay_level must be 1 or more, or 0 for a delay that grows with each attempt, "
-                f"got {level!r}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The message failed permanently: it is dead-lettered immediately."""
-
 
 SUCCESS: Final = ConsumeResult.SUCCESS
 
@@ -47,8 +18,7 @@ Outcome: TypeAlias = Literal[ConsumeResult.SUCCESS] | RetryLater | GiveUp
 
 RETRY_LATER = RetryLater()
 _ALLOWED = (
-    "ConsumeResult.SUCCESS, ConsumeResult.RETRY_LATER, RetryLater(delay_level), GiveUp(), True or "
-    "False"
+    "ConsumeResult.SUCCESS, ConsumeResult.RETRY_LATER, RetryLater(delay), GiveUp(), True or False"
 )
 
 
@@ -116,7 +86,7 @@ class OrderedStep:
 
 
 def ordered_step(
-    outcomes: Sequence[Outcome], reconsume_times: Sequence[int], attempts_max: int
+    outcomes: Sequence[Outcome], reconsume_times: Sequence[int], max_attempts: int
 ) -> OrderedStep:
     """Decide in message order; a message to retry holds up all those behind it.
 
@@ -131,7 +101,7 @@ def ordered_step(
             done.append(row)
         elif isinstance(outcome, GiveUp):
             given_up.append(row)
-        elif reconsume_times[row] >= attempts_max:
+        elif reconsume_times[row] >= max_attempts:
             exhausted.append(row)
         else:
             return OrderedStep(tuple(done), tuple(given_up), tuple(exhausted), row)

@@ -109,7 +109,7 @@ class ArrivalWait:
         wanted = subscription(self._reader.wire_topic(queue.topic), pulling.expression, 0)
         try:
             outcome = await self._reader.pull_records(
-                queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms
+                queue, QueueOffset(offset), wanted, 1, is_held=True, timeout=wait_ms / 1000
             )
         except TurbopumpError as error:
             why = unreadable_reason(queue, error) if isinstance(error, RemoteError) else None

@@ -360,7 +360,10 @@ def start_blocking_pull(
         return None
     # One per topic: in a template, any queue and offset will do.
     samples = {each.topic: each for each in reversed(ranges)}
-    name, times = with_namespace(session.config.namespace, group), PullTimes(pulling.timeout_ms)
+    name, times = (
+        with_namespace(session.config.namespace, group),
+        PullTimes(pulling.timeout_ms / 1000),
+    )
     reader = QueueReader(session, name, times, in_bulk=True)
     headers = {}
     for topic, of in samples.items():

@@ -77,9 +77,8 @@ class Cluster:
         self._session = session
         self._options = options
         timeout_ms = options.pulling.timeout_ms
-        times = PullTimes(
-            timeout_ms, options.idle_wait_ms, options.idle_wait_ms + _ANSWER_MARGIN_MS
-        )
+        idle_ms = options.idle_wait_ms
+        times = PullTimes(timeout_ms / 1000, idle_ms / 1000, (idle_ms + _ANSWER_MARGIN_MS) / 1000)
         group = with_namespace(session.config.namespace, options.reader_group)
         self._group = group
         self._reader = QueueReader(session, group, times)

@@ -297,12 +297,10 @@ def _client(given: Given) -> ClientConfig:
     client = ClientConfig(
         nameserver=given["nameserver"],
         namespace=given["namespace"],
-        request_timeout_ms=given.find(
-            "requestTimeout", duration_ms_from(_REQUEST_LEAST_MS), 10_000
-        ),
-        route_interval_ms=given.find(
-            "discoveryInterval", duration_ms_from(_INTERVAL_LEAST_MS), 30_000
-        ),
+        request_timeout=given.find("requestTimeout", duration_ms_from(_REQUEST_LEAST_MS), 10_000)
+        / 1000,
+        route_interval=given.find("discoveryInterval", duration_ms_from(_INTERVAL_LEAST_MS), 30_000)
+        / 1000,
     )
     # Executors may run in another environment than the driver.
     return replace(client, nameserver=";".join(client.nameserver_addresses))

@@ -187,7 +187,7 @@ class PartitionReader:
 
     def _probes(self, session: Session, pulling: Pulling) -> MessageProbes:
         group = with_namespace(session.config.namespace, self.options.reader_group)
-        reader = QueueReader(session, group, PullTimes(timeout_ms=pulling.timeout_ms))
+        reader = QueueReader(session, group, PullTimes(timeout=pulling.timeout_ms / 1000))
         return MessageProbes(reader, TopicQueries(session, reader, group), pulling.retries)
 
     def _report_recreated(self, changed: Sequence[str]) -> None:

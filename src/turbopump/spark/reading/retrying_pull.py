@@ -63,7 +63,7 @@ class RetryingPull:
         self._range = of
         self._pulling = pulling = pulling.of(of.topic)
         self._fail_on_data_loss = fail_on_data_loss
-        times = PullTimes(timeout_ms=pulling.timeout_ms)
+        times = PullTimes(timeout=pulling.timeout_ms / 1000)
         name = with_namespace(session.config.namespace, group)
         self._reader = QueueReader(
             session, name, times, in_bulk=True, prefers_slave=pulling.prefers_slave

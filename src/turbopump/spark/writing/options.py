@@ -161,7 +161,7 @@ class SinkOptions:
     def producer(self) -> ProducerConfig:
         """Return the producer configuration; failures are retried here, not by the producer."""
         return ProducerConfig(
-            send_timeout_ms=self.send_timeout_ms,
+            send_timeout=self.send_timeout_ms / 1000,
             retries_max=0,
             wait_for_brokers=False,
             messages=self.rules(),

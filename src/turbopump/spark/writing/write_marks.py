@@ -77,7 +77,8 @@ class Messages:
     def __init__(self, session: Session, options: SinkOptions, group: str = READER_GROUP) -> None:
         self._session = session
         self._retries = options.retries
-        times = PullTimes(options.send_timeout_ms, _HELD_MS, options.send_timeout_ms + _HELD_MS)
+        timeout_ms = options.send_timeout_ms
+        times = PullTimes(timeout_ms / 1000, _HELD_MS / 1000, (timeout_ms + _HELD_MS) / 1000)
         self.queues = QueueReader(session, with_namespace(options.namespace, group), times)
 
     async def start(self, queue: MessageQueue) -> int:

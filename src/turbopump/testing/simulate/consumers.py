@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.pull_config import LitePullConfig
-from turbopump.client.push_config import Listening, Retries
+from turbopump.client.push_config import Listening
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import DamagedMessage, TurbopumpError
 from turbopump.message import MessageQueue
@@ -81,8 +81,10 @@ class Member:
             subscriptions=subscriptions,
             start_from="first",
             orderly=group.kind is GroupKind.ORDERLY,
-            listening=Listening(group.threads, group.batch_max, CONSUME_TIMEOUT_S // 60),
-            retries=Retries(attempts_max=group.attempts_max),
+            concurrency=group.threads,
+            batch_size=group.batch_max,
+            max_attempts=group.max_attempts,
+            listening=Listening(timeout=CONSUME_TIMEOUT_S),
             session=self.session,
         )
 
@@ -154,7 +156,7 @@ class Member:
         is_uncommitted = False
         while not self.is_dead:
             try:
-                messages = await consumer.poll(timeout_ms=_POLL_MS)
+                messages = await consumer.poll(timeout=_POLL_MS / 1000)
             except DamagedMessage:
                 # Skipped; the next poll continues behind it.
                 continue

@@ -75,7 +75,7 @@ class Attempts:
         failures = [times for result, times in self.results if result is Result.FAILURE]
         if group.kind is GroupKind.ORDERLY:
             # Not sent back before its retries are exhausted, as that would change the order.
-            return any(times >= group.attempts_max for times in failures)
+            return any(times >= group.max_attempts for times in failures)
         return bool(failures)
 
 

@@ -131,7 +131,7 @@ class Group:
     kind: GroupKind
     topics: tuple[str, ...]
     members: int
-    attempts_max: int
+    max_attempts: int
     threads: int
     batch_max: int
     fates: Mapping[str, Fate]
@@ -181,7 +181,7 @@ class Plan:
         """Describe the run for users."""
         groups = ", ".join(
             f"{group.name} ({group.kind.value}, {group.members} members, "
-            f"{group.attempts_max} retries, topics {'+'.join(group.topics)})"
+            f"{group.max_attempts} retries, topics {'+'.join(group.topics)})"
             for group in self.groups
         )
         counts = {
@@ -414,7 +414,7 @@ def _groups(chance: Random, keys: list[str]) -> tuple[Group, ...]:
 
 
 def _group(chance: Random, name: str, kind: GroupKind, keys: list[str]) -> Group:
-    attempts_max = chance.choice((1, 2, 3))
+    max_attempts = chance.choice((1, 2, 3))
     is_orderly = kind is GroupKind.ORDERLY
     topics = (ORDERED,) if is_orderly and chance.random() < 0.6 else (PLAIN, ORDERED)
     hangs = chance.random() < 0.15 and kind is GroupKind.CONCURRENT
@@ -425,20 +425,20 @@ def _group(chance: Random, name: str, kind: GroupKind, keys: list[str]) -> Group
         kind=kind,
         topics=topics,
         members=chance.choice((1, 1, 2, 2, 3)),
-        attempts_max=attempts_max,
+        max_attempts=max_attempts,
         threads=chance.choice((1, 2, 20)),
         # A call fails or succeeds as a whole, so failing messages are not passed with others.
         batch_max=1 if failing or hangs else chance.choice((1, 4)),
-        fates={key: _fate(chance, failing, attempts_max, hangs=hangs) for key in keys},
+        fates={key: _fate(chance, failing, max_attempts, hangs=hangs) for key in keys},
     )
 
 
-def _fate(chance: Random, failing: float, attempts_max: int, *, hangs: bool) -> Fate:
+def _fate(chance: Random, failing: float, max_attempts: int, *, hangs: bool) -> Fate:
     work_s = chance.choice((0.0, 0.0, 0.001, 0.05, 0.5, 2.0))
     if chance.random() >= failing:
         if hangs and chance.random() < 0.05:
             return Fate(FateKind.HANGS, chance.uniform(5, CONSUME_TIMEOUT_S + 20))
         return Fate(FateKind.SUCCEEDS, work_s)
     kind = chance.choice((FateKind.FAILS, FateKind.RAISES, FateKind.ALWAYS_FAILS))
-    failures = 0 if kind is FateKind.ALWAYS_FAILS else chance.randint(1, attempts_max)
+    failures = 0 if kind is FateKind.ALWAYS_FAILS else chance.randint(1, max_attempts)
     return Fate(kind, work_s, failures)

@@ -201,7 +201,7 @@ class World(Cluster):
 
     async def _promote(self, broker: str, broker_id: int | None) -> bool:
         role = "SYNC_MASTER" if self.plan.replicas.is_sync_master else "ASYNC_MASTER"
-        async with Admin(session=self.session(request_timeout_ms=_PROMOTION_MS)) as admin:
+        async with Admin(session=self.session(request_timeout=_PROMOTION_MS / 1000)) as admin:
             try:
                 node = await admin.clusters.promotable(broker, broker_id)
                 await admin.clusters.promote(node, role)
