@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TypeVarTuple
@@ -193,7 +194,10 @@ class MessageWriter:
     def append_soon(
         self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts
     ) -> None:
-        """Append records at the next `settle` at the latest, with one write for several requests.
+        """Append records soon, with one write for several requests.
+
+        At the latest at the next `settle`, or in the next turn of the loop: requests that waited
+        for the disk are stored outside any received chunk.
 
         Requests arrive in bursts, and writing them one by one costs half as much again. But the
         first of a burst is not kept waiting for the last: groups grow from one to `BURST_MAX`.
@@ -203,6 +207,8 @@ class MessageWriter:
             self.append_now(records, promise, on_outcome, *args)
             return
         burst = self._burst
+        if not burst:
+            asyncio.get_running_loop().call_soon(self.settle)
         burst.append(records)
         self._reports.append((promise, on_outcome, args))
         if type(records) is RecordBatch or type(records) is RecordList:

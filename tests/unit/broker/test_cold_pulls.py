@@ -318,6 +318,18 @@ async def reset(client: Client, _position: int) -> Command:
     return await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, wanted)
 
 
+@virtual_time()
+async def test_send_backs_of_messages_on_disk_are_stored_without_further_requests(
+    tmp_path: Path,
+) -> None:
+    async with cold_broker(tmp_path) as (broker, client, _):
+        begun_ms = now_ms()
+        ends = broker.store.min_offset, broker.store.last_message()
+        answers = await asyncio.gather(*(send_back(client, position) for position in ends))
+        assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+        assert now_ms() - begun_ms < 2 * READ_MS
+
+
 LOOKUPS = (
     view,
     query,

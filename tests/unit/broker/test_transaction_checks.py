@@ -292,6 +292,19 @@ async def test_an_immune_half_message_is_not_used_up_by_waiting(tmp_path: Path) 
         assert (await bodies(client), producer.asked) == ([b"x"], [])
 
 
+@virtual_time()
+async def test_several_ends_for_old_copies_just_after_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, _client, producer):
+        places = [await producer.half(body) for body in (b"x", b"y", b"z")]
+        await asyncio.sleep(2 * INTERVAL_S + 1)
+    async with world(tmp_path) as (_, client, producer):
+        begun_s = virtual_loop().time()
+        ends = await asyncio.gather(*map(producer.end, places))
+        assert {end.code for end in ends} == {ResponseCode.SUCCESS}
+        assert virtual_loop().time() - begun_s < 1
+        assert sorted(await bodies(client)) == [b"x", b"y", b"z"]
+
+
 @pytest.mark.slow
 @virtual_time()
 async def test_a_day_without_a_producer_costs_no_check(tmp_path: Path) -> None:
