@@ -46,7 +46,7 @@ class Admin(LifeCycle):
 
     def _build(self, session: Session) -> None:
         self._session = session
-        servers = Servers(session)
+        self._servers = servers = Servers(session)
         self.clusters = Clusters(servers)
         self.topics = Topics(servers)
         self.groups = Groups(servers, self.topics)
@@ -67,7 +67,10 @@ class Admin(LifeCycle):
             self._is_running = True
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; waits for a purge whose caller was cancelled."""
         if self._is_running:
             self._is_running = False
-            await self._session.close()
+            try:
+                await self._servers.finish()
+            finally:
+                await self._session.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from turbopump.client.route_cache import NameServers, not_a_name_server
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.errors import ConnectFailed, NetworkError, NoNameServer, NotThere, RemoteError
+from turbopump.supervisor import Supervisor
 from turbopump.wire import headers
 from turbopump.wire.bodies import ClusterInfo, TopicList, TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -22,6 +24,8 @@ from turbopump.wire.schema import Body, Header
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 ANSWER_MS = 15_000
 """For a broker's answer: it may have to ask a client, or wait for name servers."""
@@ -51,6 +55,7 @@ class Servers:
         self.session = session
         self.nameservers = session.config.nameserver_addresses
         self._nameservers = NameServers(self.nameservers, session.random)
+        self._unbroken = Supervisor()
 
     # --- name servers -----------------------------------------------------------------------------
 
@@ -171,6 +176,20 @@ class Servers:
     async def ask_at(self, address: str, command: Command, timeout_ms: int = ANSWER_MS) -> Command:
         return require_success(await self.session.request(address, command, timeout_ms))
 
+    async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run what must not stop halfway: it continues if the caller is cancelled."""
+        task = self._unbroken.start(work)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_failure)
+            raise
+        return task.result()
+
+    async def finish(self) -> None:
+        """Wait for what must not stop halfway."""
+        await self._unbroken.wait()
+
     async def _any_nameserver(self, call: Callable[[str], Awaitable[T]]) -> T:
         try:
             return await self._nameservers.ask(call)
@@ -185,6 +204,11 @@ class Servers:
         except RemoteError as error:
             refused = RemoteError(error.code, f"name server {address}: {error.remark}")
             raise not_a_name_server(address, error) or refused from error
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("%s", error)
 
 
 def _no_name_server(addresses: Sequence[str], error: NetworkError) -> NoNameServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +16,15 @@ from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.routes import PERM_READ, PERM_WRITE
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import AlreadyThere, DamagedMessage, InvalidArgument
+from turbopump.errors import (
+    AdministrationError,
+    AlreadyThere,
+    ConnectFailed,
+    DamagedMessage,
+    InvalidArgument,
+    NetworkError,
+    TurbopumpError,
+)
 from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
@@ -33,6 +42,10 @@ from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TEMPLATE_TOPI
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """Where name servers keep the fixed queues of ordered topics."""
+
+_RESTORE_MS = 30_000
+"""How long a purge tries to restore the settings of a topic: brokers may restart meanwhile."""
+_RESTORE_PAUSE_S = 1.0
 
 _PERMISSIONS = {"r": PERM_READ, "w": PERM_WRITE, "rw": PERM_READ | PERM_WRITE}
 _PERMISSION_NAMES = {number: name for name, number in _PERMISSIONS.items()}
@@ -263,20 +276,52 @@ class Topics:
 
         Its queues begin again at 0. Turbopump's brokers delete the offsets of groups with them;
         with brokers of Apache RocketMQ, reset the offsets of each group afterwards.
+
+        A purge that has begun continues if its caller is cancelled. Raises AdministrationError with
+        the settings if a broker does not take them back within half a minute.
         """
         masters = await self._servers.masters(cluster)
         tables = await gathered(self._table(node) for node in masters)
         having = [(n, t[topic]) for n, t in zip(masters, tables, strict=True) if topic in t]
         if not having:
             raise await self._servers.missing_topic(topic)
-        await gathered(self._purge(node, config) for node, config in having)
+        await self._servers.run_to_end(self._purge_all(having))
         return tuple(node.broker for node, _ in having)
+
+    async def _purge_all(self, having: Sequence[tuple[BrokerNode, TopicConfig]]) -> None:
+        # Not `gathered`: a broker that fails must not stop another between its two requests.
+        purges = (self._purge(node, config) for node, config in having)
+        results = await asyncio.gather(*purges, return_exceptions=True)
+        errors = [each for each in results if isinstance(each, BaseException)]
+        if len(errors) > 1 and all(isinstance(each, TurbopumpError) for each in errors):
+            raise AdministrationError("; ".join(map(str, errors))) from errors[0]
+        for error in errors:
+            raise error
 
     async def _purge(self, node: BrokerNode, config: TopicConfig) -> None:
         # Name servers keep the topic: clients are to find it meanwhile.
         header = headers.TopicName(topic=config.topic_name)
-        await self._servers.ask(node, RequestCode.DELETE_TOPIC_IN_BROKER, header)
-        await self._servers.ask(node, RequestCode.UPDATE_AND_CREATE_TOPIC, _header(config))
+        try:
+            await self._servers.ask(node, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        except NetworkError as error:
+            if not isinstance(error, ConnectFailed):
+                # The broker may have deleted it.
+                await self._restore(node, config)
+            raise
+        await self._restore(node, config)
+
+    async def _restore(self, node: BrokerNode, config: TopicConfig) -> None:
+        clock = self._servers.session.clock
+        end_ms = clock.monotonic_ms() + _RESTORE_MS
+        while True:
+            try:
+                await self._servers.ask(node, RequestCode.UPDATE_AND_CREATE_TOPIC, _header(config))
+            except TurbopumpError as error:
+                if not error.retriable or clock.monotonic_ms() > end_ms:
+                    raise _not_restored(node, config, error) from error
+            else:
+                return
+            await asyncio.sleep(_RESTORE_PAUSE_S)
 
     async def route(self, topic: str) -> TopicRouting:
         """Return where clients find a topic; raises NotThere."""
@@ -436,6 +481,19 @@ def _config(
         write_queue_nums=write_queues,
         perm=_PERMISSIONS[permission],
         order=is_ordered,
+    )
+
+
+def _not_restored(
+    node: BrokerNode, config: TopicConfig, error: TurbopumpError
+) -> AdministrationError:
+    settings = (
+        f"queues={config.write_queue_nums}, read_queues={config.read_queue_nums},"
+        f" permission={_permission_name(config.perm)!r}, is_ordered={config.order}"
+    )
+    return AdministrationError(
+        f"the messages of topic {config.topic_name!r} on broker {node.broker} are deleted, but its "
+        f"settings are not restored: {error}; create it there again with {settings}"
     )
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from administered import administered, queue
+from clusters import Recorder
 from consumers import Seen, consuming, send
-from turbopump.admin import (
-    TopicKind,
-)
+from turbopump.admin import Admin, TopicKind
 from turbopump.errors import (
+    AdministrationError,
     AlreadyThere,
+    ConnectionLost,
     InvalidArgument,
     NotThere,
+    RemoteError,
 )
 from turbopump.testing import virtual_loop, virtual_time, wait_until
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
 
 CLUSTER = "DefaultCluster"
 
@@ -147,3 +153,124 @@ async def test_a_purged_topic_is_empty_and_its_groups_begin_again(tmp_path: Path
             await wait_until(lambda: seen.bodies == [b"1", b"2", b"3"])
         with pytest.raises(NotThere, match="no topic 'U'"):
             await admin.topics.purge("U")
+
+
+def failing(code: RequestCode, error: Exception, count: int, address: str = "") -> Recorder:
+    """Return a hook that fails the first requests of a kind, at one broker or any."""
+    left = count
+
+    def refuse(at: str, command: Command) -> None:
+        nonlocal left
+        if command.code == code and at.startswith(address) and left:
+            left -= 1
+            raise error
+
+    return Recorder(refuse=refuse)
+
+
+async def queues_by_broker(admin: Admin) -> dict[str, int]:
+    """Return what brokers have of topic T, whatever name servers know."""
+    found = next(each for each in await admin.topics.list() if each.name == "T")
+    return {each.broker: each.write_queues for each in found.on_brokers}
+
+
+LOST = ConnectionLost("the connection was lost")
+
+
+@virtual_time()
+async def test_a_purge_restores_the_settings_of_a_broker_that_fails_meanwhile(
+    tmp_path: Path,
+) -> None:
+    hooks = [failing(RequestCode.UPDATE_AND_CREATE_TOPIC, LOST, 3)]
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=3)
+        async with Admin(session=world.session("10.0.3.9", hooks=hooks)) as purging:
+            assert await purging.topics.purge("T") == ("a", "b")
+        assert await queues_by_broker(admin) == {"a": 3, "b": 3}
+
+
+@virtual_time()
+async def test_a_purge_whose_deletion_is_not_answered_restores_the_settings(tmp_path: Path) -> None:
+    class Losing(Recorder):
+        def after_response(self, address: str, request: Command, response: Command) -> None:
+            if request.code == RequestCode.DELETE_TOPIC_IN_BROKER:
+                raise LOST
+
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=3)
+        async with Admin(session=world.session("10.0.3.9", hooks=[Losing()])) as purging:
+            with pytest.raises(ConnectionLost):
+                await purging.topics.purge("T")
+        assert await queues_by_broker(admin) == {"a": 3}
+
+
+@virtual_time()
+async def test_a_purge_names_the_settings_that_it_could_not_restore(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=3, permission="r")
+        code = RequestCode.UPDATE_AND_CREATE_TOPIC
+        hooks = [failing(code, LOST, 1000, world.brokers["a"].address)]
+        async with Admin(session=world.session("10.0.3.9", hooks=hooks)) as purging:
+            with pytest.raises(AdministrationError) as raised:
+                await purging.topics.purge("T")
+        assert str(raised.value) == (
+            "the messages of topic 'T' on broker a are deleted, but its settings are not restored: "
+            "the connection was lost; create it there again with queues=3, read_queues=3, "
+            "permission='r', is_ordered=False"
+        )
+        assert await queues_by_broker(admin) == {"b": 3}
+
+
+@virtual_time()
+async def test_a_broker_that_refuses_a_purge_does_not_interrupt_another(tmp_path: Path) -> None:
+    refusal = RemoteError(ResponseCode.NO_PERMISSION, "no")
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=3)
+        await send(world, [b"1"], to=queue(0, "b"))
+        code = RequestCode.DELETE_TOPIC_IN_BROKER
+        hooks = [failing(code, refusal, 1, world.brokers["a"].address)]
+        async with Admin(session=world.session("10.0.3.9", hooks=hooks)) as purging:
+            with pytest.raises(RemoteError, match=r"broker a at .*: no"):
+                await purging.topics.purge("T")
+        assert await queues_by_broker(admin) == {"a": 3, "b": 3}
+        assert (await admin.topics.status("T")).messages == 0
+
+
+@virtual_time()
+async def test_a_purge_that_is_cancelled_ends_before_the_client_closes(tmp_path: Path) -> None:
+    cancel: list[Callable[[], object]] = []
+
+    def cancelling(_: str, command: Command) -> None:
+        if command.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+            cancel[0]()
+
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=3)
+        hooks = [Recorder(refuse=cancelling)]
+        async with Admin(session=world.session("10.0.3.9", hooks=hooks)) as purging:
+            task = asyncio.create_task(purging.topics.purge("T"))
+            cancel.append(task.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert await queues_by_broker(admin) == {"a": 3, "b": 3}
+
+
+@virtual_time()
+async def test_a_cancelled_purge_logs_the_settings_that_it_could_not_restore(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cancelling(_: str, command: Command) -> None:
+        if command.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+            task.cancel()
+            raise RemoteError(ResponseCode.NO_PERMISSION, "no")
+
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=3)
+        hooks = [Recorder(refuse=cancelling)]
+        async with Admin(session=world.session("10.0.3.9", hooks=hooks)) as purging:
+            task = asyncio.create_task(purging.topics.purge("T"))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "create it there again with queues=3" in errors[0]
