@@ -14,7 +14,14 @@ from turbopump.machine.files import Files, OpenFiles, closing, sync_path
 from turbopump.message import PhysicalOffset
 from turbopump.store.segment import COPIED_AT_ONCE, Segment
 from turbopump.store.segments import Segments, segment_path
-from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
+from turbopump.wire.record import (
+    BLANK_BYTES,
+    HEAD_BYTES_MAX,
+    RecordEntry,
+    decode_entry,
+    encode_blank,
+    store_timestamp_in,
+)
 
 _SMALL_BYTES = 4 * 1024
 _ZEROED_AT_ONCE = 64 * 1024
@@ -183,6 +190,21 @@ class CommitLog:
         """Return the store timestamp of the first record of a file; 0 if it has none."""
         entry = decode_entry(self._view(start)[: self._file_bytes(start)])
         return entry.store_timestamp_ms if entry is not None else 0
+
+    def read_first_store_timestamp_ms(self, start: int) -> int:
+        """Do the same, but raise OSError if the file is gone or its disk cannot read it.
+
+        A page that the disk cannot read would end the process if it were read through a map.
+        """
+        segment = self._open.get(start)
+        if segment is not None:
+            head = self._files.read(segment.fd, HEAD_BYTES_MAX, 0)
+        else:
+            path = self._segments.path(start)
+            fd = self._open_files.retry_on_emfile(lambda: self._files.open_to_read(path))
+            with closing(self._files, fd):
+                head = self._files.read(fd, HEAD_BYTES_MAX, 0)
+        return store_timestamp_in(head, start)
 
     def used_bytes_after(self, end: PhysicalOffset) -> int:
         """Count the bytes after a position that were written."""

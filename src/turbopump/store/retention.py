@@ -65,6 +65,8 @@ class Retention:
         # Queues may be on a different disk than the log; deleting segments would not help there.
         self._disks = (self.directory.commit_log, self.directory.root)
         self._to_follow = False
+        self._first_ms: dict[int, int] = {}
+        """When the first message of each complete file was stored."""
 
     def run(self, end: PhysicalOffset, *, at_any_hour: bool) -> Verdict:
         """Delete eligible segments before a position; return how many, and if the disk is full.
@@ -78,9 +80,11 @@ class Retention:
                 used, now_ms = self.files.used_ratio(self._disks[0]), self.clock.now_ms()
                 if not is_due(self.config, age_ms, now_ms, used, at_any_hour=at_any_hour):
                     break
-                segment = self._first(used)
+                is_early = age_ms < self.config.reserved_ms
+                segment = self._describe_first(used) if is_early else None
+                self._first_ms.pop(self.log.starts[0], None)
                 self.log.drop_first()
-                if age_ms < self.config.reserved_ms:
+                if segment is not None:
                     early.append(segment)
                 deleted += 1
                 self._to_follow = True
@@ -92,15 +96,15 @@ class Retention:
             self._follow_deletion()
         return Verdict(deleted, full)
 
-    def _first(self, used_ratio: float) -> _Deleted:
+    def _describe_first(self, used_ratio: float) -> _Deleted:
         """Describe the oldest segment, which is about to be deleted."""
         start, following = self.log.starts[:2]
         return _Deleted(
             self.log.path(start),
             start,
             following,
-            self.log.first_store_timestamp_ms(start),
-            self.log.first_store_timestamp_ms(following),
+            self._stored_ms(start),
+            self._stored_ms(following),
             used_ratio,
         )
 
@@ -136,14 +140,29 @@ class Retention:
         age_ms = 0
         for following in reversed(self.log.starts[1:]):
             # The first message of the next segment: practically the same timestamp, and quickly
-            # found. Blank files, which replace lost ones, have none.
-            timestamp_ms = self.log.first_store_timestamp_ms(following)
+            # found. Without one, as in blank files, which replace lost ones, the file counts as
+            # young as the next.
+            timestamp_ms = self._stored_ms(following)
             if timestamp_ms:
                 stored_ms = self.steady_clock.stored_ms(PhysicalOffset(following), timestamp_ms)
                 age_ms = self.steady_clock.now_ms() - stored_ms
             if following <= end:
                 ages_ms.append(age_ms)
         return ages_ms[::-1]
+
+    def _stored_ms(self, start: int) -> int:
+        """Return when the first message of a file was stored; 0 if that is unknown."""
+        known_ms = self._first_ms.get(start, 0)
+        if known_ms:
+            return known_ms
+        try:
+            stored_ms = self.log.read_first_store_timestamp_ms(start)
+        except OSError:
+            # Damaged, or deleted by someone else: no reason to let the disk fill up.
+            return 0
+        if start + self.log.segment_bytes <= self.log.flushed:
+            self._first_ms[start] = stored_ms
+        return stored_ms
 
     def _follow_deletion(self) -> None:
         """Make all queues and the index follow, even if one fails: that one retries later."""

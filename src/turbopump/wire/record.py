@@ -50,6 +50,8 @@ _SYS_FLAG_LOW_BYTE_AT = 39
 _HOST_WIDTHS = ((4, 4), (16, 4), (4, 16), (16, 16))
 # Indexed by the two bits of the system flag for the widths of the born and the store host.
 _FIXED = tuple(struct.Struct(f">iIiiiqqiq{born}siq{store}siiqi") for born, store in _HOST_WIDTHS)
+HEAD_BYTES_MAX = _FIXED[-1].size
+"""Size of what comes before the body, both hosts IPv6."""
 _PREFIX = struct.Struct(">iI")
 _MAGICS = frozenset({MAGIC, MAGIC_V2})
 _PROPERTIES_LENGTH = struct.Struct(">h")
@@ -361,6 +363,18 @@ def decode_entry(
     return RecordEntry(
         size, fields[3], fields[5], fields[6], fields[7], fields[11], topic, properties_text
     )
+
+
+def store_timestamp_in(head: bytes, position: int) -> int:
+    """Return the store timestamp of the record at a position of the log; 0 if there is none.
+
+    ``head`` has `HEAD_BYTES_MAX` bytes from there on, unless the file ends before.
+    """
+    if len(head) < HEAD_BYTES_MAX:
+        return 0
+    fields = _FIXED[head[_SYS_FLAG_LOW_BYTE_AT] >> 4 & 0b11].unpack_from(head)
+    store_timestamp_ms: int = fields[11]
+    return store_timestamp_ms if (fields[1], fields[6]) == (MAGIC, position) else 0
 
 
 def decode_records(data: bytes | memoryview) -> Iterator[MessageView]:

@@ -11,6 +11,7 @@ import pytest
 from store_work import log_of, wait_idle, write_tables
 from turbopump.errors import DiskFailed, DiskFull
 from turbopump.machine import Machine
+from turbopump.machine.files import Mapped
 from turbopump.message import PhysicalOffset
 from turbopump.store import Found, OffsetTooSmall, RetentionConfig, Store
 from turbopump.store.retention import Verdict, is_due
@@ -254,6 +255,76 @@ def test_segments_deleted_before_their_time_are_logged(
         files.ratio = 0.865
         assert store.retain().segments
         assert len(caplog.messages) == 1, "those are old enough"
+
+
+class CountingReads(ShrinkingFiles):
+    """Counts the files of the log that are opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+
+    def open_to_read(self, path: Path) -> int:
+        if path.parent.name == "commitlog":
+            self.opened.append(path.name)
+        return super().open_to_read(path)
+
+
+def test_retention_reads_the_time_of_each_file_once(tmp_path: Path) -> None:
+    filled(tmp_path, ShrinkingFiles()).close()
+    files, clock = CountingReads(), ManualClock(NOON)
+    with Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock)) as store:
+        store.retain()
+        files.opened.clear()
+        store.retain()
+        assert files.opened == []
+        clock.advance(80 * HOUR_MS)
+        assert store.retain(at_any_hour=True).segments
+        assert files.opened == [], "nothing is logged of those that are old enough"
+
+
+class UnreadableFiles(ShrinkingFiles):
+    """The first page of some files cannot be read, not even through a map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable: set[str] = set()
+
+    def _check(self, fd: int, at: int) -> None:
+        if at == 0 and Path(f"/proc/self/fd/{fd}").readlink().name in self.unreadable:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        self._check(fd, at)
+        return super().read(fd, size, at)
+
+    def map(self, fd: int, size: int) -> Mapped:
+        self._check(fd, 0)
+        return super().map(fd, size)
+
+
+@pytest.mark.parametrize("damage", ["removed", "emptied", "unreadable"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_files_that_cannot_be_read_are_deleted_when_the_disk_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str, number: int
+) -> None:
+    filled(tmp_path, ShrinkingFiles()).close()
+    files, clock = UnreadableFiles(), ManualClock(NOON)
+    with Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock)) as store:
+        path = tmp_path / "commitlog" / f"{number * 4096:020d}"
+        if damage == "removed":
+            path.unlink()
+        elif damage == "emptied":
+            path.write_bytes(b"")
+        else:
+            files.unreadable.add(path.name)
+        files.ratio = 0.88
+        assert store.retain().segments
+        assert store.min_offset >= 2 * 4096
+        [warning] = caplog.messages
+        unknown = "stored from unknown to " if number == 0 else "stored from 2030-05-05T"
+        assert unknown in warning
+        assert bodies(store)[-1] == b"99" * 500
 
 
 def test_segments_are_kept_from_a_position_on(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from turbopump.wire.record import (
     decode_record,
     decode_records,
     encode_blank,
+    store_timestamp_in,
 )
 from turbopump.wire.sysflag import COMPRESSED, Transaction
 from vectors import Vector, frame, load
@@ -61,6 +62,8 @@ def test_golden_records(vector: Vector) -> None:
     )
     assert record.size == len(encoded)
     assert encoded.hex() == vector["hex"]
+    assert store_timestamp_in(encoded, vector["physicalOffset"]) == vector["storeTimestamp"]
+    assert store_timestamp_in(encoded, vector["physicalOffset"] + 1) == 0
 
 
 def test_a_run_of_records_as_in_the_answer_to_a_pull() -> None:
