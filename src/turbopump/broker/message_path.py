@@ -82,6 +82,7 @@ class MessagePath:
             store_host=self._store_host,
             clock=self._clock,
             watch=work.watch("transaction operations"),
+            searches=self.searches,
         )
         self.checks = Checks(
             config=state.live,

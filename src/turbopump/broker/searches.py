@@ -44,13 +44,13 @@ class Searches:
         found: T | Cold | _Ended | None = paused
         while found is None or isinstance(found, Cold):
             if found is not None:
-                await self._fetched(found)
+                await self.fetched(found)
             async with self._turn:
                 found = next(search, _Ended.ENDED)
                 await asyncio.sleep(0)
         return None if found is _Ended.ENDED else found
 
-    async def _fetched(self, cold: Cold) -> None:
+    async def fetched(self, cold: Cold) -> None:
         """Wait until parts of files are in memory; raises DiskFailed."""
         try:
             await asyncio.wrap_future(self._fetch(cold))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ from transaction_peers import (
     INTERVAL_S,
     ROLLBACK,
     TIMEOUT_S,
+    Place,
+    Producer,
     bodies,
+    disk_at,
     half_on,
     producer_of,
     world,
@@ -38,7 +41,9 @@ from turbopump.testing import (
     wait_until,
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
 from turbopump.wire.headers import ResumeCheck, UpdateConsumerOffset
+from turbopump.wire.hosts import host
 from turbopump.wire.ids import offset_id
 from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC, HALF_OPERATIONS_TOPIC, HALF_TOPIC
 
@@ -97,7 +102,7 @@ async def test_a_late_commit_of_an_abandoned_transaction_counts(tmp_path: Path) 
         assert (resumed.code, "committed" in (resumed.remark or "")) == (1, True)
 
 
-async def resume(client: Client, message_id: str) -> Any:
+async def resume(client: Client, message_id: str) -> Command:
     return await client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheck(msg_id=message_id))
 
 
@@ -571,13 +576,13 @@ async def test_transactions_of_an_earlier_run_are_read_in_slices(
         nonlocal in_turn
         in_turn = 0
 
-    def counted(*args: Any) -> bool:
+    async def counted(*args: Any) -> bool:
         nonlocal slices, in_turn, most
         if not in_turn:
             virtual_loop().call_soon(end_turn)
         slices, in_turn = slices + 1, in_turn + 1
         most = max(most, in_turn)
-        return load_open(*args)
+        return await load_open(*args)
 
     monkeypatch.setattr(transactions, "RUN_COUNT", 10)
     monkeypatch.setattr(Transactions, "load_open", counted)
@@ -591,6 +596,68 @@ async def test_transactions_of_an_earlier_run_are_read_in_slices(
         assert await bodies(client) == [b"0"]
     assert slices >= 7
     assert most == 1
+
+
+# --- half messages that are not in memory ---------------------------------------------------------
+
+READ_MS = 700
+
+
+@asynccontextmanager
+async def cold_halves(
+    directory: Path, after_s: float = 0
+) -> AsyncIterator[tuple[Client, Producer, list[Place]]]:
+    """Run a broker, for some time until its half messages are only on a slow disk."""
+    async with world(directory) as (_, _, producer):
+        places = [await producer.half(b"half") for _ in range(5)]
+    async with world(directory) as (_, client, producer):
+        await asyncio.sleep(after_s)
+        disk = disk_at(virtual_loop(), directory)
+        disk.drop_caches("*/commitlog/*")
+        disk.read_ms = READ_MS
+        yield client, producer, places
+        disk.heal()
+        assert disk.operations["fetch"]
+
+
+async def end_first(_client: Client, producer: Producer, first: Place) -> Command:
+    return await producer.end(first)
+
+
+async def resume_first(client: Client, _producer: Producer, first: Place) -> Command:
+    position = PhysicalOffset(first.physical_offset)
+    return await resume(client, offset_id(host("10.0.0.1", 10911), position))
+
+
+@pytest.mark.parametrize("request_of", [end_first, resume_first])
+@virtual_time()
+async def test_sends_are_answered_while_the_disk_reads_half_messages_for_a_request(
+    tmp_path: Path, request_of: Callable[[Client, Producer, Place], Awaitable[Command]]
+) -> None:
+    async with cold_halves(tmp_path) as (client, producer, places):
+        answer = asyncio.ensure_future(request_of(client, producer, places[0]))
+        await asyncio.sleep(0.001)
+        assert await send_ms(client) < 50
+        assert not answer.done()
+        assert (await answer).code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_sends_are_answered_while_the_disk_reads_half_messages_for_checks(
+    tmp_path: Path,
+) -> None:
+    async with cold_halves(tmp_path, INTERVAL_S - 1) as (client, producer, places):
+        await wait_until(lambda: disk_at(virtual_loop(), tmp_path).operations["fetch"])
+        assert await send_ms(client) < 50
+        assert not producer.asked
+        await wait_until(lambda: len(producer.asked) == len(places))
+
+
+async def send_ms(client: Client) -> int:
+    """Send a message; return how long the answer took."""
+    begun_ms = virtual_loop().clock.monotonic_ms()
+    assert (await client.send(b"meanwhile", queue_id=1)).code == ResponseCode.SUCCESS
+    return virtual_loop().clock.monotonic_ms() - begun_ms
 
 
 # --- the cost of a round --------------------------------------------------------------------------

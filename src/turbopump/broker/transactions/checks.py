@@ -95,14 +95,15 @@ class Checks:
         self._unreachable.clear()
         has_more = True
         while has_more:
-            has_more = self.transactions.load_open(self._rules.timeout_ms)
+            has_more = await self.transactions.load_open(self._rules.timeout_ms)
             await asyncio.sleep(0)
         ledger, rules = self.transactions.ledger, self._rules
         is_crowded = ledger.is_crowded
         due: list[_Due] = []
         due_bytes = 0
         for number, offset in enumerate(list(ledger.open), start=1):
-            found = self._decided(offset, rules, is_crowded=is_crowded)
+            decided = self._decided(offset, rules, is_crowded=is_crowded)
+            found = None if decided is None else await self._due(*decided)
             if found is not None:
                 due.append(found)
                 due_bytes += found.view.size
@@ -116,8 +117,10 @@ class Checks:
 
     # --- acting -----------------------------------------------------------------------------------
 
-    def _decided(self, offset: QueueOffset, rules: Rules, *, is_crowded: bool) -> _Due | None:
-        """Return the action due for a half message; None if there is none."""
+    def _decided(
+        self, offset: QueueOffset, rules: Rules, *, is_crowded: bool
+    ) -> tuple[Half, Verdict] | None:
+        """Return a half message and the action due for it; None if there is none."""
         transactions, now_ms = self.transactions, self.clock.now_ms()
         half = transactions.ledger.open.get(offset)
         if half is None or transactions.is_ending(half):
@@ -125,13 +128,17 @@ class Checks:
         group = half.group
         has_producer = group not in self._unreachable and bool(self.producers.members(group))
         decision = verdict(half, now_ms, rules, has_producer=has_producer, is_crowded=is_crowded)
-        if decision is Verdict.WAIT:
-            return None
-        view = transactions.queues.message_at(half.physical_offset)
+        return None if decision is Verdict.WAIT else (half, decision)
+
+    async def _due(self, half: Half, decision: Verdict) -> _Due | None:
+        """Read a half message for which an action is due; None if it is missing, or committed."""
+        transactions = self.transactions
+        view = await transactions.queues.fetched_message(half.physical_offset)
         if view is None:
             self._note_missing(half)
             return None
-        return None if transactions.was_committed(offset, view) else _Due(half, view, decision)
+        is_committed = transactions.was_committed(half.queue_offset, view)
+        return None if is_committed else _Due(half, view, decision)
 
     async def _deal_with(self, due: Sequence[_Due]) -> None:
         """Carry out what is due."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
+from turbopump.broker.searches import Searches
 from turbopump.broker.transactions.half import QUEUE_ID, Identity, ended_by, identity_of
 from turbopump.errors import RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -28,6 +30,7 @@ RUN_COUNT = 256
 _LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=RUN_COUNT)
 
 _SKIPPED = (outcomes.MessagesRemoved, outcomes.MessageDamaged, outcomes.OffsetTooSmall)
+_FETCHES_MAX = 3
 _FOUND_MAX = 64
 _FOREVER_MS = 1 << 62
 
@@ -35,8 +38,9 @@ _FOREVER_MS = 1 << 62
 class TransactionQueues:
     """The queues of half messages and of operations."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, searches: Searches) -> None:
         self._store = store
+        self._searches = searches
 
     @property
     def half_range(self) -> tuple[QueueOffset, QueueOffset]:
@@ -57,6 +61,22 @@ class TransactionQueues:
         search = self._store.find_message(position)
         stored = next((found for found in search if not isinstance(found, outcomes.Cold)), None)
         return None if stored is None else _decoded(stored)
+
+    async def fetched_message(self, position: PhysicalOffset) -> MessageView | None:
+        """Do the same; if it is not in memory, have it read meanwhile."""
+        search = takewhile(lambda each: each is not None, self._store.find_message(position))
+        stored = await self._searches.result(search)
+        return None if stored is None else _decoded(stored)
+
+    async def fetch_halves(self, offset: QueueOffset, count_max: int) -> None:
+        """Have the half messages read into memory that `halves` returns."""
+        for _ in range(_FETCHES_MAX):
+            outcome = self._store.read_from_memory(
+                HALF_TOPIC, QUEUE_ID, offset, count_max, EVERYTHING, _LIMITS
+            )
+            if not isinstance(outcome, outcomes.Cold):
+                return
+            await self._searches.fetched(outcome)
 
     def is_removed(self, position: PhysicalOffset) -> bool:
         """Whether the log no longer has a position."""

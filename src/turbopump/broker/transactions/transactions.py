@@ -20,6 +20,7 @@ from turbopump.broker.durability import Late, Outcome, Promise, set_outcome
 from turbopump.broker.lost_tables import readable_queue
 from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
+from turbopump.broker.searches import Searches
 from turbopump.broker.topics import Topics
 from turbopump.broker.transactions import half as halves
 from turbopump.broker.transactions.endings import End, Ending, EndingKey, OnEnded, Ts
@@ -71,9 +72,10 @@ class Transactions:
     store_host: Host
     clock: Clock
     watch: Watch
+    searches: Searches
 
     def __post_init__(self) -> None:
-        self.queues = TransactionQueues(self.store)
+        self.queues = TransactionQueues(self.store, self.searches)
         self.ledger = Ledger(QueueOffset(0), QueueOffset(0))
         self._earlier_end = QueueOffset(0)
         """Half messages before it are from an earlier run."""
@@ -104,17 +106,18 @@ class Transactions:
 
     # --- what is open -----------------------------------------------------------------------------
 
-    def load_open(self, age_ms: int) -> bool:
+    async def load_open(self, age_ms: int) -> bool:
         """Read some half messages of at least this age that have not ended; False at the end."""
         ledger, end = self.ledger, self.queues.half_range[1]
         stop = min(end, QueueOffset(ledger.seen + LOAD_MAX))
         ledger.skip_known(stop)
+        if ledger.seen < stop:
+            await self.queues.fetch_halves(ledger.seen, self._unknown_count())
+            # Others may have read them meanwhile.
+            ledger.skip_known(stop)
         if ledger.seen >= stop:
             return stop < end
-        count = 1
-        while count < RUN_COUNT and self._is_unknown(QueueOffset(ledger.seen + count)):
-            count += 1
-        found = self.queues.halves(ledger.seen, count)
+        found = self.queues.halves(ledger.seen, self._unknown_count())
         now_ms = self.clock.now_ms()
         for view in found:
             if 0 <= now_ms - view.store_timestamp_ms < age_ms:
@@ -123,6 +126,13 @@ class Transactions:
             self._note(view)
             ledger.seen = QueueOffset(view.queue_offset + 1)
         return bool(found)
+
+    def _unknown_count(self) -> int:
+        """Return how many half messages to read next."""
+        count = 1
+        while count < RUN_COUNT and self._is_unknown(QueueOffset(self.ledger.seen + count)):
+            count += 1
+        return count
 
     @property
     def _has_earlier(self) -> bool:
@@ -134,7 +144,7 @@ class Transactions:
         async with self._loading:
             has_more = self._has_earlier
             while has_more:
-                has_more = self.load_open(0) and self._has_earlier
+                has_more = await self.load_open(0) and self._has_earlier
                 await asyncio.sleep(0)
 
     def _is_unknown(self, offset: QueueOffset) -> bool:
@@ -164,19 +174,28 @@ class Transactions:
     def end(self, end: End, on_ended: OnEnded[*Ts], *args: *Ts) -> Awaitable[None] | None:
         """Commit or roll back; raises RemoteError if the request does not fit its half message.
 
-        If half messages of earlier runs have to be read first, for a newer copy of the named one,
-        the caller awaits the result.
+        If the half message has to be read from the disk first, or others of earlier runs, one of
+        which may be a newer copy, the caller awaits the result.
         """
-        view = self._half_of(end)
-        if self._has_earlier and not self.ledger.is_open(end.queue_offset):
+        size_max = self.store.config.record_bytes_max
+        is_cold = self.store.cold_part(end.physical_offset, size_max) is not None
+        if is_cold or self._may_have_copy(end):
             return self._end_later(end, on_ended, args)
-        self._end(end, view, on_ended, args)
+        self._end(end, self._half_of(end), on_ended, args)
         return None
+
+    def _may_have_copy(self, end: End) -> bool:
+        """Whether a newer copy of a half message may be among those that were not read yet."""
+        return self._has_earlier and not self.ledger.is_open(end.queue_offset)
 
     async def _end_later(
         self, end: End, on_ended: Callable[..., None], args: tuple[object, ...]
     ) -> None:
-        await self._load_earlier()
+        await self.queues.fetched_message(end.physical_offset)
+        # Before others are read: most forged requests end here.
+        self._half_of(end)
+        if self._may_have_copy(end):
+            await self._load_earlier()
         self._end(end, self._half_of(end), on_ended, args)
 
     def _end(
@@ -428,7 +447,7 @@ class Transactions:
 
     async def resume(self, position: PhysicalOffset) -> None:
         """Restart the checks of an abandoned half message; raises RemoteError."""
-        view = self.queues.message_at(position)
+        view = await self.queues.fetched_message(position)
         if view is None or view.topic not in {CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC}:
             raise RemoteError.system(f"no open or abandoned half message at {position}")
         await self._load_earlier()
