@@ -468,6 +468,46 @@ async def test_a_promotion_whose_claim_is_still_there_is_resumed(tmp_path: Path)
 
 
 @virtual_time()
+async def test_a_promotion_whose_claim_is_final_somewhere_is_completed(tmp_path: Path) -> None:
+    """The old master has ended it elsewhere, but is replaced by the final claim all the same."""
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        network, old, new = replicas.network, replicas.host_of(0), replicas.host_of(1)
+        network.partition(old, new)
+        assert (await replicas.promote(1)).code == SUCCESS
+        network.partition(old, "10.0.1.1")
+        for number in (1, 2):
+            replicas.nameserver_disks[number].fail_writes()
+        await until_final(replicas, 0)
+        for number in (1, 2):
+            network.partition(new, f"10.0.1.{number + 1}")
+            replicas.nameserver_disks[number].heal()
+        await asyncio.sleep(50)
+        for number in (1, 2):
+            left = await claim_at(replicas, number)
+            assert left is not None
+            assert not left.epoch
+        assert [number for number in range(2) if accepts(replicas, number)] == [0]
+        for number in (1, 2):
+            network.join(new, f"10.0.1.{number + 1}")
+        await until_accepting(replicas, 1)
+        network.heal()
+        await wait_until(lambda: replicas.role(0) == SLAVE, 30)
+        await asyncio.sleep(30)
+        assert [number for number in range(2) if accepts(replicas, number)] == [1]
+
+
+async def until_final(replicas: PromotableBrokers, nameserver: int) -> None:
+    """Wait until a name server has a claim that is not pending."""
+    for _ in range(400):
+        claim = await claim_at(replicas, nameserver)
+        if claim is not None and not claim.pending:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("the claim remains pending")
+
+
+@virtual_time()
 async def test_a_promoted_slave_that_is_fenced_before_it_starts_is_a_slave(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)

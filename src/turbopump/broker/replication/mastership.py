@@ -308,8 +308,11 @@ class Mastership:
         """Return why a promotion must not be completed; None if it may.
 
         Once its claim was removed from too many name servers, the old master may accept writes, and
-        must not be replaced by a promotion that its operator believes to be over.
+        must not be replaced by a promotion that its operator believes to be over. But a final claim
+        replaces it in any case: without this broker, there would be no master.
         """
+        if own in found.claims:
+            return None
         count = len(self._claims.servers)
         if is_majority(sum(is_of(own, claim) for claim in found.claims), count):
             return None
