@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -144,25 +144,11 @@ def translate_disk_errors(call: Callable[P, T]) -> Callable[P, T]:
         try:
             return call(*args, **kwargs)
         except OSError as error:
-            raise _disk_failed(error) from error
+            raise disk_failed(error) from error
 
     return named
 
 
-def translate_disk_errors_of_steps(
-    search: Callable[P, Iterator[T]],
-) -> Callable[P, Iterator[T]]:
-    """Do the same for each step of a search."""
-
-    @wraps(search)
-    def named(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        try:
-            yield from search(*args, **kwargs)
-        except OSError as error:
-            raise _disk_failed(error) from error
-
-    return named
-
-
-def _disk_failed(error: OSError) -> DiskFailed:
+def disk_failed(error: OSError) -> DiskFailed:
+    """Return the error for callers of the store."""
     return DiskFailed(f"the store's files cannot be read or deleted: {error}")

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Self
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from turbopump.errors import InvalidArgument, StoreClosed, WriteRefused
 from turbopump.machine import Machine
@@ -30,12 +31,7 @@ from turbopump.store.directory import StoreDirectory
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Entry, Listener, Watches
 from turbopump.store.entry_batch import BATCH_TYPES
 from turbopump.store.flush import Flusher, done
-from turbopump.store.health import (
-    Health,
-    refusal,
-    translate_disk_errors,
-    translate_disk_errors_of_steps,
-)
+from turbopump.store.health import Health, disk_failed, refusal, translate_disk_errors
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.log_scan import scan
 from turbopump.store.losses import check_files
@@ -76,6 +72,33 @@ _AfterCut = tuple[Listener | None, Watches, dict[QueueKey, QueueOffset]]
 """What a store that is opened again after a cut has to know: listener, watches, ends of queues."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _search(
+    steps_of: Callable[Concatenate[Store, P], Iterator[T]],
+) -> Callable[Concatenate[Store, P], Iterator[T]]:
+    """Make a search raise `DiskFailed` in place of OSError, and `StoreClosed` once it is over.
+
+    That is when its files were closed between two steps, even if the store is open again.
+    """
+
+    @wraps(steps_of)
+    def named(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        opening = self._opening
+        try:
+            for step in steps_of(self, *args, **kwargs):
+                yield step
+                self._check_open()
+                if self._opening != opening:
+                    raise StoreClosed("the store was closed and opened again during the search")
+        except OSError as error:
+            raise disk_failed(error) from error
+
+    return named
+
+
 class Store:
     """An open store. Get one from `open`; `close` it or use it in a ``with`` statement."""
 
@@ -86,6 +109,8 @@ class Store:
         self.steady_clock = SteadyClock(machine.clock)
         self._directory = StoreDirectory(directory, machine.files)
         self._open_files = OpenFiles(machine.files, config.open_files_max)
+        self._opening = 0
+        """How often the files were opened."""
         self._make_files()
         self._make_workers()
         self._synchronous = config.flush.mode is FlushMode.SYNC
@@ -101,6 +126,7 @@ class Store:
 
     def _make_files(self) -> None:
         """Create the log, the queues and the index."""
+        self._opening += 1
         config, clock, spare = self.config, self._clock, self._directory.spare
         files, lock = self._machine.files, self._machine.background.lock()
         segments = Segments(self._directory.commit_log, config.segment_bytes, files, spare)
@@ -602,7 +628,7 @@ class Store:
         self._catch_up()
         return sorted((queue.topic, queue.queue_id) for queue in self._queues if queue.max_offset)
 
-    @translate_disk_errors_of_steps
+    @_search
     def find_offset(
         self, topic: str, queue_id: int, timestamp_ms: int
     ) -> Iterator[QueueOffset | Cold]:
@@ -628,7 +654,7 @@ class Store:
         queue = self._queue(topic, queue_id)
         return None if queue is None else result_of(store_timestamp_at(self._log, queue, offset))
 
-    @translate_disk_errors_of_steps
+    @_search
     def find_marks(
         self, topic: str, queue_ids: Sequence[int], offsets: Sequence[int]
     ) -> Iterator[tuple[list[int], list[int]] | Cold]:
@@ -650,7 +676,7 @@ class Store:
         unit = None if queue is None else queue.unit(offset)
         return unit is not None and unit[0] < self._log.written - self.config.limits.recent_bytes
 
-    @translate_disk_errors_of_steps
+    @_search
     def find_message(self, position: PhysicalOffset) -> Iterator[memoryview | Cold | None]:
         """Find the message that begins at a position of the log, as its offset id names it.
 
@@ -669,16 +695,13 @@ class Store:
         for is_found in begins_record(self._log, queue, entry, self._cold_reads, limits):
             if is_found is None or isinstance(is_found, Cold):
                 yield is_found
-                self._check_open()
             elif is_found:
                 yield self._log.view(position, entry.size)
 
     def _fetched_first(self, position: int) -> Iterator[Cold]:
-        """Yield what to fetch before the record at a position is read."""
+        """Return what to fetch before the record at a position is read."""
         size_max = self.config.record_bytes_max
-        for cold in self._cold_reads.record(position, size_max, self.config.limits):
-            yield cold
-            self._check_open()
+        return self._cold_reads.record(position, size_max, self.config.limits)
 
     def message_at(self, position: PhysicalOffset) -> memoryview | None:
         """Return the message that `find_message` finds, without pausing for others."""
@@ -696,7 +719,7 @@ class Store:
         """Report a message whose body was found to be damaged."""
         self.damage.bad_message(self._log.path_at(position), position, reason)
 
-    @translate_disk_errors_of_steps
+    @_search
     def find_by_key(
         self,
         topic: str,
@@ -718,7 +741,6 @@ class Store:
         for found in self._index.search(topic, key, count_max, begin_ms, end_ms, entries_max):
             if found is None:
                 yield None
-                self._check_open()
             else:
                 messages: list[memoryview] = []
                 for position in found.positions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from tempfile import NamedTemporaryFile
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from store_work import log_of, queues_of
+from turbopump.errors import StoreClosed
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES, closing
 from turbopump.message import PhysicalOffset
@@ -96,6 +97,37 @@ def drained(
         assert outcome.next_offset > position
         position = outcome.next_offset
     return found
+
+
+SEARCHES: dict[str, Callable[[Store], Iterator[object]]] = {
+    "time": lambda store: store.find_offset("Topic", 0, 1),
+    "marks": lambda store: store.find_marks("Topic", [0], [0]),
+    "position": lambda store: store.find_message(PhysicalOffset(0)),
+    "key": lambda store: store.find_by_key("Topic", "k", 9, 0, 1 << 60),
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_search_ends_when_the_store_is_closed_or_cut(
+    search: Callable[[Store], Iterator[object]], is_cut: bool
+) -> None:
+    disk = Disk()
+    with Store.open(ROOT, CONFIG, machine_of(disk)) as store:
+        for _ in range(30):
+            store.append([record(b"x" * 9_000, KEYS="k")])
+        last = store.last_message()
+    with Store.open(ROOT, CONFIG, machine_of(disk)) as store:
+        disk.drop_caches("*/commitlog/*")
+        steps = search(store)
+        paused = next(steps)
+        assert paused is None or isinstance(paused, Cold)
+        if is_cut:
+            store.cut(last)
+        else:
+            store.close()
+        with pytest.raises(StoreClosed):
+            list(steps)
 
 
 @pytest.mark.parametrize("seed", range(4))
