@@ -38,6 +38,7 @@ OWNERS = {
     "client/blocking.py": "closes a client that was not closed, at the end of the process",
     "client/push_consumer.py": "closing: whoever closes waits for it",
     "client/worker.py": "functions: their caller waits for them; closing: as does that of close",
+    "cli/worker_process.py": "the ends of workers and processes: awaited by their starter",
     "filter_server/sandbox.py": "batches: awaited by the pull, and over when the process ends",
     "client/delivery/workers.py": "calls of listeners: watched; a check while calls wait",
     "client/concurrent_calls.py": "requests to several brokers: awaited together",

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from turbopump.cli.broker import app as broker_app
 from turbopump.cli.nameserver import nameserver
 from turbopump.cli.standalone import standalone
+from turbopump.cli.worker import worker
 from turbopump.version import __version__
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ app = typer.Typer(
 for command in (standalone, nameserver):
     app.command()(command)
 app.add_typer(broker_app, name="broker")
+app.command()(worker)
 
 SUB_APPS = {
     "cluster": ("turbopump.cli.cluster", "Show clusters and the state of their brokers."),

@@ -590,6 +590,15 @@ class Worker(Serving[worker.Worker]):
     @built_by(worker.Worker)
     def __init__(self) -> None: ...
 
+    @property
+    def groups(self) -> list[str]:
+        """The consumer groups of the functions."""
+        return self._client.groups
+
+    @documented_by(worker.Worker.connect_to)
+    def connect_to(self, nameserver: str | Sequence[str]) -> None:
+        self._client.connect_to(nameserver)
+
 
 def run(
     *handlers: Handler[..., Any],

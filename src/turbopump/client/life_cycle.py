@@ -122,8 +122,10 @@ def _not_running(what: str) -> NotRunning:
 
 
 @contextmanager
-def stop_signals(begin: Callable[[], object]) -> Iterator[None]:
-    """Stop in an orderly way on the first signal, and end the process on the second.
+def stop_signals(
+    begin: Callable[[], object], kill: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """Stop in an orderly way on the first signal; on the second, call ``kill`` and end the process.
 
     Handlers belong to the main thread, so elsewhere this does nothing. Only Python's own handlers
     are replaced: the program, or a framework that runs it, may have installed others, and an
@@ -137,6 +139,7 @@ def stop_signals(begin: Callable[[], object]) -> Iterator[None]:
     def handle(number: int, _: FrameType | None) -> None:
         nonlocal is_begun
         if is_begun:
+            kill()
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         is_begun = True

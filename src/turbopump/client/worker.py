@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import functools
 import inspect
 import logging
@@ -27,6 +28,7 @@ from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.send_hooks import SendHook
 from turbopump.client.shared_sessions import client_config
+from turbopump.errors import ClientError
 from turbopump.machine.threads import DaemonThreads
 from turbopump.wire.record import MessageView
 
@@ -52,10 +54,17 @@ class Worker(ServingLifeCycle):
         send_hooks: Sequence[SendHook] = (),
     ) -> None:
         super().__init__()
-        groups = grouped(handlers)
-        config = client_config(nameserver, namespace, client, None)
-        sending = checked_hooks("send_hooks", send_hooks, "before_send", "after_send")
-        self._producer = Producer(groups[0].group, client=config, hooks=sending)
+        self._groups = grouped(handlers)
+        self._hooks = hooks
+        self._send_hooks = checked_hooks("send_hooks", send_hooks, "before_send", "after_send")
+        self._threads_max = sum(group.settings.concurrency for group in self._groups)
+        self._threads: DaemonThreads | None = None
+        """Runs plain functions while the worker runs; results are published on the loop."""
+        self._use(client_config(nameserver, namespace, client, None))
+
+    def _use(self, config: ClientConfig) -> None:
+        self._config = config
+        self._producer = Producer(self._groups[0].group, client=config, hooks=self._send_hooks)
         self._consumers = [
             PushConsumer(
                 group.group,
@@ -66,14 +75,27 @@ class Worker(ServingLifeCycle):
                 concurrency=group.settings.concurrency,
                 max_attempts=group.settings.max_attempts,
                 listening=group.settings.listening,
-                hooks=hooks,
+                hooks=self._hooks,
                 client=config,
             )
-            for group in groups
+            for group in self._groups
         ]
-        self._threads_max = sum(group.settings.concurrency for group in groups)
-        self._threads: DaemonThreads | None = None
-        """Runs plain functions while the worker runs; results are published on the loop."""
+
+    @property
+    def groups(self) -> list[str]:
+        """The consumer groups of the functions."""
+        return [group.group for group in self._groups]
+
+    def connect_to(self, nameserver: str | Sequence[str]) -> None:
+        """Replace the name servers given to the constructor; only before the start.
+
+        ::
+
+            worker.connect_to("10.0.0.1:9876;10.0.0.2:9876")
+        """
+        if self._threads is not None:
+            raise ClientError("this Worker is running: call connect_to() before start()")
+        self._use(dataclasses.replace(self._config, nameserver=nameserver))
 
     # --- life cycle -------------------------------------------------------------------------------
 
