@@ -6,7 +6,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -217,20 +216,35 @@ class Consumption:
         found = await gather_by_key([each for each in queues if each in locked], self._gain_one)
         return [owned for owned in found.values() if owned is not None]
 
-    async def begin(self, gained: Mapping[str, Sequence[OwnedQueue]]) -> None:
+    async def begin(self, changed: Iterable[str]) -> None:
         """Announce subscriptions of topics that have changed, then pull the queues gained.
 
         Brokers must know the version of a subscription first.
         """
-        for topic in gained:
+        gained = self._unpulled()
+        topics = {*changed, *(owned.queue.topic for owned in gained)}
+        for topic in topics:
             self._refresh_subscription(topic)
             count = sum(queue.topic == topic for queue in self.owned)
             self._limits[topic] = self._settings.flow.of_queue(count)
         try:
-            await self._session.heartbeat()
+            if topics:
+                await self._session.heartbeat()
         finally:
             # Whatever happened: no other member pulls the queues owned here.
-            self._pull_all(chain.from_iterable(gained.values()))
+            for owned in self._unpulled():
+                self._pull(owned)
+
+    def begin_soon(self, changed: Iterable[str]) -> None:
+        """Do as `begin` without waiting for it: the caller is cancelled."""
+        self._tasks.start(self.begin(set(changed)))
+
+    def _unpulled(self) -> list[OwnedQueue]:
+        return [
+            owned
+            for owned in self.owned.values()
+            if not owned.is_dropped and owned not in self._pullers
+        ]
 
     def restart_pulls(self, topic: str) -> None:
         """Pull with the current subscription; cancel pulls held with the old one."""
@@ -239,11 +253,6 @@ class Consumption:
                 puller.cancel()
                 if owned.last_pulled is not None:
                     owned.last_pulled = owned.last_pulled.with_other_filter()
-                self._pull(owned)
-
-    def _pull_all(self, gained: Iterable[OwnedQueue]) -> None:
-        for owned in gained:
-            if not owned.is_dropped:
                 self._pull(owned)
 
     def _pull(self, owned: OwnedQueue) -> None:

@@ -69,6 +69,8 @@ class Rebalancer:
         self._balancing = asyncio.Lock()
         self._soon_left = SOON_MAX
         self._look_soon = False
+        self._changed: set[str] = set()
+        """The topics of which queues were gained or lost in this round."""
         self._members_at: dict[str, Sequence[str]] = {}
         """The group's members in this round, by address of the broker that reported them."""
         self._asking: dict[str, asyncio.Lock] = {}
@@ -112,17 +114,23 @@ class Rebalancer:
         await self._lose(
             [each for each in owned if each.is_leaving or each.queue.topic not in topics]
         )
-        changed = await gather_by_key(sorted(topics), self._balance_topic)
-        gained = {topic: queues for topic, queues in changed.items() if queues is not None}
-        if gained:
-            # Last, and with one heartbeat: a consumer that starts gets its first messages when all
-            # topics are looked up.
-            await self._owner.begin(gained)
-
-    async def _balance_topic(self, topic: str) -> list[OwnedQueue] | None:
-        """Return the queues gained, to be pulled; None if nothing has changed."""
+        self._changed.clear()
         try:
-            return await self._take_share(topic)
+            errors = await gather_by_key(sorted(topics), self._balance_topic)
+        except asyncio.CancelledError:
+            # No other member pulls what was gained so far.
+            self._owner.begin_soon(self._changed)
+            raise
+        # Last, and with one heartbeat: a consumer that starts gets its first messages when all
+        # topics are looked up.
+        await self._owner.begin(self._changed)
+        for error in filter(None, errors.values()):
+            raise error
+
+    async def _balance_topic(self, topic: str) -> Exception | None:
+        """Gain and lose queues of a topic; return the error if it failed because of a bug."""
+        try:
+            await self._take_share(topic)
         except NoRoute as error:
             # It has no messages yet, or its broker has not registered it yet.
             is_retry = topic.startswith(RETRY_PREFIX)
@@ -133,12 +141,14 @@ class Rebalancer:
             # Keep the owned queues: missing information is no reason to stop consuming.
             what, asked = "queues of %s for %s not balanced", self._asked_at.get(topic, "")
             self._session.warn(_log, asked, error, what, topic, self._group)
+        except Exception as error:  # noqa: BLE001 - raised when the other topics are balanced
+            return error
         return None
 
-    async def _take_share(self, topic: str) -> list[OwnedQueue] | None:
+    async def _take_share(self, topic: str) -> None:
         wanted = await self._share(topic)
         if wanted is None:
-            return None
+            return
         table = self._owner.owned
         now_ms = self._session.clock.monotonic_ms()
         pulled = {
@@ -148,10 +158,9 @@ class Rebalancer:
         lost = await self._lose([table[queue] for queue in to_lose])
         # A queue that could not be released is still in the table and must not be gained twice.
         gained = await self._owner.gain([queue for queue in to_gain if queue not in table])
-        if not lost and not gained:
-            return None
-        _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)
-        return gained
+        if lost or gained:
+            self._changed.add(topic)
+            _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)
 
     async def _lose(self, owned: Iterable[OwnedQueue]) -> list[MessageQueue]:
         """Lose queues; return those that were released."""

@@ -16,6 +16,7 @@ from turbopump.client.push_consumer import PushConsumer
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -358,3 +359,59 @@ async def test_concurrent_rebalances_gain_a_queue_once(tmp_path: Path) -> None:
             await send(world, [b"x"] * 8, topic="T2")
             await sleep_ms(5000)
         assert seen.count == 10
+
+
+@virtual_time()
+async def test_queues_gained_are_pulled_even_if_the_round_is_cancelled(tmp_path: Path) -> None:
+    is_sharing = False
+
+    def strategy(
+        queues: Sequence[MessageQueue], members: Sequence[str], me: str
+    ) -> Sequence[MessageQueue]:
+        return queues if is_sharing else ()
+
+    def stop_broker(address: str, command: Command) -> None:
+        is_asked = command.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP
+        if is_sharing and is_asked and address == stopped:
+            world.network.partition("10.0.1.1", address.partition(":")[0])
+
+    async with cluster(tmp_path, names=BROKERS) as world:
+        stopped = world.brokers["b"].address
+        await world.make_topic("T", "a")
+        await world.make_topic("U", "b")
+        seen, session = Seen(), world.session(hooks=[Recorder(refuse=stop_broker)])
+        topics = {"T": "*", "U": "*"}
+        async with consuming(
+            world, seen, session=session, subscriptions=topics, strategy=strategy
+        ) as consumer:
+            running = consumer._running
+            assert running is not None
+            # Until the rounds of the start are over.
+            await sleep_ms(10_000)
+            is_sharing = True
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(running.rebalancer.balance(), 1)
+            await send(world, [b"x"], to=QUEUE)
+            await wait_until(lambda: seen.count == 1, 10)
+
+
+@virtual_time()
+async def test_a_bug_met_with_one_topic_does_not_stop_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: str, command: Command) -> None:
+        is_query = command.code == RequestCode.QUERY_CONSUMER_OFFSET
+        if is_query and (command.ext_fields or {})["topic"] == "U":
+            raise RuntimeError("a bug")
+
+    async with cluster(tmp_path) as world:
+        for topic in "TU":
+            await world.make_topic(topic)
+        seen, session = Seen(), world.session(hooks=[Recorder(refuse=refuse)])
+        async with consuming(world, seen, session=session, subscriptions={"V": "*"}) as consumer:
+            async with asyncio.TaskGroup() as group:
+                for topic in "TU":
+                    group.create_task(consumer.subscribe(topic))
+            await wait_until(lambda: "rebalance failed and is started again" in caplog.text)
+            await send(world, [b"x"], to=QUEUE)
+            await wait_until(lambda: seen.count == 1, 10)
