@@ -36,3 +36,23 @@ def test_a_log_limit_tells_a_limited_number_of_keys_apart() -> None:
     clock.advance_ns(LOGGED_AGAIN_MS * 1_000_000)
     assert limit.is_due("one more")
     assert limit.is_due(0)
+
+
+class CountedKey:
+    """Counts how often keys are looked up or copied."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        CountedKey.lookups += 1
+        return id(self)
+
+
+def test_further_keys_cost_no_more_than_the_first() -> None:
+    clock = VirtualClock()
+    limit, keys = LogLimit(clock), [CountedKey() for _ in range(KEYS_MAX)]
+    assert all(map(limit.is_due, keys))
+    CountedKey.lookups = 0
+    further = [CountedKey() for _ in range(100)]
+    assert not any(map(limit.is_due, further))
+    assert CountedKey.lookups <= 5 * len(further)

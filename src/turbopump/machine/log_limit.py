@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Hashable
 
 from turbopump.clock import Clock
 
 LOGGED_AGAIN_MS = 60_000
 KEYS_MAX = 10_000
-"""How many things are told apart; further ones are not logged until a minute is over."""
+"""How many keys are remembered; further ones are not logged until the oldest is a minute old."""
 
 
 class LogLimit:
@@ -17,7 +18,8 @@ class LogLimit:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._logged_ms: dict[Hashable, int] = {}
+        # What was logged within a minute, the oldest first.
+        self._logged_ms: OrderedDict[Hashable, int] = OrderedDict()
 
     def log(self, key: Hashable, log: logging.Logger, level: int, text: str, *args: object) -> None:
         """Log at a level, or as DEBUG if something of the same key was logged within a minute."""
@@ -25,14 +27,10 @@ class LogLimit:
 
     def is_due(self, key: Hashable) -> bool:
         """Whether to log something of this key now; if so, not again for a minute."""
-        now_ms = self._clock.monotonic_ms()
-        logged_ms = self._logged_ms.get(key)
-        if logged_ms is not None and now_ms - logged_ms < LOGGED_AGAIN_MS:
+        now_ms, logged = self._clock.monotonic_ms(), self._logged_ms
+        while logged and now_ms - next(iter(logged.values())) >= LOGGED_AGAIN_MS:
+            logged.popitem(last=False)
+        if key in logged or len(logged) >= KEYS_MAX:
             return False
-        if len(self._logged_ms) >= KEYS_MAX:
-            old_ms = now_ms - LOGGED_AGAIN_MS
-            self._logged_ms = {each: ms for each, ms in self._logged_ms.items() if ms > old_ms}
-            if len(self._logged_ms) >= KEYS_MAX:
-                return False
-        self._logged_ms[key] = now_ms
+        logged[key] = now_ms
         return True
