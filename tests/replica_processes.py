@@ -198,7 +198,7 @@ class Load:
 
 
 async def until(fact: Callable[[], object]) -> None:
-    await wait_until(fact, DEADLINE_S, check_every_s=0.02)
+    await wait_until(fact, DEADLINE_S, interval=0.02)
 
 
 @asynccontextmanager

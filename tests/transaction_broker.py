@@ -128,7 +128,7 @@ class World:
 @asynccontextmanager
 async def transaction_world(decide: Decide = half_stored) -> AsyncIterator[World]:
     """Run a broker in virtual time, which is its own name server."""
-    network = MemoryNetwork(LinkQuality(jitter_ms=0, cut_chance=0))
+    network = MemoryNetwork(LinkQuality(jitter=0, cut_chance=0))
     broker = TransactionBroker(decide)
     config = ServerConfig("10.0.0.1", 10911)
     clock = virtual_loop().clock

@@ -132,7 +132,7 @@ def body_difference(code: int, ours: bytes, theirs: bytes) -> str | None:
 @virtual_time()
 async def test_the_original_s_conversation(tmp_path: Path) -> None:
     loop = virtual_loop()
-    loop.clock.jump_wall(RECORDED_FROM_MS - loop.clock.now_ms())
+    loop.clock.jump_wall((RECORDED_FROM_MS - loop.clock.now_ms()) / 1000)
     network = MemoryNetwork()
     router = Router({code: as_recorded(name) for code, name in CLIENT.items()})
     pool = ConnectionPool(network.host("10.0.0.7"), router=router, clock=loop.clock)

@@ -104,7 +104,9 @@ def mutated_stream(draw: st.DrawFn) -> bytes:
 @given(st.lists(mutated_stream(), min_size=1, max_size=4), st.integers(0, 1000))
 def test_no_stream_of_bytes_harms_the_server(streams: list[bytes], seed: int) -> None:
     async def main() -> None:
-        async with world(limits=SMALL, quality=LinkQuality(1, 5, 0.5)) as here:
+        async with world(
+            limits=SMALL, quality=LinkQuality(latency=0.001, jitter=0.005, cut_chance=0.5)
+        ) as here:
             other = await here.connect()
             peers = [await here.connect_raw("fuzzer") for _ in streams]
             for peer, stream in zip(peers, streams, strict=True):
@@ -126,7 +128,7 @@ def test_no_stream_of_bytes_harms_the_server(streams: list[bytes], seed: int) ->
 @given(mutated_stream(), st.integers(0, 1000))
 def test_no_stream_of_bytes_harms_a_client(stream: bytes, seed: int) -> None:
     async def main() -> None:
-        async with world(quality=LinkQuality(1, 5, 0.5)) as here:
+        async with world(quality=LinkQuality(latency=0.001, jitter=0.005, cut_chance=0.5)) as here:
             peers: list[RawPeer] = []
 
             def accept() -> RawPeer:

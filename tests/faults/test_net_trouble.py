@@ -86,7 +86,9 @@ class Trouble:
 
 
 async def hours_of_trouble(calls_each: int) -> Trouble:
-    async with world(limits=SMALL, quality=LinkQuality(2, 30, 0.3)) as here:
+    async with world(
+        limits=SMALL, quality=LinkQuality(latency=0.002, jitter=0.03, cut_chance=0.3)
+    ) as here:
         trouble = Trouble(here, calls_each)
         await trouble.run()
     assert here.network.open_connections == 0

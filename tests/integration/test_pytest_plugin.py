@@ -282,7 +282,7 @@ def test_the_server_serves_blocking_clients_and_restarts(pytester: pytest.Pytest
             assert turbopump_server.dead_letters("nobody") == []
             assert turbopump_server.retrying("nobody") == []
             with pytest.raises(AssertionError, match="topic orders: 2 messages"):
-                turbopump_server.until(lambda: turbopump_server.messages("other"), timeout_s=0.05)
+                turbopump_server.until(lambda: turbopump_server.messages("other"), timeout=0.05)
             turbopump_server.until(lambda: turbopump_server.messages("orders"))
         """,
     )

@@ -197,14 +197,14 @@ async def test_messages_only_the_slave_has_are_truncated_and_saved_aside(
         await cluster.until_copied()
         common = cluster.master.store.flushed_end
         assert common == cluster.master.store.written_end
-        cluster.disk(MASTER).sync_ms = 10_000_000
+        cluster.disk(MASTER).sync_time = 10000
         await cluster.fill(lost, text="lost")
         await cluster.until(lambda: cluster.slave().store.written_end > common)
         await cluster.until_copied()
         tail = log_bytes(cluster.slave(), common)
         assert (len(tail) > COMPARED_BYTES) == (lost > 5)
         cluster.network.partition("10.0.0.1", "10.0.0.2")
-        cluster.disk(MASTER).sync_ms = 0
+        cluster.disk(MASTER).sync_time = 0
         await cluster.crash(MASTER, lose_unflushed=True)
         await cluster.start_broker(MASTER)
         assert cluster.master.store.written_end == common
@@ -418,7 +418,7 @@ async def test_a_slave_is_sent_what_is_not_in_memory_while_others_are_served(
         await cluster.start_broker(MASTER)
         disk = cluster.disk(MASTER)
         disk.drop_caches()
-        disk.read_ms = 500
+        disk.read_time = 0.5
         slave = asyncio.create_task(cluster.start_broker(SLAVE))
         await wait_until(lambda: disk.operations["fetch"] > 0)
         begun_ms = virtual_loop().clock.monotonic_ms()

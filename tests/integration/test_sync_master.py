@@ -34,7 +34,7 @@ async def test_acknowledged_messages_are_on_the_slave(tmp_path: Path, flush: str
     async with log_replicas(tmp_path, settings={**SYNC, "flushDiskType": flush}) as cluster:
         await connected(cluster)
         if flush == "SYNC_FLUSH":
-            cluster.disk(SLAVE).sync_ms = 50
+            cluster.disk(SLAVE).sync_time = 0.05
         async with client_of(cluster.network, cluster.master.address) as client:
             for _ in range(5):
                 begin = virtual_loop().time()

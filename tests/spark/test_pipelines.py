@@ -378,7 +378,7 @@ def test_lag_is_sampled_stored_and_plotted(
         consumer.commit()
     with Admin(broker.nameserver) as admin:
         wait_for(lambda: admin.groups.progress(group, name).lag == 0)
-        first = lag(spark, broker.nameserver, [group], samples=2, every_s=0.1, history=history)
+        first = lag(spark, broker.nameserver, [group], samples=2, interval=0.1, history=history)
         (own,) = [each for each in first.groups if each.topic == name]
         assert (own.samples, own.lag_max, own.lag_last, own.arrived) == (2, 0, 0, 0)
         for number in range(5):
@@ -404,8 +404,8 @@ def test_lag_is_sampled_stored_and_plotted(
     save_lag_plot(first, tmp_path / "first.png")
     with pytest.raises(InvalidArgument, match="samples must be a whole number, 1 or more, got 0"):
         lag(spark, broker.nameserver, samples=0)
-    with pytest.raises(InvalidArgument, match="every_s must be 0 or more seconds, got -1"):
-        lag(spark, broker.nameserver, every_s=-1)
+    with pytest.raises(InvalidArgument, match="interval must be at least 0 seconds"):
+        lag(spark, broker.nameserver, interval=-1)
     for wrong in ("soon", "", "1 month", "-1 seconds"):
         with pytest.raises(InvalidArgument, match=f"window must be a length .*, got {wrong!r}"):
             lag(spark, NOBODY, window=wrong)

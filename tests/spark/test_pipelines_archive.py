@@ -103,7 +103,7 @@ def test_each_message_is_archived_once_and_merging_loses_none(
             stop.set()
 
     # This time it would run forever.
-    second = archive(spark, path, source, every_s=0.5, watch=stop_when_done, stop=stop)
+    second = archive(spark, path, source, interval=0.5, watch=stop_when_done, stop=stop)
     assert second.rows == 10
     assert numbers(read_archive(spark, path)) == Counter(range(60))
 

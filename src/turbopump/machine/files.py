@@ -432,17 +432,21 @@ def write_file(files: Files, path: Path, data: bytes) -> None:
         files.write(fd, data, 0)
 
 
-def copy_file(files: Files, path: Path, new: Path) -> None:
-    """Write the same bytes under another name; they are not forced to disk."""
+def copy_file(files: Files, path: Path, new: Path, end: int | None = None) -> None:
+    """Write the same bytes under another name; they are not forced to disk.
+
+    Holes stay holes. With ``end``, what follows it becomes a hole.
+    """
     with (
         closing(files, files.open_to_read(path)) as source,
         closing(files, files.open_new(new)) as target,
     ):
         size = files.size(source)
         files.truncate(target, size)
-        for start, end in files.data_ranges(source, 0, size):
-            for at in range(start, end, _COPIED_AT_ONCE):
-                files.write(target, files.read(source, min(_COPIED_AT_ONCE, end - at), at), at)
+        copied = size if end is None else min(size, end)
+        for start, stop in files.data_ranges(source, 0, copied):
+            for at in range(start, stop, _COPIED_AT_ONCE):
+                files.write(target, files.read(source, min(_COPIED_AT_ONCE, stop - at), at), at)
 
 
 def copy_tree(files: Files, path: Path, new: Path) -> None:

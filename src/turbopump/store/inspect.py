@@ -160,7 +160,7 @@ def inspect(
         min_offset=log.entries.min_offset,
         max_offset=log.entries.end,
         messages=sum(segment.messages for segment in log.segments),
-        checkpoint=read_checkpoint(files, directory / "checkpoint"),
+        checkpoint=log.checkpoint,
         segments=log.segments,
         queues=queues,
         index=index,
@@ -176,6 +176,7 @@ class _LogSummary:
         self.segments: list[SegmentReport] = []
         self.damage: list[Damage] = []
         self.entries = LogEntries(files, directory)
+        self.checkpoint = read_checkpoint(files, directory / "checkpoint")
         found = numbered_files(files, directory / "commitlog", [])
         self.entries.min_offset = self.entries.end = found[0][1] if found else 0
         seen: dict[int, tuple[int, int, MessageView]] = {}
@@ -314,11 +315,12 @@ def _queue(
 def _check_complete(
     path: Path, topic: str, number: int, entered: list[Units], log: _LogSummary, crashed: bool
 ) -> None:
-    missing = log.entries.missing(topic, number, entered)
+    # What was stored last before a crash is entered by the next start.
+    known_to = log.checkpoint.queues_end if crashed else log.entries.end
+    missing = log.entries.missing(topic, number, entered, known_to)
     if missing:
         at = sum(len(units) for units in entered) * UNIT_BYTES
-        note = ": the next start enters them" if crashed else ""
-        reason = f"{missing} messages of the log are not entered{note}"
+        reason = f"{missing} messages of the log are not entered"
         log.damage.append(Damage(str(path), at, reason))
 
 

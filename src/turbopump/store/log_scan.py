@@ -67,7 +67,7 @@ def scan_runs(
             entry = good_entry(view, at, base, check_crc)
             if entry is None or base + at + entry.size > limit:
                 break
-            if end is None and _may_be_torn(view, at, base, entry, synced_to):
+            if end is None and may_be_torn(view, at, base, entry, synced_to):
                 break
             yield entry
             at += entry.size
@@ -170,7 +170,7 @@ def good_entry(view: memoryview, at: int, base: int, check_crc: bool) -> RecordE
     return entry if is_topic_name(entry.topic) else None
 
 
-def _may_be_torn(
+def may_be_torn(
     view: memoryview, at: int, base: int, entry: RecordEntry, synced_to: int | None
 ) -> bool:
     """Whether pages of a record may never have reached the disk.

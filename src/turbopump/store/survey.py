@@ -152,11 +152,16 @@ class LogEntries:
                 text = f"unit of offset {first + begin} {reason}{more}"
                 yield Damage(path, begin * UNIT_BYTES, text)
 
-    def missing(self, topic: str, queue_id: int, entered: list[Units]) -> int:
-        """Count the messages of a queue that no unit points to."""
+    def missing(self, topic: str, queue_id: int, entered: list[Units], known_to: int) -> int:
+        """Count the messages of a queue that no unit points to.
+
+        Those after the last unit count only up to a position.
+        """
         positions = self._of(topic, queue_id)[:, 0]
         found = [units["physical_offset"].astype(np.int64) for units in entered]
-        return int(np.count_nonzero(~np.isin(positions, np.concatenate([*found, positions[:0]]))))
+        known = np.concatenate([*found, positions[:0]])
+        due = (positions < known_to) | (positions < known.max(initial=0))
+        return int(np.count_nonzero(due & ~np.isin(positions, known)))
 
 
 def used_units(files: Files, path: Path) -> tuple[Units, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from turbopump.durations import Duration, as_milliseconds
+
 START_EPOCH_MS = 1_700_000_000_000
 """The wall-clock time when virtual time begins: always the same, so runs can be compared."""
 
@@ -38,6 +40,6 @@ class VirtualClock:
         self._monotonic_ms = self._monotonic_ns // _NS_PER_MS
         self.elapsed_s = self._monotonic_ns / 1e9
 
-    def jump_wall(self, by_ms: int) -> None:
-        """Set the wall clock forward or, with a negative number, back, as people and NTP do."""
-        self._wall_offset_ms += by_ms
+    def jump_wall(self, by: Duration) -> None:
+        """Set the wall clock forward or, with a negative duration, back, as people and NTP do."""
+        self._wall_offset_ms += round(as_milliseconds(by))

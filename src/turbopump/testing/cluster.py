@@ -50,7 +50,7 @@ _DEAF_LIMIT_S = 5.0
 BROKER_PORT = 10911
 _REQUEST_TIMEOUT_MS = 3000
 
-CALM = LinkQuality(jitter_ms=0, cut_chance=0)
+CALM = LinkQuality(jitter=0, cut_chance=0)
 """Little is left to chance, which saves time; set ``network.quality`` for worse links."""
 
 SMALL_FILES = {

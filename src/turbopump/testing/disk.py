@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
 
+from turbopump.durations import Duration, milliseconds
 from turbopump.machine import Machine
 from turbopump.machine.files import Files, Mapped, Space
 from turbopump.testing.background import VirtualBackground
@@ -51,7 +52,7 @@ class Disk(Files):
     ::
 
         cluster.disk().fail_writes()            # no space left on device
-        cluster.disk().sync_ms = 200            # a slow one, in virtual time
+        cluster.disk().sync_time = 0.2          # a slow one, in virtual time
         await cluster.crash(lose_unflushed=True)
 
     With ``random``, a power failure keeps some of what was not synced by chance, and `chances` may
@@ -60,10 +61,7 @@ class Disk(Files):
 
     def __init__(self, loop: VirtualTimeLoop | None = None, random: Random | None = None) -> None:
         self._locked_here: set[Path] = set()
-        self.sync_ms = 0
-        """How long a sync takes, in virtual time."""
-        self.read_ms = 0
-        """How long a read takes of what is not in memory, in virtual time; see `drop_caches`."""
+        self._sync_ms = self._read_ms = 0
         self.fullness = _FULLNESS
         """How much of it is in use: from 0.9 on, brokers refuse messages."""
         self.roomy: set[Path] = set()
@@ -117,13 +115,31 @@ class Disk(Files):
 
     def heal(self) -> None:
         """End all faults of the disk."""
-        self.sync_ms = self.read_ms = 0
+        self._sync_ms = self._read_ms = 0
         self.fullness = _FULLNESS
         self.capacity_bytes = None
         self.chances = Chances()
         self._faults.clear()
         self._is_stalled = False
         self.background.release()
+
+    @property
+    def sync_time(self) -> Duration:
+        """How long a sync takes, in virtual time."""
+        return self._sync_ms / 1000
+
+    @sync_time.setter
+    def sync_time(self, duration: Duration) -> None:
+        self._sync_ms = milliseconds("sync_time", duration, 0)
+
+    @property
+    def read_time(self) -> Duration:
+        """How long a read takes of what is not in memory, in virtual time; see `drop_caches`."""
+        return self._read_ms / 1000
+
+    @read_time.setter
+    def read_time(self, duration: Duration) -> None:
+        self._read_ms = milliseconds("read_time", duration, 0)
 
     @contextmanager
     def reads_succeeding(self) -> Iterator[None]:
@@ -138,7 +154,7 @@ class Disk(Files):
     @property
     def is_disturbed(self) -> bool:
         """Whether the disk has any fault."""
-        is_slow = self.sync_ms > 0 or self.read_ms > 0 or self._is_stalled
+        is_slow = self._sync_ms > 0 or self._read_ms > 0 or self._is_stalled
         is_full = self.fullness != _FULLNESS or self.capacity_bytes is not None
         return is_slow or is_full or bool(self._faults) or self.chances != Chances()
 
@@ -440,11 +456,11 @@ class Disk(Files):
                 node.sync()
 
     def _may_take_time(self) -> bool:
-        is_slow = self.sync_ms > 0 or self.read_ms > 0 or self.chances.sync_ms_max > 0
+        is_slow = self._sync_ms > 0 or self._read_ms > 0 or self.chances.sync_ms_max > 0
         return is_slow or self._is_stalled
 
     def _take_time(self) -> None:
-        milliseconds = self.sync_ms
+        milliseconds = self._sync_ms
         if self.random is not None and self.chances.sync_ms_max:
             milliseconds += self.random.randint(0, self.chances.sync_ms_max)
         self._take_time_of(milliseconds)
@@ -453,7 +469,7 @@ class Disk(Files):
 
     def _warm(self, file: MemoryFile, at: int, size: int) -> None:
         if file.warm(at, size):
-            self._take_time_of(self.read_ms)
+            self._take_time_of(self._read_ms)
 
     def _take_time_of(self, milliseconds: int) -> None:
         if not self._is_dead:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVarTuple
 
+from turbopump.durations import Duration, as_milliseconds
 from turbopump.machine.timers import Repeated
 from turbopump.testing.clock import VirtualClock
 
@@ -72,9 +73,9 @@ class BusyTimeClock:
         """Return the wall-clock time, which jumps where time is skipped."""
         return self._clock.now_ms() + self._wall_offset_ms
 
-    def jump_wall(self, by_ms: int) -> None:
-        """Set the wall clock forward or, with a negative number, back."""
-        self._wall_offset_ms += by_ms
+    def jump_wall(self, by: Duration) -> None:
+        """Set the wall clock forward or, with a negative duration, back."""
+        self._wall_offset_ms += round(as_milliseconds(by))
 
     def monotonic_ms(self) -> int:
         """Return milliseconds since virtual time began, without what was skipped."""

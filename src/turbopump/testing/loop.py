@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 
+from turbopump.durations import Duration, seconds
 from turbopump.machine.threads import DaemonThreads
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.idle_skipping import IdleSkipping, Timer, kind_of_timer
@@ -484,7 +485,7 @@ def virtual_loop() -> VirtualTimeLoop:
 
 
 async def wait_until(
-    predicate: Callable[[], object], timeout_s: float = 10.0, *, check_every_s: float = 0.005
+    predicate: Callable[[], object], timeout: Duration = 10, *, interval: Duration = 0.005
 ) -> None:
     """Wait for a condition, in virtual or real time; raises AssertionError on timeout.
 
@@ -492,12 +493,13 @@ async def wait_until(
     the condition may be one of time.
     """
     loop = asyncio.get_running_loop()
+    timeout_s, interval_s = seconds(timeout), seconds(interval, "interval")
     end = loop.time() + timeout_s
     while not predicate():
         if loop.time() >= end:
-            raise AssertionError(f"not true within {timeout_s} s: {described(predicate)}")
-        pause_s = check_every_s
+            raise AssertionError(f"not true within {timeout_s:g} s: {described(predicate)}")
+        pause_s = interval_s
         if isinstance(loop, VirtualTimeLoop):
             idle_s = min(loop.idle_s, _UNCHECKED_MAX_S, end - loop.time())
-            pause_s *= max(1, math.ceil(idle_s / check_every_s))
+            pause_s *= max(1, math.ceil(idle_s / interval_s))
         await asyncio.sleep(pause_s)

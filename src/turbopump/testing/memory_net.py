@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from random import Random
 from typing import TypeVar
 
+from turbopump.durations import Duration, as_milliseconds
 from turbopump.errors import ConnectFailed, InvalidArgument, ListenFailed
 from turbopump.net.network import Listener
 from turbopump.net.tls import ClientTls, ServerTls
@@ -28,21 +29,27 @@ _FREE_PORTS = range(40_001, 65_001)
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkQuality:
     """How bytes travel between hosts."""
 
-    latency_ms: float = 0.2
-    jitter_ms: float = 0.1
+    latency: Duration = 0.0002
+    jitter: Duration = 0.0001
     """Up to this much is added to the latency, by chance."""
 
     cut_chance: float = 0.1
     """How often bytes written together arrive in several chunks; 1 cuts as often as possible."""
 
+    latency_ms: float = field(init=False, repr=False, compare=False)
+    jitter_ms: float = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        for name in ("latency_ms", "jitter_ms"):
-            if getattr(self, name) < 0:
-                raise InvalidArgument(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("latency", "jitter"):
+            given = getattr(self, name)
+            found_ms = as_milliseconds(given)
+            if not found_ms >= 0:
+                raise InvalidArgument(f"{name} must be at least 0 seconds, got {given!r}")
+            object.__setattr__(self, f"{name}_ms", found_ms)
         if not 0 <= self.cut_chance <= 1:
             raise InvalidArgument(f"cut_chance must be 0 to 1, got {self.cut_chance}")
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from turbopump.broker.broker import Broker
 from turbopump.broker.config_keys import parse
+from turbopump.durations import Duration, seconds
 from turbopump.errors import NotRunning
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.loop import run
@@ -140,8 +141,9 @@ class RunningServer(cluster_state.ReadsState):
 
     # --- what is inside ---------------------------------------------------------------------------
 
-    def until(self, fact: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
+    def until(self, fact: Callable[[], object], timeout: Duration = TIMEOUT_S) -> None:
         """Wait until a condition holds; raises AssertionError on timeout."""
+        timeout_s = seconds(timeout)
         end_s = time.monotonic() + timeout_s
         while not fact():
             if time.monotonic() >= end_s:

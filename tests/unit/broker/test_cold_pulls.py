@@ -69,7 +69,7 @@ async def cold_broker(
     ):
         # Units of queues are 20 bytes for each message, and read by the loop.
         disk.drop_caches("*/commitlog/*")
-        disk.read_ms = READ_MS
+        disk.read_time = READ_MS / 1000
         yield broker, client, disk
         disk.heal()
 

@@ -166,7 +166,7 @@ async def test_delays_follow_elapsed_time_even_if_the_clock_is_set(
     async with running_broker(tmp_path) as (broker, client):
         await send_delayed(client, 4, b"before")
         await asyncio.sleep(6)
-        virtual_loop().clock.jump_wall(set_by_s * 1000)
+        virtual_loop().clock.jump_wall(set_by_s)
         if is_idle:
             await asyncio.sleep(6)
             await send_delayed(client, 4, b"after")
@@ -195,7 +195,7 @@ async def test_of_messages_stored_before_the_start_the_stored_times_count(
     async with running_broker(tmp_path) as (_, client):
         await send_delayed(client, 4)
         await asyncio.sleep(5)
-    virtual_loop().clock.jump_wall(set_by_s * 1000)
+    virtual_loop().clock.jump_wall(set_by_s)
     async with running_broker(tmp_path) as (broker, _):
         await asyncio.sleep(29.9)
         if set_by_s > 0:
@@ -215,7 +215,7 @@ async def test_setting_the_clock_delivers_no_message_of_an_earlier_run_early(
         await send_delayed(client, 4)
         await asyncio.sleep(5)
     async with running_broker(tmp_path) as (broker, _):
-        virtual_loop().clock.jump_wall(set_by_s * 1000)
+        virtual_loop().clock.jump_wall(set_by_s)
         await asyncio.sleep(24.8)
         assert delivered(broker) == 0
         await asyncio.sleep(0.4 if set_by_s > 0 else 35)
@@ -304,7 +304,7 @@ async def cold_delays(directory: Path, count: int) -> AsyncIterator[tuple[Broker
     disk.close_all()
     async with running_broker(directory, files=disk) as (broker, client):
         disk.drop_caches("*/commitlog/*")
-        disk.read_ms = 700
+        disk.read_time = 0.7
         yield broker, client, disk
         disk.heal()
 

@@ -288,7 +288,7 @@ async def test_a_message_due_during_the_deletion_does_not_undo_it() -> None:
         await asyncio.sleep(1)
         await send_delayed(client, "Later")
         await asyncio.sleep(0.5)
-        disk.sync_ms = 300
+        disk.sync_time = 0.3
         deletion = asyncio.create_task(delete_topic(client, "Later"))
         await asyncio.sleep(0.6)
         assert not deletion.done()

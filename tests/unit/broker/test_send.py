@@ -253,7 +253,7 @@ async def test_a_broker_that_does_not_accept_messages_yet(tmp_path: Path) -> Non
     async with running_broker(tmp_path, access=access) as (_, client):
         answer = await client.send()
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        clock.jump_wall(60_000)
+        clock.jump_wall(60)
         assert (await client.send()).code == ResponseCode.SUCCESS
 
 

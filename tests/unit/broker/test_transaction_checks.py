@@ -614,7 +614,7 @@ async def cold_halves(
         await asyncio.sleep(after_s)
         disk = disk_at(virtual_loop(), directory)
         disk.drop_caches("*/commitlog/*")
-        disk.read_ms = READ_MS
+        disk.read_time = READ_MS / 1000
         yield client, producer, places
         disk.heal()
         assert disk.operations["fetch"]

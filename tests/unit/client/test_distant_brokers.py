@@ -19,7 +19,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.testing import LinkQuality, virtual_time, wait_until
 
 QUEUES = 256
-FAR = LinkQuality(latency_ms=20, jitter_ms=0, cut_chance=0)
+FAR = LinkQuality(latency=0.02, jitter=0, cut_chance=0)
 FEW_ROUND_TRIPS_S = 1.0
 """25 of them; one for each queue would take more than 10 s."""
 

@@ -32,7 +32,7 @@ async def test_a_request_gets_its_response() -> None:
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=30), st.integers(0, 1000))
 def test_responses_are_matched_to_requests_in_any_order(delays: list[int], seed: int) -> None:
     async def main() -> None:
-        async with world(quality=LinkQuality(jitter_ms=20, cut_chance=0.8)) as here:
+        async with world(quality=LinkQuality(jitter=0.02, cut_chance=0.8)) as here:
             connection = await here.connect()
             calls = [slow(ms, str(i).encode()) for i, ms in enumerate(delays)]
             answers = await asyncio.gather(*(connection.request(call, 5000) for call in calls))

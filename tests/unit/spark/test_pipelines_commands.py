@@ -155,14 +155,14 @@ def test_options_of_an_archive_reach_it(called: Called) -> None:
         "maxOffsetsPerTrigger": "50",
         "tags": "paid",
     }
-    assert (named["checkpoint"], named["every_s"], named["format"]) == ("c", 60.0, "parquet")
+    assert (named["checkpoint"], named["interval"], named["format"]) == ("c", 60.0, "parquet")
     assert named["partition_by"] == ("topic", "hour")
     assert second[:2] == ("compact", ("x",))
 
 
 def test_an_archive_without_options(called: Called) -> None:
     ((name, (path, source), named),) = done(called, "archive", "orders", "--to", "x")
-    assert (name, path, named["every_s"], named["checkpoint"]) == ("archive", "x", None, None)
+    assert (name, path, named["interval"], named["checkpoint"]) == ("archive", "x", None, None)
     assert source == {"nameserver": NOBODY, "topics": "orders", "startingOffsets": "earliest"}
 
 
@@ -196,7 +196,7 @@ def test_options_of_the_others_reach_them(called: Called) -> None:
     (of_compact, of_smallest, of_lag, of_trace) = (named for _, _, named in called.calls)
     assert of_compact["target_bytes"] == 3 * 1024 * 1024 // 2
     assert of_smallest["target_bytes"] == 1
-    assert (of_lag["samples"], of_lag["every_s"], of_lag["window"]) == (3, 0.0, "1 day")
+    assert (of_lag["samples"], of_lag["interval"], of_lag["window"]) == (3, 0.0, "1 day")
     assert (of_lag["history"], called.calls[2][1][1:]) == ("h", (NOBODY, ["billing"]))
     source = {"nameserver": NOBODY, "topic": "t", "retries": "2"}
     assert (of_trace["window"], called.calls[3][1][1:]) == ("1 hour", (source,))

@@ -40,22 +40,21 @@ def test_spark_connect_is_rejected_with_advice(name: str, call: Callable[[Any], 
         call(connect_session)
 
 
-@pytest.mark.parametrize("every_s", [-1, float("nan"), float("inf"), 1e300, "3"])
-def test_bad_intervals_are_named(every_s: Any) -> None:
-    with pytest.raises(
-        InvalidArgument, match=re.escape(f"every_s must be 0 or more seconds, got {every_s!r}")
-    ):
-        pipelines.archive(no_session, "x", SOURCE, every_s=every_s)
-    with pytest.raises(
-        InvalidArgument, match=re.escape(f"every_s must be 0 or more seconds, got {every_s!r}")
-    ):
-        pipelines.lag(no_session, NOBODY, every_s=every_s)
+@pytest.mark.parametrize(
+    "interval", [-1, timedelta(seconds=-1), float("nan"), float("inf"), 1e300, "3"]
+)
+def test_bad_intervals_are_named(interval: Any) -> None:
+    error = re.escape("interval must be at least 0 seconds, as a number or a timedelta, got")
+    with pytest.raises(InvalidArgument, match=error):
+        pipelines.archive(no_session, "x", SOURCE, interval=interval)
+    with pytest.raises(InvalidArgument, match=error):
+        pipelines.lag(no_session, NOBODY, interval=interval)
 
 
 def test_lag_needs_an_interval() -> None:
     nothing: Any = None
-    with pytest.raises(InvalidArgument, match="every_s must be 0 or more seconds, got None"):
-        pipelines.lag(no_session, NOBODY, every_s=nothing)
+    with pytest.raises(InvalidArgument, match=r"interval must be at least 0 seconds.* got None"):
+        pipelines.lag(no_session, NOBODY, interval=nothing)
 
 
 @pytest.mark.parametrize("count", ["3", 1.5, 0, None])

@@ -175,7 +175,7 @@ async def test_a_store_that_closes_skips_reads_that_have_not_begun() -> None:
         store.append([record(bytes(12 * BLOCK_BYTES))])
     store = Store.open(ROOT, CONFIG, virtual_machine(disk))
     disk.drop_caches()
-    disk.read_ms = READ_MS
+    disk.read_time = READ_MS / 1000
     cold = store.cold_part(store.min_offset, 1)
     assert cold is not None
     (part,) = cold.parts

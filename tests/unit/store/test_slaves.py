@@ -55,7 +55,7 @@ async def test_a_message_is_not_read_before_all_of_it_is_on_disk(tmp_path: Path)
         stored(master, b"x" * 300)
         whole = bytes(master.raw(PhysicalOffset(0), 1 << 20) or b"")
     with Store.open(Path("/slave"), config, machine=virtual_machine(disk)) as slave:
-        disk.sync_ms = 10
+        disk.sync_time = 0.01
         first = slave.append_raw(PhysicalOffset(0), whole[:100])
         await asyncio.sleep(0.001)
         rest = slave.append_raw(PhysicalOffset(100), whole[100:])

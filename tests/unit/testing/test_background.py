@@ -19,7 +19,7 @@ def slow_disk(sync_ms: int) -> Disk:
     disk = Disk(virtual_loop())
     make_directory_durable(disk, FILE.parent)
     write_file(disk, FILE, b"1")
-    disk.sync_ms = sync_ms
+    disk.sync_time = sync_ms / 1000
     return disk
 
 

@@ -313,7 +313,7 @@ def test_a_slow_disk_makes_senders_wait_in_virtual_time(careful: Cluster) -> Non
             start_s = loop.time()
             await producer.send(Message("orders", b"2"))
             fast_s, start_s = loop.time() - start_s, loop.time()
-            careful.disk().sync_ms = 200
+            careful.disk().sync_time = 0.2
             await producer.send(Message("orders", b"3"))
             return fast_s, loop.time() - start_s
 
@@ -330,7 +330,7 @@ def test_a_disk_that_is_slow_for_tables_delays_no_send(world: Cluster, trouble: 
         async with impatient(world) as producer:
             start_s = loop.time()
             if trouble == "slow":
-                disk.sync_ms = 1500
+                disk.sync_time = 1.5
             else:
                 disk.stall()
             making = asyncio.create_task(world.make_topic("made"))
@@ -375,7 +375,7 @@ def test_a_sick_cluster_ends_quickly(tmp_path: Path, trouble: str) -> None:
                 case "stall":
                     world.disk().stall()
                 case "slow":
-                    world.disk().sync_ms = 60_000
+                    world.disk().sync_time = 60
                 case "full":
                     world.disk().fail_writes()
                 case "crash":

@@ -30,7 +30,7 @@ async def scenario() -> list[str]:
     """Several clients, slow and fast requests, cuts, partitions, half a minute."""
     loop = virtual_loop()
     outcomes: list[str] = []
-    async with world(quality=LinkQuality(5, 20, 0.5)) as here:
+    async with world(quality=LinkQuality(latency=0.005, jitter=0.02, cut_chance=0.5)) as here:
         here.network.trace = []
 
         async def client(name: str) -> None:

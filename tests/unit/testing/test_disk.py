@@ -387,7 +387,7 @@ async def test_a_sync_on_the_loops_own_thread_blocks_everything() -> None:
     disk = Disk(virtual_loop())
     make_directory_durable(disk, HOME)
     write_file(disk, FILE, b"1")
-    disk.sync_ms = 250
+    disk.sync_time = 0.25
     before_s = virtual_loop().time()
     sync_path(disk, FILE)
     assert virtual_loop().time() - before_s == pytest.approx(0.25)

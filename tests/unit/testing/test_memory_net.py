@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -73,7 +74,8 @@ def test_bytes_arrive_whole_and_in_order(
     writes: list[bytes], latency: float, jitter: float, cut: float, seed: int
 ) -> None:
     async def main() -> None:
-        near, far = await pair(MemoryNetwork(LinkQuality(latency, jitter, cut)))
+        quality = LinkQuality(latency=latency / 1000, jitter=jitter / 1000, cut_chance=cut)
+        near, far = await pair(MemoryNetwork(quality))
         for data in writes:
             near.transport.write(data)
             await asyncio.sleep(0.001)
@@ -88,7 +90,7 @@ def test_bytes_arrive_whole_and_in_order(
 
 @virtual_time()
 async def test_latency_and_names_are_as_set() -> None:
-    near, far = await pair(MemoryNetwork(LinkQuality(latency_ms=40, jitter_ms=0)))
+    near, far = await pair(MemoryNetwork(LinkQuality(latency=0.04, jitter=0)))
     start = virtual_loop().time()
     near.transport.write(b"x")
     await wait_until(lambda: far.received)
@@ -127,7 +129,7 @@ async def test_an_aborted_connection_is_reset_at_the_peer() -> None:
 
 @virtual_time()
 async def test_an_abort_travels_as_long_as_bytes_and_does_not_overtake_them() -> None:
-    near, far = await pair(MemoryNetwork(LinkQuality(latency_ms=100, jitter_ms=0)))
+    near, far = await pair(MemoryNetwork(LinkQuality(latency=0.1, jitter=0)))
     near.transport.write(b"sent already")
     await asyncio.sleep(0.05)
     start = virtual_loop().time()
@@ -183,7 +185,7 @@ async def test_a_protocol_that_raises_is_reported_and_closed(call: str) -> None:
 
 @virtual_time()
 async def test_writing_to_a_closed_peer_is_a_reset() -> None:
-    network = MemoryNetwork(LinkQuality(latency_ms=10))
+    network = MemoryNetwork(LinkQuality(latency=0.01))
     near, far = await pair(network)
     near.transport.pause_reading()
     far.transport.close()
@@ -194,7 +196,7 @@ async def test_writing_to_a_closed_peer_is_a_reset() -> None:
 
 @virtual_time()
 async def test_bytes_sent_before_closing_arrive_before_the_reset() -> None:
-    near, far = await pair(MemoryNetwork(LinkQuality(latency_ms=10, jitter_ms=0, cut_chance=0)))
+    near, far = await pair(MemoryNetwork(LinkQuality(latency=0.01, jitter=0, cut_chance=0)))
     far.transport.write(b"the last answer")
     far.transport.close()
     near.transport.write(b"one more request")
@@ -309,14 +311,14 @@ async def test_hosts_listen_at_themselves_only() -> None:
 @pytest.mark.parametrize(
     ("quality", "text"),
     [
-        ((-1, 0, 0), "latency_ms must be at least 0, got -1"),
-        ((0, -1, 0), "jitter_ms must be at least 0, got -1"),
-        ((0, 0, 2), "cut_chance must be 0 to 1, got 2"),
+        ({"latency": -1}, "latency must be at least 0 seconds, got -1"),
+        ({"jitter": timedelta(-1)}, "jitter must be at least 0 seconds, got datetime"),
+        ({"cut_chance": 2}, "cut_chance must be 0 to 1, got 2"),
     ],
 )
-def test_invalid_link_settings_are_rejected(quality: tuple[float, float, float], text: str) -> None:
+def test_invalid_link_settings_are_rejected(quality: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        LinkQuality(*quality)
+        LinkQuality(**quality)
 
 
 @virtual_time()

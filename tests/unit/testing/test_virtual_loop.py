@@ -67,11 +67,11 @@ async def test_clock_and_timers_agree() -> None:
 async def test_the_wall_clock_jumps_without_the_timers() -> None:
     clock = virtual_loop().clock
     assert clock.now_ms() == START_EPOCH_MS
-    clock.jump_wall(-60_000)
+    clock.jump_wall(-60)
     await asyncio.sleep(1)
     assert clock.now_ms() == START_EPOCH_MS - 59_000
     assert clock.monotonic_ms() == 1000
-    clock.jump_wall(3_600_000)
+    clock.jump_wall(3600)
     assert clock.now_ms() == START_EPOCH_MS + 3_541_000
     assert clock.monotonic_ms() == 1000
 

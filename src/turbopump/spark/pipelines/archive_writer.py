@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 from pyspark.sql.streaming.query import StreamingQuery
 
+from turbopump.durations import Duration, milliseconds
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.pipelines.archive_delta import DeltaArchive, require_delta
 from turbopump.spark.pipelines.archive_layout import BATCH, CHECKPOINT, batch_value
@@ -33,7 +34,7 @@ from turbopump.spark.pipelines.archive_settings import (
     record_settings,
     require_no_file_list,
 )
-from turbopump.spark.pipelines.arguments import require_driver, require_interval
+from turbopump.spark.pipelines.arguments import require_driver
 from turbopump.spark.pipelines.local_files import full_path, local_directory, writing_archive
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second, timestamp
@@ -100,7 +101,7 @@ def archive(
     *,
     partition_by: Sequence[str] = PARTITION_BY,
     checkpoint: str | os.PathLike[str] | None = None,
-    every_s: float | None = None,
+    interval: Duration | None = None,
     format: str = PARQUET,  # noqa: A002 - the name that Spark and the command have for it
     watch: Watch = unwatched,
     stop: threading.Event | None = None,
@@ -109,15 +110,14 @@ def archive(
 
     With ``format="delta"`` they form a Delta table, which requires the extra ``delta``.
 
-    ``source`` are the options of the source. Without ``every_s``, it ends when everything present
-    at the start is archived; with it, a batch is written at that interval until ``stop`` is set.
+    ``source`` are the options of the source. Without ``interval``, it ends when everything
+    present at the start is archived; with it, a batch is written so often until ``stop`` is set.
     The next run resumes from the checkpoint, by default ``_checkpoint`` below ``path``.
     """
     require_driver(spark, "archive")
     if format not in FORMATS:
         raise InvalidArgument(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
-    if every_s is not None:
-        require_interval(every_s)
+    interval_ms = None if interval is None else milliseconds("interval", interval, 0)
     text = full_path(path)
     if format == DELTA:
         require_delta(text)
@@ -140,8 +140,8 @@ def archive(
         )
         timed = (
             stream.trigger(availableNow=True)
-            if every_s is None
-            else stream.trigger(processingTime=f"{round(every_s * 1000)} milliseconds")
+            if interval_ms is None
+            else stream.trigger(processingTime=f"{interval_ms} milliseconds")
         )
         directory = local_directory(text)
         with nullcontext() if directory is None else writing_archive(directory):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime
-from numbers import Real
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -26,12 +24,6 @@ def require_driver(spark: SparkSession, pipeline: str) -> None:
             f"{pipeline} does not run on Spark Connect: it needs the driver in its own process; "
             'use a session of turbopump.spark.session(master="local[*]"), or of another master'
         )
-
-
-def require_interval(every_s: float) -> None:
-    """Raise InvalidArgument unless the interval and the number of waits are possible."""
-    if not (isinstance(every_s, Real) and 0 <= every_s <= threading.TIMEOUT_MAX):
-        raise InvalidArgument(f"every_s must be 0 or more seconds, got {every_s!r}")
 
 
 def require_count(name: str, value: object) -> None:

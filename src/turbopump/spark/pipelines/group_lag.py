@@ -18,11 +18,11 @@ from turbopump.admin.administration import Admin
 from turbopump.admin.groups import Progress
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
+from turbopump.durations import Duration, seconds
 from turbopump.errors import NotThere
 from turbopump.spark.pipelines.arguments import (
     require_count,
     require_driver,
-    require_interval,
     require_window,
     window_ms,
 )
@@ -92,7 +92,7 @@ def lag(
     groups: Sequence[str] = (),
     *,
     samples: int = 10,
-    every_s: float = 1.0,
+    interval: Duration = 1,
     window: str = "10 seconds",
     history: str | os.PathLike[str] | None = None,
     watch: Watch = unwatched,
@@ -105,7 +105,7 @@ def lag(
     """
     require_driver(spark, "lag")
     require_count("samples", samples)
-    require_interval(every_s)
+    interval_s = seconds(interval, "interval")
     require_window(spark, window)
     started_s = time.monotonic()
     client = ClientConfig(nameserver)
@@ -114,7 +114,7 @@ def lag(
     for number in range(samples):
         taken += shared_session(client).run(lambda session: _sample(session, groups))
         watch(Step("samples taken", number + 1, samples))
-        if number + 1 < samples and stopped.wait(every_s):
+        if number + 1 < samples and stopped.wait(interval_s):
             break
     with explain_errors():
         frame = spark.createDataFrame(pa.Table.from_pylist(taken, _ARROW))

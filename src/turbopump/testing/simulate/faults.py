@@ -168,7 +168,9 @@ class Faults:
     async def _slow_network(self, fault: Fault) -> bool:
         network = self._world.network
         self._began(fault, f"({fault.amount:g} ms)")
-        network.quality = LinkQuality(fault.amount / 4, fault.amount, cut_chance=0.1)
+        network.quality = LinkQuality(
+            latency=fault.amount / 4000, jitter=fault.amount / 1000, cut_chance=0.1
+        )
         await asyncio.sleep(fault.duration_s)
         network.quality = self._calm_quality
         self._ended(fault)
@@ -460,7 +462,7 @@ class Faults:
         disk = self._world.disk_of(fault.target)
         match fault.kind:
             case FaultKind.SLOW_DISK:
-                disk.sync_ms = int(fault.amount)
+                disk.sync_time = int(fault.amount) / 1000
             case FaultKind.STALL_DISK:
                 disk.stall()
             case FaultKind.FAIL_SYNCS:
@@ -483,7 +485,7 @@ class Faults:
         """Set the clock of one machine, or all of them."""
         by_ms, machine = round(fault.amount * 1000), fault.target
         clock = self._world.machine_clock(machine) if machine else virtual_loop().clock
-        clock.jump_wall(by_ms)
+        clock.jump_wall(by_ms / 1000)
         self._note(ClockJumped(self._world.now_us, by_ms * 1000, machine))
         return True
 

@@ -63,7 +63,9 @@ class World(Cluster):
             plan.machines,
             nameservers=plan.nameservers,
             config=_config({**plan.settings, **flush}, plan.replicas.recent_bytes),
-            quality=LinkQuality(plan.latency_ms, plan.jitter_ms, cut_chance=0.02),
+            quality=LinkQuality(
+                latency=plan.latency_ms / 1000, jitter=plan.jitter_ms / 1000, cut_chance=0.02
+            ),
             skips_idle_time=False,
         )
         self.plan = plan
@@ -276,7 +278,7 @@ class World(Cluster):
         disk = self.disk_of(name)
         disk.heal()
         if name in self._places:
-            disk.sync_ms = self.plan.sync_ms
+            disk.sync_time = self.plan.sync_ms / 1000
 
     def disk_of(self, machine: str) -> Disk:
         """Return the disk of a broker or a name server."""
