@@ -224,7 +224,7 @@ def test_how_often_a_message_is_redelivered() -> None:
         (31, 5),
         (timedelta(minutes=10), 14),
         (timedelta(minutes=11), 15),
-        (timedelta(days=1), 18),
+        (timedelta(hours=2), 18),
     ],
 )
 def test_a_delay_is_the_first_level_that_is_long_enough(
@@ -233,7 +233,10 @@ def test_a_delay_is_the_first_level_that_is_long_enough(
     assert RetryLater(delay).delay_level == level
 
 
-@pytest.mark.parametrize("given", [{"delay": -1}, {"delay": 1, "delay_level": 1}])
+@pytest.mark.parametrize(
+    "given",
+    [{"delay": -1}, {"delay": 1, "delay_level": 1}, {"delay": 7201}, {"delay": timedelta(hours=5)}],
+)
 def test_a_wrong_delay_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="delay"):
         RetryLater(**given)

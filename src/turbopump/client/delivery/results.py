@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from turbopump.durations import Duration, as_milliseconds, milliseconds
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
+from turbopump.wire.delay_levels import DELAY_LEVELS, parse_delay_levels
 from turbopump.wire.record import MessageView
 
 DEAD_LETTER_LEVEL = -1
 """The delay level that makes brokers dead-letter a message immediately."""
 
 _LEVEL_MAX = 2**31 - 1
-_LEVELS_S = (1, 5, 10, 30, *(60 * minutes for minutes in (*range(1, 11), 20, 30, 60, 120)))
+_LEVELS_MS = parse_delay_levels(DELAY_LEVELS)
 """The brokers' delay levels, unless they are configured otherwise."""
 
 SUSPEND_MS_MIN = 10
@@ -93,8 +94,8 @@ class RetryLater(Exception):
         return RetryLater(delay_level=5)    # by a level of the broker
 
     Messages sent back by a concurrent consumer are delayed by a level of the broker: the first one
-    that is at least as long, of the default levels. An orderly consumer pauses the queue, for at
-    most 30 seconds.
+    that is at least as long, of the default levels. A delay of more than two hours, the longest of
+    them, raises InvalidArgument. An orderly consumer pauses the queue, for at most 30 seconds.
     """
 
     def __init__(self, delay: Duration | None = None, *, delay_level: int = 0) -> None:
@@ -103,7 +104,7 @@ class RetryLater(Exception):
         if delay is not None:
             if delay_level:
                 raise InvalidArgument("delay and delay_level are mutually exclusive; pass one")
-            delay_level = _level_of(milliseconds("delay", delay, 0))
+            delay_level = _level_of(milliseconds("delay", delay, 0, _LEVELS_MS[-1]))
         self.delay = delay
         self.delay_level = delay_level
         """The broker's delay level, from 1 on; 0 lets the delay grow with each attempt."""
@@ -163,7 +164,7 @@ def _require_level(level: object) -> None:
 
 def _level_of(delay_ms: int) -> int:
     """Return the first default level that is at least as long as a delay."""
-    return min(bisect_left(_LEVELS_S, delay_ms / 1000) + 1, len(_LEVELS_S))
+    return bisect_left(_LEVELS_MS, delay_ms) + 1
 
 
 class ConsumeContext(Struct, gc=False):
