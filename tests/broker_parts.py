@@ -59,6 +59,7 @@ from turbopump.wire.bodies import (
     DataVersion,
     DelayOffsets,
     Heartbeat,
+    MessageModel,
     Subscription,
     TopicConfig,
 )
@@ -383,12 +384,21 @@ class Parts:
         assert answer is not None
         return answer
 
-    def join(self, group: str = "g", topic: str = "T", **changes: Any) -> FakePeer:
+    def join(
+        self,
+        group: str = "g",
+        topic: str = "T",
+        *,
+        model: MessageModel | None = None,
+        **changes: Any,
+    ) -> FakePeer:
         """Add one more client to a group; ``changes`` apply to its heartbeat."""
         number = len(self.consumers.members(group)) + 1
         peer = FakePeer(f"10.0.0.{number}:1")
         wanted = ConsumerData(
-            group_name=group, subscription_data_set=[Subscription(topic=topic, sub_string="*")]
+            group_name=group,
+            message_model=model,
+            subscription_data_set=[Subscription(topic=topic, sub_string="*")],
         )
         beat = Heartbeat(client_id=f"c{number}", consumer_data_set=[wanted])
         self.ask(RequestCode.HEART_BEAT, body=beat, peer=peer, **changes)

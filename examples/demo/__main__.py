@@ -207,7 +207,7 @@ def _lags(admin: Admin) -> Mapping[str, int]:
     lags = {}
     for group in (SHIPPING, BILLING, GROUP):
         try:
-            lags[group] = admin.groups.progress(group).lag
+            lags[group] = admin.groups.progress(group).known_lag
         except TurbopumpError:
             # It has not consumed anything yet.
             lags[group] = 0

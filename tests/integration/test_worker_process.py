@@ -132,7 +132,7 @@ def send(server: Standalone, topic: str, *numbers: int) -> None:
             producer.send(Message(topic, b"%d" % number))
 
 
-def lag(server: Standalone, group: str) -> int:
+def lag(server: Standalone, group: str) -> int | None:
     with Admin(server.nameserver) as admin:
         return admin.groups.progress(group).lag
 

@@ -61,7 +61,7 @@ def test_the_query_commits_what_it_has_read_as_the_groups_offset(
     with Admin(broker.nameserver) as admin:
         progress = admin.groups.progress(group, topic)
         assert progress.lag == 0
-        assert sorted(each.committed for each in progress.queues) == [150, 150]
+        assert [each.committed for each in progress.queues] == [150, 150]
         fill(broker.nameserver, topic, range(300, 400))
         assert admin.groups.progress(group, topic).lag == 100
         # A new checkpoint starts at the group's offsets.

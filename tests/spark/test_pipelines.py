@@ -20,7 +20,7 @@ from bad_records import send_not_inflating
 from servers import Standalone
 from stored_messages import stored
 from turbopump import ConsumeResult, LitePullConsumer, Message, Producer, PushConsumer
-from turbopump.admin import Destination
+from turbopump.admin import Destination, GroupSettings
 from turbopump.admin.blocking import Admin
 from turbopump.cli.app import app
 from turbopump.errors import InvalidArgument, NotThere
@@ -409,6 +409,36 @@ def test_lag_is_sampled_stored_and_plotted(
     for wrong in ("soon", "", "1 month", "-1 seconds"):
         with pytest.raises(InvalidArgument, match=f"window must be a length .*, got {wrong!r}"):
             lag(spark, NOBODY, window=wrong)
+
+
+def test_samples_with_an_unknown_lag_do_not_count(
+    spark: SparkSession, broker: Standalone, name: str, tmp_path: Path
+) -> None:
+    columns = (
+        "time_ms long, group string, topic string, broker string, queue_id int, committed long,"
+        " max_offset long, lag long, delay_ms long"
+    )
+    samples = [
+        # Time, topic, queue, committed, end, lag, delay.
+        (1000, "known", 0, 1, 5, 4, 70),
+        (1000, "known", 1, None, 9, None, None),
+        (2000, "known", 0, 2, 5, 3, 90),
+        (2000, "known", 1, 7, 9, 2, 80),
+        (1000, "unknown", 0, None, 5, None, None),
+    ]
+    rows = [(at, "g", topic, "b", *figures) for at, topic, *figures in samples]
+    history = str(tmp_path / "history")
+    spark.createDataFrame(rows, columns).write.parquet(history)
+    with Admin(broker.nameserver) as admin:
+        admin.groups.create(GroupSettings(f"group-{name}"))
+    report = lag(spark, broker.nameserver, [f"group-{name}"], samples=1, history=history)
+    known, unknown = report.groups
+    assert (known.lag_mean, known.lag_max, known.lag_last, known.delay_max_ms) == (5, 5, 5, 90)
+    assert (known.samples, known.consumed, known.arrived) == (2, 1, 0)
+    figures = (unknown.lag_mean, unknown.lag_max, unknown.lag_last, unknown.delay_max_ms)
+    assert figures == (None, None, None, None)
+    assert (unknown.samples, unknown.consumed, unknown.arrived) == (1, None, 0)
+    save_lag_plot(report, tmp_path / "lag.png")
 
 
 # --- trace ----------------------------------------------------------------------------------------

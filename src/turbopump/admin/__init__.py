@@ -21,11 +21,12 @@ from turbopump.admin.dead_letters import (
     Outcome,
     Redriven,
 )
-from turbopump.admin.groups import GroupChange, GroupInfo, GroupSettings, Progress, QueueProgress
+from turbopump.admin.groups import GroupChange, GroupInfo, GroupSettings
 from turbopump.admin.members import Connection, Difference, HeldQueue, Inside, Member, Members
 from turbopump.admin.messages import Consumed
 from turbopump.admin.offsets import Plan, QueueChange
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
+from turbopump.admin.progress import Progress, QueueProgress
 from turbopump.admin.range_reader import Span
 from turbopump.admin.servers import BrokerNode
 from turbopump.admin.topics import QueueLimits, TopicInfo, TopicKind, TopicRouting, TopicStatus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from turbopump.admin.members import (
     differences,
     inside,
 )
+from turbopump.admin.progress import PositionReader, Progress
 from turbopump.admin.servers import BrokerNode, Servers, gathered, none_on, not_found
 from turbopump.admin.topics import Topics
 from turbopump.client.names import check_group
@@ -27,18 +28,15 @@ from turbopump.errors import (
     AlreadyThere,
     InvalidArgument,
     NotThere,
-    RemoteError,
     StillInUse,
     TurbopumpError,
 )
-from turbopump.message import MessageQueue, QueueOffset
+from turbopump.message import MessageQueue
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     ClientConnection,
     ConsumerConnections,
     ConsumerOffsets,
-    ConsumeStats,
-    ConsumeTimeSpans,
     GroupConfig,
     GroupConfigTable,
     ProducerConnections,
@@ -98,45 +96,6 @@ class GroupInfo:
     brokers: tuple[str, ...]
     members: int
     is_consistent: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class QueueProgress:
-    """How far a group has come in one queue."""
-
-    queue: MessageQueue
-    committed: QueueOffset
-    max_offset: QueueOffset
-    last_consumed_ms: int | None
-    """When the last message was stored that the group has consumed."""
-
-    delay_ms: int
-    """How long the next message has been waiting; 0 when there is none."""
-
-    client_id: str | None = None
-    """The member that owns the queue, if it reported that."""
-
-    @property
-    def lag(self) -> int:
-        return max(0, self.max_offset - self.committed)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a group has come in all of its queues, its retry topic included."""
-
-    group: str
-    queues: tuple[QueueProgress, ...]
-    consumed_per_s: float
-    is_running: bool
-
-    @property
-    def lag(self) -> int:
-        return sum(each.lag for each in self.queues)
-
-    @property
-    def delay_ms(self) -> int:
-        return max((each.delay_ms for each in self.queues), default=0)
 
 
 class Groups:
@@ -298,52 +257,24 @@ class Groups:
     ) -> Progress:
         """Return how far a group is behind, in one topic or all; raises NotThere.
 
+        Messages of queues without a committed offset count from where members would start.
         ``with_owners`` asks every member which queues it has, which takes longer.
         """
         await self.require(group)
         nodes = await self._servers.readable()
-        read, header = self._servers.read, headers.ConsumeStatsOf(consumer_group=group, topic=topic)
-        stats = await gathered(
-            read(ConsumeStats, node, RequestCode.GET_CONSUME_STATS, header) for node in nodes
-        )
-        delays = await gathered(
-            self._delays(node, group, {queue.topic for queue in each.offset_table})
-            for node, each in zip(nodes, stats, strict=True)
-        )
+        online = await self._online(group, nodes)
+        reader = PositionReader(self._servers, group, online)
+        found = await gathered(reader.read(node, topic) for node in nodes)
         owners = await self._owners(group) if with_owners else {}
-        online = await self._connections(group, nodes)
-        queues = [
-            QueueProgress(
-                queue,
-                QueueOffset(max(0, each.consumer_offset)),
-                QueueOffset(max(0, each.broker_offset)),
-                each.last_timestamp or None,
-                late.get(queue, 0) if each.broker_offset > each.consumer_offset else 0,
-                owners.get(queue),
-            )
-            for broker, late in zip(stats, delays, strict=True)
-            for queue, each in broker.offset_table.items()
-        ]
+        queues = (
+            replace(each, client_id=owners.get(each.queue)) for _, own in found for each in own
+        )
         return Progress(
             group,
             tuple(sorted(queues, key=lambda each: each.queue)),
-            sum(each.consume_tps for each in stats),
-            bool(online),
+            sum(per_s for per_s, _ in found),
+            is_running=bool(online),
         )
-
-    async def _delays(
-        self, node: BrokerNode, group: str, topics: Iterable[str]
-    ) -> dict[MessageQueue, int]:
-        found: dict[MessageQueue, int] = {}
-        code = RequestCode.QUERY_CONSUME_TIME_SPAN
-        for topic in sorted(topics):
-            header = headers.TopicAndGroup(topic=topic, group=group)
-            # A topic may have gone away meanwhile: there is nothing to be late with.
-            with suppress(RemoteError):
-                spans = await self._servers.read(ConsumeTimeSpans, node, code, header)
-                for span in spans.consume_time_span_set:
-                    found[span.message_queue] = max(0, span.delay_time)
-        return found
 
     async def _owners(self, group: str) -> dict[MessageQueue, str]:
         try:

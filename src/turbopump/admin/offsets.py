@@ -138,17 +138,20 @@ class Offsets:
     ) -> tuple[QueueChange, ...]:
         """Work out what `clone` would do to the destination; changes nothing."""
         progress = await self._groups.progress(source, topic)
-        rows = [each for each in progress.queues if each.queue.topic != retry_topic(source)]
-        current = await self._committed(await self._servers.readable(), destination)
+        nodes = await self._servers.readable()
+        own, current = await gathered(
+            self._committed(nodes, each) for each in (source, destination)
+        )
         return tuple(
             QueueChange(
                 each.queue,
                 current.get(each.queue),
-                each.committed,
+                own[each.queue],
                 QueueOffset(0),
                 each.max_offset,
             )
-            for each in rows
+            for each in progress.queues
+            if each.queue in own and each.queue.topic != retry_topic(source)
         )
 
     async def clone(

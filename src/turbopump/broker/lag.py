@@ -23,9 +23,11 @@ from turbopump.wire.bodies import (
     BrokerConsumeStats,
     ConsumeQueueStats,
     ConsumeStats,
+    MessageModel,
     QueueTimeSpan,
     TopicConfig,
 )
+from turbopump.wire.names import retry_topic
 
 _NO_TIME = -1
 
@@ -40,6 +42,11 @@ class _Position(Struct, frozen=True):
     committed: QueueOffset
     low: QueueOffset
     high: QueueOffset
+
+    @property
+    def next(self) -> QueueOffset:
+        """The oldest message that the group can still consume."""
+        return max(self.committed, self.low)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -58,10 +65,14 @@ class Lag:
     clock: Clock
 
     async def of_group(self, group: str, topic: str | None) -> ConsumeStats:
-        """Return a group's committed offset in each queue of one topic, or of all."""
+        """Return a group's committed offset, 0 for none, in each queue of one topic, or of all.
+
+        All are those with commits, those the members subscribe to, and the group's retry topic:
+        without commits, a group lags by all that they hold. Apache brokers leave those out.
+        """
         table: dict[MessageQueue, ConsumeQueueStats] = {}
         tps = 0.0
-        for each in self._counted(group, {topic} if topic else self.offsets.topics_of(group)):
+        for each in self._counted(group, {topic} if topic else self._topics_of(group)):
             table |= await self._queues(group, each.topic_name, each.read_queue_nums)
             tps += self.stats.consume_tps(group, each.topic_name)
         return ConsumeStats(consume_tps=tps, offset_table=table)
@@ -73,7 +84,7 @@ class Lag:
         for group in sorted(self.groups.table):
             found = [
                 await self._of_topic(group, topic)
-                for topic in self._counted(group, self.offsets.topics_of(group))
+                for topic in self._counted(group, self._topics_of(group))
                 if topic.order or not ordered_only
             ]
             groups.append({group: found})
@@ -95,10 +106,18 @@ class Lag:
         offsets = {
             (each.queue_id, offset)
             for each in positions
-            for offset in (each.low, each.high - 1, each.committed - 1, each.committed)
+            for offset in (each.low, each.high - 1, each.committed - 1, each.next)
         }
         times_ms = await self._times_ms(topic, offsets)
         return [self._time_span(topic, each, times_ms) for each in positions]
+
+    def _topics_of(self, group: str) -> set[str]:
+        found = {*self.offsets.topics_of(group), retry_topic(group)}
+        online = self.consumers.find(group)
+        # Broadcasting members keep their offsets themselves.
+        if online is not None and online.message_model is not MessageModel.BROADCASTING:
+            found.update(online.subscriptions)
+        return found
 
     def _counted(self, group: str, names: set[str]) -> list[TopicConfig]:
         """Return the existing topics that the group, if it has members, subscribes to."""
@@ -139,7 +158,7 @@ class Lag:
         reached_ms = oldest_ms
         if at.committed > 0:
             reached_ms = times_ms.get((at.queue_id, at.committed - 1), _NO_TIME)
-        next_ms = times_ms.get((at.queue_id, at.committed))
+        next_ms = times_ms.get((at.queue_id, at.next))
         return QueueTimeSpan(
             message_queue=MessageQueue(topic, self.broker_name, at.queue_id),
             min_time_stamp=oldest_ms,

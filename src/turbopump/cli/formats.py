@@ -117,6 +117,11 @@ def format_number(number: float | None) -> str:
     return str(number) if isinstance(number, int) else f"{number:.1f}"
 
 
+def format_known(number: int | None) -> str:
+    """Format a number that may be unknown, which is not the same as having none."""
+    return "unknown" if number is None else format_number(number)
+
+
 def format_percent(part: float | None) -> str:
     return "-" if part is None else f"{part:.0%}"
 

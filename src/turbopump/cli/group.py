@@ -131,11 +131,11 @@ def delete(
     cluster: ClusterOption = None,
 ) -> None:
     """Delete a consumer group, its progress and its retry topic."""
-    lag = console.admin.groups.progress(group).lag
+    found = console.admin.groups.progress(group)
     if not force:
         console.admin.groups.require_stopped(group)
-    what = f"group {group}, which is {format_number(lag)} messages behind"
-    value: dict[str, Any] = {"group": group, "lag": lag, "dry_run": console.is_dry_run}
+    what = f"group {group}, which {_behind(found)}"
+    value: dict[str, Any] = {"group": group, "lag": found.lag, "dry_run": console.is_dry_run}
     if console.is_dry_run:
         console.done({**value, "topics": []}, f"Would delete {what}.")
         return
@@ -172,17 +172,34 @@ def progress(
 def _print_progress(found: Progress, output: Output, *, with_members: bool) -> None:
     rows = [row_of(each, "lag") for each in found.queues]
     shown = columns(
-        "topic broker queue_id=QUEUE:number committed:number max_offset=MAX:number lag:number"
+        "topic broker queue_id=QUEUE:number committed:number max_offset=MAX:number lag:known"
         " delay_ms=DELAY:duration "
         + ("client_id=MEMBER" if with_members else "last_consumed_ms=LAST_CONSUMED:time")
     )
     value = {**_progress_row(found), "queues": rows}
-    late = f", {format_duration(found.delay_ms)} late" if found.lag else ""
     state = "running" if found.is_running else "stopped"
-    summary = f"Lag {format_number(found.lag)}{late}; the group is {state}."
-    if not rows:
-        summary = f"Nothing is committed yet; the group is {state}."
-    output.one(value, rows, shown, summary)
+    output.one(value, rows, shown, f"{_summary(found)}; the group is {state}.")
+
+
+def _summary(found: Progress) -> str:
+    if not found.queues:
+        return "Nothing is committed yet"
+    if found.lag is None:
+        return f"Lag unknown: the group {_behind(found)}"
+    late = f", {format_duration(found.delay_ms)} late" if found.lag else ""
+    return f"Lag {format_number(found.lag)}{late}"
+
+
+def _behind(found: Progress) -> str:
+    """Say how far a group is behind, as far as that is known."""
+    if not found.queues:
+        return "has no committed offsets"
+    if found.lag is not None:
+        return f"is {format_number(found.lag)} messages behind"
+    return (
+        f"is at least {format_number(found.known_lag)} messages behind, and has no committed offset"
+        f" in {len(found.unknown_queues)} queues, where only members know where they start"
+    )
 
 
 def _progress_of_all(console: Console, topic: str | None) -> None:
@@ -197,7 +214,7 @@ def _progress_of_all(console: Console, topic: str | None) -> None:
             if found.queues or name not in BOOT_GROUPS:
                 rows.append(_progress_row(found))
     shown = columns(
-        "group is_running=RUNNING lag:number delay_ms=DELAY:duration consumed_per_s=PER_S:number"
+        "group is_running=RUNNING lag:known delay_ms=DELAY:duration consumed_per_s=PER_S:number"
     )
     console.rows(rows, shown, nothing="No groups; the first consumer of a group creates it.")
 
@@ -207,6 +224,7 @@ def _progress_row(found: Progress) -> dict[str, Any]:
         "group": found.group,
         "is_running": found.is_running,
         "lag": found.lag,
+        "known_lag": found.known_lag,
         "delay_ms": found.delay_ms,
         "consumed_per_s": found.consumed_per_s,
     }

@@ -13,6 +13,7 @@ import typer
 
 from turbopump.cli.formats import (
     format_duration,
+    format_known,
     format_number,
     format_percent,
     format_time,
@@ -27,12 +28,13 @@ Row = Mapping[str, Any]
 _WRITERS: dict[str, Callable[[Any], str]] = {
     "text": format_value,
     "number": format_number,
+    "known": format_known,
     "time": format_time,
     "duration": format_duration,
     "part": format_percent,
     "id": format_value,
 }
-_RIGHT = frozenset({"number", "duration", "part"})
+_RIGHT = frozenset({"number", "known", "duration", "part"})
 _FOLDED = frozenset({"text", "id"})
 _ID_WIDTH_MIN = 16
 """Half of a message id."""

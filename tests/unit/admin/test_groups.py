@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from administered import administered, commit, queue, virtual_sleep
 from consumers import Seen, consuming, send
-from turbopump.admin import (
-    GroupSettings,
-)
+from turbopump.admin import Destination, GroupSettings
 from turbopump.admin.members import Difference, version_name
+from turbopump.broker.lag import Lag
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
+from turbopump.client.start_position import StartFrom
 from turbopump.errors import (
     AdministrationError,
     AlreadyThere,
@@ -23,8 +24,9 @@ from turbopump.errors import (
 )
 from turbopump.filters.sql92 import Sql
 from turbopump.message import Message
+from turbopump.store.store import Store
 from turbopump.testing import virtual_time, wait_until
-from turbopump.wire.bodies import GroupConfig
+from turbopump.wire.bodies import ConsumeStats, GroupConfig
 
 CLUSTER = "DefaultCluster"
 
@@ -109,6 +111,120 @@ async def test_progress_of_a_stopped_group(tmp_path: Path) -> None:
         assert (await admin.groups.progress("g", "T")).lag == 2
         with pytest.raises(NotThere, match="no group 'h'"):
             await admin.groups.progress("h")
+
+
+@virtual_time()
+async def test_the_lag_of_a_running_group_that_has_committed_nothing(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=2)
+        await send(world, [b"%d" % number for number in range(203)])
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen, start_from="last"):
+            await wait_until(lambda: seen.running > 0, 60)
+            await virtual_sleep(30)
+            progress = await admin.groups.progress("g")
+            assert progress.is_running
+            assert (progress.lag, progress.known_lag) == (203, 203)
+            assert progress.delay_ms == pytest.approx(30_000, abs=5000)
+            seen.hold.set()
+            await wait_until(lambda: seen.count == 203, 60)
+            await virtual_sleep(30)
+            assert (await admin.groups.progress("g")).lag == 0
+
+
+@virtual_time()
+async def test_redriven_letters_count_before_the_group_has_retried_any(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("%DLQ%g", queues=1)
+        await send(world, [b"%d" % number for number in range(10)], "%DLQ%g")
+        await admin.topics.create("T", queues=1)
+        await admin.topics.create("%RETRY%g", queues=1)
+        await commit(world, {queue(0): 0})
+        assert (await admin.groups.progress("g")).lag == 0
+        redriven = [each async for each in admin.dead_letters.redrive("g", to=Destination.RETRY)]
+        progress = await admin.groups.progress("g")
+        assert (len(redriven), progress.lag) == (10, 10)
+        assert {each.queue.topic for each in progress.queues if each.lag} == {"%RETRY%g"}
+
+
+@pytest.mark.parametrize(
+    ("start_from", "lag"), [("first", 3), ("last", None), (datetime(2026, 1, 1, tzinfo=UTC), None)]
+)
+@virtual_time()
+async def test_the_lag_where_only_members_may_know_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_from: StartFrom, lag: int | None
+) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=2)
+        # Too many messages for members to start with the first, whatever they want.
+        monkeypatch.setattr(Store, "is_far_behind", lambda *_: True)
+        await send(world, [b"1", b"2", b"3"], to=queue(0))
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen, start_from=start_from) as consumer:
+            await wait_until(lambda: owned_by(consumer) == 2, 60)
+            progress = await admin.groups.progress("g", "T")
+        assert progress.lag == lag
+        assert progress.unknown_queues == (() if lag else (queue(0),))
+
+
+@virtual_time()
+async def test_the_start_of_a_stopped_group_is_unknown_in_long_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=2)
+        for number in (0, 1):
+            await send(world, [b"1", b"2", b"3"], to=queue(number))
+        await commit(world, {queue(0): 1})
+        assert (await admin.groups.progress("g")).lag == 5
+        monkeypatch.setattr(Store, "is_far_behind", lambda *_: True)
+        progress = await admin.groups.progress("g")
+        assert (progress.lag, progress.known_lag, progress.delay_ms) == (None, 2, None)
+        first, second = progress.queues
+        assert (first.lag, second.committed, second.lag, second.delay_ms) == (2, None, None, None)
+        await admin.groups.create(GroupSettings("new"))
+        assert (await admin.groups.progress("new")).lag is None, "it may subscribe to anything"
+
+
+@virtual_time()
+async def test_members_that_broadcast_keep_their_offsets(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await send(world, [b"1", b"2", b"3"])
+        seen = Seen()
+        async with consuming(world, seen, broadcast=True, offsets_directory=tmp_path / "offsets"):
+            await wait_until(lambda: seen.count == 3, 60)
+            progress = await admin.groups.progress("g")
+            assert (progress.lag, progress.unknown_queues) == (None, (queue(0),))
+
+
+@virtual_time()
+async def test_brokers_that_leave_out_topics_without_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Apache RocketMQ's do."""
+    of_group = Lag.of_group
+
+    async def of_committed(lag: Lag, group: str, topic: str | None) -> ConsumeStats:
+        found = await of_group(lag, group, topic)
+        if topic is not None:
+            return found
+        having = lag.offsets.topics_of(group)
+        table = {q: each for q, each in found.offset_table.items() if q.topic in having}
+        return ConsumeStats(offset_table=table)
+
+    monkeypatch.setattr(Lag, "of_group", of_committed)
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await send(world, [b"1", b"2", b"3"])
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.running > 0, 60)
+            assert (await admin.groups.progress("g")).lag == 3
+            seen.hold.set()
 
 
 def owned_by(consumer: PushConsumer) -> int:

@@ -21,6 +21,7 @@ from turbopump.wire.bodies import (
     CorrectionOffsets,
     GroupConfig,
     GroupList,
+    MessageModel,
     TopicConfig,
     TopicStats,
 )
@@ -223,6 +224,41 @@ def test_progress_of_a_group(parts: Parts) -> None:
     assert len(stats.offset_table) == 2
 
 
+def asked_stats(parts: Parts, topic: str | None = None) -> dict[MessageQueue, tuple[int, int]]:
+    """Return the committed and the last offset of each queue of the group."""
+    asked = headers.ConsumeStatsOf(consumer_group="g", topic=topic)
+    stats = ConsumeStats.decode(whole_body(parts.ask(RequestCode.GET_CONSUME_STATS, asked)))
+    return {
+        queue: (each.consumer_offset, each.broker_offset)
+        for queue, each in stats.offset_table.items()
+    }
+
+
+def test_messages_of_a_topic_without_commits_count_while_members_subscribe_to_it(
+    parts: Parts,
+) -> None:
+    parts.groups.find("g")
+    parts.join("g", "T")
+    queues = [MessageQueue("T", "broker-a", number) for number in (0, 1)]
+    assert asked_stats(parts) == {queues[0]: (0, 3), queues[1]: (0, 0)}
+    asked = headers.BrokerConsumeStatsOf(is_order=False)
+    answer = parts.ask(RequestCode.GET_BROKER_CONSUME_STATS, asked)
+    assert bodies.BrokerConsumeStats.decode(whole_body(answer)).total_diff == 3
+
+
+def test_messages_of_a_retry_topic_without_commits_count(parts: Parts) -> None:
+    finished(parts.topics.update(TopicConfig(topic_name="%RETRY%g", read_queue_nums=1)))
+    parts.store.put("%RETRY%g", 0, 1000, 2000)
+    assert asked_stats(parts) == {MessageQueue("%RETRY%g", "broker-a", 0): (0, 2)}
+
+
+def test_offsets_of_broadcasting_members_are_not_those_of_the_broker(parts: Parts) -> None:
+    parts.join("g", "T", model=MessageModel.BROADCASTING)
+    assert asked_stats(parts) == {}
+    parts.offsets.commit("g", "T", 0, 2)
+    assert asked_stats(parts)[MessageQueue("T", "broker-a", 0)] == (2, 3)
+
+
 def test_topics_that_a_running_group_has_unsubscribed_do_not_count(parts: Parts) -> None:
     parts.offsets.commit("g", "T", 0, 2)
     parts.join("g", "Other")
@@ -258,6 +294,14 @@ def test_time_spans(parts: Parts) -> None:
     missing = headers.TopicAndGroup(topic="Nowhere", group="g")
     answer = parts.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, missing)
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_the_delay_is_that_of_the_oldest_message_that_is_left(parts: Parts) -> None:
+    parts.store.first["T", 0] = 2
+    asked = headers.TopicAndGroup(topic="T", group="g")
+    answer = parts.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, asked)
+    first, _ = ConsumeTimeSpans.decode(whole_body(answer)).consume_time_span_set
+    assert (first.min_time_stamp, first.delay_time) == (1000, parts.clock.now_ms() - 1000)
 
 
 # --- offsets --------------------------------------------------------------------------------------

@@ -184,3 +184,8 @@ def test_wide_characters_are_not_folded_where_they_fit(
     monkeypatch.setenv("COLUMNS", "100")
     Output(as_json=False).rows([{"body": "订单已创建" * 4}], columns("body"), nothing="")
     assert capsys.readouterr().out.splitlines()[1].rstrip() == "订单已创建" * 4
+
+
+def test_unknown_numbers_are_not_shown_as_none() -> None:
+    rows: list[dict[str, int | None]] = [{"lag": 5}, {"lag": None}]
+    assert list(plain_table(rows, columns("lag:known"))) == ["    LAG", "      5", "unknown"]

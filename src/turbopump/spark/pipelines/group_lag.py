@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its conventional name
 from pyspark.sql.column import Column
 
 from turbopump.admin.administration import Admin
-from turbopump.admin.groups import Progress
+from turbopump.admin.progress import Progress
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.durations import Duration, seconds
@@ -39,8 +39,8 @@ _SPARK, _ARROW = report_schemas(
 )
 _QUEUE = ("group", "topic", "broker", "queue_id")
 
-Sample: TypeAlias = dict[str, str | int]
-"""A group's position in one queue at one time."""
+Sample: TypeAlias = dict[str, str | int | None]
+"""A group's position in one queue at one time; None if only members know where they start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,21 @@ class Lag:
     group: str
     topic: str
     samples: int
-    lag_mean: float
-    """Over all queues, as are the others."""
+    lag_mean: float | None
+    """Over all queues, as are the others.
 
-    lag_max: int
-    lag_last: int
-    delay_max_ms: int
+    Samples in which the lag of a queue is unknown do not count; None if it is in all of them.
+    """
+
+    lag_max: int | None
+    lag_last: int | None
+    """None if the lag of a queue was unknown in the last sample."""
+
+    delay_max_ms: int | None
     """How long the oldest unconsumed message had been waiting."""
 
-    consumed: int
-    """How far committed offsets advanced from the first sample to the last."""
+    consumed: int | None
+    """How far committed offsets advanced from the first sample to the last; None if unknown."""
 
     arrived: int
     """How far the queues grew from the first sample to the last."""
@@ -160,8 +165,10 @@ async def _sample(session: Session, groups: Sequence[str]) -> list[Sample]:
 def _lags(frame: DataFrame, window: str | None) -> tuple[Lag, ...]:
     keys = ("window_ms", "group", "topic")
     placed = frame.withColumn("window_ms", window_ms(window))
+    is_known = F.count("lag") == F.count(F.lit(1))
     moments = placed.groupBy(*keys, "time_ms").agg(
-        F.sum("lag").alias("lag"), F.max("delay_ms").alias("delay_ms")
+        F.when(is_known, F.sum("lag")).alias("lag"),
+        F.when(is_known, F.max("delay_ms")).alias("delay_ms"),
     )
     levels = moments.groupBy(*keys).agg(
         F.count(F.lit(1)).alias("samples"),
@@ -184,4 +191,6 @@ def _lags(frame: DataFrame, window: str | None) -> tuple[Lag, ...]:
 
 
 def _moved(column: str) -> Column:
-    return (F.max_by(column, "time_ms") - F.min_by(column, "time_ms")).alias(column)
+    # Unknown positions are not compared.
+    known_ms = F.when(F.col(column).isNotNull(), F.col("time_ms"))
+    return (F.max_by(column, known_ms) - F.min_by(column, known_ms)).alias(column)
