@@ -33,6 +33,7 @@
     │   ├── ForkedClient           it was created in the parent process; create one here
     │   ├── MissingPackage         an optional package is not installed (also an ImportError)
     │   └── AdministrationError    an operation cannot be carried out
+    │       ├── NoBroker           name servers know no broker at all; ``retriable``
     │       ├── NotThere           no such cluster, broker, topic, group or message
     │       ├── AlreadyThere       it already exists
     │       └── StillInUse         a group has members; stop them first
@@ -266,6 +267,12 @@ class GroupInUse(SparkError):
 
 class AdministrationError(ClientError):
     """An administrative operation failed; the text says why."""
+
+
+class NoBroker(AdministrationError):
+    """No broker is registered with the name servers, so they know no topics and groups either."""
+
+    retriable = True
 
 
 class NotThere(AdministrationError):

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from servers import standalone
 from shells import Shell
 from turbopump.cli import administration, output
 from turbopump.cli.app import app
+from turbopump.testing import running_server
 
 
 def process(
@@ -330,6 +332,36 @@ def test_missing_name_server_is_reported_with_advice() -> None:
     )
     result = CliRunner().invoke(app, ["topic", "list", "--nameserver", "nonsense"])
     assert (result.exit_code, "nonsense" in result.stderr) == (2, True)
+
+
+@pytest.fixture(scope="module")
+def no_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    with running_server(tmp_path_factory.mktemp("none"), brokers=()) as server:
+        yield Shell(server.nameserver)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cluster status",
+        "topic list",
+        "topic status orders",
+        "topic route orders",
+        "topic create orders",
+        "group list",
+        "group progress billing",
+        "message query orders --since 1h",
+    ],
+)
+def test_without_brokers_nothing_is_said_to_be_missing(no_brokers: Shell, line: str) -> None:
+    result = no_brokers.run(line)
+    assert (result.exit_code, result.stdout) == (1, "")
+    first, advice = result.stderr.splitlines()
+    address = no_brokers.nameserver
+    assert first == (
+        f"turbopump: no broker answers: none is registered with the name servers at {address}"
+    )
+    assert "register every 30 s" in advice
 
 
 def test_names_are_completed(shell: Shell) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from turbopump.admin.servers import BrokerNode, Servers, gathered, not_found
+from turbopump.client.routes import MASTER_ID
 from turbopump.errors import AdministrationError, RemoteError, TurbopumpError
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
@@ -116,15 +117,22 @@ class Clusters:
 
     async def list(self) -> tuple[Cluster, ...]:
         """Return all clusters that the name servers know."""
-        nodes = await self._servers.nodes()
+        nodes = await self._servers.registered()
         return tuple(
             Cluster(name, tuple(own)) for name, own in groupby(nodes, lambda node: node.cluster)
         )
 
     async def status(self, cluster: str | None = None) -> tuple[ClusterStatus, ...]:
-        """Ask all brokers, of one cluster if given; one that does not answer is shown with why."""
+        """Ask all brokers, of one cluster if given; raises NoBroker.
+
+        One that does not answer is shown with why. So is the master of slaves without one: its
+        address is not known, and empty.
+        """
         nodes = await self._servers.nodes(cluster)
-        found = with_lags(await gathered(self._status(node) for node in nodes))
+        answers = await gathered(self._status(node) for node in nodes)
+        found = sorted(
+            (*with_lags(answers), *_missing_masters(nodes)), key=lambda status: status.node
+        )
         return tuple(
             ClusterStatus(name, tuple(own))
             for name, own in groupby(found, lambda status: status.node.cluster)
@@ -200,7 +208,7 @@ class Clusters:
 
     async def _wait_registered(self, node: BrokerNode) -> None:
         for _ in range(_REGISTERED_POLLS):
-            known = await self._servers.nodes()
+            known = await self._servers.registered()
             if any(each.is_master and each.address == node.address for each in known):
                 return
             await asyncio.sleep(_REGISTERED_POLL_S)
@@ -252,6 +260,13 @@ def _with_lag(status: BrokerStatus, master_end: int | None) -> BrokerStatus:
         return status
     # Both were asked at about the same time, so the slave may seem to be ahead.
     return replace(status, lag_bytes=max(0, master_end - status.log_end))
+
+
+def _missing_masters(nodes: Sequence[BrokerNode]) -> list[BrokerStatus]:
+    names = {(node.cluster, node.broker) for node in nodes}
+    names -= {(node.cluster, node.broker) for node in nodes if node.is_master}
+    error = "no master is registered: it is down, or name servers cannot be reached from it"
+    return [BrokerStatus(BrokerNode(*name, MASTER_ID, ""), error=error) for name in names]
 
 
 def _refuse_incomplete(broker: str, slaves: Sequence[BrokerStatus]) -> None:

@@ -14,7 +14,14 @@ from turbopump.client.calls import require_success
 from turbopump.client.route_cache import NameServers, not_a_name_server
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
-from turbopump.errors import ConnectFailed, NetworkError, NoNameServer, NotThere, RemoteError
+from turbopump.errors import (
+    ConnectFailed,
+    NetworkError,
+    NoBroker,
+    NoNameServer,
+    NotThere,
+    RemoteError,
+)
 from turbopump.supervisor import Supervisor
 from turbopump.wire import headers
 from turbopump.wire.bodies import ClusterInfo, TopicList, TopicRoute
@@ -106,11 +113,15 @@ class Servers:
         return topic in await self.topic_names()
 
     async def topic_names(self) -> list[str]:
+        """Return the topics that name servers know; raises NoBroker if they know no broker."""
         answer = await self.ask_nameserver(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        return sorted(TopicList.decode(whole_body(answer)).topic_list)
+        found = TopicList.decode(whole_body(answer)).topic_list
+        if not found:
+            await self.nodes()
+        return sorted(found)
 
     async def missing_topic(self, topic: str) -> NotThere:
-        """Return the error that says so, with names that may have been meant."""
+        """Return the error that says so, with names that may have been meant; raises NoBroker."""
         return not_found("topic", topic, await self.topic_names())
 
     # --- brokers ----------------------------------------------------------------------------------
@@ -118,14 +129,13 @@ class Servers:
     async def nodes(
         self, cluster: str | None = None, broker: str | None = None
     ) -> tuple[BrokerNode, ...]:
-        """Return all brokers, of one cluster or of one name if given; raises NotThere."""
-        answer = await self.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
-        info = ClusterInfo.decode(whole_body(answer))
-        every = sorted(
-            BrokerNode(data.cluster, data.broker_name, broker_id, address)
-            for data in info.broker_addr_table.values()
-            for broker_id, address in data.broker_addrs.items()
-        )
+        """Return all brokers, of one cluster or of one name if given; raises NotThere, NoBroker."""
+        every = await self.registered()
+        if not every:
+            where = ";".join(self.nameservers)
+            raise NoBroker(
+                f"no broker answers: none is registered with the name servers at {where}"
+            )
         if cluster is not None and all(node.cluster != cluster for node in every):
             raise not_found("cluster", cluster, {node.cluster for node in every})
         if broker is not None and all(node.broker != broker for node in every):
@@ -134,6 +144,16 @@ class Servers:
             node
             for node in every
             if cluster in (None, node.cluster) and broker in (None, node.broker)
+        )
+
+    async def registered(self) -> list[BrokerNode]:
+        """Return all brokers that name servers know, which may be none."""
+        answer = await self.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
+        info = ClusterInfo.decode(whole_body(answer))
+        return sorted(
+            BrokerNode(data.cluster, data.broker_name, broker_id, address)
+            for data in info.broker_addr_table.values()
+            for broker_id, address in data.broker_addrs.items()
         )
 
     async def masters(

@@ -16,6 +16,7 @@ from turbopump.errors import (
     AlreadyThere,
     ConnectFailed,
     InvalidArgument,
+    NoBroker,
     NoNameServer,
     NotThere,
     RemoteError,
@@ -207,6 +208,11 @@ def advice(error: Exception) -> str | None:
                 f"Check the address (--nameserver HOST:PORT or {NAMESERVER_VARIABLE}), or start a "
                 "name server with `turbopump standalone`."
             )
+        case NoBroker():
+            return (
+                "Start a broker, or wait: brokers that run register every 30 s. `turbopump cluster"
+                " status` shows them."
+            )
         case NotThere():
             return _where_to_look(error.kind, error.name)
         case AlreadyThere():
@@ -229,6 +235,11 @@ def _where_to_look(kind: str, name: str) -> str | None:
         case "topic" | "group":
             return (
                 f"`turbopump {kind} list` lists all; `turbopump {kind} create {name}` creates it."
+            )
+        case "master broker":
+            return (
+                "`turbopump cluster status` shows which brokers have none; `turbopump broker"
+                " promote` makes a slave one."
             )
         case "cluster" | "broker":
             return "`turbopump cluster list` lists all."

@@ -12,8 +12,8 @@ from turbopump.cli.output import Column, columns, row_of
 
 app = typer.Typer()
 
-_REPLICATION = columns("role link lag_bytes:number lag_ms=BEHIND:duration")
-"""Shown where a broker has slaves: a terminal of 80 columns has no room for them elsewhere."""
+_LAGS = columns("lag_bytes:number lag_ms=BEHIND:duration")
+"""Shown where a broker has slaves."""
 
 
 @command(app, "list", watches=True)
@@ -36,10 +36,9 @@ def status(
         # `cluster info` shows it.
         del row["runtime_info"]
     shown = (
-        *columns("cluster broker broker_id=ID:number"),
-        *(_REPLICATION if any(row["broker_id"] for row in rows) else ()),
-        *columns("version in_per_s=IN/S:number out_per_s=OUT/S:number"),
-        *columns("in_today:number out_today:number disk_used=DISK:part"),
+        *columns("cluster broker broker_id=ID:number role link"),
+        *(_LAGS if any(row["broker_id"] for row in rows) else ()),
+        *columns("version in_per_s=IN/S:number out_per_s=OUT/S:number disk_used=DISK:part"),
         *columns("error" if any(row["error"] for row in rows) else ""),
     )
     console.rows(rows, shown, nothing="No brokers are registered.")

@@ -14,7 +14,7 @@ from turbopump.admin.cluster import broker_status, with_lags
 from turbopump.broker.config import Role
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
-from turbopump.errors import AdministrationError, NotThere, RemoteError
+from turbopump.errors import AdministrationError, NoBroker, NotThere, RemoteError
 from turbopump.testing import virtual_machine, virtual_time, wait_until
 from turbopump.wire.bodies import BrokerData
 from turbopump.wire.codes import ResponseCode
@@ -61,6 +61,26 @@ async def test_roles_links_and_lags_are_shown(tmp_path: Path) -> None:
         assert master.link == "1 of 1 slaves in sync"
         assert (slave.role, slave.link) == ("SLAVE", "in sync")
         assert (slave.lag_bytes, slave.lag_ms) == (0, 0)
+
+
+@virtual_time()
+async def test_a_master_that_is_down_is_shown(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (replicas, admin):
+        await replicas.crash(0)
+        await until_registered(replicas, {1})
+        [cluster] = await admin.clusters.status()
+        missing, slave = cluster.brokers
+        assert missing.node == BrokerNode(slave.node.cluster, NAME, 0, "")
+        assert missing.error is not None
+        assert "no master is registered" in missing.error
+        assert (slave.node.broker_id, slave.error, slave.lag_bytes) == (1, None, None)
+        await replicas.crash(1)
+        await until_registered(replicas, set())
+        with pytest.raises(NoBroker, match=r"none is registered .* 10\.0\.1\.1:9876"):
+            await admin.clusters.status()
+        with pytest.raises(NoBroker):
+            await admin.topics.status("T")
+        assert await admin.clusters.list() == ()
 
 
 @virtual_time()
