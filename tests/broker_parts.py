@@ -275,7 +275,10 @@ class Parts:
     def _handlers(self, identity: IdentityConfig) -> dict[int, Handler]:
         name, store = identity.broker_name, cast(Store, self.store)
         mastership = SimpleNamespace(
-            record=RoleRecord(), slave_ids="", note_slave=lambda slave_id: None
+            record=RoleRecord(),
+            role=identity.role,
+            slave_ids="",
+            note_slave=lambda slave_id: None,
         )
         operations = Operations(
             identity=identity,

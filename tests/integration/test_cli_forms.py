@@ -248,6 +248,13 @@ def test_a_status_is_watched_until_interrupted(shell: Shell, form: str) -> None:
         ("message send --create-topic t x --delay 1m --delay-level 2", 2, "specify --delay or"),
         ("message send t x --lines", 2, "specify a body or --lines, not both"),
         ("cluster status --watch 0.01", 2, "--watch must be at least 0.1, got 0.01"),
+        (
+            "config update-broker fileReservedTime=1 --replica x",
+            2,
+            "id of a broker, or all, got 'x'",
+        ),
+        ("config update-broker fileReservedTime=1 --replica 7", 1, "of any broker with id 7"),
+        ("config broker a --replica 7", 1, "no slave 'a with id 7'"),
         ("topic status nothing --watch", 1, "there is no topic 'nothing'"),
         ("topic purge nothing --yes", 1, "there is no topic 'nothing'"),
         ("dlq delete nobody --yes", 1, "there is no group 'nobody'"),
@@ -428,4 +435,6 @@ def test_changed_settings_report_whether_they_survive_a_restart(shell: Shell) ->
     changed = shell.ok("config update-broker fileReservedTime=49 --broker a --yes")
     assert "Changed until the next restart of a: started without a --config file" in changed
     (row,) = shell.json_lines("config update-broker fileReservedTime=48 --broker a --yes")
-    assert row["is_stored"] is False
+    assert (row["server"], row["broker_id"], row["is_stored"]) == ("a", 0, False)
+    (place,) = [each for each in shell.json_lines("cluster list") if each["broker"] == "a"]
+    assert row["address"] == place["address"]

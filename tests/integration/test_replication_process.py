@@ -63,7 +63,8 @@ def test_the_demo_works_as_printed(tmp_path: Path) -> None:
         nameserver = addresses["nameserver"]
         wait_for(lambda: "SLAVE" in statuses(nameserver))
         printed = [turbopump(nameserver, *words) for words in typed]
-        assert "master with epoch 1" in printed[-1]
+        assert "to ASYNC_MASTER, with epoch 1" in printed[-1]
+        assert "the old master was ASYNC_MASTER" in printed[-1]
         assert "nothing is missing" in printed[-1]
         wait_for(lambda: statuses(nameserver).keys() == {"ASYNC_MASTER", "SLAVE"})
         found = statuses(nameserver)
@@ -101,18 +102,20 @@ def test_a_killed_master_returns_as_a_slave(tmp_path: Path) -> None:
             promote = ("broker", "promote", "b", "--json")
             planned = json.loads(turbopump(nameserver, *promote, "--dry-run"))
             place = {"cluster": "DefaultCluster", "broker": "b", "broker_id": 1}
-            assert planned == {**place, "address": new_address, "dry_run": True}
+            roles = {"role": "SYNC_MASTER", "old_role": "SYNC_MASTER"}
+            assert planned == {**place, "address": new_address, **roles, "dry_run": True}
             done = json.loads(turbopump(nameserver, *promote, "--yes"))
+            assert done.items() >= roles.items()
             assert (done["address"], done["epoch"], done["missing_bytes"]) == (new_address, 1, None)
             turbopump(nameserver, "message", "send", "orders", "two")
             port = old_address.rpartition(":")[2]
             with started(tmp_path, *replica(old, nameserver, 0, port)) as returned:
                 assert ready_addresses(returned)["broker"] == old_address
-                wait_for(lambda: statuses(nameserver).keys() == {"ASYNC_MASTER", "SLAVE"}, 60)
+                wait_for(lambda: statuses(nameserver).keys() == {"SYNC_MASTER", "SLAVE"}, 60)
                 wait_for(lambda: statuses(nameserver)["SLAVE"]["lag_bytes"] == 0, 60)
                 found = statuses(nameserver)
                 assert found["SLAVE"]["address"] == old_address
-                assert found["ASYNC_MASTER"]["address"] == new_address
+                assert found["SYNC_MASTER"]["address"] == new_address
         logs = [sorted((side / "store" / "commitlog").iterdir()) for side in (old, new)]
         assert [path.name for path in logs[0]] == [path.name for path in logs[1]]
         assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*logs, strict=True))

@@ -86,6 +86,7 @@ class Clusters(_Subject[cluster.Clusters]):
     wipe_write_permission = blocking(cluster.Clusters.wipe_write_permission)
     add_write_permission = blocking(cluster.Clusters.add_write_permission)
     promotable = blocking(cluster.Clusters.promotable)
+    role_of_master = blocking(cluster.Clusters.role_of_master)
     promote = blocking(cluster.Clusters.promote)
 
 

@@ -19,6 +19,9 @@ from turbopump.wire.schema import ExtFields
 _PROMOTION_MS = 30_000
 """A promotion waits for name servers, the old master and its log, one after the other."""
 
+_ROLE = "ASYNC_MASTER"
+"""The role of a promoted slave whose master's role is unknown."""
+
 _REGISTERED_POLL_S = 0.25
 _REGISTERED_POLLS = 80
 """A promoted broker starts again, which takes a second or two."""
@@ -85,6 +88,12 @@ class Promoted:
 
     node: BrokerNode
     """As it was: with its id as a slave."""
+
+    role: str
+    """SYNC_MASTER or ASYNC_MASTER."""
+
+    old_role: str | None
+    """That of the master it followed; None if it does not know it."""
 
     epoch: int
     log_end: int
@@ -187,15 +196,20 @@ class Clusters:
         return best.node
 
     async def promote(
-        self, node: BrokerNode, role: str = "ASYNC_MASTER", *, is_forced: bool = False
+        self, node: BrokerNode, role: str | None = None, *, is_forced: bool = False
     ) -> Promoted:
         """Make a slave the master of its name; returns when name servers know it.
+
+        Its role is that of its master, SYNC_MASTER or ASYNC_MASTER, unless one is given;
+        ASYNC_MASTER if it does not know that.
 
         The old master is fenced, if it answers, and what it still has is copied. Raises RemoteError
         when the broker or too many name servers refuse, which leaves the old master as it was, or
         when name servers do not know the new one after a while. A slave whose log begins later than
         its master's refuses unless it is forced.
         """
+        old_role = await self.role_of_master(node)
+        role = role or old_role or _ROLE
         header = PromoteBroker(broker_role=role, forced=is_forced or None)
         answer = await self._servers.ask(
             node, RequestCode.PROMOTE_BROKER, header, timeout_ms=_PROMOTION_MS
@@ -203,8 +217,18 @@ class Clusters:
         found = PromoteBrokerAnswer.from_ext_fields(answer.ext_fields)
         await self._wait_registered(node)
         return Promoted(
-            node, found.epoch, found.log_end, found.missing_bytes, found.old_master or None
+            node,
+            role,
+            old_role,
+            found.epoch,
+            found.log_end,
+            found.missing_bytes,
+            found.old_master or None,
         )
+
+    async def role_of_master(self, node: BrokerNode) -> str | None:
+        """Return the role of the master that a slave follows or followed, as far as it knows."""
+        return (await self._runtime_info(node)).get("replicationMasterRole") or None
 
     async def _wait_registered(self, node: BrokerNode) -> None:
         for _ in range(_REGISTERED_POLLS):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from turbopump.admin.servers import BrokerNode, Servers, gathered, none_on
+from turbopump.admin.servers import BrokerNode, Servers, gathered, none_on, not_found
 from turbopump.broker import config_keys
+from turbopump.client.routes import MASTER_ID
 from turbopump.errors import InvalidArgument, NotThere
 from turbopump.settings import nearest_key, parse_properties, render_properties
 from turbopump.wire import headers
@@ -17,7 +18,10 @@ from turbopump.wire.command import whole_body
 _SIMILARITY = 0.7
 """Less similar keys share only an ending, as aclEnable and vipChannelEnable do."""
 
-_ByServer = Mapping[str, Mapping[str, str]]
+Server = BrokerNode | str
+"""A broker process, or the address of a name server."""
+
+_ByServer = Mapping[Server, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,12 @@ class SettingChange:
     """One setting of one server, before and after; ``old`` is None where it had no value."""
 
     server: str
+    """The name of a broker, or the address of a name server."""
+
+    broker_id: int | None
+    """Which broker of that name, 0 for the master; None for a name server."""
+
+    address: str
     key: str
     old: str | None
     new: str
@@ -44,9 +54,9 @@ class Configuration:
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
 
-    async def broker(self, broker: str) -> dict[str, str]:
-        """Return all settings of a broker's master; raises NotThere."""
-        (node,) = await self._servers.masters(broker=broker)
+    async def broker(self, broker: str, broker_id: int = MASTER_ID) -> dict[str, str]:
+        """Return all settings of a broker's master, or of the slave with an id; raises NotThere."""
+        (node,) = await self._nodes(broker=broker, broker_id=broker_id)
         return await self._of_broker(node)
 
     async def name_servers(self) -> dict[str, dict[str, str]]:
@@ -60,27 +70,31 @@ class Configuration:
         *,
         broker: str | None = None,
         cluster: str | None = None,
+        broker_id: int | None = MASTER_ID,
         dry_run: bool = False,
     ) -> tuple[SettingChange, ...]:
         """Change settings while brokers run: of one, of a cluster or of all; return what changes.
+
+        That is on masters: slaves have settings of their own. ``broker_id`` chooses the slaves with
+        this id, None masters and slaves.
 
         Raises InvalidArgument for a key that a broker does not have, before any is changed; and
         for a value that is not allowed, or a key that takes effect at start only, as far as that
         is known, which it is for our brokers. What changed is read back from the brokers.
         """
         _require_some(settings)
-        masters = await self._servers.masters(cluster, broker)
-        before = await self._of_brokers(masters)
-        for name, current in before.items():
-            _require_known(f"broker {name}", current, settings)
-            _check_values(current, settings)
+        nodes = await self._nodes(cluster, broker, broker_id)
+        before = await self._of_brokers(nodes)
+        for node in nodes:
+            _require_known(_name_of(node), before[node], settings)
+            _check_values(before[node], settings)
         if dry_run:
             return _happened(before, _changed(before, settings), settings)
         body = render_properties(settings).encode()
         await gathered(
-            self._servers.ask(node, RequestCode.UPDATE_BROKER_CONFIG, body=body) for node in masters
+            self._servers.ask(node, RequestCode.UPDATE_BROKER_CONFIG, body=body) for node in nodes
         )
-        return _happened(before, await self._of_brokers(masters), settings)
+        return _happened(before, await self._of_brokers(nodes), settings)
 
     async def change_name_servers(
         self, settings: Mapping[str, str], *, dry_run: bool = False
@@ -90,7 +104,7 @@ class Configuration:
         Raises InvalidArgument for a key that a name server does not have, before any is changed.
         """
         _require_some(settings)
-        before = await self.name_servers()
+        before = await self._of_name_servers()
         for address, current in before.items():
             _require_known(f"name server {address}", current, settings)
         if dry_run:
@@ -98,7 +112,7 @@ class Configuration:
         await self._servers.ask_every_nameserver(
             RequestCode.UPDATE_NAMESRV_CONFIG, body=render_properties(settings).encode()
         )
-        return _happened(before, await self.name_servers(), settings)
+        return _happened(before, await self._of_name_servers(), settings)
 
     # --- key-values -------------------------------------------------------------------------------
 
@@ -130,9 +144,26 @@ class Configuration:
         header = headers.KvKey(namespace=namespace, key=key)
         await self._servers.ask_every_nameserver(RequestCode.DELETE_KV_CONFIG, header)
 
-    async def _of_brokers(self, masters: Sequence[BrokerNode]) -> dict[str, dict[str, str]]:
-        found = await gathered(self._of_broker(node) for node in masters)
-        return {node.broker: each for node, each in zip(masters, found, strict=True)}
+    async def _nodes(
+        self,
+        cluster: str | None = None,
+        broker: str | None = None,
+        broker_id: int | None = MASTER_ID,
+    ) -> tuple[BrokerNode, ...]:
+        if broker_id == MASTER_ID:
+            return await self._servers.masters(cluster, broker)
+        nodes = await self._servers.nodes(cluster, broker)
+        found = tuple(node for node in nodes if broker_id in (None, node.broker_id))
+        if not found:
+            raise not_found("slave", f"{broker or 'of any broker'} with id {broker_id}", ())
+        return found
+
+    async def _of_name_servers(self) -> dict[Server, dict[str, str]]:
+        return dict((await self.name_servers()).items())
+
+    async def _of_brokers(self, nodes: Sequence[BrokerNode]) -> dict[Server, dict[str, str]]:
+        found = await gathered(self._of_broker(node) for node in nodes)
+        return dict(zip(nodes, found, strict=True))
 
     async def _of_broker(self, node: BrokerNode) -> dict[str, str]:
         return _settings(whole_body(await self._servers.ask(node, RequestCode.GET_BROKER_CONFIG)))
@@ -140,6 +171,10 @@ class Configuration:
 
 def _settings(text: bytes) -> dict[str, str]:
     return parse_properties(text.decode("utf-8", "replace"))
+
+
+def _name_of(node: BrokerNode) -> str:
+    return f"broker {node.broker}" if node.is_master else f"slave {node.broker_id} of {node.broker}"
 
 
 def _require_some(settings: Mapping[str, str]) -> None:
@@ -181,11 +216,19 @@ def _happened(
     before: _ByServer, after: _ByServer, keys: Iterable[str]
 ) -> tuple[SettingChange, ...]:
     return tuple(
-        SettingChange(server, key, before[server].get(key), current[key], _is_stored(current))
+        SettingChange(
+            *_place(server), key, before[server].get(key), current[key], _is_stored(current)
+        )
         for server, current in after.items()
         for key in keys
         if key in current and current[key] != before[server].get(key)
     )
+
+
+def _place(server: Server) -> tuple[str, int | None, str]:
+    if isinstance(server, BrokerNode):
+        return server.broker, server.broker_id, server.address
+    return server, None, server
 
 
 def _is_stored(current: Mapping[str, str]) -> bool | None:

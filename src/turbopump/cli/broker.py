@@ -93,23 +93,33 @@ def promote(
         option("Id of the slave; without it, the one that has most of the log.", "--id", min=1),
     ] = None,
     is_sync: Annotated[
-        bool, option("Make it SYNC_MASTER, which waits for a slave.", "--sync")
-    ] = False,
+        bool | None,
+        option(
+            "Whether it is SYNC_MASTER, which waits for a slave; by default, as the old master.",
+            "--sync/--async",
+        ),
+    ] = None,
     is_forced: Annotated[
         bool, option("Promote it even if it lacks the master's oldest messages.", "--force")
     ] = False,
 ) -> None:
     """Make a slave the master, in place of the one it has followed."""
-    node = console.admin.clusters.promotable(broker, broker_id)
+    clusters = console.admin.clusters
+    node = clusters.promotable(broker, broker_id)
     slave = f"slave {node.broker_id} of {broker} at {node.address}"
+    old_role = clusters.role_of_master(node)
+    chosen = None if is_sync is None else "SYNC_MASTER" if is_sync else "ASYNC_MASTER"
+    role = chosen or old_role or "ASYNC_MASTER"
+    before = f"the old master was {old_role}" if old_role else "the old master's role is unknown"
     if console.is_dry_run:
-        console.done({**row_of(node), "dry_run": True}, f"Would promote {slave}.")
+        value = {**row_of(node), "role": role, "old_role": old_role, "dry_run": True}
+        console.done(value, f"Would promote {slave} to {role}; {before}.")
         return
-    console.confirm(f"Promote {slave}?")
-    role = "SYNC_MASTER" if is_sync else "ASYNC_MASTER"
-    done = console.admin.clusters.promote(node, role, is_forced=is_forced)
-    text = f"Promoted {slave}: master with epoch {done.epoch}, log end {done.log_end}."
-    console.done({**row_of(done), "dry_run": False}, f"{text}\n{_old_master_text(done)}")
+    console.confirm(f"Promote {slave} to {role}?")
+    done = clusters.promote(node, role, is_forced=is_forced)
+    text = f"Promoted {slave} to {role}, with epoch {done.epoch} and log end {done.log_end}"
+    value = {**row_of(done), "dry_run": False}
+    console.done(value, f"{text}; {before}.\n{_old_master_text(done)}")
 
 
 def _old_master_text(done: Promoted) -> str:

@@ -19,7 +19,9 @@ from turbopump.cli.administration import (
 )
 from turbopump.cli.command import Console, command
 from turbopump.cli.formats import parse_pairs
-from turbopump.cli.output import Output, columns, row_of
+from turbopump.cli.options import option
+from turbopump.cli.output import Column, Output, columns, row_of
+from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from turbopump.admin import SettingChange
@@ -44,7 +46,8 @@ def _settings(completion: Callable[..., list[str]]) -> Any:
 NamespaceArgument = Annotated[str, typer.Argument(help="Namespace of key-values.")]
 
 _SETTINGS = columns("server key value")
-_CHANGES = columns("server key old new")
+_CHANGES = columns("server key old new is_stored=STORED")
+_BROKER_CHANGES = (*columns("server=BROKER broker_id=ID:number address"), *_CHANGES[1:])
 _KEY_VALUES = columns("key value")
 
 
@@ -53,9 +56,10 @@ def broker(
     console: Console,
     name: BrokerArgument,
     key: Annotated[list[str] | None, _keys(complete_broker_key)] = None,
+    replica: Annotated[int, option("Id of the slave to ask; 0 is the master.", min=0)] = 0,
 ) -> None:
     """Show the settings of a broker."""
-    found = {name: console.admin.configuration.broker(name)}
+    found = {name: console.admin.configuration.broker(name, replica)}
     _print_settings(found, key or (), console)
 
 
@@ -74,10 +78,18 @@ def update_broker(
     settings: Annotated[list[str], _settings(complete_broker_setting)],
     broker: BrokerOption = None,
     cluster: ClusterOption = None,
+    replica: Annotated[
+        str,
+        option("Id of the slaves to change, 0 for masters, all for both.", metavar="ID|all"),
+    ] = "0",
 ) -> None:
-    """Change settings of brokers while they run: of all, of a cluster, or of one."""
+    """Change settings of brokers while they run: of all, of a cluster, or of one.
+
+    Slaves have settings of their own, which --replica changes.
+    """
     change = console.admin.configuration.change_brokers
-    _update(console, settings, partial(change, broker=broker, cluster=cluster))
+    chosen = partial(change, broker=broker, cluster=cluster, broker_id=_broker_id(replica))
+    _update(console, settings, chosen, _BROKER_CHANGES)
 
 
 @command(app, confirms=True)
@@ -85,7 +97,7 @@ def update_nameservers(
     console: Console, settings: Annotated[list[str], _settings(complete_nameserver_setting)]
 ) -> None:
     """Change settings of all name servers while they run."""
-    _update(console, settings, console.admin.configuration.change_name_servers)
+    _update(console, settings, console.admin.configuration.change_name_servers, _CHANGES)
 
 
 @command(app)
@@ -134,6 +146,12 @@ def delete_kv(
     console.done(row, f"Deleted {namespace} {key}.")
 
 
+def _broker_id(text: str) -> int | None:
+    if text != "all" and not text.isdecimal():
+        raise InvalidArgument(f"--replica must be the id of a broker, or all, got {text!r}")
+    return None if text == "all" else int(text)
+
+
 def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], output: Output) -> None:
     from turbopump.admin.servers import not_found
 
@@ -151,16 +169,22 @@ def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], outpu
 
 
 def _update(
-    console: Console, settings: list[str], change: Callable[..., Sequence[SettingChange]]
+    console: Console,
+    settings: list[str],
+    change: Callable[..., Sequence[SettingChange]],
+    shown: Sequence[Column],
 ) -> None:
     wanted = parse_pairs(settings, "setting")
     changes = change(wanted, dry_run=True)
-    if _is_confirmed(changes, console):
+    if _is_confirmed(changes, console, shown):
         done = change(wanted)
-        _print_result(done, console, is_shown=not console.is_sure and done == changes)
+        is_shown = not console.is_sure and done == changes
+        _print_result(done, console, shown, is_shown=is_shown)
 
 
-def _is_confirmed(changes: Sequence[SettingChange], console: Console) -> bool:
+def _is_confirmed(
+    changes: Sequence[SettingChange], console: Console, shown: Sequence[Column]
+) -> bool:
     """Show what would change and ask; False when there is nothing (more) to do."""
     if console.is_dry_run or not changes:
         nothing = (
@@ -168,26 +192,28 @@ def _is_confirmed(changes: Sequence[SettingChange], console: Console) -> bool:
             if console.is_dry_run
             else "Nothing changed: the settings already have these values."
         )
-        _print_changes(changes, console, is_done=False, nothing=nothing)
+        _print_changes(changes, console, shown, is_done=False, nothing=nothing)
         return False
     if not console.is_sure and not console.as_json:
-        _print_changes(changes, console, is_done=False)
+        _print_changes(changes, console, shown, is_done=False)
     console.confirm(f"Change {len(changes)} settings?")
     return True
 
 
-def _print_result(changes: Sequence[SettingChange], output: Output, *, is_shown: bool) -> None:
+def _print_result(
+    changes: Sequence[SettingChange], output: Output, shown: Sequence[Column], *, is_shown: bool
+) -> None:
     """Print what servers report after a change."""
     if output.as_json or not is_shown:
         nothing = "Nothing changed: the servers already had these values."
-        _print_changes(changes, output, is_done=True, nothing=nothing)
+        _print_changes(changes, output, shown, is_done=True, nothing=nothing)
     if not output.as_json and changes:
         typer.echo(_lasting(changes))
 
 
 def _lasting(changes: Sequence[SettingChange]) -> str:
     """Say which changes survive a restart."""
-    lost = sorted({each.server for each in changes if each.is_stored is False})
+    lost = sorted({_name(each) for each in changes if each.is_stored is False})
     if lost:
         return (
             f"Changed until the next restart of {', '.join(lost)}: started without a --config file "
@@ -197,8 +223,17 @@ def _lasting(changes: Sequence[SettingChange]) -> str:
     return "Changed, and stored in the configuration file." if is_known else "Changed."
 
 
+def _name(change: SettingChange) -> str:
+    return f"slave {change.broker_id} of {change.server}" if change.broker_id else change.server
+
+
 def _print_changes(
-    changes: Sequence[SettingChange], output: Output, *, is_done: bool, nothing: str = ""
+    changes: Sequence[SettingChange],
+    output: Output,
+    shown: Sequence[Column],
+    *,
+    is_done: bool,
+    nothing: str = "",
 ) -> None:
     rows = [{**row_of(each), "is_done": is_done} for each in changes]
-    output.rows(rows, _CHANGES, nothing=nothing)
+    output.rows(rows, shown, nothing=nothing)

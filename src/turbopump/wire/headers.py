@@ -280,6 +280,8 @@ class TableCopyAnswer(Header, frozen=True, kw_only=True):
     """The master's epoch (`turbopump.wire.mastership`)."""
     slave_ids: str | None = None
     """The ids of all slaves that ask this master, separated by commas."""
+    broker_role: str | None = None
+    """The master's role, which a promoted slave takes over."""
 
 
 # --- clients and groups ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from turbopump.admin.cluster import broker_status, with_lags
 from turbopump.broker.config import Role
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
-from turbopump.errors import AdministrationError, NoBroker, NotThere, RemoteError
+from turbopump.errors import AdministrationError, InvalidArgument, NoBroker, NotThere, RemoteError
 from turbopump.testing import virtual_machine, virtual_time, wait_until
 from turbopump.wire.bodies import BrokerData
 from turbopump.wire.codes import ResponseCode
@@ -94,6 +94,55 @@ async def test_a_promotion_is_done_when_name_servers_know_it(tmp_path: Path) -> 
         assert (done.epoch, done.missing_bytes, done.old_master) == (1, 0, "10.0.0.1:10911")
         assert replicas.role(1) == (Role.SYNC_MASTER, 0)
         assert (await replicas.addresses())[0] == node.address
+
+
+@virtual_time()
+async def test_a_promoted_slave_has_the_role_of_the_old_master(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (replicas, admin):
+        await until_master_role(replicas, 1, "ASYNC_MASTER")
+        done = await admin.clusters.promote(await admin.clusters.promotable(NAME), "SYNC_MASTER")
+        assert (done.role, done.old_role) == ("SYNC_MASTER", "ASYNC_MASTER")
+        await wait_until(lambda: replicas.role(0) == (Role.SLAVE, 1), 60)
+        await until_master_role(replicas, 0, "SYNC_MASTER")
+        await replicas.crash(1)
+        # It is on disk.
+        await replicas.stop(0)
+        await replicas.start(0)
+        await until_registered(replicas, {1})
+        done = await admin.clusters.promote(await admin.clusters.promotable(NAME))
+        assert (done.role, done.old_role) == ("SYNC_MASTER", "SYNC_MASTER")
+        assert replicas.role(0) == (Role.SYNC_MASTER, 0)
+
+
+async def until_master_role(replicas: PromotableBrokers, number: int, role: str) -> None:
+    await wait_until(lambda: mastership_of(replicas.broker(number)).record.master_role == role, 60)
+
+
+@virtual_time()
+async def test_masters_and_slaves_have_settings_of_their_own(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (_, admin):
+        key, change = "fileReservedTime", admin.configuration.change_brokers
+        nodes = {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}
+
+        async def values() -> list[str]:
+            return [(await admin.configuration.broker(NAME, number))[key] for number in nodes]
+
+        [one] = await change({key: "48"})
+        assert (one.server, one.broker_id, one.address, one.old, one.new, one.is_stored) == (
+            *(NAME, 0, nodes[0], "72", "48"),
+            False,
+        )
+        assert await values() == ["48", "72"]
+        [one] = await change({key: "24"}, broker=NAME, broker_id=1)
+        assert (one.broker_id, one.address, one.old, one.new) == (1, nodes[1], "72", "24")
+        assert await values() == ["48", "24"]
+        changes = await change({key: "12"}, broker_id=None)
+        assert {each.broker_id: each.address for each in changes} == nodes
+        assert await values() == ["12", "12"]
+        with pytest.raises(NotThere, match="no slave 'of any broker with id 2'"):
+            await change({key: "9"}, broker_id=2)
+        with pytest.raises(InvalidArgument, match=f"slave 1 of {NAME} has no setting 'nonsense'"):
+            await change({"nonsense": "9"}, broker_id=1)
 
 
 @virtual_time()

@@ -27,6 +27,7 @@ from turbopump.broker.replication.roles import (
     effective,
     judge,
     promoted,
+    undone,
 )
 from turbopump.machine.files import read_file
 from turbopump.message import MessageQueue, PhysicalOffset
@@ -105,6 +106,18 @@ def test_a_record_counts_until_the_configuration_changes() -> None:
     back = demoted(slave, record, claim(2, "b", former_id=3))
     assert (back.epoch, back.token) == (2, "")
     assert effective(slave, back).identity.broker_id == 3
+
+
+@pytest.mark.parametrize("role", [Role.ASYNC_MASTER, Role.SYNC_MASTER])
+def test_a_replaced_master_remembers_the_role_that_a_promotion_gives_back(role: Role) -> None:
+    master = broker_config(role, 0)
+    record = demoted(master, RoleRecord(), claim(1))
+    assert record.master_role == role.value
+    assert demoted(master, record, claim(2)).master_role == role.value, "a slave has no such role"
+    slave = broker_config(*FIRST_SLAVE)
+    for broker_id in (1, 2):
+        of_promotion = promoted(slave, RoleRecord(), claim(1, former_id=broker_id), role, "")
+        assert undone(slave, of_promotion).master_role == role.value
 
 
 def test_a_recorded_slave_queries_name_servers_for_its_master() -> None:

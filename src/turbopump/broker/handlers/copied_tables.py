@@ -126,6 +126,7 @@ class CopiedTables(Requests):
             log_end=self._store.written_end,
             broker_epoch=self._mastership.record.epoch,
             slave_ids=self._mastership.slave_ids,
+            broker_role=self._mastership.role.value,
         )
         body = b"" if version == known else table.encoded()
         return request.answer(ResponseCode.SUCCESS, header, body=body)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from turbopump.broker.config import Role
 from turbopump.broker.handlers.common import Requests, as_remote_error, serves
 from turbopump.broker.replication.role_changes import RoleChanges
+from turbopump.broker.replication.roles import MASTER_ROLES
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.mastership import FenceBroker, FenceBrokerAnswer, PromoteBroker
-
-_MASTER_ROLES = (Role.ASYNC_MASTER.value, Role.SYNC_MASTER.value)
 
 
 class RoleRequests(Requests):
@@ -25,8 +24,8 @@ class RoleRequests(Requests):
         """Make a slave the master; the broker restarts after the answer."""
         header = PromoteBroker.from_ext_fields(request.ext_fields)
         role = header.broker_role
-        if role not in _MASTER_ROLES:
-            text = f"brokerRole must be {' or '.join(_MASTER_ROLES)}, got {role[:100]!r}"
+        if role not in MASTER_ROLES:
+            text = f"brokerRole must be {' or '.join(MASTER_ROLES)}, got {role[:100]!r}"
             raise RemoteError.system(text)
         with as_remote_error():
             done = await self._changes.promote(Role(role), is_forced=bool(header.forced))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from turbopump.broker.config import BrokerConfig, Role
 from turbopump.broker.replication.claims import Ask, Claims, Found
 from turbopump.broker.replication.roles import (
+    MASTER_ROLES,
     Judgement,
     RoleRecord,
     Verdict,
@@ -113,6 +114,11 @@ class Mastership:
         return has_history and bool(self._config.registration.name_servers)
 
     @property
+    def role(self) -> Role:
+        """The role that counts."""
+        return effective(self._config, self.record).identity.role
+
+    @property
     def was_replaced(self) -> bool:
         """Whether it is a slave because another broker was promoted."""
         record = self.record
@@ -188,6 +194,11 @@ class Mastership:
         """Record where the log of a slave's master begins: what the slave keeps."""
         if position != self.record.master_begin:
             self._note(replace(self.record, master_begin=position))
+
+    def note_master_role(self, role: str) -> None:
+        """Record the role of a slave's master; empty if it does not say."""
+        if role in MASTER_ROLES and role != self.record.master_role:
+            self._note(replace(self.record, master_role=role))
 
     def note_slave_ids(self, ids: str) -> None:
         """Adopt what a slave's master knows of its slaves."""

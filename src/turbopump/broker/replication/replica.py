@@ -96,6 +96,7 @@ class Replica:
             **found,
             "replicationLink": link.state.value,
             "replicationMaster": link.address,
+            "replicationMasterRole": self.mastership.record.master_role,
             "replicationLagMillis": str(self.clock.monotonic_ms() - self._in_sync_ms),
             "replicationError": link.last_error,
             "replicationCutBytes": str(link.cut_bytes),
@@ -105,6 +106,7 @@ class Replica:
         epoch, follower = copy.about.broker_epoch, self.replication.follower
         self.mastership.note_epoch(epoch)
         self.mastership.note_slave_ids(copy.about.slave_ids or "")
+        self.mastership.note_master_role(copy.about.broker_role or "")
         if follower is not None:
             follower.master_ends_at(PhysicalOffset(copy.about.log_end))
             if epoch > self._master_epoch:

@@ -21,6 +21,8 @@ from turbopump.broker.config import BrokerConfig, Role
 from turbopump.wire.mastership import MasterClaim
 from turbopump.wire.schema import I64, Body
 
+MASTER_ROLES = (Role.ASYNC_MASTER.value, Role.SYNC_MASTER.value)
+
 
 class RoleRecord(Body, frozen=True, kw_only=True):
     """The file (brokerRole.json): what a broker has become since it was configured."""
@@ -40,6 +42,8 @@ class RoleRecord(Body, frozen=True, kw_only=True):
     """Of a promoted broker: the id that it had as a slave, and its claim's token."""
     master_begin: I64 | None = None
     """Of a slave: where its master's log began, as last known."""
+    master_role: str = ""
+    """Of a slave: its master's role, as last known."""
     unfenced: str = ""
     """Of a promoted broker: the addresses of previous masters that have not confirmed yet that they
     refuse writes, joined by ";"; empty if all have."""
@@ -145,16 +149,20 @@ def promoted(
 def demoted(config: BrokerConfig, record: RoleRecord, claim: MasterClaim) -> RoleRecord:
     """Return the record of a master that was replaced: it takes the place of its successor."""
     broker_id = claim.former_id or config.identity.broker_id or 1
-    return _recorded(config, record, claim.epoch, Role.SLAVE, broker_id)
+    role = effective(config, record).identity.role
+    before = record.master_role if role is Role.SLAVE else role.value
+    found = _recorded(config, record, claim.epoch, Role.SLAVE, broker_id)
+    return replaced(found, master_role=before)
 
 
 def undone(config: BrokerConfig, record: RoleRecord) -> RoleRecord:
     """Return the record of a broker whose promotion was abandoned: the slave that it was."""
     configured = config.identity
     if configured.is_slave and configured.broker_id == record.former_id:
-        return RoleRecord(epoch=record.epoch, has_slaves=record.has_slaves)
+        return RoleRecord(epoch=record.epoch, has_slaves=record.has_slaves, master_role=record.role)
     broker_id = record.former_id or configured.broker_id or 1
-    return _recorded(config, record, record.epoch, Role.SLAVE, broker_id)
+    found = _recorded(config, record, record.epoch, Role.SLAVE, broker_id)
+    return replaced(found, master_role=record.role)
 
 
 def _recorded(
