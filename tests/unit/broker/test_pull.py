@@ -22,7 +22,13 @@ from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
 from turbopump.wire.bodies import ConsumerData, GroupConfig, Heartbeat, MessageModel, TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
-from turbopump.wire.headers import QueryMessage, QueueOfTopic, SearchOffset, TopicName
+from turbopump.wire.headers import (
+    QueryMessage,
+    QueueEndsOf,
+    QueueOfTopic,
+    SearchOffset,
+    TopicName,
+)
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 
@@ -313,6 +319,10 @@ def test_pulls_beyond_a_limit_are_refused_as_busy(
                 assert refused.code == ResponseCode.SYSTEM_BUSY
                 assert f"too many long polls of {named} is 2" in (refused.remark or "")
                 assert broker.path.load.pulls_refused == count
+            whole = QueueEndsOf(topic="T", consumer_group="g", since=1 << 40, wait_ms=15_000)
+            refused = await second.ask(RequestCode.GET_QUEUE_ENDS, whole)
+            assert refused.code == ResponseCode.SYSTEM_BUSY
+            assert broker.path.load.pulls_refused == 4
             assert caplog.text.count("too many long polls") == 1, "logged at a limited rate"
             assert (await second.pull(0, hold_ms=15_000)).code == ResponseCode.SUCCESS
             assert (await second.pull(1)).code == ResponseCode.PULL_NOT_FOUND

@@ -18,7 +18,7 @@ from brokers import SMALL_STORE
 from turbopump.admin import GroupSettings
 from turbopump.admin.administration import Admin
 from turbopump.broker import administration, message_path
-from turbopump.broker.config import LimitsConfig
+from turbopump.broker.config import LimitsConfig, LongPollingConfig
 from turbopump.broker.handlers.common import handler_table
 from turbopump.client.concurrent_calls import IN_FLIGHT_MAX, gather_by_key
 from turbopump.client.producer import Producer
@@ -235,6 +235,29 @@ async def test_a_wait_ends_when_a_message_arrives_in_one_of_the_queues(
         assert 195 <= clock.monotonic_ms() - begun_ms <= 300
         await sending
         assert await asking.wait_for_messages(at, 5000), "it arrived before the wait"
+
+
+@virtual_time()
+async def test_a_wait_that_the_broker_refuses_as_busy_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = LongPollingConfig(held_max=1)
+    async with world(tmp_path, monkeypatch, TURBOPUMP, long_polling=full) as found:
+        await found.send(T[0])
+        asking, other, clock = found.asking(), found.asking(), found.session.clock
+        at = {T[0]: 1}
+        for each in (asking, other):
+            await each.known_limits(T)
+        held = asyncio.create_task(other.wait_for_messages(at, 5000))
+        await asyncio.sleep(0.1)
+        found.codes()
+        begun_ms = clock.monotonic_ms()
+        assert not await asking.wait_for_messages(at, 500)
+        assert clock.monotonic_ms() - begun_ms >= 490
+        assert found.codes() == [RequestCode.GET_QUEUE_ENDS]
+        await found.send(T[0])
+        assert await held
+        assert await asking.wait_for_messages(at, 500)
 
 
 @virtual_time()

@@ -148,10 +148,12 @@ class QueueEndsRequests(Requests):
         if header.wait_ms > 0:
             self._pulls.require_readable(header.consumer_group, header.topic, peer)
         answer, position = self._ends(request, header.topic)
-        holder = Holder(peer, header.consumer_group, host_text(peer.peer_address))
-        is_due = header.wait_ms <= 0 or position > header.since
-        if is_due or self._arrivals.refusal(holder) is not None:
+        if header.wait_ms <= 0 or position > header.since:
             return answer
+        holder = Holder(peer, header.consumer_group, host_text(peer.peer_address))
+        refusal = self._arrivals.refusal(holder)
+        if refusal is not None:
+            raise RemoteError(ResponseCode.SYSTEM_BUSY, refusal)
         self._arrivals.hold(
             HeldPull(
                 queue=(header.topic, WHOLE_TOPIC),
