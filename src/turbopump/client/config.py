@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from random import Random
 
 from turbopump.client.arguments import checked_hooks, joined_addresses
@@ -60,7 +60,7 @@ class ClientConfig:
     requests_in_flight_max: int = 4096
     """Requests in flight per connection; further ones wait, which slows down fast senders."""
 
-    request_hooks: Sequence[RequestHook] = ()
+    request_hooks: Sequence[RequestHook] = field(default=(), compare=False)
     """Hooks around every request, for instance to sign it."""
 
     request_timeout_ms: int = field(init=False, repr=False, compare=False)
@@ -84,6 +84,18 @@ class ClientConfig:
             text = getattr(self, name)
             if any(mark.isspace() or mark == "@" for mark in text):
                 raise InvalidArgument(f"{name} must have no blanks and no @, got {text!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClientConfig) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        compared = (getattr(self, each.name) for each in fields(self) if each.compare)
+        # Hooks by identity: they may have state, and need not be hashable.
+        return *compared, *map(id, self.request_hooks)
 
     @property
     def nameserver_addresses(self) -> tuple[str, ...]:

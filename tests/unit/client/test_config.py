@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from turbopump import (
     PullConfig,
     PullTimes,
 )
+from turbopump.wire.command import Command
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide"
 KINDS: list[Any] = [
@@ -40,3 +41,27 @@ def test_settings_are_documented(kind: str, setting: Any) -> None:
     if type(setting.default) is int:
         lines = [line for line in text.splitlines() if f"{setting.name}`" in line]
         assert any(str(setting.default) in line for line in lines), f"{kind}.{setting.name}"
+
+
+@dataclass
+class Signer:
+    """A hook without a hash, equal to others with the same token."""
+
+    token: str
+
+    def before_request(self, address: str, command: Command) -> Command:
+        return command
+
+    def after_response(self, address: str, request: Command, response: Command) -> None: ...
+
+
+def test_configurations_are_equal_if_they_have_the_same_hooks() -> None:
+    one, other = Signer("secret"), Signer("secret")
+    config = ClientConfig("ns:9876", request_hooks=[one])
+    same = ClientConfig("ns:9876", request_hooks=[one])
+    assert config == same
+    assert hash(config) == hash(same)
+    assert config != ClientConfig("ns:9876", request_hooks=[other])
+    assert config != ClientConfig("ns:9876")
+    assert config != ClientConfig("ns:9877", request_hooks=[one])
+    assert config != "ns:9876"
