@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
-from turbopump.admin import Admin
+from turbopump.aio import Admin
 from turbopump.client.producer import Producer
 from turbopump.message import Message, MessageQueue
 from turbopump.net.loop import run

@@ -39,7 +39,7 @@ autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 80
 
 # These packages import a name when it is first used. Sphinx looks at what is imported.
-for _name in ("turbopump", "turbopump.aio", "turbopump.spark"):
+for _name in ("turbopump", "turbopump.admin", "turbopump.aio", "turbopump.spark"):
     _module = import_module(_name)
     vars(_module).update({public: getattr(_module, public) for public in _module.__all__})
 

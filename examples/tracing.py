@@ -12,8 +12,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from embedded import cluster
-from turbopump import ConsumeContext, ConsumeResult, Message, MessageView, Producer, PushConsumer
-from turbopump.client.tracing import ConsumeTracing, SendTracing
+from turbopump import (
+    ConsumeContext,
+    ConsumeResult,
+    ConsumeTracing,
+    Message,
+    MessageView,
+    Producer,
+    PushConsumer,
+    SendTracing,
+)
 
 
 def main() -> int:

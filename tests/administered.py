@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusters import Cluster, cluster
-from turbopump.admin import (
-    Admin,
-)
+from turbopump.aio import Admin
 from turbopump.client.calls import commit_offset
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.testing import virtual_loop

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.client.blocking import Producer
 from turbopump.errors import RemoteError
 from turbopump.message import Message, MessageQueue

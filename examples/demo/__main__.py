@@ -27,10 +27,8 @@ from demo.groups import BILLING, RETRIES_MAX, SHIPPING, Billing, Shipping
 from demo.orders import FAILS_ALWAYS_EVERY, TOPIC, Order, make_orders, send_orders
 from demo.report import Check, save_plot, show_summary
 from demo.view import spinner, watching
-from turbopump import ClientConfig
-from turbopump.admin import Destination, Outcome
-from turbopump.admin.blocking import Admin
-from turbopump.errors import TurbopumpError
+from turbopump import ClientConfig, TurbopumpError
+from turbopump.admin import Admin, Destination, Outcome
 
 ORDERS = 6000
 ORDERS_PER_S = 600

@@ -6,7 +6,39 @@ with an event loop.
 
 from typing import TYPE_CHECKING
 
-from turbopump.errors import TurbopumpError
+from turbopump.errors import (
+    AdministrationError,
+    AlreadyThere,
+    BodyError,
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    DamagedMessage,
+    DataLost,
+    ForkedClient,
+    FrameError,
+    GroupInUse,
+    HeaderError,
+    InvalidArgument,
+    InvalidBody,
+    InvalidExpression,
+    JavaNotFound,
+    MissingPackage,
+    NetworkError,
+    NoNameServer,
+    NoRoute,
+    NotRunning,
+    NotThere,
+    Overloaded,
+    RecordError,
+    RemoteError,
+    RequestTimeout,
+    SparkError,
+    StillInUse,
+    TransactionNotStarted,
+    TurbopumpError,
+    WireError,
+)
 from turbopump.lazy_names import lazy_names
 from turbopump.message import Message, MessageQueue
 from turbopump.version import __version__
@@ -48,11 +80,14 @@ if TYPE_CHECKING:
     from turbopump.client.replies import Reply
     from turbopump.client.selectors import by_chance, by_hash
     from turbopump.client.send_hooks import SendHook, SendReceipt
+    from turbopump.client.tracing import ConsumeTracing, SendTracing
     from turbopump.client.transaction_ends import TransactionState
     from turbopump.filters.code import CodeFilter
     from turbopump.filters.sql92 import Sql
     from turbopump.net.request_protocol import RequestHook
+    from turbopump.net.tls import ClientTls
     from turbopump.wire.record import MessageView
+    from turbopump.wire.sysflag import Compression
 else:
     # Not before it is used: servers and tools start faster without the clients.
     _HOMES = {
@@ -73,29 +108,51 @@ else:
         "client.replies": "Reply",
         "client.selectors": "by_chance by_hash",
         "client.send_hooks": "SendHook SendReceipt",
+        "client.tracing": "ConsumeTracing SendTracing",
         "client.transaction_ends": "TransactionState",
         "filters.code": "CodeFilter",
         "filters.sql92": "Sql",
         "net.request_protocol": "RequestHook",
+        "net.tls": "ClientTls",
         "wire.record": "MessageView",
+        "wire.sysflag": "Compression",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
 __all__ = [
+    "AdministrationError",
+    "AlreadyThere",
+    "BodyError",
     "ClientConfig",
+    "ClientError",
+    "ClientTls",
     "CodeFilter",
+    "Compression",
+    "ConnectFailed",
+    "ConnectionLost",
     "ConsistentHash",
     "ConsumeContext",
     "ConsumeHook",
     "ConsumeOutcome",
     "ConsumeResult",
+    "ConsumeTracing",
+    "DamagedMessage",
+    "DataLost",
     "FetchLimits",
     "FilterHook",
     "FixedQueues",
     "FlowLimits",
+    "ForkedClient",
     "Found",
+    "FrameError",
     "GiveUp",
+    "GroupInUse",
+    "HeaderError",
+    "InvalidArgument",
+    "InvalidBody",
+    "InvalidExpression",
+    "JavaNotFound",
     "Listening",
     "LitePullConfig",
     "LitePullConsumer",
@@ -104,10 +161,17 @@ __all__ = [
     "MessageQueue",
     "MessageRules",
     "MessageView",
+    "MissingPackage",
     "NearbyRoom",
+    "NetworkError",
+    "NoNameServer",
+    "NoRoute",
+    "NotRunning",
+    "NotThere",
     "NothingMatched",
     "NothingNew",
     "OffsetIllegal",
+    "Overloaded",
     "Producer",
     "ProducerConfig",
     "PullConfig",
@@ -115,17 +179,25 @@ __all__ = [
     "PullTimes",
     "Pulling",
     "PushConsumer",
+    "RecordError",
+    "RemoteError",
     "Reply",
     "RequestHook",
+    "RequestTimeout",
     "RetryLater",
     "SendHook",
     "SendReceipt",
     "SendStatus",
+    "SendTracing",
+    "SparkError",
     "Sql",
+    "StillInUse",
     "Transaction",
+    "TransactionNotStarted",
     "TransactionProducer",
     "TransactionState",
     "TurbopumpError",
+    "WireError",
     "Worker",
     "__version__",
     "average",

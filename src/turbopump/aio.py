@@ -1,5 +1,7 @@
 """The clients for programs with an event loop; the same names as in `turbopump`, to be awaited.
 
+`Admin` is that of `turbopump.admin`.
+
 ::
 
     from turbopump.aio import Message, Producer
@@ -8,62 +10,145 @@
         await producer.send(Message("orders", b"hello"))
 """
 
-from turbopump.client.allocation import (
-    ConsistentHash,
-    FixedQueues,
-    MachineRoom,
-    NearbyRoom,
-    average,
-    average_by_circle,
-)
-from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, SendStatus
-from turbopump.client.config import ClientConfig
-from turbopump.client.delivery.listener import ConsumeHook
-from turbopump.client.delivery.results import (
-    ConsumeContext,
-    ConsumeOutcome,
-    ConsumeResult,
-    GiveUp,
-    RetryLater,
-)
-from turbopump.client.filter_hooks import FilterHook
-from turbopump.client.handlers import consumer
-from turbopump.client.lite_pull_consumer import LitePullConsumer
-from turbopump.client.outgoing import MessageRules, split_batch
-from turbopump.client.producer import Producer
-from turbopump.client.producer_config import ProducerConfig
-from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
-from turbopump.client.pull_consumer import PullConsumer
-from turbopump.client.push_config import FlowLimits, Listening, Pulling
-from turbopump.client.push_consumer import PushConsumer
-from turbopump.client.replies import Reply
-from turbopump.client.selectors import by_chance, by_hash
-from turbopump.client.send_hooks import SendHook, SendReceipt
-from turbopump.client.session import Session
-from turbopump.client.transaction_ends import TransactionState
-from turbopump.client.transactions import Transaction, TransactionProducer
-from turbopump.client.worker import Worker
-from turbopump.errors import TurbopumpError
-from turbopump.filters.code import CodeFilter
-from turbopump.filters.sql92 import Sql
-from turbopump.message import Message, MessageQueue
-from turbopump.net.request_protocol import RequestHook
-from turbopump.wire.record import MessageView
+from typing import TYPE_CHECKING
+
+from turbopump.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from turbopump import (
+        AdministrationError,
+        AlreadyThere,
+        BodyError,
+        ClientConfig,
+        ClientError,
+        ClientTls,
+        CodeFilter,
+        Compression,
+        ConnectFailed,
+        ConnectionLost,
+        ConsistentHash,
+        ConsumeContext,
+        ConsumeHook,
+        ConsumeOutcome,
+        ConsumeResult,
+        ConsumeTracing,
+        DamagedMessage,
+        DataLost,
+        FetchLimits,
+        FilterHook,
+        FixedQueues,
+        FlowLimits,
+        ForkedClient,
+        Found,
+        FrameError,
+        GiveUp,
+        GroupInUse,
+        HeaderError,
+        InvalidArgument,
+        InvalidBody,
+        InvalidExpression,
+        JavaNotFound,
+        Listening,
+        LitePullConfig,
+        MachineRoom,
+        Message,
+        MessageQueue,
+        MessageRules,
+        MessageView,
+        MissingPackage,
+        NearbyRoom,
+        NetworkError,
+        NoNameServer,
+        NoRoute,
+        NothingMatched,
+        NothingNew,
+        NotRunning,
+        NotThere,
+        OffsetIllegal,
+        Overloaded,
+        ProducerConfig,
+        PullConfig,
+        Pulling,
+        PullTimes,
+        RecordError,
+        RemoteError,
+        Reply,
+        RequestHook,
+        RequestTimeout,
+        RetryLater,
+        SendHook,
+        SendReceipt,
+        SendStatus,
+        SendTracing,
+        SparkError,
+        Sql,
+        StillInUse,
+        TransactionNotStarted,
+        TransactionState,
+        TurbopumpError,
+        WireError,
+        average,
+        average_by_circle,
+        by_chance,
+        by_hash,
+        consumer,
+        split_batch,
+    )
+    from turbopump.admin.administration import Admin
+    from turbopump.client.lite_pull_consumer import LitePullConsumer
+    from turbopump.client.producer import Producer
+    from turbopump.client.pull_consumer import PullConsumer
+    from turbopump.client.push_consumer import PushConsumer
+    from turbopump.client.session import Session
+    from turbopump.client.transactions import Transaction, TransactionProducer
+    from turbopump.client.worker import Worker
+else:
+    _HOMES = {
+        "admin.administration": "Admin",
+        "client.lite_pull_consumer": "LitePullConsumer",
+        "client.producer": "Producer",
+        "client.pull_consumer": "PullConsumer",
+        "client.push_consumer": "PushConsumer",
+        "client.session": "Session",
+        "client.transactions": "Transaction TransactionProducer",
+        "client.worker": "Worker",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, "turbopump")
 
 __all__ = [
+    "Admin",
+    "AdministrationError",
+    "AlreadyThere",
+    "BodyError",
     "ClientConfig",
+    "ClientError",
+    "ClientTls",
     "CodeFilter",
+    "Compression",
+    "ConnectFailed",
+    "ConnectionLost",
     "ConsistentHash",
     "ConsumeContext",
     "ConsumeHook",
     "ConsumeOutcome",
     "ConsumeResult",
+    "ConsumeTracing",
+    "DamagedMessage",
+    "DataLost",
     "FetchLimits",
     "FilterHook",
     "FixedQueues",
     "FlowLimits",
+    "ForkedClient",
     "Found",
+    "FrameError",
     "GiveUp",
+    "GroupInUse",
+    "HeaderError",
+    "InvalidArgument",
+    "InvalidBody",
+    "InvalidExpression",
+    "JavaNotFound",
     "Listening",
     "LitePullConfig",
     "LitePullConsumer",
@@ -72,10 +157,17 @@ __all__ = [
     "MessageQueue",
     "MessageRules",
     "MessageView",
+    "MissingPackage",
     "NearbyRoom",
+    "NetworkError",
+    "NoNameServer",
+    "NoRoute",
+    "NotRunning",
+    "NotThere",
     "NothingMatched",
     "NothingNew",
     "OffsetIllegal",
+    "Overloaded",
     "Producer",
     "ProducerConfig",
     "PullConfig",
@@ -83,18 +175,26 @@ __all__ = [
     "PullTimes",
     "Pulling",
     "PushConsumer",
+    "RecordError",
+    "RemoteError",
     "Reply",
     "RequestHook",
+    "RequestTimeout",
     "RetryLater",
     "SendHook",
     "SendReceipt",
     "SendStatus",
+    "SendTracing",
     "Session",
+    "SparkError",
     "Sql",
+    "StillInUse",
     "Transaction",
+    "TransactionNotStarted",
     "TransactionProducer",
     "TransactionState",
     "TurbopumpError",
+    "WireError",
     "Worker",
     "average",
     "average_by_circle",

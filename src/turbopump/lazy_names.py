@@ -7,11 +7,12 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str]
+    package: str, homes: Mapping[str, str], others: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package with an ``__all__``.
 
-    ``homes`` has names by module of `turbopump`.
+    ``homes`` has names by module of `turbopump`; the other names are those of the package
+    ``others``.
 
     ::
 
@@ -20,9 +21,11 @@ def lazy_names(
     modules = {name: module for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"turbopump.{modules[name]}"), name)
+        if name in modules:
+            return getattr(import_module(f"turbopump.{modules[name]}"), name)
+        if others and name in sys.modules[package].__all__:
+            return getattr(import_module(others), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def public() -> list[str]:
         return sorted(sys.modules[package].__all__)

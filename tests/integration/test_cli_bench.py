@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shells import GUIDE, Shell
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 
 TOPIC = "bench"
 

@@ -23,7 +23,7 @@ from turbopump import (
     TransactionProducer,
     TransactionState,
 )
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.testing import running_server
 
 

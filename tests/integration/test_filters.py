@@ -18,7 +18,7 @@ from turbopump import (
     PushConsumer,
     Sql,
 )
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.client.config import ClientConfig
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from commands import DEADLINE_S, started
 from shells import wait_for
 from turbopump import Message, Producer, PullConsumer
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 
 pytestmark = pytest.mark.slow
 

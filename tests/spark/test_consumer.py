@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 
 from servers import Standalone, standalone
 from turbopump import Message, MessageView, Producer, Sql
-from turbopump.admin import GroupSettings
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin, GroupSettings
 from turbopump.client.config import ClientConfig
 from turbopump.errors import SparkError
 from turbopump.message import PhysicalOffset, QueueOffset

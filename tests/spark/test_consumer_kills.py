@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from servers import Standalone
 from turbopump import Message, MessageView, Producer
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.spark import SparkConsumer
 
 TIMEOUT_S = 400.0

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "examples")}

@@ -19,7 +19,7 @@ from documents import NAMESERVER, programs
 from servers import Standalone
 from shells import wait_for
 from turbopump import ConsumeResult, Message, Producer, PushConsumer
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 
 PROGRAMS = programs(lambda block: block.is_for_spark)
 PAGES = sorted({block.page for block in PROGRAMS})

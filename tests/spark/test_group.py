@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from servers import Standalone
 from source_topics import fill, fresh_topic, made_topic, wait_for
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.client.blocking import PushConsumer
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.wire.record import MessageView

@@ -20,8 +20,7 @@ from bad_records import send_not_inflating
 from servers import Standalone
 from stored_messages import stored
 from turbopump import ConsumeResult, LitePullConsumer, Message, Producer, PushConsumer
-from turbopump.admin import Destination, GroupSettings
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin, Destination, GroupSettings
 from turbopump.cli.app import app
 from turbopump.errors import InvalidArgument, NotThere
 from turbopump.spark.pipelines import Pace, lag, redrive, replay, trace

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from servers import Standalone, standalone
 from stored_messages import stored
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.client.selectors import by_hash
 from turbopump.message import MessageQueue
 from turbopump.spark.writing.deduplication import without_duplicates

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 import shells
 from servers import Standalone, standalone
 from source_topics import fill, fresh_topic, made_topic, wait_for
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.spark import LagListener, SourceLag, lag
 from turbopump.spark.query_lag import Spread, lag_of
 from turbopump.spark.source import DefaultSource, StreamReader

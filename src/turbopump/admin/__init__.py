@@ -4,33 +4,56 @@
 
     from turbopump.admin import Admin
 
-    async with Admin("127.0.0.1:9876") as admin:
-        print((await admin.groups.progress("billing")).lag)
+    with Admin("127.0.0.1:9876") as admin:
+        print(admin.groups.progress("billing").lag)
 
-`turbopump.admin.blocking` has the same for programs without an event loop.
+`turbopump.aio.Admin` has the same for programs with an event loop.
 """
 
-from turbopump.admin.administration import Admin
-from turbopump.admin.cluster import BrokerStatus, Cluster, ClusterStatus, Promoted
-from turbopump.admin.configuration import SettingChange
-from turbopump.admin.dead_letters import (
-    REDRIVEN_FROM,
-    DeadLetter,
-    Destination,
-    LetterFilter,
-    Outcome,
-    Redriven,
-)
-from turbopump.admin.groups import GroupChange, GroupInfo, GroupSettings
-from turbopump.admin.members import Connection, Difference, HeldQueue, Inside, Member, Members
-from turbopump.admin.messages import Consumed
-from turbopump.admin.offsets import Plan, QueueChange
-from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
-from turbopump.admin.progress import Progress, QueueProgress
-from turbopump.admin.range_reader import Span
-from turbopump.admin.servers import BrokerNode
-from turbopump.admin.topics import QueueLimits, TopicInfo, TopicKind, TopicRouting, TopicStatus
-from turbopump.admin.transactions import PendingState, PendingTransaction
+from typing import TYPE_CHECKING
+
+from turbopump.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from turbopump.admin.blocking import Admin
+    from turbopump.admin.cluster import BrokerStatus, Cluster, ClusterStatus, Promoted
+    from turbopump.admin.configuration import SettingChange
+    from turbopump.admin.dead_letters import (
+        REDRIVEN_FROM,
+        DeadLetter,
+        Destination,
+        LetterFilter,
+        Outcome,
+        Redriven,
+    )
+    from turbopump.admin.groups import GroupChange, GroupInfo, GroupSettings
+    from turbopump.admin.members import Connection, Difference, HeldQueue, Inside, Member, Members
+    from turbopump.admin.messages import Consumed
+    from turbopump.admin.offsets import Plan, QueueChange
+    from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
+    from turbopump.admin.progress import Progress, QueueProgress
+    from turbopump.admin.range_reader import Span
+    from turbopump.admin.servers import BrokerNode
+    from turbopump.admin.topics import QueueLimits, TopicInfo, TopicKind, TopicRouting, TopicStatus
+    from turbopump.admin.transactions import PendingState, PendingTransaction
+else:
+    _HOMES = {
+        "admin.blocking": "Admin",
+        "admin.cluster": "BrokerStatus Cluster ClusterStatus Promoted",
+        "admin.configuration": "SettingChange",
+        "admin.dead_letters": "REDRIVEN_FROM DeadLetter Destination LetterFilter Outcome Redriven",
+        "admin.groups": "GroupChange GroupInfo GroupSettings",
+        "admin.members": "Connection Difference HeldQueue Inside Member Members",
+        "admin.messages": "Consumed",
+        "admin.offsets": "Plan QueueChange",
+        "admin.positions": "AtOffset AtTime Earliest Last Latest",
+        "admin.progress": "Progress QueueProgress",
+        "admin.range_reader": "Span",
+        "admin.servers": "BrokerNode",
+        "admin.topics": "QueueLimits TopicInfo TopicKind TopicRouting TopicStatus",
+        "admin.transactions": "PendingState PendingTransaction",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 __all__ = [
     "REDRIVEN_FROM",

@@ -30,11 +30,20 @@ from turbopump.wire.record import MessageView
 try:
     from opentelemetry import propagate, trace
     from opentelemetry.context import Context, attach, detach
-    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
-except ImportError as missing:
-    raise MissingPackage.of_extra(
-        "tracing", "turbopump.client.tracing needs opentelemetry-api"
-    ) from missing
+    from opentelemetry.trace import (
+        Link,
+        Span,
+        SpanKind,
+        Status,
+        StatusCode,
+        Tracer,
+        TracerProvider,
+    )
+except ImportError as error:
+    # `from turbopump import *` works without it; the hooks do not.
+    _missing: ImportError | None = error
+else:
+    _missing = None
 
 Attributes: TypeAlias = dict[str, str | int | Sequence[str]]
 
@@ -49,7 +58,7 @@ _ERROR = "error.type"
 
 _FAILED = (ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK)
 
-_Begun = tuple[Span, Token[Context]]
+_Begun: TypeAlias = "tuple[Span, Token[Context]]"
 _begun: ContextVar[_Begun | None] = ContextVar("turbopump_consume_span", default=None)
 """The span of the call running in this thread or task."""
 
@@ -66,7 +75,7 @@ class SendTracing:
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        self._tracer = trace.get_tracer("turbopump", __version__, provider)
+        self._tracer = _tracer(provider)
 
     @contextmanager
     def sending(self, group: str, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -142,7 +151,7 @@ class ConsumeTracing:
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        self._tracer = trace.get_tracer("turbopump", __version__, provider)
+        self._tracer = _tracer(provider)
 
     def before_consume(self, messages: Sequence[MessageView], context: ConsumeContext) -> None:
         """Start the span and make it the listener's current one."""
@@ -190,6 +199,12 @@ class ConsumeTracing:
             links=_links(contexts) if len(contexts) > 1 else (),
         )
         return span, attach(trace.set_span_in_context(span, parent))
+
+
+def _tracer(provider: TracerProvider | None) -> Tracer:
+    if _missing is not None:
+        raise MissingPackage.of_extra("tracing", "tracing needs opentelemetry-api") from _missing
+    return trace.get_tracer("turbopump", __version__, provider)
 
 
 def _end(begun: _Begun, error: BaseException | None, failure: str | None) -> None:

@@ -48,7 +48,12 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Which certificates a client trusts, and which one it presents."""
+    """Which certificates a client trusts, and which one it presents.
+
+    ::
+
+        ClientConfig("10.0.0.1:9876", tls=ClientTls(Path("/etc/turbopump/ca.pem")))
+    """
 
     trust_path: Path | None = None
     """The only trusted certificates; None trusts those of the system."""

@@ -32,7 +32,12 @@ class Transaction(IntEnum):
 
 
 class Compression(IntEnum):
-    """How a body is compressed; old clients set nothing and mean ZLIB."""
+    """How a body is compressed; old clients set nothing and mean ZLIB.
+
+    ::
+
+        ProducerConfig(messages=MessageRules(compression=Compression.ZSTD))
+    """
 
     LZ4 = 1
     ZSTD = 2

@@ -13,7 +13,7 @@ import pytest
 
 from servers import Standalone
 from turbopump import Message, Producer
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.wire import framing
 from turbopump.wire.bodies import CheckClientConfig, ConsumerData, Heartbeat, MessageModel
 from turbopump.wire.codes import RequestCode, ResponseCode

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING, assert_type
 
 import pytest
 
-from turbopump import Message
-from turbopump.admin import Earliest, GroupSettings, administration
-from turbopump.admin.blocking import Admin
+from turbopump import Message, aio
+from turbopump.admin import Admin, Earliest, GroupSettings
 from turbopump.errors import NotRunning, NotThere
 from turbopump.testing import running_server
+from turbopump.wire.record import MessageView
 
 
 def test_everything_can_be_called_without_a_loop(tmp_path: Path) -> None:
@@ -39,7 +41,7 @@ def test_everything_can_be_called_without_a_loop(tmp_path: Path) -> None:
 
 def test_nothing_is_missing_in_the_blocking_form() -> None:
     """A new method of a subject must be added here, too."""
-    inner = administration.Admin("127.0.0.1:9876")
+    inner = aio.Admin("127.0.0.1:9876")
     outer = Admin("127.0.0.1:9876")
     for subject in vars(inner):
         if subject.startswith("_"):
@@ -48,3 +50,12 @@ def test_nothing_is_missing_in_the_blocking_form() -> None:
         assert wanted - {"nodes_of", "consumers_on", "offsets_on"} <= set(
             dir(getattr(outer, subject))
         ), subject
+
+
+if TYPE_CHECKING:
+
+    def _types_are_those_of_the_asynchronous_methods(admin: Admin) -> None:
+        assert_type(admin.topics.names(), list[str])
+        assert_type(admin.groups.settings("g"), dict[str, GroupSettings])
+        assert_type(admin.messages.tail("T"), Generator[MessageView, None, None])
+        admin.topics.create("T", queues="many")  # type: ignore[arg-type]

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from administered import administered, queue
-from turbopump.admin import (
-    Admin,
-    Earliest,
-    GroupSettings,
-)
+from turbopump.admin import Earliest, GroupSettings
+from turbopump.aio import Admin
 from turbopump.broker.broker import Broker
 from turbopump.client.config import ClientConfig
 from turbopump.client.producer import Producer

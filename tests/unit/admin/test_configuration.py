@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from administered import administered
-from turbopump.admin import (
-    Admin,
-)
 from turbopump.admin.configuration import _is_stored
+from turbopump.aio import Admin
 from turbopump.errors import (
     InvalidArgument,
     NotThere,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from promotable import NAME, PromotableBrokers, mastership_of, promotable_brokers
-from turbopump.admin import Admin, BrokerNode, BrokerStatus
+from turbopump.admin import BrokerNode, BrokerStatus
 from turbopump.admin.cluster import broker_status, with_lags
+from turbopump.aio import Admin
 from turbopump.broker.config import Role
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session

@@ -12,7 +12,8 @@ import pytest
 from administered import administered, queue
 from clusters import Recorder
 from consumers import Seen, consuming, send
-from turbopump.admin import Admin, TopicKind
+from turbopump.admin import TopicKind
+from turbopump.aio import Admin
 from turbopump.errors import (
     AdministrationError,
     AlreadyThere,

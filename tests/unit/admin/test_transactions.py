@@ -7,7 +7,8 @@ import pytest
 
 from administered import administered
 from transaction_peers import COMMIT, ROLLBACK, producer_of
-from turbopump.admin import Admin, PendingState, PendingTransaction
+from turbopump.admin import PendingState, PendingTransaction
+from turbopump.aio import Admin
 from turbopump.errors import NotThere, RemoteError
 from turbopump.testing import virtual_time
 from turbopump.wire.names import HALF_OPERATIONS_TOPIC

@@ -11,8 +11,8 @@ import pytest
 
 from clusters import Cluster, cluster
 from consumers import Seen, committed, consuming
-from turbopump.admin import Admin
 from turbopump.admin.range_reader import RangeReader
+from turbopump.aio import Admin
 from turbopump.client.calls import Found, view_message
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.pull_consumer import PullConsumer

@@ -11,7 +11,7 @@ import pytest
 
 from clusters import Cluster, cluster
 from consumers import Seen, consuming
-from turbopump.admin import Admin
+from turbopump.aio import Admin
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer

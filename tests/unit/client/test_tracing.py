@@ -323,9 +323,11 @@ async def test_without_an_sdk_nothing_is_added(tmp_path: Path) -> None:
 def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "turbopump.client.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(MissingPackage, match=r"pip install '\.\[tracing\]'") as raised:
-        importlib.import_module("turbopump.client.tracing")
-    assert isinstance(raised.value, ImportError)
+    tracing = importlib.import_module("turbopump.client.tracing")
+    for hook in (tracing.SendTracing, tracing.ConsumeTracing):
+        with pytest.raises(MissingPackage, match=r"pip install '\.\[tracing\]'") as raised:
+            hook()
+        assert isinstance(raised.value, ImportError)
 
 
 @virtual_time()

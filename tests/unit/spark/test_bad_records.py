@@ -12,7 +12,7 @@ import pytest
 import stored_rows
 from stored_messages import stored as stored_in
 from stored_rows import plain, stored
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.client.blocking import Producer
 from turbopump.client.calls import FoundRecords, RecordsOutcome
 from turbopump.errors import DamagedMessage, InvalidArgument, SparkError

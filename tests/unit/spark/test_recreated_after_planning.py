@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from turbopump import Message, Producer
-from turbopump.admin.blocking import Admin
+from turbopump.admin import Admin
 from turbopump.errors import DataLost
 from turbopump.spark.reading import partition_reader
 from turbopump.spark.records.arrow_arrays import cells

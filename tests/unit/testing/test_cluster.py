@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import turbopump
-from turbopump.admin import Admin
 from turbopump.aio import (
+    Admin,
     ConsumeContext,
     ConsumeResult,
     LitePullConsumer,

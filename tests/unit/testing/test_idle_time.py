@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from turbopump.admin import Admin
 from turbopump.aio import (
+    Admin,
     ConsumeContext,
     ConsumeResult,
     LitePullConsumer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from turbopump.admin import Admin
+from turbopump.admin.administration import Admin
 from turbopump.admin.transactions import PendingState
 from turbopump.client.transaction_ends import TransactionState
 from turbopump.client.transactions import Transaction, TransactionProducer

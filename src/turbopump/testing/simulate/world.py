@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from turbopump.admin import Admin
+from turbopump.admin.administration import Admin
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, Role
 from turbopump.broker.replicated import ReplicatedBroker

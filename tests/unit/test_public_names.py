@@ -1,0 +1,81 @@
+"""The names that users import: complete, the same everywhere, and imported when first used."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import turbopump
+import turbopump.aio
+from turbopump import errors
+
+HEAVY = ("asyncio", "numpy", "opentelemetry", "rich", "ssl", "typer", "turbopump.client")
+PACKAGES = ("turbopump", "turbopump.admin", "turbopump.aio", "turbopump.spark")
+OF_SERVERS = (errors.ListenFailed, errors.ServerFailed, errors.StoreError)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_is_light(package: str) -> None:
+    script = f"""
+import sys, {package}
+found = [name for name in {HEAVY!r} if name in sys.modules]
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_can_be_imported(package: str) -> None:
+    module = import_module(package)
+    assert dir(module) == sorted(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None, name
+    with pytest.raises(AttributeError, match="no attribute 'Missing'"):
+        _ = module.Missing
+
+
+def test_all_names_can_be_imported_without_opentelemetry() -> None:
+    script = """
+import sys
+sys.modules["opentelemetry"] = None
+from turbopump import *
+from turbopump.aio import *
+assert SendTracing and ConsumeTracing
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_both_packages_have_every_error_that_is_not_of_servers() -> None:
+    wanted = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value)
+        and issubclass(value, errors.TurbopumpError)
+        and not issubclass(value, OF_SERVERS)
+    }
+    assert wanted <= set(turbopump.__all__) & set(turbopump.aio.__all__)
+    assert all(getattr(turbopump, name) is getattr(errors, name) for name in wanted)
+
+
+def test_names_are_the_same_with_and_without_a_loop() -> None:
+    only_here = set(turbopump.__all__) ^ set(turbopump.aio.__all__)
+    assert only_here == {"Admin", "Session", "__version__", "run"}
+    # Blocking or not; everything else is the very same object.
+    differing = {
+        name
+        for name in set(turbopump.__all__) & set(turbopump.aio.__all__)
+        if getattr(turbopump, name) is not getattr(turbopump.aio, name)
+    }
+    assert differing == {
+        "LitePullConsumer",
+        "Producer",
+        "PullConsumer",
+        "PushConsumer",
+        "Transaction",
+        "TransactionProducer",
+        "Worker",
+    }
