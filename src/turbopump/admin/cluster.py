@@ -205,8 +205,9 @@ class Clusters:
 
         The old master is fenced, if it answers, and what it still has is copied. Raises RemoteError
         when the broker or too many name servers refuse, which leaves the old master as it was, or
-        when name servers do not know the new one after a while. A slave whose log begins later than
-        its master's refuses unless it is forced.
+        when name servers do not know the new one after a while. Unless it is forced, a slave
+        refuses whose log begins later than its master's, which would lose the messages before, or
+        ends before its master's begins, which would lose all that the master has.
         """
         old_role = await self.role_of_master(node)
         role = role or old_role or _ROLE

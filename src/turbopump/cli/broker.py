@@ -100,7 +100,12 @@ def promote(
         ),
     ] = None,
     is_forced: Annotated[
-        bool, option("Promote it even if it lacks the master's oldest messages.", "--force")
+        bool,
+        option(
+            "Promote it even if its log begins later than its master's, which loses the messages"
+            " before, or ends before its master's begins, which loses all that the master has.",
+            "--force",
+        ),
     ] = False,
 ) -> None:
     """Make a slave the master, in place of the one it has followed."""

@@ -280,7 +280,9 @@ async def test_a_slave_that_has_nothing_of_its_masters_log_is_promoted_only_by_f
         await until_known(replicas)
         mastership_of(replicas.broker(1)).note_master_begin(PhysicalOffset(1_000_000))
         answer = await replicas.promote(1)
-        assert "log ends at 0, before its master's begins at 1000000" in (answer.remark or "")
+        refusal = answer.remark or ""
+        assert "log ends at 0, before its master's begins at 1000000" in refusal
+        assert "all messages that the master has would be lost" in refusal
         assert await can_send(replicas, 0) == SUCCESS
         forced = PromoteBroker(broker_role="ASYNC_MASTER", forced=True)
         answer = await replicas.client(1).ask(RequestCode.PROMOTE_BROKER, forced)
