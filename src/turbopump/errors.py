@@ -162,8 +162,8 @@ class ListenFailed(NetworkError):
 class ConnectFailed(NetworkError):
     """No answer at the address, or it is in its backoff after an earlier failure."""
 
-    retry_after_ms: int = 0
-    """How long the next attempt to connect has to wait."""
+    retry_after: float = 0
+    """How long the next attempt to connect has to wait, in seconds."""
 
     last_failure: str = ""
     """Why the last attempt failed, without when; empty if unknown."""

@@ -74,7 +74,8 @@ def _new_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
             f"{error}; define the types of its fields at the top level of its module"
         ) from error
     except TypeError as error:
-        raise InvalidArgument(str(error)) from error
+        advice = f"; use {_INSTEAD}" if "custom type" in str(error) else ""
+        raise InvalidArgument(f"{error}{advice}") from error
     for plain in _plain_classes(msgspec.inspect.type_info(kind), "model_validate", set()):
         raise InvalidArgument(f"{plain.__name__} cannot be read from JSON; use {_INSTEAD}")
     return decoder

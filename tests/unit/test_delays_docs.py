@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from turbopump import Listening
 from turbopump.broker.retries import FIRST_RETRY_LEVEL
 from turbopump.wire.delay_levels import DELAY_LEVELS
 
@@ -19,3 +20,8 @@ def test_levels_and_the_attempts_that_wait_for_them() -> None:
     levels = range(FIRST_RETRY_LEVEL, len(rows) + 1)
     # The first attempt is not delayed.
     assert attempts == {level: level - FIRST_RETRY_LEVEL + 2 for level in levels}
+
+
+def test_a_listener_that_takes_too_long() -> None:
+    minutes = Listening().timeout_ms // 60_000
+    assert f"longer than {minutes} minutes (`Listening.timeout`)" in PAGE.read_text()

@@ -130,4 +130,5 @@ class SendRetries:
         # Randomized, or all sends that were refused together would retry together.
         pause_ms = longest_ms - self._session.random.randrange(longest_ms // 2 + 1)
         # Any sooner, the pool would not even try to connect.
-        return max(pause_ms, error.retry_after_ms) if isinstance(error, ConnectFailed) else pause_ms
+        wait_s = error.retry_after if isinstance(error, ConnectFailed) else 0
+        return max(pause_ms, round(wait_s * 1000))

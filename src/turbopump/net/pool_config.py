@@ -79,6 +79,6 @@ class Backoff:
     def failure(self, when: str = "") -> ConnectFailed:
         """Return the last failure, which says how long the next attempt has to wait."""
         failure = ConnectFailed(f"{self._last_error}{when}")
-        failure.retry_after_ms = max(self.next_try_ms - self._clock.monotonic_ms(), 0)
+        failure.retry_after = max(self.next_try_ms - self._clock.monotonic_ms(), 0) / 1000
         failure.last_failure = self._last_error
         return failure

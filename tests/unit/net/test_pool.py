@@ -117,7 +117,7 @@ async def test_failures_back_off_and_report_how_long() -> None:
                 await pool.request(address, Command(ECHO), 1000)
             except ConnectFailed as error:
                 assert str(error) == f"{address}: connection refused"
-                left_ms = error.retry_after_ms
+                left_ms = round(error.retry_after * 1000)
                 assert left_ms <= 10_000
                 tries.append(left_ms)
                 before = loop.time()
@@ -153,7 +153,7 @@ async def test_success_ends_the_pauses() -> None:
         await asyncio.sleep(0.01)
         with pytest.raises(ConnectFailed) as failed:
             await pool.connection(address)
-        assert 0 < failed.value.retry_after_ms <= 100
+        assert 0 < failed.value.retry_after <= 0.1
 
 
 @virtual_time()
