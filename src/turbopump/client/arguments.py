@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message
@@ -65,11 +65,22 @@ def checked_hooks(name: str, hooks: Iterable[T], *methods: str, instead: str = "
         raise InvalidArgument(f"{expected}, got {hooks!r}")
     found = tuple(hooks)
     for hook in found:
-        is_complete = all(callable(getattr(hook, method, None)) for method in methods)
-        is_other = bool(instead) and callable(getattr(hook, instead, None))
-        if isinstance(hook, type) or not (is_complete or is_other):
+        is_other = bool(instead) and _has(hook, instead)
+        if isinstance(hook, type) or not (_has(hook, *methods) or is_other):
             raise InvalidArgument(f"{expected}, got {hook!r} in it")
     return found
+
+
+def hooks_with(hooks: Iterable[object], *methods: str) -> list[Any]:
+    """Return the hooks that have all methods.
+
+    `isinstance` with their protocol does not find methods of proxies and mocks.
+    """
+    return [hook for hook in hooks if _has(hook, *methods)]
+
+
+def _has(hook: object, *methods: str) -> bool:
+    return all(callable(getattr(hook, method, None)) for method in methods)
 
 
 def check_listener(listener: object) -> None:

@@ -18,6 +18,7 @@ from turbopump.client.arguments import (
     checked,
     checked_hooks,
     checked_path,
+    hooks_with,
 )
 from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.config import ClientConfig
@@ -349,7 +350,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             await check_subscription(session, self.group, self._subscriptions[topic])
 
         await gather_by_key(list(self._subscriptions), check)
-        hooks = [hook for hook in self._hooks if isinstance(hook, ConsumeHook)]
+        hooks = hooks_with(self._hooks, "before_consume", "after_consume")
         timeout_ms = self._settings.listening.timeout_ms
         self._listener = Listener(self._listen, hooks, session.clock, timeout_ms)
         running = self._consumption(session, self._listener)
@@ -382,7 +383,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             offsets=offsets,
             locks=locks,
             stats=stats,
-            filters=[hook for hook in self._hooks if isinstance(hook, FilterHook)],
+            filters=hooks_with(self._hooks, "keeps"),
         )
 
     def _offset_store(self, session: Session) -> OffsetStore:

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from msgspec import structs
 
 from turbopump.client import calls
-from turbopump.client.arguments import check_callable, check_kind
+from turbopump.client.arguments import check_callable, check_kind, hooks_with
 from turbopump.client.calls import SendStatus
 from turbopump.client.config import ClientConfig
 from turbopump.client.message_sender import To
@@ -251,7 +251,7 @@ class TransactionProducer(Producer):
             TransactionChecks, self.group, check, self._answer, check_workers
         )
         self._checks: TransactionChecks | None = None
-        self._end_hooks = [hook for hook in self._hooks if isinstance(hook, TransactionHook)]
+        self._end_hooks: list[TransactionHook] = hooks_with(self._hooks, "transaction_ended")
         # Weak: a transaction whose block was never entered must not count as open forever.
         self._open: WeakValueDictionary[str, Transaction] = WeakValueDictionary()
 

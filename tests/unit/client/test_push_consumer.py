@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, patch
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 
@@ -616,3 +616,15 @@ async def test_two_broadcasting_consumers_do_not_share_offsets(tmp_path: Path) -
                     pass
         async with consuming(world, Seen(), **settings):
             pass
+
+
+@virtual_time()
+async def test_hooks_may_be_proxies(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        seen, hook = Seen(), Mock()
+        async with consuming(world, seen, hooks=[hook]):
+            await wait_until(lambda: hook.after_consume.called)
+        assert seen.count == 1
+        hook.keeps.assert_called_once()
+        hook.before_consume.assert_called_once()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -473,6 +474,16 @@ async def test_the_end_waits_for_a_broker_that_is_down(caplog: pytest.LogCapture
     assert [seen.transaction_id] == hook.sent
     assert seen.message is MESSAGE
     assert "only logged" in caplog.text
+
+
+@virtual_time()
+async def test_hooks_may_be_proxies() -> None:
+    hook = Mock()
+    async with transaction_world() as world, producing(world, hooks=[hook]) as producer:
+        async with producer.transaction(MESSAGE):
+            pass
+        await settled()
+    hook.transaction_ended.assert_called_once()
 
 
 @virtual_time()
