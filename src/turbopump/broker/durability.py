@@ -256,7 +256,7 @@ class Durability:
         self._replicating += 1
         code = ResponseCode.FLUSH_SLAVE_TIMEOUT
         waiter = _Waiter(outcome, code, self._copied, (on_outcome, args))
-        # A slave that stores nothing may stay connected: nothing waits for it for ever.
+        # A slave that stores nothing may stay connected: no waiter may wait without limit.
         expire = waiter.expire if is_limited else partial(waiter.settle, None)
         waiter.deadline = self.deadlines.add(slaves.config.timeout_ms, expire)
 

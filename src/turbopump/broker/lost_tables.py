@@ -55,7 +55,7 @@ def recover_topics(topics: Topics, counts: Mapping[str, int], *, is_table_lost: 
     if not is_table_lost:
         counts = {name: max(count, _queues_wanted(name)) for name, count in counts.items()}
     recovered = topics.recover(counts)
-    # Nobody chooses the queues of these, and Apache's brokers do not enter all of them.
+    # Operators do not choose the queues of these, and Apache's brokers do not enter all of them.
     made = {name: each for name, each in recovered.items() if name not in TRANSACTION_TOPICS}
     if made:
         listed = [f"{name} ({each.read_queue_nums})" for name, each in made.items()]

@@ -47,7 +47,7 @@ _WRITTEN_LAST_BYTES = 64 * 1024 * 1024
 
 
 class ColdReads:
-    """Tells what is not in memory, and has workers read it."""
+    """Reports what is not in memory, and has workers read it."""
 
     def __init__(self, machine: Machine, log: CommitLog) -> None:
         self._files = machine.files

@@ -1,4 +1,4 @@
-"""Tells records from bodies that contain the bytes of one.
+"""Distinguishes records from bodies that contain the bytes of one.
 
 Clients name messages by their positions in the log, and anybody can send a body that looks like a
 record at its own position. Only where a record begins is there a message.

@@ -103,8 +103,8 @@ def is_own(own: MasterClaim, claim: MasterClaim | None) -> bool:
 def is_newer(claim: MasterClaim, own: MasterClaim) -> bool:
     """Whether a claim is another broker's, and takes precedence over the own one.
 
-    All decide alike between two of the same epoch, which only name servers that have lost their
-    key-values leave behind.
+    All brokers reach the same decision between two of the same epoch, which only name servers that
+    have lost their key-values leave behind.
     """
     return claim.token != own.token and rank(claim) > rank(own)
 
