@@ -244,7 +244,7 @@ def test_a_status_is_watched_until_interrupted(shell: Shell, form: str) -> None:
         ("message tail t --from 99999999999999999999999", 2, "in the years 1 to 9999"),
         ("topic create t --queues 99999999", 2, "queues must be 1–65536, got 99999999"),
         ("message send --create-topic t x --delay 3h", 2, "are 1s, 5s, 10s, 30s, 1m"),
-        ("message send --create-topic t x --delay soon", 2, "duration must be 5m, 90s or alike"),
+        ("message send --create-topic t x --delay soon", 2, "duration must be 90s, 5m or the like"),
         ("message send --create-topic t x --delay 1m --delay-level 2", 2, "specify --delay or"),
         ("message send t x --lines", 2, "specify a body or --lines, not both"),
         ("cluster status --watch 0.01", 2, "--watch must be at least 0.1, got 0.01"),

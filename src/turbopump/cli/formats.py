@@ -48,7 +48,9 @@ def parse_duration_ms(text: str) -> int:
     """Parse a duration, such as ``90s`` or ``5m``."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgument(f"duration must be 5m, 90s or alike (ms, s, m, h, d), got {text!r}")
+        raise InvalidArgument(
+            f"duration must be 90s, 5m or the like (ms, s, m, h, d), got {text!r}"
+        )
     return int(found[1]) * _UNITS_MS[found[2]]
 
 

@@ -142,8 +142,7 @@ class Handler(Generic[P, T]):
         """Return the messages to publish, and what chooses the queue of each.
 
         They are those returned, and other values as messages to ``to``. A list, tuple or iterator
-        is published item by item. Without ``to``, other values are ignored, as a task's result is
-        that nobody asks for.
+        is published item by item. Without ``to``, other values are ignored.
         """
         held = list(returned) if _is_collection(returned) else [returned]
         return [

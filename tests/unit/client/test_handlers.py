@@ -18,6 +18,7 @@ from turbopump.aio import ConsumeContext, ConsumeResult, MessageView, Worker, co
 from turbopump.client.handlers import encoded
 from turbopump.errors import InvalidArgument
 from turbopump.testing import Cluster, running_server
+from typed_bodies import Validated
 
 
 class Order(Struct):
@@ -31,22 +32,6 @@ class Receipt(Struct):
     """The result of an order."""
 
     number: int
-
-
-class Validated:
-    """A class that validates itself, like Pydantic models."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    @classmethod
-    def model_validate(cls, value: Any) -> Validated:
-        if value["number"] < 0:
-            raise ValueError("number must be 0 or more")
-        return cls(value["number"])
-
-    def model_dump(self, mode: str) -> dict[str, int]:
-        return {"number": self.number}
 
 
 def view(cluster: Cluster, topic: str) -> list[bytes]:

@@ -22,6 +22,7 @@ from turbopump.testing import Cluster
 from turbopump.wire import properties
 from turbopump.wire.hosts import host
 from turbopump.wire.record import MessageView, Record, decode_record
+from typed_bodies import Validated
 
 
 class Order(Struct):
@@ -36,22 +37,6 @@ class Refund:
 
     number: int
     at: datetime
-
-
-class Validated:
-    """A class that validates itself, like Pydantic models."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    @classmethod
-    def model_validate(cls, value: Any) -> Validated:
-        if value["number"] < 0:
-            raise ValueError("number must be 0 or more")
-        return cls(value["number"])
-
-    def model_dump(self, mode: str) -> dict[str, int]:
-        return {"number": self.number}
 
 
 def view(body: bytes, named: dict[str, str] | None = None, born_ms: int = 0) -> MessageView:

@@ -242,7 +242,7 @@ def _with_replicas(plan: Plan) -> Plan:
     if found.promotes:
         # Consumers find what two masters have in common by times, and clocks have to agree. And no
         # operator promotes a slave that has just got a new disk: it has neither log nor topics. A
-        # master without room would delete messages that nobody has consumed.
+        # master without room would delete messages that no group has consumed.
         left_out = (FaultKind.CLOCK_JUMP, FaultKind.NEW_DISK, FaultKind.CROWDED_SLAVE)
         faults = tuple(fault for fault in faults if fault.kind not in left_out)
     if any(fault.kind is FaultKind.CROWDED_SLAVE for fault in faults):

@@ -123,7 +123,7 @@ class ReplicaObserver:
 
     def _is_endless(self, name: str, slaves: Slaves) -> bool:
         """Whether the oldest wait for slaves should have ended."""
-        oldest = next(iter(slaves._waiting), None)  # noqa: SLF001 - nobody else can see it
+        oldest = next(iter(slaves._waiting), None)  # noqa: SLF001 - no other code sees it
         before, now_us = self._oldest_waits.get(name), self._world.now_us
         if before is None or before[:2] != (slaves, oldest):
             self._oldest_waits[name] = (slaves, oldest, now_us)
@@ -254,7 +254,7 @@ def _cut_bytes(slave: Broker) -> int:
 
 def _is_overdue(slaves: Slaves) -> bool:
     """Whether anything waits for what a slave has reported."""
-    confirmed, waiting = slaves._confirmed, slaves._waiting  # noqa: SLF001 - nobody else can see it
+    confirmed, waiting = slaves._confirmed, slaves._waiting  # noqa: SLF001 - no other code sees it
     return any(end <= confirmed and number in waiting for end, number in slaves._order)  # noqa: SLF001
 
 
