@@ -456,7 +456,7 @@ def commit_stored_twice(
 
 
 @bug(Transactions, "load_open", "transactions end as decided", near=1)
-def open_transactions_forgotten(right: Function, self: Transactions, age_ms: int) -> bool:
+async def open_transactions_forgotten(right: Function, self: Transactions, age_ms: int) -> bool:
     """The check loop skips all half messages that have not ended in time."""
     self.ledger.seen = self.queues.half_range[1]
     return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from turbopump.message import MessageQueue
 from turbopump.wire.record import MessageView
@@ -12,7 +12,6 @@ from turbopump.wire.record import MessageView
 _log = logging.getLogger(__name__)
 
 
-@runtime_checkable
 class FilterHook(Protocol):
     """Chooses among pulled messages, on the event loop; the group skips the others.
 

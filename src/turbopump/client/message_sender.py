@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol, TypeVar
 
 from turbopump.client import calls
+from turbopump.client.arguments import hooks_with
 from turbopump.client.background import LoopThread
 from turbopump.client.calls import SendStatus
 from turbopump.client.config import own_address
@@ -151,7 +152,7 @@ class MessageSender:
         self._config = config
         self._new_topic_queues = config.messages.new_topic_queues
         self._hooks = tuple(hooks)
-        self._scopes = tuple(hook for hook in hooks if isinstance(hook, SendScope))
+        self._scopes: list[SendScope] = hooks_with(hooks, "sending")
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
         self._choice = QueueChoice(session.random, self._faults)
         self._lookups: dict[str, FifoWaiters] = {}

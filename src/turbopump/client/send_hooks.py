@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -57,7 +57,6 @@ class SendHook(Protocol):
         """See the outcome of an attempt; not called for one-way messages, which have none."""
 
 
-@runtime_checkable
 class SendScope(SendHook, Protocol):
     """A hook that also wraps each send with all its attempts, and may change what is sent.
 

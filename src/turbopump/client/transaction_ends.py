@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -53,7 +53,6 @@ class TransactionEnd(Struct, frozen=True):
     """Why it was not sent; the broker will ask for it."""
 
 
-@runtime_checkable
 class TransactionHook(SendHook, Protocol):
     """A hook that also sees how transactions end; exceptions in `transaction_ended` are logged.
 

@@ -478,7 +478,7 @@ async def test_the_end_waits_for_a_broker_that_is_down(caplog: pytest.LogCapture
 
 @virtual_time()
 async def test_hooks_may_be_proxies() -> None:
-    hook = Mock()
+    hook = Mock(spec=["before_send", "after_send", "transaction_ended"])
     async with transaction_world() as world, producing(world, hooks=[hook]) as producer:
         async with producer.transaction(MESSAGE):
             pass

@@ -7,7 +7,7 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from turbopump.client.delivery.results import (
     Answer,
@@ -40,7 +40,6 @@ _SUCCESS = Verdict(_DONE)
 _calling: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("calling", default=None)
 
 
-@runtime_checkable
 class ConsumeHook(Protocol):
     """Sees every call of the listener, where it runs; its exceptions are logged and ignored.
 
