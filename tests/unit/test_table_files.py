@@ -230,7 +230,9 @@ class StoredBroadcasting(StoredTable):
 class StoredRole(StoredTable):
     async def begin(self) -> None:
         clock = VirtualClock()
-        self.table = Mastership(BrokerConfig(), self.file, _no_server_answers, Random(1), clock)
+        self.table = Mastership(
+            BrokerConfig(), self.file, _no_server_answers, Random(1), clock, tuple
+        )
         self.table.load()
 
     async def change(self, number: int) -> None:

@@ -60,11 +60,15 @@ class Servers:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.nameservers = session.config.nameserver_addresses
-        self._nameservers = NameServers(self.nameservers, session.random)
+        self._nameservers = NameServers(session.name_servers, session.random)
         self._unbroken = Supervisor()
 
     # --- name servers -----------------------------------------------------------------------------
+
+    @property
+    def nameservers(self) -> Sequence[str]:
+        """The current addresses of the name servers."""
+        return self.session.name_servers.current
 
     async def ask_nameserver(
         self, code: RequestCode, header: Header | None = None, body: bytes = b""
@@ -81,11 +85,11 @@ class Servers:
         self, code: RequestCode, header: Header | None = None, body: bytes = b""
     ) -> dict[str, Command]:
         """Ask every name server, since they do not share state; raises the first failure."""
+        addresses = await self.session.name_servers.addresses()
         answers = await gathered(
-            self._from_nameserver(address, request(code, header, body))
-            for address in self.nameservers
+            self._from_nameserver(address, request(code, header, body)) for address in addresses
         )
-        return dict(zip(self.nameservers, answers, strict=True))
+        return dict(zip(addresses, answers, strict=True))
 
     async def route(self, topic: str) -> TopicRoute:
         """Return where a topic is now, not what was cached; raises NotThere."""
@@ -214,6 +218,8 @@ class Servers:
         try:
             return await self._nameservers.ask(call)
         except NetworkError as error:
+            if not self.nameservers:
+                raise
             raise _no_name_server(self.nameservers, error) from error
 
     async def _from_nameserver(self, address: str, command: Command) -> Command:

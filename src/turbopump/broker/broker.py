@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Self
@@ -32,6 +32,7 @@ from turbopump.broker.topics import is_readable
 from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
 from turbopump.machine import Machine
 from turbopump.net.connection import Connection
+from turbopump.net.name_server_list import NameServerList
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router, not_supported
@@ -56,6 +57,7 @@ _RETENTION_INTERVAL_MS = 10_000
 _RETENTION_FIRST_MS = 60_000
 _RETENTION_FULL_MS = 1000
 """When retention runs first: normally, and on a disk that is already full."""
+_FIND_NAME_SERVERS_MS = 1000
 _REGISTER_MS = 500
 _SETTLE_MS = 500
 _LEAVE_MS = 300
@@ -110,12 +112,19 @@ class Broker:
             on_connect=self._connected,
             on_disconnect=self._disconnected,
         )
+        self._work = Supervisor(self._fatal)
+        self._names = NameServerList(config.registration.sources, network, clock, self._work)
         role_path = config.directory / "config" / "brokerRole.json"
         role_file = TableFile(role_path, machine.files, self._writer)
         self._mastership = Mastership(
-            config, role_file, self._pool.request, machine.random, self._clock
+            config,
+            role_file,
+            self._pool.request,
+            machine.random,
+            clock,
+            # More than half of a part may be less than half of all.
+            lambda: self._names.current if self._names.is_complete else (),
         )
-        self._work = Supervisor(self._fatal)
         self.failure: ServerFailed | None = None
         """Why it can no longer keep its guarantees; leaving its context raises this error."""
         self._entered: tuple[asyncio.Task[object], int] | None = None
@@ -137,8 +146,9 @@ class Broker:
                 raise self.failure from self.failure.__cause__
 
     def take_over(self, before: Broker) -> None:
-        """Take over the context of the broker that ran before this one."""
+        """Take over from the broker that ran before this one: its context, and its name servers."""
         self._entered = before._entered
+        self._names.continue_from(before._names)
 
     @property
     def address(self) -> str:
@@ -165,10 +175,13 @@ class Broker:
             undo.callback(self._writer.close)
             undo.push_async_callback(self._pool.close)
             undo.push_async_callback(self._server.drain, 0)
+            undo.push_async_callback(self._work.stop)
             await self._server.start()
             await self._listen_for_vip(config.identity.vip_port)
             reachable = config.identity.reachable_host
             self._advertised = _resolved(reachable, self._server.port)
+            if not self._names.is_complete:
+                await self._names.refresh(_FIND_NAME_SERVERS_MS)
             config, suspension = await self._mastership.assume(self.address)
             self._live = self._live_config(config)
             self.replication = Replication(
@@ -193,6 +206,11 @@ class Broker:
             await self.close()
             raise
         _log.info("broker %s listens on %s", config.identity.broker_name, self.address)
+
+    async def _name_servers_changed(self, removed: Collection[str]) -> None:
+        self._registration.use_name_servers(self._names.current)
+        for address in removed:
+            await self._pool.drop(address)
 
     async def _listen_for_vip(self, port: int | None) -> None:
         """Serve the VIP port too, unless it is None or taken: newer clients do not need it."""
@@ -249,8 +267,10 @@ class Broker:
             pool=self._pool,
             address=self.address,
             ha_address=self.replication.ha_address,
+            name_servers=self._names.current,
             epoch=self._mastership.record.epoch,
         )
+        self._names.on_change = self._name_servers_changed
         self.administration = Administration(
             self.state,
             self.path,
@@ -299,6 +319,7 @@ class Broker:
     def _run(self) -> None:
         every = self._work.every
         self.store.listen(self._arrived, self.path.arrivals)
+        self._names.start()
         self.replica.run()
         if not self.config.identity.is_slave:
             self._run_master()

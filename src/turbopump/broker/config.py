@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from turbopump.errors import InvalidArgument
 from turbopump.filters.server_config import MEMORY_BYTES_MIN, CodeLimits
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
+from turbopump.net.name_server_list import DEFAULT_SUBGROUP, check_source, url_of_domain
 from turbopump.net.network import address_text
 from turbopump.settings import (
     PORT_MAX,
@@ -62,9 +64,11 @@ def _require_name(key: str, name: str) -> None:
     require(ok, key, name, _NAME_ALLOWED)
 
 
-def _require_address(key: str, address: str) -> None:
+def _require_address(
+    key: str, address: str, check: Callable[[str], object] = split_address
+) -> None:
     try:
-        split_address(address)
+        check(address)
     except InvalidArgument as error:
         raise InvalidArgument(f"{key}: {error}") from error
 
@@ -131,7 +135,13 @@ class RegistrationConfig:
     """How the broker registers with name servers."""
 
     name_servers: tuple[str, ...] = setting("namesrvAddr", ())
-    """Addresses as host:port; the broker registers with all of them."""
+    """Addresses as host:port, or URLs that return them; the broker registers with all of them."""
+    from_address_server: bool = setting("fetchNamesrvAddrByAddressServer", False)
+    """Whether, without ``namesrvAddr``, the URL of ``rmqAddressServerDomain`` is used."""
+    domain: str = setting("rmqAddressServerDomain", "jmenv.tbsite.net", 1)
+    """The host of that URL, port 8080 unless it has one."""
+    subgroup: str = setting("rmqAddressServerSubGroup", DEFAULT_SUBGROUP, 1)
+    """The end of that URL's path, after /rocketmq/."""
     interval_ms: int = setting("registerNameServerPeriod", 30_000, 10_000, 60_000, live=True)
     """How often it registers when nothing changes."""
     timeout_ms: int = setting("registerBrokerTimeoutMills", 6000, 1, live=True)
@@ -144,8 +154,20 @@ class RegistrationConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for address in self.name_servers:
-            _require_address("namesrvAddr", address)
+        for source in self.name_servers:
+            _require_address("namesrvAddr", source, check_source)
+        _require_address(
+            "rmqAddressServerDomain, rmqAddressServerSubGroup",
+            self.domain,
+            lambda domain: check_source(url_of_domain(domain, self.subgroup)),
+        )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Addresses of name servers, and URLs that return them; none if it does not register."""
+        if self.name_servers or not self.from_address_server:
+            return self.name_servers
+        return (url_of_domain(self.domain, self.subgroup),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

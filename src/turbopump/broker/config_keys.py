@@ -61,7 +61,7 @@ def _one_of(members: Mapping[str, Enum]) -> Kind:
 
 _INT, _BOOL = KINDS[int], KINDS[bool]
 _ADDRESSES = Kind(
-    lambda text: tuple(_read_parts(text)), ";".join, "host:port, several separated by ;"
+    lambda text: tuple(_read_parts(text)), ";".join, "host:port or URLs, several separated by ;"
 )
 _KEYS = Kind(
     lambda text: frozenset(_read_parts(text)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -68,6 +68,8 @@ class Registration:
     pool: ConnectionPool
     address: str
     ha_address: str
+    name_servers: Sequence[str]
+    """Those to start with, see `use_name_servers`."""
     epoch: int = 0
     """The one it started with: a newer one that it learns of belongs to its successor."""
 
@@ -86,14 +88,30 @@ class Registration:
         self._on_master: list[OnMaster] = []
         self._whole: tuple[DataVersion, BrokerConfig, bytes] | None = None
         """The last registration of all topics, and what it was built from."""
-        self._links = [
-            _NameServerLink(self, server) for server in self.config.registration.name_servers
-        ]
+        self._links_by_server = {each: _NameServerLink(self, each) for each in self.name_servers}
+        self._work: Supervisor | None = None
+        """None before the start."""
+
+    @property
+    def _links(self) -> Sequence[_NameServerLink]:
+        return tuple(self._links_by_server.values())
 
     def start(self, work: Supervisor) -> None:
         """Register with every name server now, and keep registering until stopped."""
+        self._work = work
         for link in self._links:
-            work.keep(f"registration with {link.server}", link.run)
+            link.start(work)
+
+    def use_name_servers(self, servers: Sequence[str]) -> None:
+        """Register with these name servers from now on, and no longer with others."""
+        for server in self._links_by_server.keys() - servers:
+            self._links_by_server.pop(server).stop()
+            self._ordered.pop(server, None)
+        for server in servers:
+            if server not in self._links_by_server:
+                link = self._links_by_server[server] = _NameServerLink(self, server)
+                if self._work is not None:
+                    link.start(self._work)
 
     async def wait_tried(self) -> None:
         """Wait until registration with every name server was tried; failures are logged."""
@@ -234,6 +252,16 @@ class _NameServerLink:
         self._news = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._is_reached: bool | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self, work: Supervisor) -> None:
+        self._running = work.keep(f"registration with {self.server}", self.run)
+
+    def stop(self) -> None:
+        """Stop registering; the name server forgets the broker when the connection closes."""
+        if self._running is not None:
+            self._running.cancel()
+        self._release(self._waiting)
 
     def announce_soon(self, topic: TopicConfig) -> asyncio.Future[None]:
         """Register a changed topic soon; the future completes after the attempt."""
@@ -270,11 +298,14 @@ class _NameServerLink:
         except (NetworkError, WireError) as error:
             failure = str(error)
         finally:
-            for announced in waiting:
-                if not announced.done():
-                    announced.set_result(None)
+            self._release(waiting)
             self.tried.set()
         self._note(failure)
+
+    def _release(self, waiting: Iterable[asyncio.Future[None]]) -> None:
+        for announced in waiting:
+            if not announced.done():
+                announced.set_result(None)
 
     async def unregister(self) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +41,7 @@ NameServerOption: TypeAlias = Annotated[
         "--nameserver",
         envvar=NAMESERVER_VARIABLE,
         metavar="HOST:PORT;...",
-        help="Addresses of the name servers.",
+        help="Addresses of the name servers, or the URL that returns them.",
     ),
 ]
 JsonOption: TypeAlias = Annotated[bool, option("Print JSON instead of tables.", "--json")]
@@ -263,9 +262,10 @@ def _fail(error: Exception, code: int) -> None:
 def _names(ctx: typer.Context, incomplete: str, ask: Callable[[Admin], Sequence[str]]) -> list[str]:
     """Complete names; any failure just means no completion."""
     from turbopump.admin.blocking import Admin
+    from turbopump.net.name_server_list import nameserver_from_environment
 
-    nameserver = ctx.params.get("nameserver") or os.environ.get(NAMESERVER_VARIABLE) or NAMESERVER
     try:
+        nameserver = ctx.params.get("nameserver") or nameserver_from_environment() or NAMESERVER
         with Admin(nameserver) as admin:
             return [name for name in ask(admin) if name.startswith(incomplete)]
     except (TurbopumpError, OSError):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from typer.core import TyperGroup
 
+from turbopump.cli.administration import reported
 from turbopump.cli.broker import app as broker_app
 from turbopump.cli.nameserver import nameserver
+from turbopump.cli.options import DOMAIN_VARIABLE, NAMESERVER_VARIABLE
 from turbopump.cli.standalone import standalone
 from turbopump.cli.worker import worker
 from turbopump.version import __version__
@@ -93,3 +96,9 @@ def turbopump(
     ] = False,
 ) -> None:
     """A RocketMQ-compatible messaging system."""
+    if os.environ.get(DOMAIN_VARIABLE):
+        from turbopump.net.name_server_list import nameserver_from_environment
+
+        with reported():
+            # The default of the option --nameserver is one variable.
+            os.environ[NAMESERVER_VARIABLE] = nameserver_from_environment()

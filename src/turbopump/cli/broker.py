@@ -44,7 +44,7 @@ def broker(
         str | None,
         typer.Option(
             metavar="HOST:PORT;...",
-            help="Name servers to register with.",
+            help="Name servers to register with, or the URL that returns them.",
             show_default=f"{NAMESERVER_VARIABLE}, or none",
         ),
     ] = None,

@@ -16,6 +16,8 @@ SECTIONS = ("nameserver", "broker")
 
 NAMESERVER_VARIABLE = "NAMESRV_ADDR"
 """The environment variable of clients, commands and brokers, as Apache RocketMQ has it."""
+DOMAIN_VARIABLE = "ROCKETMQ_NAMESRV_DOMAIN"
+"""The host of a URL that returns name servers; used without the other one."""
 
 _PORT_MAX = 0xFFFF
 

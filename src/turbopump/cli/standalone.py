@@ -173,7 +173,7 @@ async def _running(
     async with AsyncExitStack() as servers:
         names = await servers.enter_async_context(NameServer(nameserver, network))
         own = reachable(names.address)
-        common = {**broker, "namesrvAddr": _joined(broker.get("namesrvAddr", ""), own)}
+        common = _with_nameserver(broker, own)
         addresses = []
         for number, changes in enumerate([{}, *slaves]):
             # Changes of settings are written to the master's file only.
@@ -202,7 +202,7 @@ async def _running_processes(
         own = reachable(names.address)
         jobs = [
             BrokerJob(
-                {**each, "namesrvAddr": _joined(each.get("namesrvAddr", ""), own)},
+                _with_nameserver(each, own),
                 log.level,
                 log.format,
                 # Changes of settings are written to the first broker's file only.
@@ -220,5 +220,8 @@ def reachable(address: str) -> str:
     return f"127.0.0.1:{port}" if host.strip("[]") in ANY_HOST else address
 
 
-def _joined(others: str, own: str) -> str:
-    return f"{others};{own}" if others else own
+def _with_nameserver(broker: Settings, own: str) -> dict[str, str]:
+    """Return the settings of a broker that also registers with the name server of this process."""
+    from turbopump.broker.config_keys import parse
+
+    return {**broker, "namesrvAddr": ";".join((*parse(broker).registration.sources, own))}

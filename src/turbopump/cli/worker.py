@@ -32,7 +32,8 @@ def worker(
         str | None,
         typer.Option(
             metavar="HOST:PORT;...",
-            help="Addresses of the name servers, instead of the Worker's own.",
+            help="Addresses of the name servers, or the URL that returns them, instead of the"
+            " Worker's own.",
             show_default=f"{NAMESERVER_VARIABLE}, or {NAMESERVER}",
         ),
     ] = None,

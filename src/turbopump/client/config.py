@@ -10,13 +10,15 @@ from random import Random
 from turbopump.client.arguments import checked_hooks, joined_addresses
 from turbopump.durations import Duration, set_duration
 from turbopump.errors import InvalidArgument
-from turbopump.machine.process import environment, process_id
+from turbopump.machine.process import process_id
 from turbopump.net.limits import require_at_least
+from turbopump.net.name_server_list import (
+    ADDRESSES_VARIABLE,
+    check_source,
+    nameserver_from_environment,
+)
 from turbopump.net.request_protocol import RequestHook
 from turbopump.net.tls import ClientTls
-from turbopump.wire.hosts import split_address
-
-NAMESERVER_VARIABLE = "NAMESRV_ADDR"
 
 _TEST_NET_ADDRESS = ("192.0.2.1", 9)
 """A documentation address: the source address of its route is this machine's own."""
@@ -32,8 +34,9 @@ class ClientConfig:
     """
 
     nameserver: str | Sequence[str] = ""
-    """Addresses of name servers, ``host:port;host:port`` or a list; if empty, taken from the
-    environment variable ``NAMESRV_ADDR``."""
+    """Addresses of name servers, ``host:port;host:port`` or a list, or the URL that returns them,
+    ``http://host/path``; if empty, taken from the environment variable ``NAMESRV_ADDR`` or
+    ``ROCKETMQ_NAMESRV_DOMAIN``."""
 
     namespace: str = ""
     """Prefix of topic and group names, so that several systems can share a cluster."""
@@ -75,8 +78,8 @@ class ClientConfig:
             "request_hooks", self.request_hooks, "before_request", "after_response"
         )
         object.__setattr__(self, "request_hooks", hooks)
-        for address in self.nameserver_addresses:
-            split_address(address)
+        for source in self.nameserver_addresses:
+            check_source(source)
         require_at_least("requests_in_flight_max", self.requests_in_flight_max, 1)
         for name in ("request_timeout", "route_interval", "heartbeat_interval", "persist_interval"):
             set_duration(self, name)
@@ -99,13 +102,13 @@ class ClientConfig:
 
     @property
     def nameserver_addresses(self) -> tuple[str, ...]:
-        """The addresses as a list; raises InvalidArgument if none is configured."""
-        text = joined_addresses(self.nameserver) or environment(NAMESERVER_VARIABLE)
+        """The addresses, and URLs, as a list; raises InvalidArgument if none is configured."""
+        text = joined_addresses(self.nameserver) or nameserver_from_environment()
         addresses = tuple(part.strip() for part in text.split(";") if part.strip())
         if not addresses:
             raise InvalidArgument(
                 f"nameserver must be host:port;host:port, got {self.nameserver!r}; pass it, or set "
-                f"{NAMESERVER_VARIABLE}"
+                f"{ADDRESSES_VARIABLE}"
             )
         return addresses
 

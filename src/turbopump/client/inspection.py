@@ -46,7 +46,7 @@ def running_info(
             for queue, owned in running.owned.items()
         },
         properties={
-            "PROP_NAMESERVER_ADDR": ";".join(session.config.nameserver_addresses),
+            "PROP_NAMESERVER_ADDR": ";".join(session.name_servers.current),
             "PROP_THREADPOOL_CORE_SIZE": str(running.delivery.threads),
             "PROP_CONSUMEORDERLY": str(running.delivery.is_orderly).lower(),
             "PROP_CONSUME_TYPE": str(ConsumeType.PUSH),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from random import Random
 from typing import TypeVar
 
 from turbopump.client.routes import MASTER_ID, Route, borrowed_route, route_of
 from turbopump.errors import NetworkError, NoNameServer, NoRoute, NotRunning, RemoteError
+from turbopump.net.name_server_list import NameServerList
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import ResponseCode
@@ -28,24 +30,36 @@ OnChange = Callable[[Route], None]
 class NameServers:
     """Equivalent name servers: one is used until it fails, then the next."""
 
-    def __init__(self, addresses: Sequence[str], random: Random) -> None:
-        # Shuffled, or all clients would use the same one.
-        self._addresses = random.sample(addresses, len(addresses))
-        self._at = 0
+    def __init__(self, servers: NameServerList, random: Random) -> None:
+        self._servers = servers
+        self._random = random
+        self._known: tuple[str, ...] = ()
+        self._order: deque[str] = deque()
+        """The server in use goes first."""
+        self._take(servers.current)
 
     async def ask(self, call: Callable[[str], Awaitable[T]]) -> T:
         """Call with the address of a server that responds; raises the last server's error."""
-        for tries_left in reversed(range(len(self._addresses))):
-            address = self._addresses[self._at]
+        self._take(await self._servers.addresses())
+        for tries_left in reversed(range(len(self._order))):
+            address = self._order[0]
             try:
                 return await _from_name_server(call, address)
             except NetworkError as error:
-                if self._addresses[self._at] == address:
-                    self._at = (self._at + 1) % len(self._addresses)
+                if self._order[0] == address:
+                    self._order.rotate(-1)
                 if not tries_left:
                     raise
                 _log.info("name server %s: %s; asking the next one", address, error)
         raise AssertionError("there is at least one name server")
+
+    def _take(self, addresses: tuple[str, ...]) -> None:
+        if addresses != self._known:
+            self._known = addresses
+            used = self._order[0] if self._order else ""
+            # Shuffled, or all clients would use the same one.
+            shuffled = self._random.sample(addresses, len(addresses))
+            self._order = deque(sorted(shuffled, key=lambda address: address != used))
 
 
 async def _from_name_server(call: Callable[[str], Awaitable[T]], address: str) -> T:

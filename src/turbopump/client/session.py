@@ -27,6 +27,7 @@ from turbopump.machine.timers import Repeated
 from turbopump.message import MessageQueue
 from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.limits import ConnectionLimits
+from turbopump.net.name_server_list import NameServerList
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.pool_config import PoolConfig
@@ -87,8 +88,15 @@ class Session(LifeCycle):
         """By broker, the deadline until which its slaves are not read from."""
         self.work = Supervisor()
         """Owns background tasks, including those of the session's users; ends with the session."""
+        self.name_servers = NameServerList(
+            config.nameserver_addresses,
+            self._network,
+            self.clock,
+            self.work,
+            self._name_servers_changed,
+        )
         self._routes = RouteCache(
-            NameServers(config.nameserver_addresses, self.random),
+            NameServers(self.name_servers, self.random),
             self._ask_route,
             self.work,
             self._route_changed,
@@ -129,6 +137,7 @@ class Session(LifeCycle):
             self._loop = asyncio.get_running_loop()
             self._thread = get_ident()
             self._heartbeat_wanted = asyncio.Event()
+            self.name_servers.start()
             interval_ms = self.config.route_interval_ms
             self.work.every("route refresh", interval_ms, self.refresh_routes)
             self.work.keep("heartbeat", self._beat)
@@ -393,6 +402,11 @@ class Session(LifeCycle):
         if address not in self._heartbeat_addresses():
             return None
         return calls.heartbeat_command(self._heartbeat_body())
+
+    async def _name_servers_changed(self, removed: Collection[str]) -> None:
+        for address in removed:
+            if self._pool is not None:
+                await self._pool.drop(address)
 
     async def _ask_route(self, nameserver: str, topic: str) -> TopicRoute:
         return await calls.route(self, nameserver, topic, self.config.request_timeout_ms)

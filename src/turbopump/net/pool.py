@@ -150,6 +150,12 @@ class ConnectionPool:
             return False
         return peer.backoff.has_failed_within(time_ms)
 
+    async def drop(self, address: str) -> None:
+        """Close the connection to an address, if any, after the answers of requests in flight."""
+        peer = self._peers.get(address)
+        if peer is not None:
+            await self._close_peer(peer)
+
     async def close(self) -> None:
         """Wait for the answers of requests in flight, then close everything."""
         self._closed = True

@@ -49,6 +49,9 @@ OTHER_VALUES = {
     "regionId": "north",
     "traceOn": "false",
     "namesrvAddr": "10.0.0.1:9876;10.0.0.2:9876",
+    "fetchNamesrvAddrByAddressServer": "true",
+    "rmqAddressServerDomain": "names.example",
+    "rmqAddressServerSubGroup": "north",
     "registerNameServerPeriod": "10000",
     "registerBrokerTimeoutMills": "100",
     "forceRegister": "false",
@@ -243,6 +246,9 @@ def test_toml_and_properties_lines_give_the_same_result(tmp_path: Path) -> None:
         ({"regionId": "x" * 256}, ["regionId", "at most 255 characters, got 256"]),
         ({"namesrvAddr": "h:1;" * 3000}, ["namesrvAddr", "at most 8192 characters, got 12000"]),
         ({"namesrvAddr": "here"}, ["namesrvAddr", "'here'", "host:port"]),
+        ({"namesrvAddr": "ftp://web/ns"}, ["namesrvAddr", "scheme 'ftp' is not supported"]),
+        ({"rmqAddressServerDomain": "a b"}, ["rmqAddressServerDomain", "percent-encoded"]),
+        ({"rmqAddressServerDomain": "http://a/b"}, ["rmqAddressServerDomain", "http://a/b"]),
         ({"registerNameServerPeriod": "1"}, ["registerNameServerPeriod", "10000 to 60000"]),
         ({"brokerPermission": "9"}, ["brokerPermission", "0 to 7"]),
         ({"defaultTopicQueueNums": "0"}, ["defaultTopicQueueNums", "1 to"]),
@@ -430,3 +436,17 @@ def test_a_change_that_cannot_be_saved_is_not_applied(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"gone\.conf"):
         finished(live.change({"regionId": "new"}))
     assert live.current == BrokerConfig()
+
+
+def test_the_address_server_is_asked_only_without_addresses() -> None:
+    fetch = {"fetchNamesrvAddrByAddressServer": "true"}
+    own = {"rmqAddressServerDomain": "names:81", "rmqAddressServerSubGroup": "a-unit?nofix=1"}
+    for settings, sources in (
+        ({}, ()),
+        (own, ()),
+        (fetch, ("http://jmenv.tbsite.net:8080/rocketmq/nsaddr",)),
+        ({**fetch, **own}, ("http://names:81/rocketmq/a-unit?nofix=1",)),
+        ({**fetch, "namesrvAddr": "a:1"}, ("a:1",)),
+        ({"namesrvAddr": "https://web/ns;a:1"}, ("https://web/ns", "a:1")),
+    ):
+        assert parse(settings).registration.sources == sources

@@ -29,6 +29,7 @@ from turbopump.wire.command import Command, whole_body
 from turbopump.wire.registration import decode_compressed
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
+NAMES = tuple(f"{host}:9876" for host in HOSTS)
 
 
 class FakeNameServer:
@@ -95,7 +96,7 @@ class World:
     def __init__(self, **settings: Any) -> None:
         self.network = MemoryNetwork()
         self.servers = [FakeNameServer(self.network, host) for host in HOSTS]
-        config = RegistrationConfig(name_servers=tuple(f"{h}:9876" for h in HOSTS), **settings)
+        config = RegistrationConfig(name_servers=NAMES, **settings)
         self.config = BrokerConfig(identity=IDENTITY, registration=config)
         self.topics = Topics(self.config.topics, IDENTITY, FakeFile())
         self.pool = ConnectionPool(self.network.host("10.0.0.9"), clock=virtual_loop().clock)
@@ -105,6 +106,7 @@ class World:
             pool=self.pool,
             address="10.0.0.9:10911",
             ha_address="10.0.0.9:10912",
+            name_servers=NAMES,
         )
         self.topics.listen(self.registration.topic_changed)
         self.work = Supervisor()
@@ -345,6 +347,7 @@ async def test_without_name_servers_nothing_waits() -> None:
             pool=pool,
             address="10.0.0.9:10911",
             ha_address="10.0.0.9:10912",
+            name_servers=(),
         )
         work = Supervisor()
         registration.start(work)

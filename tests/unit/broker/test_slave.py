@@ -108,6 +108,7 @@ async def test_the_master_is_looked_up_at_name_servers() -> None:
                 pool=pool,
                 address="10.0.0.9:10911",
                 ha_address="10.0.0.9:10912",
+                name_servers=(),
             )
             told: list[MasterAddress] = []
             registration.listen_to_master(told.append)

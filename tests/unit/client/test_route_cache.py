@@ -10,8 +10,9 @@ import pytest
 from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import TOPIC_QUEUES_MAX, Route, route_of
 from turbopump.errors import ConnectFailed, NoRoute, NotRunning, RemoteError
+from turbopump.net.name_server_list import NameServerList
 from turbopump.supervisor import Supervisor
-from turbopump.testing import virtual_time
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
 from turbopump.wire.bodies import BrokerData, QueueData, TopicRoute
 from turbopump.wire.codes import ResponseCode
 
@@ -34,8 +35,10 @@ class Known:
         self.asked: list[str] = []
         self.changes: list[Route] = []
         self.tasks = Supervisor()
+        network, clock = MemoryNetwork().host("10.0.0.9"), virtual_loop().clock
+        self.servers = NameServerList(servers or ("ns",), network, clock, self.tasks)
         self.cache = RouteCache(
-            NameServers(servers or ("ns",), Random(1)), self.ask, self.tasks, self.changes.append
+            NameServers(self.servers, Random(1)), self.ask, self.tasks, self.changes.append
         )
 
     async def ask(self, server: str, topic: str) -> TopicRoute:

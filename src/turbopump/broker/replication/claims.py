@@ -60,6 +60,8 @@ class Found(NamedTuple):
 
     asked_ms: int
     entries: Mapping[str, Entry]
+    servers: int
+    """How many name servers were asked, with those that did not answer."""
 
     @property
     def newest(self) -> MasterClaim | None:
@@ -80,30 +82,38 @@ class Found(NamedTuple):
 class Claims:
     """The claims to a broker name, on all of its name servers."""
 
-    def __init__(self, broker_name: str, servers: Sequence[str], ask: Ask, clock: Clock) -> None:
-        self.servers = servers
+    def __init__(
+        self, broker_name: str, servers: Callable[[], Sequence[str]], ask: Ask, clock: Clock
+    ) -> None:
+        self._servers = servers
         self._broker_name = broker_name
         self._ask = ask
         self._clock = clock
         self._since_ms: dict[str, tuple[str | None, int]] = {}
         """By name server: the value that it had last, and since when."""
 
+    @property
+    def servers(self) -> Sequence[str]:
+        """The current addresses of the name servers; none until all are known."""
+        return self._servers()
+
     async def read(self) -> Found:
         """Read the claims of the name servers that answer."""
+        servers = self.servers
         asked_ms = self._clock.uptime_ms()
         key = headers.KvKey(namespace=CLAIMS_NAMESPACE, key=self._broker_name, compare=True)
         query = request(RequestCode.GET_KV_CONFIG, key)
-        answers = await asyncio.gather(*(self._try(server, query) for server in self.servers))
+        answers = await asyncio.gather(*(self._try(server, query) for server in servers))
         entries = {
             server: _entry(answer)
-            for server, answer in zip(self.servers, answers, strict=True)
+            for server, answer in zip(servers, answers, strict=True)
             if isinstance(answer, Command) and answer.code in _READ
         }
         now_ms = self._clock.uptime_ms()
         for server, entry in entries.items():
             if server not in self._since_ms or self._since_ms[server][0] != entry.text:
                 self._since_ms[server] = (entry.text, now_ms)
-        return Found(asked_ms, entries)
+        return Found(asked_ms, entries, len(servers))
 
     async def write(self, claim: MasterClaim, found: Found) -> dict[str, str]:
         """Write a claim in place of what was found; return by name server why it is not stored.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from msgspec.structs import replace
@@ -51,12 +51,17 @@ class Mastership:
     """A broker's role after promotions, and whether it still counts."""
 
     def __init__(
-        self, config: BrokerConfig, file: TableFile, ask: Ask, chance: Random, clock: Clock
+        self,
+        config: BrokerConfig,
+        file: TableFile,
+        ask: Ask,
+        chance: Random,
+        clock: Clock,
+        name_servers: Callable[[], Sequence[str]],
     ) -> None:
         self._config = config
         self._file = file
-        servers = config.registration.name_servers
-        self._claims = Claims(config.identity.broker_name, servers, ask, clock)
+        self._claims = Claims(config.identity.broker_name, name_servers, ask, clock)
         self._chance = chance
         self._clock = clock
         self._asked_ms: dict[int, int] = {}
@@ -111,7 +116,7 @@ class Mastership:
     def is_at_risk(self) -> bool:
         """Whether it may have been replaced, and there are name servers to ask."""
         has_history = self.record.has_slaves or self.record.epoch > 0
-        return has_history and bool(self._config.registration.name_servers)
+        return has_history and bool(self._config.registration.sources)
 
     @property
     def role(self) -> Role:
@@ -232,6 +237,12 @@ class Mastership:
         Returns the claim, and what they had before. Raises RemoteError if too few store it; those
         then have again what they had before.
         """
+        sources = self._config.registration.sources
+        if sources and not self._claims.servers:
+            raise RemoteError.system(
+                f"{';'.join(sources)} has not returned the name servers yet, and more than half of"
+                " them must store the claim of this promotion: nothing has changed, retry later"
+            )
         found = await self._claims.read()
         claim = self._next_claim(found.newest, address, broker_id)
         problems = await self._claims.write(claim, found)
@@ -296,9 +307,12 @@ class Mastership:
 
     async def check(self, address: str) -> Judgement:
         """Compare this master's claim with those of the name servers, and show it to them."""
-        own, servers = self.own_claim(address), self._config.registration.name_servers
+        own = self.own_claim(address)
+        if not self._claims.servers:
+            # They are configured, but a URL has not returned them yet.
+            return Judgement(Verdict.UNCONFIRMED)
         found = await self._claims.read()
-        judgement = judge(own, found.claims, len(servers))
+        judgement = judge(own, found.claims, found.servers)
         if judgement.verdict is Verdict.REPLACED:
             return judgement
         replaceable = self._claims.replaceable(own, found)
@@ -311,7 +325,7 @@ class Mastership:
             # Only name servers that have it now count.
             found = await self._claims.read()
         counted = self._claims.settled(own, found).entries.values()
-        return judge(own, [entry.claim for entry in counted], len(servers))
+        return judge(own, [entry.claim for entry in counted], found.servers)
 
     def _may_not_complete(
         self, own: MasterClaim, found: Found, replaceable: Found

@@ -120,7 +120,7 @@ def effective(config: BrokerConfig, record: RoleRecord) -> BrokerConfig:
         return config
     identity = replace(config.identity, role=Role(record.role), broker_id=record.broker_id)
     replication = config.replication
-    if config.registration.name_servers:
+    if config.registration.sources:
         # A configured master may have been replaced: name servers know the current one.
         replication = replace(replication, master_address="")
     return replace(config, identity=identity, replication=replication)
@@ -142,7 +142,7 @@ def promoted(
         former_id=claim.former_id,
         token=claim.token,
         unfenced=unfenced,
-        is_pending=bool(config.registration.name_servers),
+        is_pending=bool(config.registration.sources),
     )
 
 

@@ -51,7 +51,7 @@ class QueueDiscovery:
         self._options = options
         self._reader = reader
         self._checks = checks
-        self._servers = NameServers(session.config.nameserver_addresses, session.random)
+        self._servers = NameServers(session.name_servers, session.random)
         self._routeless: frozenset[str] = frozenset()
         self._topics_found: tuple[int, tuple[str, ...]] | None = None
         self._sort = LastResult(_sorted)

@@ -66,7 +66,7 @@ async def _ask_broker(
 
 async def master_address(session: Session, broker: str) -> str:
     """Return the address of a master from the first name server that knows it; raises NoRoute."""
-    for server in session.config.nameserver_addresses:
+    for server in await session.name_servers.addresses():
         command = request(RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
             answer = await session.request(server, command, session.config.request_timeout_ms)

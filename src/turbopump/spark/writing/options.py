@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from turbopump.client.config import NAMESERVER_VARIABLE, ClientConfig
+from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_group, check_topic_for_sending, with_namespace
 from turbopump.client.outgoing import MessageRules
 from turbopump.client.producer_config import ProducerConfig
 from turbopump.errors import InvalidArgument
+from turbopump.net.name_server_list import nameserver_from_environment
 from turbopump.settings import check_settings, configured, described, keys_of, setting
 from turbopump.spark.option_hints import SINK_HINTS
 from turbopump.spark.option_values import duration_ms, size_bytes, with_hint
@@ -42,7 +42,8 @@ class SinkOptions:
     """How rows are sent; sent to the executors with the writer."""
 
     nameserver: str = ""
-    """``host:port;host:port``; if empty, the driver's ``NAMESRV_ADDR``."""
+    """``host:port;host:port``, or a URL that returns them; if empty, the driver's
+    ``NAMESRV_ADDR`` or ``ROCKETMQ_NAMESRV_DOMAIN``."""
 
     namespace: str = ""
     topic: str | None = None
@@ -133,7 +134,7 @@ class SinkOptions:
             if key.lower() not in _OF_SPARK
         }
         # The executors may run in another environment than the driver.
-        given.setdefault("nameserver", os.environ.get(NAMESERVER_VARIABLE, ""))
+        given.setdefault("nameserver", nameserver_from_environment())
         plain, problems = _plain_texts({key: given[key] for key in given if key in OPTIONS})
         if unknown := sorted(given.keys() - set(OPTIONS)):
             named = ", ".join(with_hint(key, OPTIONS, SINK_HINTS) for key in unknown)
