@@ -95,7 +95,7 @@ def summary(watches: Iterable[Watch]) -> dict[str, str]:
     }
 
 
-async def wait_cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
+async def wait_cancelled(tasks: Collection[asyncio.Future[Any]]) -> None:
     """Wait for cancelled tasks that may call the application; abandon those that ignore it."""
     deaf = (await asyncio.wait(tasks, timeout=CANCEL_WAIT_S))[1] if tasks else ()
     for task in deaf:

@@ -34,7 +34,7 @@ from turbopump.client.arguments import check_callable, checked
 from turbopump.client.delivery.listener import is_async
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, GiveUp, RetryLater
 from turbopump.client.names import check_group, check_topic, check_topic_to_subscribe
-from turbopump.client.push_config import Listening, check_calls
+from turbopump.client.push_config import CONCURRENCY, Concurrency, Listening, check_calls
 from turbopump.client.selectors import Selector, by_hash
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.subscriptions import Expression, subscription
@@ -89,7 +89,7 @@ class GroupSettings:
 
     start_from: StartFrom
     orderly: bool
-    concurrency: int
+    concurrency: Concurrency
     max_attempts: int | None
     listening: Listening
 
@@ -181,7 +181,7 @@ def consumer(
     key: Key | None = None,
     start_from: StartFrom = "last",
     orderly: bool = False,
-    concurrency: int = 20,
+    concurrency: Concurrency = CONCURRENCY,
     max_attempts: int | None = None,
     listening: Listening | None = None,
 ) -> Callable[[Callable[P, T]], Handler[P, T]]:

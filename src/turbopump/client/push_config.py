@@ -13,6 +13,12 @@ from turbopump.errors import InvalidArgument
 _MEBIBYTE = 1024 * 1024
 _INT_MAX = 2**31 - 1
 BATCH_SIZE_MAX = 1024
+_CONCURRENCY_MAX = 1000
+
+Concurrency = int | tuple[int, int]
+"""How many calls run at once: a fixed number, or a minimum and a maximum."""
+
+CONCURRENCY = (20, 64)
 
 
 def _require_within(name: str, value: object, least: int, most: int) -> None:
@@ -20,9 +26,25 @@ def _require_within(name: str, value: object, least: int, most: int) -> None:
         raise InvalidArgument(f"{name} must be {least}–{most}, got {value!r}")
 
 
-def check_calls(concurrency: int, batch_size: int, max_attempts: int | None) -> None:
+def concurrency_limits(concurrency: Concurrency) -> tuple[int, int]:
+    """Return how many calls run at once, at least and at most; refuse invalid numbers."""
+    if isinstance(concurrency, int):
+        _require_within("concurrency", concurrency, 1, _CONCURRENCY_MAX)
+        return concurrency, concurrency
+    match concurrency:
+        case (least, most):
+            _require_within("minimum of concurrency", least, 1, _CONCURRENCY_MAX)
+            _require_within("maximum of concurrency", most, least, _CONCURRENCY_MAX)
+            return least, most
+        case _:
+            raise InvalidArgument(
+                f"concurrency must be a number, or a minimum and a maximum, got {concurrency!r}"
+            )
+
+
+def check_calls(concurrency: Concurrency, batch_size: int, max_attempts: int | None) -> None:
     """Refuse settings of calls of the listener that are out of range."""
-    _require_within("concurrency", concurrency, 1, 1000)
+    concurrency_limits(concurrency)
     _require_within("batch_size", batch_size, 1, BATCH_SIZE_MAX)
     if max_attempts is not None:
         _require_within("max_attempts", max_attempts, 0, _INT_MAX)
@@ -153,13 +175,17 @@ class PushSettings:
     flow: FlowLimits
     pulling: Pulling
     listening: Listening
-    concurrency: int
+    concurrency: Concurrency
     batch_size: int
     max_attempts: int | None
     offsets_directory: Path | None
 
     def __post_init__(self) -> None:
         check_calls(self.concurrency, self.batch_size, self.max_attempts)
+
+    @property
+    def concurrency_limits(self) -> tuple[int, int]:
+        return concurrency_limits(self.concurrency)
 
     @property
     def orderly_max_attempts(self) -> int:

@@ -34,7 +34,14 @@ from turbopump.client.life_cycle import ServingLifeCycle, leave, require_running
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
-from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings
+from turbopump.client.push_config import (
+    CONCURRENCY,
+    Concurrency,
+    FlowLimits,
+    Listening,
+    Pulling,
+    PushSettings,
+)
 from turbopump.client.queue_locks import QueueLocks
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
@@ -78,8 +85,9 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
     Members of one group share the queues of a topic. A plain function is called in threads, an
     ``async def`` on the loop. Failed messages are redelivered, see `ConsumeResult`.
 
-    ``concurrency`` is how many calls run at once, in threads or as tasks, and ``batch_size`` the
-    maximum of messages per call. ``max_attempts`` is how often a message is redelivered before it
+    ``concurrency`` is how many calls run at once, in threads or as tasks: a fixed number, or a
+    minimum and a maximum, to which it grows while messages wait. ``batch_size`` is the maximum of
+    messages per call. ``max_attempts`` is how often a message is redelivered before it
     is dead-lettered: by default the limit of the group (``retryMaxTimes``, 16 unless changed), and
     without end if ``orderly``.
     """
@@ -97,7 +105,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         broadcast: bool = False,
         strategy: Strategy = average,
         flow: FlowLimits | None = None,
-        concurrency: int = 20,
+        concurrency: Concurrency = CONCURRENCY,
         batch_size: int = 1,
         max_attempts: int | None = None,
         pulling: Pulling | None = None,
@@ -253,10 +261,16 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         """Resume pulling."""
         self._require_running().resume()
 
-    def resize(self, concurrency: int) -> None:
-        """Change how many calls of the listener run concurrently."""
+    def resize(self, concurrency: Concurrency) -> None:
+        """Change how many calls of the listener run at once: a number, or a minimum and a maximum.
+
+        ::
+
+            consumer.resize(8)
+            consumer.resize((8, 32))
+        """
         settings = replace(self._settings, concurrency=concurrency)
-        self._require_running().delivery.resize(concurrency)
+        self._require_running().delivery.resize(settings.concurrency_limits)
         self._settings = settings
 
     @property

@@ -57,11 +57,11 @@ class TransactionChecks:
         self._check: Callable[[MessageView], Any] = check
         self._answer = answer
         self._waiting = 0
-        watch = Watch(f"transaction checks of {group}")
+        watch, limits = Watch(f"transaction checks of {group}"), (workers, workers)
         self._workers: Workers[CheckRequest] = (
-            TaskWorkers(self._acall, self._answer_all, workers, watch)
+            TaskWorkers(self._acall, self._answer_all, limits, watch)
             if is_async(check)
-            else ThreadWorkers(self._call, self._answer_all, workers, watch)
+            else ThreadWorkers(self._call, self._answer_all, limits, watch)
         )
 
     @property

@@ -25,6 +25,7 @@ from turbopump.client.delivery.results import (
 from turbopump.client.handlers import Handler, HandlerGroup, grouped
 from turbopump.client.life_cycle import ServingLifeCycle
 from turbopump.client.producer import Producer
+from turbopump.client.push_config import concurrency_limits
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.send_hooks import SendHook
 from turbopump.client.shared_sessions import client_config
@@ -57,7 +58,9 @@ class Worker(ServingLifeCycle):
         self._groups = grouped(handlers)
         self._hooks = hooks
         self._send_hooks = checked_hooks("send_hooks", send_hooks, "before_send", "after_send")
-        self._threads_max = sum(group.settings.concurrency for group in self._groups)
+        self._threads_max = sum(
+            concurrency_limits(group.settings.concurrency)[1] for group in self._groups
+        )
         self._threads: DaemonThreads | None = None
         """Runs plain functions while the worker runs; results are published on the loop."""
         self._use(client_config(nameserver, namespace, client, None))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from traceback import walk_stack
 from types import FrameType
@@ -16,6 +18,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Job = tuple[Future[Any], Callable[[], Any]]
+
+
+class _End(Enum):
+    """Ends threads that take it instead of a job."""
+
+    ONE = auto()
+    ALL = auto()
 
 
 class DaemonThreads(Executor):
@@ -28,12 +37,15 @@ class DaemonThreads(Executor):
     def __init__(self, count_max: int, name: str) -> None:
         self._count_max = count_max
         self._name = name
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | _End] = SimpleQueue()
         self._lock = threading.Lock()
         self._unfinished = 0
         """Jobs submitted and not done. Idle threads cannot be counted instead: one that has just
         finished may take a job meant for another."""
         self._threads: list[threading.Thread] = []
+        self._numbers = itertools.count()
+        self._surplus = 0
+        """Threads that end when they are idle; `_threads` has them until then."""
         self._is_shut = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -41,7 +53,7 @@ class DaemonThreads(Executor):
         with self._lock:
             if self._is_shut:
                 raise RuntimeError(f"thread pool {self._name} is shut down")
-            if len(self._threads) < min(self._unfinished + 1, self._count_max):
+            if len(self._threads) - self._surplus < min(self._unfinished + 1, self._count_max):
                 self._start_thread()
             self._unfinished += 1
             self._jobs.put((future, functools.partial(fn, *args, **kwargs)))
@@ -53,15 +65,22 @@ class DaemonThreads(Executor):
             self._is_shut = True
             if cancel_futures:
                 self._cancel_waiting()
-            self._jobs.put(None)
+            self._jobs.put(_End.ALL)
         if wait:
-            for thread in self._threads:
+            for thread in list(self._threads):
                 thread.join()
 
+    def trim(self, count: int) -> None:
+        """End the threads beyond a number as soon as they are idle."""
+        with self._lock:
+            surplus = len(self._threads) - self._surplus - count
+            for _ in range(0 if self._is_shut else surplus):
+                self._surplus += 1
+                self._jobs.put(_End.ONE)
+
     def _start_thread(self) -> None:
-        thread = threading.Thread(
-            target=self._work, name=f"{self._name}_{len(self._threads)}", daemon=True
-        )
+        name = f"{self._name}_{next(self._numbers)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -77,16 +96,21 @@ class DaemonThreads(Executor):
                 job = self._jobs.get_nowait()
             except Empty:
                 return
-            if job is not None:
+            if isinstance(job, tuple):
                 job[0].cancel()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while not isinstance(job := self._jobs.get(), _End):
             _do(job, self._note_done)
             # Released while it waits: it may reference large objects.
             del job
-        # For the next thread, which is to end too.
-        self._jobs.put(None)
+        if job is _End.ALL:
+            # For the next thread, which is to end too.
+            self._jobs.put(job)
+            return
+        with self._lock:
+            self._surplus -= 1
+            self._threads.remove(threading.current_thread())
 
     def _note_done(self) -> None:
         with self._lock:

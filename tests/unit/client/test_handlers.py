@@ -286,6 +286,7 @@ def test_functions_that_cannot_run_together_are_rejected(handlers: list[Any], er
         ({"tags": "a > 1"}, "pass Sql"),
         ({"listening": 3}, "listening must be a Listening"),
         ({"concurrency": 0}, "concurrency must be 1–1000, got 0"),
+        ({"concurrency": (4, 2)}, "maximum of concurrency must be 4–1000, got 2"),
     ],
 )
 def test_settings_are_checked(given: dict[str, Any], error: str) -> None:

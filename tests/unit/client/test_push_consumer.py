@@ -555,8 +555,57 @@ async def test_the_number_of_concurrent_calls_can_change(tmp_path: Path) -> None
             assert seen.running == 5
             with pytest.raises(InvalidArgument, match="concurrency must be 1–1000, got 0"):
                 consumer.resize(0)
+            with pytest.raises(
+                InvalidArgument, match="maximum of concurrency must be 9–1000, got 8"
+            ):
+                consumer.resize((9, 8))
+            consumer.resize((6, 7))
+            await sleep_ms(500)
+            assert seen.running == 6
+            await sleep_ms(1000)
+            assert seen.running == 7
             seen.hold.set()
             await wait_until(lambda: seen.count == 41)
+
+
+@virtual_time()
+async def test_calls_grow_from_twenty_to_sixty_four_while_messages_wait(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(100))
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen) as consumer:
+            await wait_until(lambda: seen.running == 20)
+            await sleep_ms(500)
+            assert seen.running == 20
+            await wait_until(lambda: seen.running == 64, 3)
+            info = await consumer.running_info(with_stacks=False)
+            assert info.properties["PROP_THREADPOOL_CORE_SIZE"] == "64"
+            assert info.properties["concurrency"] == "(20, 64)"
+            await sleep_ms(60_000)
+            assert seen.running_max == 64
+            seen.hold.set()
+            await wait_until(lambda: seen.count == 100)
+            await sleep_ms(120_000)
+            info = await consumer.running_info(with_stacks=False)
+            assert info.properties["PROP_THREADPOOL_CORE_SIZE"] == "20"
+
+
+@virtual_time()
+async def test_orderly_calls_grow_while_queues_wait(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(12))
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen, orderly=True, concurrency=(1, 3)):
+            await wait_until(lambda: seen.running == 1)
+            await sleep_ms(500)
+            assert seen.running == 1
+            await wait_until(lambda: seen.running == 3, 3)
+            await sleep_ms(60_000)
+            assert seen.running_max == 3, "the fourth queue waits"
+            seen.hold.set()
+            await wait_until(lambda: seen.count == 12)
 
 
 # --- namespace ------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ async def test_the_internal_state_can_be_queried(tmp_path: Path) -> None:
         work = info.properties["backgroundWork"].split(", ")
         assert {"heartbeat", "rebalance", "offset commits", "calls of the listener"} <= set(work)
         assert info.properties["backgroundFailures"] == ""
-        assert info.properties["concurrency"] == "20"
+        assert info.properties["concurrency"] == "(20, 64)"
         assert info.properties["Listening.timeout"] == "900.0"
         assert {each.topic for each in info.subscription_set} == {"T", "%RETRY%g"}
         assert info.status_table["T"].consume_ok_tps > 0

@@ -189,6 +189,9 @@ def consuming(**settings: Any) -> PushConsumer:
         (Listening, "suspend", True, "0.01–30"),
         (Listening, "suspend", float("nan"), "0.01–30"),
         (consuming, "concurrency", 1001, "1–1000"),
+        (consuming, "concurrency", True, "1–1000"),
+        (consuming, "concurrency", (20, 64, 3), "a number, or a minimum and a maximum"),
+        (consuming, "concurrency", "20", "a number, or a minimum and a maximum"),
         (consuming, "batch_size", 0, "1–1024"),
         (consuming, "max_attempts", -1, "0–"),
     ],
@@ -199,6 +202,20 @@ def test_an_invalid_setting_is_named(
     text = f"{field} must be .*{allowed}.*, got {re.escape(repr(value))}"
     with pytest.raises(InvalidArgument, match=text):
         kind(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "text"),
+    [
+        ((0, 5), "minimum of concurrency must be 1–1000, got 0"),
+        ((5, 4), "maximum of concurrency must be 5–1000, got 4"),
+        ((5, 1001), "maximum of concurrency must be 5–1000, got 1001"),
+        ((5, "6"), "maximum of concurrency must be 5–1000, got '6'"),
+    ],
+)
+def test_invalid_limits_of_calls_are_named(concurrency: Any, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(text)):
+        consuming(concurrency=concurrency)
 
 
 def test_limits_of_a_topic_are_divided_among_its_queues() -> None:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from turbopump import supervisor
+from turbopump.client.delivery import workers as listener_workers
 from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
 from turbopump.supervisor import Watch
 from turbopump.testing import virtual_time, wait_until
@@ -29,16 +30,101 @@ async def test_the_number_of_concurrent_tasks_is_bounded() -> None:
         await asyncio.sleep(1)
         running -= 1
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, 3, Watch("calls"))
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, (3, 3), Watch("calls"))
     workers.submit(range(10))
     await wait_until(lambda: len(done) == 10)
     assert most == 3
     most = 0
-    workers.resize(1)
+    workers.resize((1, 1))
     workers.submit(range(5))
     await wait_until(lambda: len(done) == 15)
     assert most == 1
     await workers.close(0)
+
+
+class Calls:
+    """Jobs that take a time of their own in seconds, and how many ran at once."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.most = 0
+
+    async def __call__(self, spent_s: float) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(spent_s)
+        self.running -= 1
+
+
+@virtual_time()
+async def test_the_size_grows_while_jobs_wait_and_shrinks_when_they_do_not() -> None:
+    calls, done, watch = Calls(), list[float](), Watch("calls")
+    workers: TaskWorkers[float] = TaskWorkers(calls, done.extend, (4, 10), watch)
+    workers.submit([300] * 30)
+    await asyncio.sleep(0.9)
+    assert (workers.size, calls.running) == (4, 4), "nothing has waited for long"
+    await asyncio.sleep(0.2)
+    assert (workers.size, calls.running) == (8, 8)
+    await asyncio.sleep(1)
+    assert (workers.size, calls.running) == (10, 10)
+    await asyncio.sleep(200)
+    assert workers.size == 10, "all are busy"
+    await wait_until(lambda: len(done) == 30, 1000)
+    assert calls.most == 10
+    # The last of them ran within the last minute, but not in the minute after it.
+    await asyncio.sleep(125)
+    assert workers.size == 4
+    await workers.close(0)
+
+
+@virtual_time()
+async def test_the_size_shrinks_to_what_was_needed() -> None:
+    calls, watch = Calls(), Watch("calls")
+    workers: TaskWorkers[float] = TaskWorkers(calls, lambda _: None, (2, 16), watch)
+    workers.submit([10] * 40)
+    await wait_until(lambda: calls.running == 16)
+    await wait_until(lambda: calls.running == 0, 60)
+    for _ in range(300):
+        workers.submit([0.9] * 5)
+        await asyncio.sleep(1)
+    assert workers.size == 5
+    await workers.close(0)
+
+
+@virtual_time()
+async def test_jobs_that_wait_for_less_than_a_second_need_no_more_workers() -> None:
+    calls, watch = Calls(), Watch("calls")
+    workers: TaskWorkers[float] = TaskWorkers(calls, lambda _: None, (4, 10), watch)
+    for _ in range(100):
+        # They always wait, but each for less than 0.8 s.
+        workers.submit([0.1] * 32)
+        await asyncio.sleep(0.8)
+    assert (workers.size, calls.most) == (4, 4)
+    await workers.close(0)
+
+
+@virtual_time()
+async def test_the_limits_of_the_size_can_change() -> None:
+    calls, watch = Calls(), Watch("calls")
+    workers: TaskWorkers[float] = TaskWorkers(calls, lambda _: None, (2, 2), watch)
+    workers.submit([50] * 40)
+    await asyncio.sleep(10)
+    assert calls.running == 2
+    workers.resize((3, 6))
+    await asyncio.sleep(0.5)
+    assert calls.running == 3
+    await asyncio.sleep(1)
+    assert calls.running == 6
+    workers.resize((2, 4))
+    assert workers.size == 4
+    await asyncio.sleep(60)
+    assert calls.running == 4
+    workers.resize((5, 20))
+    await asyncio.sleep(0.5)
+    assert calls.running == 5
+    await workers.close(0)
+    await asyncio.sleep(500)
+    assert workers.size == 5, "closed ones neither grow nor shrink"
 
 
 @virtual_time()
@@ -54,7 +140,7 @@ async def test_tasks_that_never_wait_yield_to_others() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, 4, Watch("calls"))
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, (4, 4), Watch("calls"))
     workers.submit(range(1000))
     await other()
     assert turns > 5
@@ -70,7 +156,7 @@ async def test_one_task_runs_jobs_that_never_wait() -> None:
         if job == 60:
             await asyncio.sleep(1)
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, 4, Watch("calls"))
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, (4, 4), Watch("calls"))
     workers.submit(range(60))
     await wait_until(lambda: len(done) == 60)
     assert len(tasks) == 1
@@ -92,7 +178,7 @@ def test_a_job_submitted_while_a_worker_ends_is_run(turns: int) -> None:
             if job != "new":
                 await (held if job == "long" else ends).wait()
 
-        workers: TaskWorkers[str] = TaskWorkers(work, lambda _: None, 4, Watch("calls"))
+        workers: TaskWorkers[str] = TaskWorkers(work, lambda _: None, (4, 4), Watch("calls"))
         workers.submit(["long", "short"])
         await wait_until(lambda: len(begun) == 2)
         ends.set()
@@ -114,7 +200,7 @@ async def test_closing_waits_for_tasks_that_run_and_starts_no_more(wait_ms: int)
     async def work(_: int) -> None:
         await asyncio.sleep(1)
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, 2, Watch("calls"))
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, (2, 2), Watch("calls"))
     workers.submit(range(6))
     await asyncio.sleep(0.5)
     await workers.close(wait_ms)
@@ -143,7 +229,7 @@ def threads_with(size: int, jobs: int, meet: int) -> tuple[list[int], int]:
         done.extend(finished)
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, collect, size, Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(work, collect, (size, size), Watch("calls"))
         workers.submit(range(jobs))
         await wait_until(lambda: len(done) == jobs, WAIT_S)
         await workers.close(1000)
@@ -167,7 +253,7 @@ def test_quick_jobs_are_run_by_one_thread() -> None:
         names.add(threading.current_thread().name)
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 20, Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, (20, 20), Watch("calls"))
         workers.submit(range(500))
         await wait_until(lambda: len(done) == 500, WAIT_S)
         await workers.close(1000)
@@ -181,7 +267,9 @@ def test_four_threads_stay_four_however_many_jobs_run() -> None:
     done: list[int] = []
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(lambda _: None, done.extend, 4, Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(
+            lambda _: None, done.extend, (4, 4), Watch("calls")
+        )
         for number in range(1000):
             workers.submit([number])
             # No pause: the worker that has finished a job is about to end at the next submission.
@@ -210,10 +298,10 @@ def test_the_number_of_threads_can_be_reduced() -> None:
             running -= 1
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 6, Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, (6, 6), Watch("calls"))
         workers.submit(range(6))
         await wait_until(lambda: running == 6, WAIT_S)
-        workers.resize(2)
+        workers.resize((2, 2))
         gate.set()
         await wait_until(lambda: len(done) == 6, WAIT_S)
         workers.submit(range(100, 120))
@@ -222,6 +310,37 @@ def test_the_number_of_threads_can_be_reduced() -> None:
 
     asyncio.run(main())
     assert most <= 2
+
+
+def listener_threads() -> int:
+    return sum(each.name.startswith("turbopump-listener") for each in threading.enumerate())
+
+
+def test_threads_grow_while_jobs_wait_and_end_when_they_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener_workers, "_GROW_AFTER_S", 0.01)
+    monkeypatch.setattr(listener_workers, "_SHRINK_AFTER_S", 0.05)
+    # All six wait for each other: two would never end.
+    barrier, done = threading.Barrier(6, timeout=WAIT_S), list[int]()
+
+    def work(_: int) -> None:
+        barrier.wait()
+
+    async def main() -> None:
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, (2, 6), Watch("calls"))
+        for _ in range(2):
+            before = listener_threads()
+            workers.submit(range(12))
+            await wait_until(lambda: workers.size == 6, WAIT_S)
+            await wait_until(lambda: len(done) % 12 == 0 and len(done) > 0, WAIT_S)
+            assert listener_threads() <= 6
+            await wait_until(lambda: workers.size == 2 and listener_threads() == 2, WAIT_S)
+            assert before in (0, 2)
+        await workers.close(1000)
+
+    asyncio.run(main())
+    assert len(done) == 24
 
 
 def test_no_timer_runs_while_all_threads_are_busy() -> None:
@@ -241,7 +360,7 @@ def test_no_timer_runs_while_all_threads_are_busy() -> None:
             timers += 1
             return call_later(*arguments, **options)
 
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 2, Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, (2, 2), Watch("calls"))
         with patch.object(loop, "call_later", counted):
             workers.submit(range(4))
             await wait_until(lambda: len(running) == 2, WAIT_S)
@@ -250,7 +369,7 @@ def test_no_timer_runs_while_all_threads_are_busy() -> None:
                 await asyncio.sleep(0.002)
             assert timers <= 21, "those of the sleeps, and one that was set before"
             # More threads take the jobs that wait for one.
-            workers.resize(4)
+            workers.resize((4, 4))
             await wait_until(lambda: len(done) == 4, WAIT_S)
         await workers.close(1000)
 
@@ -273,9 +392,9 @@ def test_a_job_that_fails_is_counted_and_run_again(
 
     async def main() -> None:
         workers: Workers[int] = (
-            ThreadWorkers(work, done.extend, 2, watch)
+            ThreadWorkers(work, done.extend, (2, 2), watch)
             if in_threads
-            else TaskWorkers(awork, done.extend, 2, watch)
+            else TaskWorkers(awork, done.extend, (2, 2), watch)
         )
         workers.submit(range(10))
         await wait_until(lambda: len(done) == 10, WAIT_S)

@@ -46,11 +46,11 @@ class Delivery(ABC, Generic[J]):
         self._running: set[J] = set()
         """Jobs that the listener has now, for delivery that limits how long."""
         self._tasks = Supervisor()
-        watch = self._tasks.watch("calls of the listener")
+        watch, limits = self._tasks.watch("calls of the listener"), settings.concurrency_limits
         self._workers: Workers[J] = (
-            TaskWorkers(self._acall, self._settle, settings.concurrency, watch)
+            TaskWorkers(self._acall, self._settle, limits, watch)
             if listener.is_async
-            else ThreadWorkers(self._call, self._settle, settings.concurrency, watch)
+            else ThreadWorkers(self._call, self._settle, limits, watch)
         )
 
     @property
@@ -62,9 +62,9 @@ class Delivery(ABC, Generic[J]):
     def threads(self) -> int:
         return self._workers.size
 
-    def resize(self, threads: int) -> None:
-        """Change how many calls run concurrently."""
-        self._workers.resize(threads)
+    def resize(self, limits: tuple[int, int]) -> None:
+        """Change how many calls run concurrently, at least and at most."""
+        self._workers.resize(limits)
 
     @abstractmethod
     def deliver(self, owned: OwnedQueue, messages: list[MessageView], *, begins: bool) -> None:

@@ -3,6 +3,9 @@
 Waking a thread or starting a task costs more than a short job. So one worker runs all jobs that are
 queued, and more workers join only while the running ones block in the middle of a job. Finished
 jobs return to the loop in lists.
+
+The limit n grows from a minimum to a maximum while all n workers are busy and jobs wait for longer
+than `_GROW_AFTER_S`, and shrinks to what was needed in the last `_SHRINK_AFTER_S`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from turbopump.machine.threads import DaemonThreads
@@ -20,39 +23,111 @@ J = TypeVar("J")
 
 THREADS_LIMIT = 1000
 _CHECK_AFTER_S = 0.001
+_GROW_AFTER_S = 1.0
+_SHRINK_AFTER_S = 60.0
 _JOBS_PER_TURN = 64
 
 
 class Workers(ABC, Generic[J]):
     """Runs jobs; the creator defines how to run one and what to do when it is done.
 
-    A job that fails is a bug: it is logged, counted, and run again after a pause.
+    ``limits`` are the minimum and maximum of jobs that run concurrently. A job that fails is a bug:
+    it is logged, counted, and run again after a pause.
     """
 
-    def __init__(self, done: Callable[[Sequence[J]], None], size: int, watch: Watch) -> None:
-        self._size = size
+    def __init__(
+        self, done: Callable[[Sequence[J]], None], limits: tuple[int, int], watch: Watch
+    ) -> None:
+        self._size_min, self._size_max = limits
+        self._size = self._size_min
         self._done = done
         self._watch = watch
         self._jobs: deque[J] = deque()
+        self._active: set[asyncio.Future[None]] = set()
+        self._submitted = 0
+        self._waiting = 0
+        """What ``_submitted`` was when the timer of growth began."""
+        self._growth: asyncio.TimerHandle | None = None
+        self._shrinking: asyncio.TimerHandle | None = None
+        self._busy_max = 0
+        """The most workers since the timer of shrinking began."""
         self._is_closed = False
 
     @property
     def size(self) -> int:
-        """How many jobs run concurrently."""
+        """How many jobs may run concurrently now."""
         return self._size
 
-    @abstractmethod
-    def submit(self, jobs: Iterable[J]) -> None:
+    def submit(self, jobs: Sequence[J]) -> None:
         """Run jobs as soon as a worker is free; ignore them once closed."""
+        if self._is_closed:
+            return
+        self._jobs.extend(jobs)
+        self._submitted += len(jobs)
+        self._start_waiting()
+        self._grow_later()
 
-    def resize(self, size: int) -> None:
-        """Change how many jobs run concurrently."""
-        self._size = size
+    def resize(self, limits: tuple[int, int]) -> None:
+        """Change how many jobs run concurrently, at least and at most."""
+        self._size_min, self._size_max = limits
+        self._size = min(max(self._size, self._size_min), self._size_max)
+        self._shrink_later()
         self.submit(())
 
     @abstractmethod
     async def close(self, timeout_ms: int) -> None:
         """Start no further jobs, and wait for the running ones."""
+
+    @abstractmethod
+    def _start_waiting(self) -> None:
+        """Start workers for waiting jobs, as far as the size permits."""
+
+    @property
+    def _taken(self) -> int:
+        return self._submitted - len(self._jobs)
+
+    def _stop_submitting(self) -> None:
+        self._is_closed = True
+        self._jobs.clear()
+        for timer in (self._growth, self._shrinking):
+            if timer is not None:
+                timer.cancel()
+
+    def _grow_later(self) -> None:
+        if self._growth is None and self._jobs and self._size < self._size_max:
+            self._waiting = self._submitted
+            loop = asyncio.get_running_loop()
+            self._growth = loop.call_later(_GROW_AFTER_S, self._grow_size)
+
+    def _grow_size(self) -> None:
+        """Double the size if all workers are busy and a job has waited since the timer began."""
+        self._growth = None
+        if len(self._active) >= self._size and self._taken < self._waiting:
+            self._size = min(2 * self._size, self._size_max)
+            self._shrink_later()
+            self._start_waiting()
+        self._grow_later()
+
+    def _shrink_later(self) -> None:
+        if self._shrinking is None and self._size > self._size_min:
+            self._busy_max = len(self._active)
+            loop = asyncio.get_running_loop()
+            self._shrinking = loop.call_later(_SHRINK_AFTER_S, self._shrink_size)
+
+    def _shrink_size(self) -> None:
+        # To what was needed, so that a steady load does not alternate between two sizes.
+        self._shrinking = None
+        self._size = min(max(self._busy_max, self._size_min), self._size)
+        self._shrink_later()
+
+    def _add(self, worker: asyncio.Future[None]) -> None:
+        self._active.add(worker)
+        self._busy_max = max(self._busy_max, len(self._active))
+        worker.add_done_callback(self._ended)
+
+    @abstractmethod
+    def _ended(self, worker: asyncio.Future[None]) -> None:
+        """Remove a worker, and start another if jobs are left."""
 
     def _run_again(self, job: J, error: Exception) -> None:
         pause_ms = self._watch.failed(error)
@@ -63,30 +138,27 @@ class ThreadWorkers(Workers[J]):
     """Runs jobs in threads."""
 
     def __init__(
-        self, run: Callable[[J], None], done: Callable[[Sequence[J]], None], size: int, watch: Watch
+        self,
+        run: Callable[[J], None],
+        done: Callable[[Sequence[J]], None],
+        limits: tuple[int, int],
+        watch: Watch,
     ) -> None:
-        super().__init__(done, size, watch)
+        super().__init__(done, limits, watch)
         self._run = run
         # Daemons: a listener that never returns must not keep the process from ending.
         self._threads = DaemonThreads(THREADS_LIMIT, "turbopump-listener")
         self._finished: deque[J] = deque()
-        self._active: set[asyncio.Future[None]] = set()
-        self._taken = 0
         self._taken_before = 0
         self._check: asyncio.TimerHandle | None = None
         self._is_notified = False
 
-    def submit(self, jobs: Iterable[J]) -> None:
-        if self._is_closed:
-            return
-        self._jobs.extend(jobs)
-        if not self._active and self._jobs:
-            self._start(1)
-        self._check_later()
+    def resize(self, limits: tuple[int, int]) -> None:
+        super().resize(limits)
+        self._threads.trim(self._size)
 
     async def close(self, timeout_ms: int) -> None:
-        self._is_closed = True
-        self._jobs.clear()
+        self._stop_submitting()
         if self._check is not None:
             self._check.cancel()
         if self._active and timeout_ms:
@@ -94,12 +166,19 @@ class ThreadWorkers(Workers[J]):
         self._collect()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _shrink_size(self) -> None:
+        super()._shrink_size()
+        self._threads.trim(self._size)
+
+    def _start_waiting(self) -> None:
+        if not self._active and self._jobs:
+            self._start(1)
+        self._check_later()
+
     def _start(self, count: int) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(count):
-            worker = loop.run_in_executor(self._threads, self._work, loop)
-            self._active.add(worker)
-            worker.add_done_callback(self._ended)
+            self._add(loop.run_in_executor(self._threads, self._work, loop))
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run jobs until none are left; in a thread."""
@@ -108,7 +187,6 @@ class ThreadWorkers(Workers[J]):
                 job = self._jobs.popleft()
             except IndexError:
                 return
-            self._taken += 1
             try:
                 self._run(job)
             except Exception as error:  # noqa: BLE001 - a bug, but the job must still be finished
@@ -132,10 +210,8 @@ class ThreadWorkers(Workers[J]):
         self._active.discard(worker)
         worker.result()
         self._collect()
-        if self._jobs and not self._active:
-            # A job arrived after this worker's last check, or the size has shrunk.
-            self._start(1)
-        self._check_later()
+        # A job may have arrived after this worker's last check, or the size has shrunk.
+        self._start_waiting()
 
     def _check_later(self) -> None:
         """Check soon whether jobs need more workers, unless there are as many as may be."""
@@ -160,44 +236,34 @@ class TaskWorkers(Workers[J]):
         self,
         run: Callable[[J], Awaitable[None]],
         done: Callable[[Sequence[J]], None],
-        size: int,
+        limits: tuple[int, int],
         watch: Watch,
     ) -> None:
-        super().__init__(done, size, watch)
+        super().__init__(done, limits, watch)
         self._run = run
         self._finished: list[J] = []
-        self._active: set[asyncio.Task[None]] = set()
         self._in_jobs = 0
         """Workers in the middle of a job; from outside, their listener is waiting for something."""
-        self._is_growth_due = False
-
-    def submit(self, jobs: Iterable[J]) -> None:
-        if self._is_closed:
-            return
-        self._jobs.extend(jobs)
-        self._grow()
+        self._is_start_due = False
 
     async def close(self, timeout_ms: int) -> None:
-        self._is_closed = True
-        self._jobs.clear()
+        self._stop_submitting()
         if self._active and timeout_ms:
             await asyncio.wait(self._active, timeout=timeout_ms / 1000)
-        for task in self._active:
-            task.cancel()
+        for worker in self._active:
+            worker.cancel()
         await wait_cancelled(self._active)
         self._collect()
 
     def _start(self, count: int) -> None:
         for _ in range(min(count, len(self._jobs), self._size - len(self._active))):
-            task = asyncio.create_task(self._work())
-            self._active.add(task)
-            task.add_done_callback(self._ended)
+            self._add(asyncio.create_task(self._work()))
 
-    def _grow_now(self) -> None:
-        self._is_growth_due = False
-        self._grow()
+    def _start_soon(self) -> None:
+        self._is_start_due = False
+        self._start_waiting()
 
-    def _grow(self) -> None:
+    def _start_waiting(self) -> None:
         """Double the workers if all of them are in the middle of a job; there may be none yet."""
         if self._in_jobs >= len(self._active):
             self._start(max(len(self._active), 1))
@@ -207,9 +273,9 @@ class TaskWorkers(Workers[J]):
         while self._jobs and len(self._active) <= self._size:
             job = self._jobs.popleft()
             # Once in a turn: a call for each job would cost more than the check.
-            if self._jobs and not self._is_growth_due:
-                self._is_growth_due = True
-                asyncio.get_running_loop().call_soon(self._grow_now)
+            if self._jobs and not self._is_start_due:
+                self._is_start_due = True
+                asyncio.get_running_loop().call_soon(self._start_soon)
             self._in_jobs += 1
             try:
                 await self._run(job)
@@ -230,9 +296,9 @@ class TaskWorkers(Workers[J]):
         if finished:
             self._done(finished)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._active.discard(task)
-        if not task.cancelled():
-            task.result()
+    def _ended(self, worker: asyncio.Future[None]) -> None:
+        self._active.discard(worker)
+        if not worker.cancelled():
+            worker.result()
         # It counted as free until now, also for jobs that came meanwhile.
-        self._grow()
+        self._start_waiting()
