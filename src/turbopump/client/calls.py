@@ -20,7 +20,7 @@ from turbopump.errors import DamagedMessage, RecordError, RemoteError
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import CheckClientConfig, ConsumerIds, Subscription, TopicRoute
-from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.codes import Language, RequestCode, ResponseCode
 from turbopump.wire.command import Buffer, Command, Payload, request, whole_body
 from turbopump.wire.hashing import INT_MAX, body_crc
 from turbopump.wire.record import MessageView, decode_record, decode_records
@@ -423,9 +423,13 @@ def _offset(answer: Command) -> QueueOffset:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-async def heartbeat(caller: Caller, broker: str, body: bytes, timeout_ms: int) -> None:
-    """Announce this client's groups to a broker (34): an encoded `Heartbeat`."""
-    require_success(await caller.request(broker, heartbeat_command(body), timeout_ms))
+async def heartbeat(caller: Caller, broker: str, body: bytes, timeout_ms: int) -> bool:
+    """Announce this client's groups to a broker (34): an encoded `Heartbeat`.
+
+    Return whether the broker is Turbopump's. Those of Apache RocketMQ respond in Java.
+    """
+    answer = require_success(await caller.request(broker, heartbeat_command(body), timeout_ms))
+    return answer.language == Language.PYTHON
 
 
 def heartbeat_command(body: bytes) -> Command:

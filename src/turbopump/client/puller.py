@@ -25,7 +25,7 @@ from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.filter_hooks import FilterHook, kept
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
-from turbopump.client.push_config import Pulling, QueueLimits
+from turbopump.client.push_config import USUAL_BATCH_SIZE, Pulling, QueueLimits
 from turbopump.client.replicas import Replica, is_refused, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
@@ -48,8 +48,6 @@ from turbopump.wire.sysflag import (
 
 _log = logging.getLogger(__name__)
 
-_USUAL_BATCH_MAX = 32
-"""Brokers return at most this many messages unless the pull requests a large response."""
 _PAUSED = "pulling %s for %s pauses: %s; logged once a minute for each queue"
 _AFTER_ERROR_MS = 1000
 _AFTER_FLOW_CONTROL_MS = 20
@@ -169,6 +167,11 @@ class Puller:
         return owned.room(context.limits(owned.queue.topic), is_orderly=is_orderly)
 
     @property
+    def _count_max(self) -> int:
+        session, pulling = self._context.session, self._context.pulling
+        return pulling.count_max(is_own_broker=session.is_own_broker(self._replica.address))
+
+    @property
     def _is_unlocked(self) -> bool:
         is_locking = self._context.delivery.is_orderly and not self._context.is_broadcast
         return is_locking and self._owned.locked_ms is None
@@ -184,7 +187,7 @@ class Puller:
             self._note_flow_control(f"{owned.excess(limits)} in this client")
             with owned.waiting():
                 # Not for a few: each pull costs as much as many messages.
-                await owned.wait_for_room(context.pulling.batch_size // 2)
+                await owned.wait_for_room(self._count_max // 2)
         else:
             await self._pause(_NOT_LOCKED_MS)
 
@@ -290,7 +293,7 @@ class Puller:
         if wanted.class_filter_mode:
             # A pull from a filter server names the filter, and commits nothing.
             carried, sys_flag, commit_offset = True, PULL_SUSPEND | PULL_CLASS_FILTER, 0
-        count = max(min(context.pulling.batch_size, self._room), 1)
+        count = max(min(self._count_max, self._room), 1)
         return PullMessage(
             consumer_group=context.group,
             topic=owned.queue.topic,
@@ -303,7 +306,7 @@ class Puller:
             subscription=wanted.sub_string if carried else None,
             sub_version=wanted.sub_version,
             expression_type=wanted.expression_type,
-            bulk_pull=True if count > _USUAL_BATCH_MAX else None,
+            bulk_pull=True if count > USUAL_BATCH_SIZE else None,
         )
 
     async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:

@@ -13,6 +13,9 @@ from turbopump.errors import InvalidArgument
 _MEBIBYTE = 1024 * 1024
 _INT_MAX = 2**31 - 1
 BATCH_SIZE_MAX = 1024
+USUAL_BATCH_SIZE = 32
+"""Brokers return at most this many messages unless the pull requests a large response."""
+_BATCH_SIZE_OWN = 256
 _CONCURRENCY_MAX = 1000
 
 Concurrency = int | tuple[int, int]
@@ -106,9 +109,9 @@ class Pulling:
         Pulling(batch_size=64, interval=0.1)
     """
 
-    batch_size: int = 256
-    """Maximum messages per pull, fewer if the flow limits leave less room; Apache RocketMQ brokers
-    return up to 32."""
+    batch_size: int | None = None
+    """Maximum messages per pull, fewer if the flow limits leave less room; None means 256, and 32
+    from brokers of Apache RocketMQ."""
 
     interval: Duration = 0
     """Pause after a pull that returned messages."""
@@ -127,13 +130,20 @@ class Pulling:
     timeout_ms: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _require_within("batch_size", self.batch_size, 1, BATCH_SIZE_MAX)
+        if self.batch_size is not None:
+            _require_within("batch_size", self.batch_size, 1, BATCH_SIZE_MAX)
         set_duration(self, "interval", 0, 65_535)
         set_duration(self, "timeout", set_duration(self, "hold") + 1)
         if not isinstance(self.carries_subscription, bool):
             raise InvalidArgument(
                 f"carries_subscription must be a bool, got {self.carries_subscription!r}"
             )
+
+    def count_max(self, *, is_own_broker: bool) -> int:
+        """Return the maximum of messages per pull from a broker, which may be Turbopump's."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return _BATCH_SIZE_OWN if is_own_broker else USUAL_BATCH_SIZE
 
 
 @dataclass(frozen=True, slots=True)

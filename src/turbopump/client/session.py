@@ -115,6 +115,8 @@ class Session(LifeCycle):
         """The loop's thread."""
         self._heartbeat_wanted = asyncio.Event()
         self._announced_to: frozenset[str] = frozenset()
+        self._own_brokers = set[str]()
+        """Addresses of brokers that are Turbopump's."""
         self._beat_sent: tuple[Heartbeat, bytes] | None = None
         """The last heartbeat, as a value and encoded."""
 
@@ -207,7 +209,12 @@ class Session(LifeCycle):
     async def heartbeat_to(self, address: str) -> None:
         """Send a heartbeat to one broker; raises TurbopumpError."""
         timeout_ms = self.config.request_timeout_ms
-        await calls.heartbeat(self, address, self._heartbeat_body(), timeout_ms)
+        is_own = await calls.heartbeat(self, address, self._heartbeat_body(), timeout_ms)
+        (self._own_brokers.add if is_own else self._own_brokers.discard)(address)
+
+    def is_own_broker(self, address: str) -> bool:
+        """Whether a broker is Turbopump's, by its response to the last heartbeat."""
+        return address in self._own_brokers
 
     def _heartbeat_body(self) -> bytes:
         beat = self.members.heartbeat(self.client_id)

@@ -30,6 +30,21 @@ OURS_ONLY = {"acceptStandardJsonOnly"}
 """Requests standard JSON from any name server, which 4.9.8 sends to its own clients by version."""
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["heartbeat_concurrent_consumer.response", "bin_heartbeat_consumer.HEART_BEAT.response"],
+)
+def test_recorded_responses_to_heartbeats_are_not_from_our_brokers(name: str) -> None:
+    class Apache:
+        async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+            return framing.decode(frame(name))
+
+        async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+            raise NotImplementedError
+
+    assert asyncio.run(calls.heartbeat(Apache(), "a:1", b"{}", 3000)) is False
+
+
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
     """Every request that a producer and both pull consumers send."""

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
+from msgspec.structs import replace
 
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, committed, consuming, make_topic, send, sleep_ms
@@ -23,8 +24,8 @@ from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire import headers
 from turbopump.wire.bodies import Heartbeat
-from turbopump.wire.codes import RequestCode
-from turbopump.wire.command import whole_body
+from turbopump.wire.codes import Language, RequestCode
+from turbopump.wire.command import Command, whole_body
 from turbopump.wire.record import MessageView
 
 QUEUE = MessageQueue("T", "a", 0)
@@ -451,6 +452,55 @@ async def test_pulls_ask_for_as_much_as_the_flow_limits_leave_room_for(tmp_path:
         asked = [(each.max_msg_nums, each.bulk_pull) for each in pulls_of(QUEUE, recorder)]
         # The second one exceeds the limit by one message, as everywhere in the protocol.
         assert asked[:2] == [(256, True), (25, None)]
+
+
+@pytest.mark.parametrize(
+    ("pulling", "asked"),
+    [
+        (None, (32, None)),
+        (Pulling(batch_size=32), (32, None)),
+        (Pulling(batch_size=99), (99, True)),
+    ],
+)
+@virtual_time()
+async def test_apache_brokers_are_asked_for_thirty_two_unless_told_otherwise(
+    tmp_path: Path, pulling: Pulling | None, asked: tuple[int, bool | None]
+) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(300), to=QUEUE)
+        seen, recorder = Seen(), Recorder()
+        session = world.session(hooks=[recorder])
+        request = session.request
+
+        async def answered_by_apache(*arguments: Any) -> Command:
+            return replace(await request(*arguments), language=Language.JAVA)
+
+        with patch.object(session, "request", answered_by_apache):
+            async with consuming(world, seen, session=session, pulling=pulling):
+                await wait_until(lambda: seen.count == 300)
+        assert {(each.max_msg_nums, each.bulk_pull) for each in pulls_of(QUEUE, recorder)} == {
+            asked
+        }
+
+
+@virtual_time()
+async def test_a_broker_that_replaces_one_of_apache_is_asked_for_more(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        seen, recorder, language = Seen(), Recorder(), Language.JAVA
+        session = world.session(hooks=[recorder])
+        request = session.request
+
+        async def answered(*arguments: Any) -> Command:
+            return replace(await request(*arguments), language=language)
+
+        with patch.object(session, "request", answered):
+            async with consuming(world, seen, session=session):
+                await wait_until(lambda: seen.count == 1)
+                language = Language.PYTHON
+                await sleep_ms(60_000)
+        asked = [each.max_msg_nums for each in pulls_of(QUEUE, recorder)]
+        assert (asked[0], asked[-1]) == (32, 256)
 
 
 @virtual_time()
