@@ -66,6 +66,13 @@ class ClientConfig:
     request_hooks: Sequence[RequestHook] = field(default=(), compare=False)
     """Hooks around every request, for instance to sign it."""
 
+    unit_name: str = ""
+    """The unit of a deployment in units, appended to the client id."""
+
+    unit_mode: bool = False
+    """Whether sends and heartbeats say that this client belongs to a unit: the topics that they
+    create are then marked as topics of units."""
+
     request_timeout_ms: int = field(init=False, repr=False, compare=False)
     route_interval_ms: int = field(init=False, repr=False, compare=False)
     heartbeat_interval_ms: int = field(init=False, repr=False, compare=False)
@@ -83,10 +90,12 @@ class ClientConfig:
         require_at_least("requests_in_flight_max", self.requests_in_flight_max, 1)
         for name in ("request_timeout", "route_interval", "heartbeat_interval", "persist_interval"):
             set_duration(self, name)
-        for name in ("namespace", "instance", "host"):
+        for name in ("namespace", "instance", "host", "unit_name"):
             text = getattr(self, name)
-            if any(mark.isspace() or mark == "@" for mark in text):
-                raise InvalidArgument(f"{name} must have no blanks and no @, got {text!r}")
+            if not isinstance(text, str) or any(each.isspace() or each == "@" for each in text):
+                raise InvalidArgument(f"{name} must be a text without blanks and @, got {text!r}")
+        if not isinstance(self.unit_mode, bool):
+            raise InvalidArgument(f"unit_mode must be a bool, got {self.unit_mode!r}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClientConfig) and self._key == other._key
@@ -114,9 +123,10 @@ class ClientConfig:
 
 
 def client_id(config: ClientConfig, random: Random) -> str:
-    """Return ``host@instance``, filling in what the configuration leaves open."""
+    """Return ``host@instance`` or ``host@instance@unit``, filling in what is left open."""
     instance = config.instance or f"{process_id()}#{random.randrange(10**12)}"
-    return f"{config.host or own_address()}@{instance}"
+    parts = [config.host or own_address(), instance, config.unit_name]
+    return "@".join(part for part in parts if part)
 
 
 def own_address() -> str:

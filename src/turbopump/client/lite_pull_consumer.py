@@ -289,6 +289,7 @@ class LitePullConsumer(LifeCycle, ConsumerMember):
             message_model=MessageModel.CLUSTERING,
             consume_from_where=consume_from(self._start_from),
             subscription_data_set=list(self._subscriptions.values()),
+            unit_mode=self._client.unit_mode,
         )
 
     @property

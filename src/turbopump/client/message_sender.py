@@ -151,6 +151,7 @@ class MessageSender:
         self._namespace = session.config.namespace
         self._config = config
         self._new_topic_queues = config.messages.new_topic_queues
+        self._unit_mode = session.config.unit_mode
         self._hooks = tuple(hooks)
         self._scopes: list[SendScope] = hooks_with(hooks, "sending")
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
@@ -346,8 +347,7 @@ class MessageSender:
         if self._hooks or self._faults is not None:
             return self._observed_attempt(io, sent, queue, timeout_ms)
         address = self._session.address_to_write(queue.broker)
-        request = sent.request(self._group, queue, self._clock.now_ms(), self._new_topic_queues)
-        return io.request(address, request, timeout_ms)
+        return io.request(address, self._request(sent, queue), timeout_ms)
 
     async def _observed_attempt(
         self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
@@ -382,7 +382,8 @@ class MessageSender:
             self._faults.note(broker, latency_ms, self._clock.monotonic_ms())
 
     def _request(self, sent: Outgoing, queue: MessageQueue) -> SendRequest:
-        return sent.request(self._group, queue, self._clock.now_ms(), self._new_topic_queues)
+        now_ms, queues = self._clock.now_ms(), self._new_topic_queues
+        return sent.request(self._group, queue, now_ms, queues, unit_mode=self._unit_mode)
 
     async def _queue(
         self, io: SendIO, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int

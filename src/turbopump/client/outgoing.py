@@ -91,11 +91,18 @@ class Outgoing(Struct, frozen=True):
         return transaction_of(self.sys_flag) is Transaction.PREPARED
 
     def request(
-        self, group: str, queue: MessageQueue, born_ms: int, new_topic_queues: int
+        self,
+        group: str,
+        queue: MessageQueue,
+        born_ms: int,
+        new_topic_queues: int,
+        *,
+        unit_mode: bool = False,
     ) -> SendRequest:
         """Return the request that stores it in a queue."""
+        prepared = group, self.topic, queue.broker, new_topic_queues, self.is_batch, unit_mode
         return SendRequest(
-            send_request_frames(group, self.topic, queue.broker, new_topic_queues, self.is_batch),
+            send_request_frames(*prepared),
             queue.queue_id,
             self.sys_flag,
             born_ms,

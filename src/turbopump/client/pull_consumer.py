@@ -188,6 +188,7 @@ class PullConsumer(LifeCycle, ConsumerMember):
                 subscription(with_namespace(namespace, topic), EVERYTHING, 0)
                 for topic in self._topics
             ],
+            unit_mode=self._client.unit_mode,
         )
 
     def route_changed(self, topic: str) -> None:

@@ -302,6 +302,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             ),
             consume_from_where=self._consume_from,
             subscription_data_set=list(self._subscriptions.values()),
+            unit_mode=self._client.unit_mode,
         )
 
     @property

@@ -77,7 +77,7 @@ class RetrySender:
             delay_level=delay_level,
             origin_msg_id=message.message_id,
             origin_topic=self._wire_topic(message),
-            unit_mode=False,
+            unit_mode=self._session.config.unit_mode,
             max_reconsume_times=self._max_attempts,
         )
         await calls.send_back(self._session, self._address(queue, message), header, _TIMEOUT_MS)
@@ -146,7 +146,7 @@ class RetrySender:
             flag=message.flag,
             properties=properties.encode(named),
             reconsume_times=int(named[properties.RECONSUME_TIME]),
-            unit_mode=False,
+            unit_mode=self._session.config.unit_mode,
             max_reconsume_times=int(named[properties.MAX_RECONSUME_TIMES]),
             batch=False,
         )

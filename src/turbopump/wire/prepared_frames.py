@@ -69,7 +69,12 @@ class SendRequestFrames:
 
 @lru_cache(maxsize=16_384)
 def send_request_frames(
-    group: str, topic: str, broker: str, new_topic_queues: int, is_batch: bool
+    group: str,
+    topic: str,
+    broker: str,
+    new_topic_queues: int,
+    is_batch: bool,
+    unit_mode: bool = False,
 ) -> SendRequestFrames:
     """Return the frames of messages or batches for a topic on a broker."""
     return SendRequestFrames(
@@ -84,7 +89,7 @@ def send_request_frames(
             flag=0,
             properties="",
             reconsume_times=0,
-            unit_mode=False,
+            unit_mode=unit_mode,
             batch=is_batch,
             broker_name=broker,
         )
