@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     )
     from turbopump.client.filter_hooks import FilterHook
     from turbopump.client.handlers import consumer
+    from turbopump.client.offset_store import OffsetStore
     from turbopump.client.outgoing import MessageRules, split_batch
     from turbopump.client.producer_config import ProducerConfig
     from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
@@ -102,6 +103,7 @@ else:
         "client.delivery.results": "ConsumeContext ConsumeOutcome ConsumeResult GiveUp RetryLater",
         "client.filter_hooks": "FilterHook",
         "client.handlers": "consumer",
+        "client.offset_store": "OffsetStore",
         "client.outgoing": "MessageRules split_batch",
         "client.producer_config": "ProducerConfig",
         "client.pull_config": "FetchLimits LitePullConfig PullConfig PullTimes",
@@ -173,6 +175,7 @@ __all__ = [
     "NothingMatched",
     "NothingNew",
     "OffsetIllegal",
+    "OffsetStore",
     "Overloaded",
     "Producer",
     "ProducerConfig",

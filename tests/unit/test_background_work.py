@@ -36,6 +36,7 @@ OWNERS = {
     "bench/produce.py": "producers' threads: awaited before the result is printed",
     "client/background.py": "the event loop of blocking clients, and the calls that wait for it",
     "client/blocking.py": "closes a client that was not closed, at the end of the process",
+    "client/offset_store.py": "calls of the application's store: awaited by the commit",
     "client/push_consumer.py": "closing: whoever closes waits for it",
     "client/worker.py": "functions: their caller waits for them; closing: as does that of close",
     "cli/worker_process.py": "the ends of workers and processes: awaited by their starter",

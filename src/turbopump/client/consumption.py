@@ -15,7 +15,7 @@ from turbopump.client.delivery.concurrent import ConcurrentDelivery
 from turbopump.client.delivery.delivery import Delivery
 from turbopump.client.filter_hooks import FilterHook
 from turbopump.client.names import without_namespace
-from turbopump.client.offsets import OffsetStore, RemoteOffsets, start_offset
+from turbopump.client.offsets import Offsets, start_offset
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.puller import PullContext, Puller
 from turbopump.client.push_config import PushSettings, QueueLimits
@@ -45,6 +45,7 @@ _PERSIST_FIRST_MS = 10_000
 _BEFORE_OTHER_OFFSET_MS = 10_000
 """Between dropping a queue and seeking in it: running listeners may still finish."""
 _LISTENER_WAIT_MS = 1000
+_STORE_AGAIN_MS = 1000
 _EXPIRY_CHECK_MS = 60_000
 
 
@@ -60,7 +61,7 @@ class Consumption:
         subscriptions: Mapping[str, Subscription],
         refresh_subscription: Callable[[str], None],
         delivery: Delivery[Any],
-        offsets: OffsetStore,
+        offsets: Offsets,
         locks: QueueLocks | None,
         stats: ConsumerStats,
         filters: Sequence[FilterHook] = (),
@@ -92,12 +93,13 @@ class Consumption:
         retry_sender = RetrySender(session, group, settings.max_attempts)
         self._filters = tuple(filters)
         self._pull_context = self._new_pull_context(subscriptions, retry_sender)
-        if isinstance(offsets, RemoteOffsets):
-            offsets.offset_to_commit = self._offset_to_commit
+        if offsets.on_brokers is not None:
+            offsets.on_brokers.offset_to_commit = self._offset_to_commit
 
     def _new_pull_context(
         self, subscriptions: Mapping[str, Subscription], retry_sender: RetrySender
     ) -> PullContext:
+        on_brokers = self.offsets.on_brokers
         return PullContext(
             session=self._session,
             group=self._group,
@@ -106,6 +108,7 @@ class Consumption:
             positions=self.offsets.positions,
             stats=self.stats,
             resumed=self.resumed,
+            committed_by_pulls=None if on_brokers is None else on_brokers.positions,
             is_broadcast=self._settings.is_broadcast,
             subscription=subscriptions.get,
             limits=self._limits_of,
@@ -114,6 +117,7 @@ class Consumption:
             dead_letter_damaged=retry_sender.dead_letter_damaged,
             offset_illegal=self._offset_illegal,
             unknown_to_broker=self._send_heartbeat,
+            topic_missing=self._topic_missing,
         )
 
     @property
@@ -200,7 +204,7 @@ class Consumption:
             except TimeoutError:
                 return False
         await self.offsets.persist([owned.queue])
-        self.offsets.positions.forget(owned.queue)
+        self.offsets.forget(owned.queue)
         self.owned.pop(owned.queue, None)
         if self._locks is not None:
             self._to_unlock[owned.queue] = None
@@ -261,7 +265,7 @@ class Consumption:
         )
 
     async def _gain_one(self, queue: MessageQueue) -> OwnedQueue | None:
-        self.offsets.positions.forget(queue)
+        self.offsets.forget(queue)
         session = self._session
         try:
             stored = await self.offsets.stored(queue)
@@ -282,6 +286,25 @@ class Consumption:
         if self._locks is not None:
             owned.locked_ms = now_ms
         return owned
+
+    async def _topic_missing(self, owned: OwnedQueue) -> None:
+        """Remove a queue's offset if its topic was deleted: it may be created again."""
+        queue = owned.queue
+        if not self.offsets.outlives_topic(queue):
+            return
+        try:
+            # Without its name servers, it may be a broker that has lost its topics.
+            is_known = await self._session.refresh_route(queue.topic)
+        except TurbopumpError:
+            return
+        if is_known or owned.is_dropped or not await self.offsets.remove(queue):
+            return
+        _log.warning("topic %s was deleted: removed the offset of %s", queue.topic, queue)
+        if not owned.is_dropped:
+            owned.drop()
+            self._pullers.pop(owned, None)
+            self.owned.pop(queue, None)
+            self.offsets.forget(queue)
 
     def _drop(self, owned: OwnedQueue) -> None:
         owned.drop()
@@ -323,7 +346,7 @@ class Consumption:
         owned.drop()
         # Immediately: the next owner of the queue must not start beyond it.
         owned.last_pulled = None
-        self.offsets.positions.replace(owned.queue, offset)
+        self.offsets.reset(owned.queue, offset)
 
         async def correct() -> None:
             await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
@@ -369,7 +392,7 @@ class Consumption:
                 continue
             # It applies to the messages stored now, whichever were pulled.
             owned.last_pulled = None
-            self.offsets.positions.replace(queue, target)
+            self.offsets.reset(queue, target)
             del self._targets[queue]
             await self._seek(owned, target)
         self.rebalancer.wake()
@@ -378,7 +401,7 @@ class Consumption:
         """Continue a dropped queue at another offset."""
         # A running orderly listener must finish first, or two would run on one queue.
         await owned.idle.wait()
-        if self.owned.get(owned.queue) is owned and not owned.is_leaving:
+        if await self._is_reset_stored(owned, offset):
             # Not at the committed offset: the commit of this one may be lost.
             self._drop(owned)
             again = OwnedQueue(owned.queue, offset, self._session.clock.monotonic_ms())
@@ -387,6 +410,21 @@ class Consumption:
             self._pull(again)
             await self.offsets.persist([owned.queue])
         self.rebalancer.wake()
+
+    async def _is_reset_stored(self, owned: OwnedQueue, offset: QueueOffset) -> bool:
+        """Retry storing a reset; return False if the queue was lost or reset again meanwhile."""
+        is_stored = False
+        while self._awaits(owned, offset):
+            if is_stored:
+                return True
+            is_stored = await self.offsets.store_reset(owned.queue)
+            if not is_stored:
+                await asyncio.sleep(_STORE_AGAIN_MS / 1000)
+        return False
+
+    def _awaits(self, owned: OwnedQueue, offset: QueueOffset) -> bool:
+        is_owned = self.owned.get(owned.queue) is owned and not owned.is_leaving
+        return is_owned and self.offsets.positions.of(owned.queue) == offset
 
     # --- messages ---------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from turbopump.client.arguments import check_callable, checked
 from turbopump.client.delivery.listener import is_async
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, GiveUp, RetryLater
 from turbopump.client.names import check_group, check_topic, check_topic_to_subscribe
+from turbopump.client.offset_store import OffsetStore, check_offset_store
 from turbopump.client.push_config import CONCURRENCY, Concurrency, Listening, check_calls
 from turbopump.client.selectors import Selector, by_hash
 from turbopump.client.start_position import StartFrom, consume_from
@@ -92,6 +93,7 @@ class GroupSettings:
     concurrency: Concurrency
     max_attempts: int | None
     listening: Listening
+    offset_store: OffsetStore | None
 
 
 class Handler(Generic[P, T]):
@@ -184,6 +186,7 @@ def consumer(
     concurrency: Concurrency = CONCURRENCY,
     max_attempts: int | None = None,
     listening: Listening | None = None,
+    offset_store: OffsetStore | None = None,
 ) -> Callable[[Callable[P, T]], Handler[P, T]]:
     """Decorate a function that consumes a topic, one message per call.
 
@@ -213,12 +216,15 @@ def consumer(
             raise InvalidArgument('key chooses the queue of results: pass to="topic" as well')
     consume_from(start_from)
     check_calls(concurrency, 1, max_attempts)
+    if offset_store is not None:
+        check_offset_store(offset_store)
     settings = GroupSettings(
         start_from=start_from,
         orderly=orderly,
         concurrency=concurrency,
         max_attempts=max_attempts,
         listening=checked("listening", listening, Listening, "Listening(close_wait=60)"),
+        offset_store=offset_store,
     )
     # Annotated types may be local to the decorating function, as in tests.
     names = sys._getframe(1).f_locals  # noqa: SLF001 - the only way to see them
@@ -348,7 +354,7 @@ def grouped(handlers: Iterable[object]) -> list[HandlerGroup]:
         if known.settings != handler.settings:
             raise InvalidArgument(
                 f"functions of group {handler.group!r} must have the same start_from, orderly, "
-                "concurrency, max_attempts and listening, since they are one consumer"
+                "concurrency, max_attempts, listening and offset_store, since they are one consumer"
             )
         known.by_topic[handler.topic] = handler
     if not groups:

@@ -1,4 +1,7 @@
-"""The fifth stage: committed offsets, on the broker or, when broadcasting, in a local file."""
+"""The fifth stage: committed offsets, on the broker or, when broadcasting, in a local file.
+
+Those in a store of the application are in `turbopump.client.offset_store`.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +63,16 @@ class Positions:
         self.changes += 1
 
 
-class OffsetStore(ABC):
+class Offsets(ABC):
     """Where offsets persist."""
 
     def __init__(self) -> None:
         self.positions = Positions()
+
+    @property
+    def on_brokers(self) -> RemoteOffsets | None:
+        """The offsets that are committed to brokers, by pulls as well; None if none are."""
+        return None
 
     async def open(self) -> None:  # noqa: B027 - brokers are asked for each queue
         """Read the stored offsets, if reading them once is enough."""
@@ -86,6 +94,26 @@ class OffsetStore(ABC):
 
         A routine commit may leave out offsets known to be committed.
         """
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Forget the position of a queue that is gained or lost."""
+        self.positions.forget(queue)
+
+    def reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Set the position of a queue that continues elsewhere, possibly backwards."""
+        self.positions.replace(queue, offset)
+
+    async def store_reset(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - brokers store it later
+        """Store a reset if it must precede redelivery; return whether that worked."""
+        return True
+
+    def outlives_topic(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - brokers remove it
+        """Whether the offset of a queue has to be removed when its topic is deleted."""
+        return False
+
+    async def remove(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - see `outlives_topic`
+        """Remove the offset of a queue whose topic was deleted; return whether that worked."""
+        return True
 
 
 class CommitHistory:
@@ -120,7 +148,7 @@ OffsetToCommit = Callable[[MessageQueue, Replica, QueueOffset], Awaitable[QueueO
 """Returns what to commit instead of a position; None to commit nothing now."""
 
 
-class RemoteOffsets(OffsetStore):
+class RemoteOffsets(Offsets):
     """Offsets on the brokers, shared by the group."""
 
     def __init__(self, session: Session, group: str) -> None:
@@ -133,6 +161,10 @@ class RemoteOffsets(OffsetStore):
         self._seen: tuple[int, int] | None = None
         """The state in which everything was committed, valid until the time below."""
         self._settled_until_ms = 0
+
+    @property
+    def on_brokers(self) -> RemoteOffsets:
+        return self
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         # Apache RocketMQ's client takes any error for "none" and then skips all messages. Here it
@@ -209,7 +241,7 @@ class RemoteOffsets(OffsetStore):
         return min(offset, latest)
 
 
-class LocalOffsets(OffsetStore):
+class LocalOffsets(Offsets):
     """Offsets in this client's own file, in the format of Apache RocketMQ's client.
 
     It has no version, to be what that client writes, byte for byte.

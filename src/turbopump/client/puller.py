@@ -75,6 +75,8 @@ class PullContext:
     positions: Positions
     stats: ConsumerStats
     resumed: asyncio.Event
+    committed_by_pulls: Positions | None
+    """The offsets that pulls commit as well; None if brokers keep none."""
     is_broadcast: bool
     subscription: Callable[[str], Subscription | None]
     limits: Callable[[str], QueueLimits]
@@ -86,6 +88,8 @@ class PullContext:
     offset_illegal: Callable[[OwnedQueue, QueueOffset], None]
     unknown_to_broker: Callable[[], None]
     """Called when a broker does not know the group, or has an older subscription."""
+    topic_missing: Callable[[OwnedQueue], Awaitable[None]]
+    """Called when the queue's broker reports that the topic does not exist."""
 
 
 class Puller:
@@ -127,6 +131,8 @@ class Puller:
             except TurbopumpError as error:
                 # A slave may not know the topic or the group yet.
                 owned.broker_id = MASTER_ID
+                if isinstance(error, RemoteError) and error.code == ResponseCode.TOPIC_NOT_EXIST:
+                    await context.topic_missing(owned)
                 await self._pause(self._delay_ms(error))
                 continue
             if not owned.is_dropped:
@@ -282,7 +288,8 @@ class Puller:
     def _header(self, wanted: Subscription) -> PullMessage:
         owned, context = self._owned, self._context
         sys_flag, commit_offset = PULL_SUSPEND, 0
-        position = None if context.is_broadcast else context.positions.of(owned.queue)
+        committed = context.committed_by_pulls
+        position = None if committed is None else committed.of(owned.queue)
         last = owned.last_pulled
         source = context.session.source(self._replica.address)
         is_same = last is None or (source.connection > 0 and last.source == source)

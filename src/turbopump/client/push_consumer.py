@@ -33,7 +33,8 @@ from turbopump.client.inspection import direct_consumption, running_info
 from turbopump.client.life_cycle import ServingLifeCycle, leave, require_running
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
-from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
+from turbopump.client.offset_store import OffsetStore, StoredOffsets, check_offset_store
+from turbopump.client.offsets import LocalOffsets, Offsets, RemoteOffsets, offsets_path
 from turbopump.client.push_config import (
     CONCURRENCY,
     Concurrency,
@@ -90,6 +91,9 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
     messages per call. ``max_attempts`` is how often a message is redelivered before it
     is dead-lettered: by default the limit of the group (``retryMaxTimes``, 16 unless changed), and
     without end if ``orderly``.
+
+    ``offset_store`` keeps the offsets instead of the brokers, such as in the database of the
+    listener's results, see `OffsetStore`.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         listening: Listening | None = None,
         hooks: Sequence[ConsumeHook | FilterHook] = (),
         offsets_directory: Path | str | None = None,
+        offset_store: OffsetStore | None = None,
         client: ClientConfig | None = None,
         session: Session | None = None,
     ) -> None:
@@ -130,6 +135,11 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
                 "offsets_directory is for broadcasting: pass broadcast=True too, or leave it out; "
                 "brokers keep the offsets of other consumers"
             )
+        if offset_store is not None:
+            check_offset_store(offset_store)
+            if offsets_directory is not None:
+                raise InvalidArgument("pass offset_store or offsets_directory, not both")
+        self._offset_store = offset_store
         self._listen = listener
         self._settings = PushSettings(
             start_from=start_from,
@@ -378,7 +388,7 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
         return running
 
     def _consumption(self, session: Session, listener: Listener) -> Consumption:
-        own, offsets, stats = self._settings, self._offset_store(session), ConsumerStats()
+        own, offsets, stats = self._settings, self._offsets(session), ConsumerStats()
         locks = QueueLocks(session, self.group) if own.is_locking else None
         back = None if own.is_broadcast else RetrySender(session, self.group, own.max_attempts)
         common = self.group, listener, own, offsets.positions, back, stats, session.clock
@@ -401,8 +411,12 @@ class PushConsumer(ServingLifeCycle, ConsumerMember):
             filters=hooks_with(self._hooks, "keeps"),
         )
 
-    def _offset_store(self, session: Session) -> OffsetStore:
-        if not self._settings.is_broadcast:
+    def _offsets(self, session: Session) -> Offsets:
+        is_broadcast = self._settings.is_broadcast
+        if self._offset_store is not None:
+            store = self._offset_store
+            return StoredOffsets(store, session, self.group, is_broadcast=is_broadcast)
+        if not is_broadcast:
             return RemoteOffsets(session, self.group)
         directory = self._settings.offsets_directory
         path = offsets_path(directory, session.client_id, self.group)

@@ -78,6 +78,7 @@ class Worker(ServingLifeCycle):
                 concurrency=group.settings.concurrency,
                 max_attempts=group.settings.max_attempts,
                 listening=group.settings.listening,
+                offset_store=group.settings.offset_store,
                 hooks=self._hooks,
                 client=config,
             )
