@@ -267,12 +267,13 @@ class Groups:
         found = await gathered(reader.read(node, topic) for node in nodes)
         owners = await self._owners(group) if with_owners else {}
         queues = (
-            replace(each, client_id=owners.get(each.queue)) for _, own in found for each in own
+            replace(each, client_id=owners.get(each.queue)) for _, _, own in found for each in own
         )
         return Progress(
             group,
             tuple(sorted(queues, key=lambda each: each.queue)),
-            sum(per_s for per_s, _ in found),
+            sum(consumed for consumed, _, _ in found),
+            sum(failed for _, failed, _ in found),
             is_running=bool(online),
         )
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
+from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered, none_on
 from turbopump.client import calls
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
+    BrokerStats,
     ConsumeFrom,
     ConsumeQueueStats,
     ConsumerConnections,
@@ -19,7 +20,7 @@ from turbopump.wire.bodies import (
     ConsumeTimeSpans,
     MessageModel,
 )
-from turbopump.wire.codes import RequestCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.names import RETRY_PREFIX, retry_topic
 
 
@@ -58,6 +59,8 @@ class Progress:
     group: str
     queues: tuple[QueueProgress, ...]
     consumed_per_s: float
+    failed_per_s: float
+    """How many messages its members sent back, over the last minute as well."""
     is_running: bool
 
     @property
@@ -95,8 +98,8 @@ class PositionReader:
 
     async def read(
         self, node: BrokerNode, topic: str | None
-    ) -> tuple[float, tuple[QueueProgress, ...]]:
-        """Return how many messages a second are consumed, and the positions in the queues."""
+    ) -> tuple[float, float, tuple[QueueProgress, ...]]:
+        """Return how many messages a second are consumed and fail, and the positions in queues."""
         found = [await self._stats(node, topic)]
         if topic is None:
             # Apache brokers leave out topics without a committed offset.
@@ -104,15 +107,25 @@ class PositionReader:
             missing = {*self._subscribed, retry_topic(self._group)} - named
             found += await gathered(self._stats(node, name) for name in sorted(missing))
         table = {queue: each for stats in found for queue, each in stats.offset_table.items()}
-        delays = await self._delays(node, sorted({queue.topic for queue in table}))
+        topics = sorted({queue.topic for queue in table})
+        delays = await self._delays(node, topics)
+        failed = await gathered(self._failed_per_s(node, name) for name in topics)
         queues = await gathered(
             self._position(node, queue, each, delays.get(queue, 0)) for queue, each in table.items()
         )
-        return sum(stats.consume_tps for stats in found), tuple(queues)
+        return sum(stats.consume_tps for stats in found), sum(failed), tuple(queues)
 
     async def _stats(self, node: BrokerNode, topic: str | None) -> ConsumeStats:
         header = headers.ConsumeStatsOf(consumer_group=self._group, topic=topic)
         return await self._servers.read(ConsumeStats, node, RequestCode.GET_CONSUME_STATS, header)
+
+    async def _failed_per_s(self, node: BrokerNode, topic: str) -> float:
+        name, key = "SNDBCK_PUT_NUMS", f"{topic}@{self._group}"
+        header = headers.StatsItem(stats_name=name, stats_key=key)
+        asking = self._servers.read(BrokerStats, node, RequestCode.VIEW_BROKER_STATS_DATA, header)
+        # Nothing of it was counted.
+        found = await none_on(ResponseCode.SYSTEM_ERROR, asking)
+        return 0.0 if found is None else found.stats_minute.tps
 
     async def _delays(self, node: BrokerNode, topics: Sequence[str]) -> dict[MessageQueue, int]:
         found: dict[MessageQueue, int] = {}

@@ -58,6 +58,8 @@ class SendBack(Struct, frozen=True):
     retries_max: int | None
     """How often a message may be retried; None if its group decides."""
     unit_mode: bool
+    origin_topic: str = ""
+    """As the consumer names it."""
 
 
 class Dropped(Struct, frozen=True):
@@ -119,6 +121,8 @@ class Retries:
             self.writer.refuse_if_suspended()
             group = self._group(failed.group, failed.client)
             if group.retry_queue_nums <= 0:
+                # Counted, unlike by Apache RocketMQ: nothing else tells that messages are lost.
+                self._count(failed.group, failed.origin_topic, retry_topic(failed.group))
                 on_outcome(Dropped(), *args)
                 return
             retry = self._retry_topic(failed, group)
@@ -170,10 +174,14 @@ class Retries:
         if isinstance(outcome, Appended):
             size = outcome.end_offset - outcome.physical_offsets[0]
             self.stats.put(draft.topic, draft.queue_id, 1, size)
-            origin = draft.properties[names.RETRY_TOPIC]
-            # Producers choose properties: no counters for topics that do not exist.
-            self.stats.sent_back(group, origin if self.topics.find(origin) else draft.topic)
+            self._count(group, draft.properties[names.RETRY_TOPIC], draft.topic)
         on_outcome(outcome, *args)
+
+    def _count(self, group: str, *topics: str) -> None:
+        """Count a send-back for the first topic that exists, or for the last one given."""
+        # Producers choose properties: no counters for topics that do not exist.
+        known = (topic for topic in topics if self.topics.find(topic))
+        self.stats.sent_back(group, next(known, topics[-1]))
 
     def _group(self, name: str, client: str) -> GroupConfig:
         group = self.groups.find(name, client)

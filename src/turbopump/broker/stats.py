@@ -106,7 +106,7 @@ class Stats:
         self.gets.add(messages, size)
 
     def sent_back(self, group: str, topic: str) -> None:
-        """Count a message sent back by a group."""
+        """Count a message that a group has sent back, since it failed."""
         counter = self._sent_back.get((topic, group))
         if counter is None:
             counter = self._sent_back[topic, group] = self._table.counter()
@@ -179,6 +179,9 @@ class Stats:
             case "QUEUE_GET_NUMS" | "QUEUE_GET_SIZE":
                 topic, _, queue_id = topic.rpartition("@")
                 found = self._get.get((topic, last, _number(queue_id)))
+            case "SNDBCK_PUT_NUMS" if not topic:
+                # A group alone, which Apache RocketMQ does not have: of all its topics.
+                return [each for (_, group), each in self._sent_back.items() if group == last]
             case "SNDBCK_PUT_NUMS":
                 found = self._sent_back.get((topic, last))
             case "BROKER_PUT_NUMS" | "BROKER_GET_NUMS":

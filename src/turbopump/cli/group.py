@@ -227,6 +227,7 @@ def _progress_row(found: Progress) -> dict[str, Any]:
         "known_lag": found.known_lag,
         "delay_ms": found.delay_ms,
         "consumed_per_s": found.consumed_per_s,
+        "failed_per_s": found.failed_per_s,
     }
 
 

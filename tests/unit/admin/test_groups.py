@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from administered import administered, commit, queue, virtual_sleep
-from consumers import Seen, consuming, send
+from consumers import Seen, always, consuming, send
 from turbopump.admin import Destination, GroupSettings
 from turbopump.admin.members import Difference, version_name
 from turbopump.broker.lag import Lag
+from turbopump.client.delivery.results import ConsumeResult
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.start_position import StartFrom
@@ -131,6 +132,24 @@ async def test_the_lag_of_a_running_group_that_has_committed_nothing(tmp_path: P
             await wait_until(lambda: seen.count == 203, 60)
             await virtual_sleep(30)
             assert (await admin.groups.progress("g")).lag == 0
+
+
+@virtual_time()
+async def test_progress_includes_the_rate_of_failures(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=2)
+        await send(world, [b"%d" % number for number in range(12)])
+        seen = Seen(always(ConsumeResult.RETRY_LATER))
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 12, 60)
+            assert (await admin.groups.progress("g")).failed_per_s == 0, "not sampled yet"
+            seen.decide = always(ConsumeResult.SUCCESS)
+            await virtual_sleep(59)
+            progress = await admin.groups.progress("g")
+            assert progress.failed_per_s == pytest.approx(12 / 60, rel=0.25)
+            assert (await admin.groups.progress("g", "T")).failed_per_s == progress.failed_per_s
+            await virtual_sleep(120)
+            assert (await admin.groups.progress("g")).failed_per_s == 0
 
 
 @virtual_time()

@@ -80,6 +80,7 @@ async def test_send_backs_count_as_puts_and_for_the_original_topic(tmp_path: Pat
         stats = broker.state.stats
         for name, key, total in (
             ("SNDBCK_PUT_NUMS", "T@g", 3),
+            ("SNDBCK_PUT_NUMS", "g", 3),
             ("TOPIC_PUT_NUMS", "T", 1),
             ("TOPIC_PUT_NUMS", "%RETRY%g", 2),
             ("TOPIC_PUT_NUMS", "%DLQ%g", 1),
@@ -127,8 +128,17 @@ async def test_groups_may_limit_or_disable_retries(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         failed = await failing_message(client)
         await broker.state.groups.update(GroupConfig(group_name="none", retry_queue_nums=0))
-        assert (await client.send_back(failed, "none")).code == ResponseCode.SUCCESS
+        for origin in ("T", "Nowhere", None):
+            answer = await client.send_back(failed, "none", origin_topic=origin)
+            assert answer.code == ResponseCode.SUCCESS
         assert broker.state.topics.find("%RETRY%none") is None
+        await asyncio.sleep(11)
+        stats = broker.state.stats
+        for key, total in (("none", 3), ("T@none", 1), ("%RETRY%none@none", 2)):
+            counted = stats.view("SNDBCK_PUT_NUMS", key)
+            assert counted is not None, key
+            assert counted.stats_minute.sum == total, key
+        assert stats.view("SNDBCK_PUT_NUMS", "Nowhere@none") is None
         await broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=0))
         await client.send_back(failed)
         assert len(await client.messages("%DLQ%g")) == 1

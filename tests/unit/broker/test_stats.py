@@ -70,6 +70,7 @@ def test_hours_and_days_are_sampled_more_rarely(counting: Counting) -> None:
         ("QUEUE_GET_NUMS", "T@1@g", 8),
         ("QUEUE_GET_SIZE", "T@0@g", 40),
         ("SNDBCK_PUT_NUMS", "T@g", 2),
+        ("SNDBCK_PUT_NUMS", "g", 3),
         ("BROKER_PUT_NUMS", "DefaultCluster", 3),
         ("BROKER_GET_NUMS", "DefaultCluster", 28),
     ],
@@ -83,6 +84,8 @@ def test_names_and_keys(counting: Counting, name: str, key: str, total: int) -> 
     stats.get("h", "T", 0, 16, 160)
     stats.sent_back("g", "T")
     stats.sent_back("g", "T")
+    stats.sent_back("g", "U")
+    stats.sent_back("h", "T")
     counting.wait()
     assert counting.minute(name, key).sum == total
 
@@ -98,6 +101,8 @@ def test_names_and_keys(counting: Counting, name: str, key: str, total: int) -> 
         ("QUEUE_GET_NUMS", "T@g"),
         ("QUEUE_GET_NUMS", "T@x@g"),
         ("SNDBCK_PUT_NUMS", ""),
+        ("SNDBCK_PUT_NUMS", "g"),
+        ("SNDBCK_PUT_NUMS", "T"),
         ("BROKER_PUT_NUMS", "OtherCluster"),
     ],
 )

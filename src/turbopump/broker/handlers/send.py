@@ -148,6 +148,7 @@ class SendBackRequests(Requests):
                 delay_level=header.delay_level,
                 retries_max=retries_max_of(request, header.max_reconsume_times),
                 unit_mode=bool(header.unit_mode),
+                origin_topic=header.origin_topic or "",
             )
             later = self._retries.accept(failed, _answer_send_back, request, peer)
             return None if later is None else _answer_later(later, request, peer)
