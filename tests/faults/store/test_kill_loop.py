@@ -36,7 +36,8 @@ def run_and_kill(directory: Path, first: int, chosen: random.Random) -> Acknowle
     """Let a writer run for a while, sometimes not even until it is open, and kill it."""
     command = [sys.executable, killed_writer.__file__, str(directory), str(first)]
     environment = {**os.environ, "PYTHONPATH": str(_SOURCES)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+    # Unbuffered: what a buffered reader has read ahead would come after what `read_for` reads.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, env=environment) as process:
         assert process.stdout is not None
         # Some are killed while they recover, most while they write.
         starting = chosen.random() < 0.2
