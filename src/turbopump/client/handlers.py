@@ -32,7 +32,13 @@ from typing import (
 
 from turbopump.client.arguments import check_callable, checked
 from turbopump.client.delivery.listener import is_async
-from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, GiveUp, RetryLater
+from turbopump.client.delivery.results import (
+    ConsumeContext,
+    ConsumeResult,
+    GiveUp,
+    RetryLater,
+    is_failure,
+)
 from turbopump.client.names import check_group, check_topic, check_topic_to_subscribe
 from turbopump.client.offset_store import OffsetStore, check_offset_store
 from turbopump.client.push_config import CONCURRENCY, Concurrency, Listening, check_calls
@@ -147,6 +153,8 @@ class Handler(Generic[P, T]):
         is published item by item. Without ``to``, other values are ignored.
         """
         held = list(returned) if _is_collection(returned) else [returned]
+        for each in held:
+            self._require_result(each)
         return [
             (
                 each if isinstance(each, Message) else Message(self.to or "", encoded(each)),
@@ -155,6 +163,14 @@ class Handler(Generic[P, T]):
             for each in held
             if isinstance(each, Message) or (self.to is not None and each is not None)
         ]
+
+    def _require_result(self, each: object) -> None:
+        """Refuse an outcome that would be ignored or published, and its message acknowledged."""
+        if isinstance(each, ConsumeResult) or is_failure(each):
+            raise InvalidArgument(
+                f"{self!r} must return RetryLater(...), GiveUp(...) or a ConsumeResult by itself, "
+                f"neither the class nor among other results, got {each!r}"
+            )
 
     def _selector(self, result: object) -> Selector | None:
         if self.key is None:

@@ -21,6 +21,7 @@ from turbopump.client.delivery.results import (
     ConsumeContext,
     ConsumeResult,
     GiveUp,
+    is_failure,
 )
 from turbopump.client.handlers import Handler, HandlerGroup, grouped
 from turbopump.client.life_cycle import ServingLifeCycle
@@ -171,13 +172,28 @@ class Worker(ServingLifeCycle):
             returned = await returned
         if isinstance(returned, AsyncIterator):
             return [each async for each in returned]
-        return returned
+        return _run_to_end(returned)
 
 
 def _collected(call: Callable[[], object]) -> object:
     """Call a function; run a generator to its end here, before anything is published."""
-    returned = call()
-    return list(returned) if isinstance(returned, Iterator) else returned
+    try:
+        return _run_to_end(call())
+    except StopIteration as error:
+        # A future cannot carry it: the loop would wait for this call forever.
+        raise RuntimeError("the function raised StopIteration") from error
+
+
+def _run_to_end(returned: object) -> object:
+    """Return the items of a generator; or, if it returns a failure at its end, only that."""
+    if not isinstance(returned, Iterator):
+        return returned
+    items = []
+    while True:
+        try:
+            items.append(next(returned))
+        except StopIteration as end:
+            return end.value if is_failure(end.value) else items
 
 
 def _decoded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sized
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct
 
 import turbopump
-from turbopump import GiveUp, Message, RetryLater
+from turbopump import ConsumeOutcome, GiveUp, Message, RetryLater
 from turbopump.aio import ConsumeContext, ConsumeResult, MessageView, Worker, consumer
 from turbopump.client.handlers import encoded
 from turbopump.errors import InvalidArgument
@@ -32,6 +32,19 @@ class Receipt(Struct):
     """The result of an order."""
 
     number: int
+
+
+class Outcomes:
+    """A hook that notes how calls end."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def before_consume(self, messages: object, context: ConsumeContext) -> None:
+        pass
+
+    def after_consume(self, messages: object, context: ConsumeContext, result: object) -> None:
+        self.seen.append(context.outcome)
 
 
 def view(cluster: Cluster, topic: str) -> list[bytes]:
@@ -190,6 +203,44 @@ async def test_functions_may_retry_later_or_give_up(
         await turbopump_cluster.until_consumed("billing")
     assert calls == [(1, 0), (1, 1)]
     assert len(turbopump_cluster.dead_letters("billing")) == 1
+
+
+async def test_a_generator_may_return_that_its_message_failed(turbopump_cluster: Cluster) -> None:
+    @consumer("orders", group="billing", start_from="first", to="receipts")
+    def bill(message: MessageView) -> Generator[bytes, None, RetryLater | None]:
+        yield b"%d" % message.reconsume_times
+        return None if message.reconsume_times else RetryLater(1)
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b"0"))
+        await turbopump_cluster.until_consumed("billing")
+    assert view(turbopump_cluster, "receipts") == [b"1"]
+
+
+@pytest.mark.parametrize("to", [None, "receipts"])
+@pytest.mark.parametrize("returned", [GiveUp, [1, RetryLater(1)], (ConsumeResult.RETRY_LATER,)])
+async def test_an_outcome_that_is_not_returned_by_itself_redelivers(
+    turbopump_cluster: Cluster, caplog: pytest.LogCaptureFixture, *, to: str | None, returned: Any
+) -> None:
+    take = consumer("orders", group="billing", start_from="first", to=to, max_attempts=0)
+    bill = take(lambda body: returned)
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b"0"))
+        await turbopump_cluster.until_consumed("billing")
+    assert len(turbopump_cluster.dead_letters("billing")) == 1
+    assert "must return RetryLater(...), GiveUp(...) or a ConsumeResult by itself" in caplog.text
+
+
+async def test_a_plain_function_may_raise_stop_iteration(turbopump_cluster: Cluster) -> None:
+    @consumer("orders", group="billing", start_from="first", max_attempts=0)
+    def bill(orders: list[int]) -> None:
+        next(iter(orders))
+
+    outcomes = Outcomes()
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver, hooks=[outcomes]):
+        await turbopump_cluster.send(Message("orders", b"[]"))
+        await turbopump_cluster.until_consumed("billing")
+    assert outcomes.seen == [ConsumeOutcome.EXCEPTION]
 
 
 async def test_a_result_that_cannot_be_published_redelivers(turbopump_cluster: Cluster) -> None:

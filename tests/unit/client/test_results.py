@@ -16,6 +16,7 @@ import pytest
 from turbopump import GiveUp, PushConsumer, RetryLater
 from turbopump.client.allocation import average
 from turbopump.client.delivery.results import (
+    ConsumeContext,
     ConsumeResult,
     OrderlyStep,
     acknowledged_count,
@@ -267,6 +268,17 @@ def test_outcomes_are_values(outcome: Exception) -> None:
         assert same == outcome
         assert hash(same) == hash(outcome)
         assert repr(same) == repr(outcome)
+
+
+def test_subclasses_of_outcomes_have_constructors_of_their_own() -> None:
+    class NotYet(RetryLater):
+        def __init__(self, order: int) -> None:
+            self.order = order
+
+    context = ConsumeContext("billing", MessageQueue("orders", "a", 0), delay_level=4)
+    context.accept(NotYet(7))
+    assert (context.delay_level, context.suspend) == (4, None)
+    assert repr(NotYet(7)) == "RetryLater(delay_level=0)"
 
 
 def test_rates_are_those_of_the_last_minute() -> None:

@@ -98,6 +98,11 @@ class RetryLater(Exception):
     them, raises InvalidArgument. An orderly consumer pauses the queue, for at most 30 seconds.
     """
 
+    # Subclasses may not call this constructor, as those of other exceptions need not.
+    delay: Duration | None = None
+    delay_level: int = 0
+    """The broker's delay level, from 1 on; 0 lets the delay grow with each attempt."""
+
     def __init__(self, delay: Duration | None = None, *, delay_level: int = 0) -> None:
         super().__init__()
         _require_level(delay_level)
@@ -107,7 +112,6 @@ class RetryLater(Exception):
             delay_level = _level_of(milliseconds("delay", delay, 0, _LEVELS_MS[-1]))
         self.delay = delay
         self.delay_level = delay_level
-        """The broker's delay level, from 1 on; 0 lets the delay grow with each attempt."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RetryLater) and self._key == other._key
@@ -152,6 +156,14 @@ class GiveUp(Exception):
 
 Answer = ConsumeResult | RetryLater | GiveUp
 """What a listener returns."""
+
+
+def is_failure(answer: object) -> bool:
+    """Whether a result says that the messages failed; also true for the classes `raise` takes."""
+    if isinstance(answer, ConsumeResult):
+        return answer in (ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK)
+    kind = answer if isinstance(answer, type) else type(answer)
+    return issubclass(kind, RetryLater | GiveUp)
 
 
 def _require_level(level: object) -> None:
