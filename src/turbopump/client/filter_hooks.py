@@ -38,7 +38,7 @@ def kept(
 def _keeps(hook: FilterHook, group: str, message: MessageView, queue: MessageQueue) -> bool:
     try:
         return bool(hook.keeps(group, message, queue))
-    except Exception:  # noqa: BLE001 - the user's code
+    except BaseException:  # noqa: BLE001 - the user's code: sys.exit would end the event loop
         # Skipping it would lose it.
         _log.exception("keeps of %r failed for %s", hook, message.message_id)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -439,6 +440,8 @@ class OnlyOdd:
     def keeps(self, group: str, message: MessageView, queue: MessageQueue) -> bool:
         assert group == "g"
         assert queue == QUEUE
+        if message.body == b"exit":
+            sys.exit("not today")
         # Fails for "bad", which is delivered.
         return int(message.body) % 2 == 1
 
@@ -447,13 +450,13 @@ class OnlyOdd:
 @virtual_time()
 async def test_a_filter_hook_chooses_among_pulled_messages(tmp_path: Path, orderly: bool) -> None:
     async with cluster(tmp_path) as world:
-        await send(world, [b"0", b"1", b"bad", b"2", b"3", b"4"], to=QUEUE)
+        await send(world, [b"0", b"1", b"bad", b"2", b"3", b"exit", b"4"], to=QUEUE)
         seen = Seen()
         async with consuming(world, seen, hooks=[OnlyOdd()], orderly=orderly):
-            await wait_until(lambda: seen.count == 3)
+            await wait_until(lambda: seen.count == 4)
             await sleep_ms(25_000)
-            assert await committed(world) == 6
-        assert seen.bodies == [b"1", b"bad", b"3"]
+            assert await committed(world) == 7
+        assert seen.bodies == [b"1", b"bad", b"3", b"exit"]
 
 
 @virtual_time()
