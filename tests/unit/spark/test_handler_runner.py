@@ -327,6 +327,18 @@ def test_in_order_a_failed_message_is_retried_before_the_next() -> None:
     assert not desk.returned
 
 
+@pytest.mark.parametrize(("delay", "pause_s"), [(5, 5), (0, 0.01), (3600, 30)])
+def test_in_order_the_queue_pauses_as_long_as_a_retry_asks_for(
+    delay: float, pause_s: float
+) -> None:
+    def handle(message: MessageView) -> object:
+        return bool(message.reconsume_times) or RetryLater(delay)
+
+    desk = Desk(handle, orderly=True, suspend_ms=250)
+    assert desk.run(batch([b"a"])) == Counts(1, 0, 0)
+    assert desk.pauses == [pause_s]
+
+
 def test_in_order_the_queue_continues_after_a_dead_letter() -> None:
     def handle(message: MessageView) -> object:
         if message.body == b"never":

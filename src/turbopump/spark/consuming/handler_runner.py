@@ -15,7 +15,12 @@ import pyarrow as pa
 
 from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.config import ClientConfig
-from turbopump.client.delivery.results import DEAD_LETTER_LEVEL, GiveUp, RetryLater
+from turbopump.client.delivery.results import (
+    DEAD_LETTER_LEVEL,
+    GiveUp,
+    RetryLater,
+    suspend_time_ms,
+)
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, SparkError
@@ -249,7 +254,9 @@ class HandlerRunner:
                 if isinstance(outcomes[row], RetryLater)
             ]
             piece = piece.part(step.rest, len(piece)).tried(failed)
-            self.pause(self.plan.suspend_ms / 1000)
+            failure = outcomes[step.rest]
+            assert isinstance(failure, RetryLater)
+            self.pause(suspend_time_ms(failure.delay, self.plan.suspend_ms) / 1000)
         return counts
 
     def _stopped(self, piece: RowSlice, row: int, error: BaseException | None) -> SparkError:
