@@ -109,11 +109,15 @@ class Worker(ServingLifeCycle):
         if self._threads is not None:
             return
         self._closed = asyncio.Event()
-        self._threads = DaemonThreads(self._threads_max, "turbopump-function")
+        threads = self._threads = DaemonThreads(self._threads_max, "turbopump-function")
         try:
             await self._producer.start()
             for consumer in self._consumers:
                 await consumer.start()
+                if self._threads is not threads or self._closing is not None:
+                    # One of the functions has closed the worker, but not this consumer.
+                    await consumer.close()
+                    return
         except BaseException:
             await self._close()
             self._closed = None

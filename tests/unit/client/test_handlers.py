@@ -14,7 +14,7 @@ from msgspec import Struct
 
 import turbopump
 from turbopump import ConsumeOutcome, GiveUp, Message, RetryLater
-from turbopump.aio import ConsumeContext, ConsumeResult, MessageView, Worker, consumer
+from turbopump.aio import Admin, ConsumeContext, ConsumeResult, MessageView, Worker, consumer
 from turbopump.client.handlers import encoded
 from turbopump.errors import InvalidArgument
 from turbopump.testing import Cluster, running_server
@@ -277,6 +277,21 @@ async def test_a_function_may_answer_with_a_result_and_close_the_worker(
     assert calls == [1, 1]
     await worker.start()
     await worker.close()
+
+
+async def test_a_function_may_close_the_worker_while_it_starts(turbopump_cluster: Cluster) -> None:
+    @consumer("orders", group="first", start_from="first")
+    async def close(body: bytes) -> None:
+        await worker.close()
+
+    others = [consumer("orders", group=f"other{number}")(lambda body: None) for number in range(3)]
+    worker = Worker(close, *others, nameserver=turbopump_cluster.nameserver)
+    await turbopump_cluster.send(Message("orders", b"1"))
+    async with worker:
+        await worker.wait()
+    async with Admin(turbopump_cluster.nameserver) as admin:
+        for group in worker.groups:
+            await admin.groups.require_stopped(group)
 
 
 @pytest.mark.slow
