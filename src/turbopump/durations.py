@@ -27,8 +27,9 @@ def milliseconds(name: str, value: Duration, least_ms: int = 1, most_ms: int = _
     """Convert a duration; raises InvalidArgument if it is none, or out of range."""
     found = as_milliseconds(value)
     if not least_ms <= found <= most_ms:
-        least, most = f"{least_ms / 1000:g}", f"{most_ms / 1000:g}"
-        limits = f"at least {least}" if most_ms == _MS_MAX else f"{least}–{most}"
+        least, most = f"{least_ms / 1000:.10g}", f"{most_ms / 1000:.10g}"
+        is_open = most_ms == _MS_MAX and not found > most_ms
+        limits = f"at least {least}" if is_open else f"{least}–{most}"
         raise InvalidArgument(
             f"{name} must be {limits} seconds, as a number or a timedelta, got {value!r}"
         )

@@ -247,7 +247,8 @@ def test_a_status_is_watched_until_interrupted(shell: Shell, form: str) -> None:
         ("message send --create-topic t x --delay soon", 2, "duration must be 90s, 5m or the like"),
         ("message send --create-topic t x --delay 1m --delay-level 2", 2, "specify --delay or"),
         ("message send t x --lines", 2, "specify a body or --lines, not both"),
-        ("cluster status --watch 0.01", 2, "--watch must be at least 0.1, got 0.01"),
+        ("cluster status --watch 0.01", 2, "--watch must be 0.1–86400, got 0.01"),
+        ("cluster status --watch inf", 2, "--watch must be 0.1–86400, got inf"),
         (
             "config update-broker fileReservedTime=1 --replica x",
             2,

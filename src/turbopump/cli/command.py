@@ -24,7 +24,7 @@ from turbopump.cli.administration import (
     confirm,
     local_now,
 )
-from turbopump.cli.formats import format_time
+from turbopump.cli.formats import format_time, printable
 from turbopump.cli.options import option
 from turbopump.cli.output import Output, is_terminal
 from turbopump.errors import InvalidArgument, TurbopumpError
@@ -40,6 +40,7 @@ _Command: TypeAlias = "Callable[Concatenate[Console, P], None]"
 _WATCH = "--watch"
 _WATCH_S = 2.0
 _WATCH_MIN_S = 0.1
+_WATCH_MAX_S = 86_400
 _CLEAR = "\x1b[2J\x1b[H"
 
 
@@ -64,8 +65,9 @@ class Console(Output):
 
     def watch(self, seconds: float, show: Callable[[], None]) -> None:
         """Call a function that prints a status again and again, until Ctrl-C."""
-        if not seconds >= _WATCH_MIN_S:
-            raise InvalidArgument(f"{_WATCH} must be at least {_WATCH_MIN_S}, got {seconds:g}")
+        if not _WATCH_MIN_S <= seconds <= _WATCH_MAX_S:
+            limits = f"{_WATCH_MIN_S}–{_WATCH_MAX_S}"
+            raise InvalidArgument(f"{_WATCH} must be {limits}, got {seconds:g}")
         self._watch_s = seconds
         is_known = False
         with suppress(KeyboardInterrupt):
@@ -81,7 +83,7 @@ class Console(Output):
                     if not is_known:
                         raise
                     # A server that restarts, for example: the next round may find it.
-                    typer.echo(f"turbopump: {error}", err=True)
+                    typer.echo(f"turbopump: {printable(str(error))}", err=True)
                 sys.stdout.flush()
                 sleep(seconds)
 
