@@ -182,8 +182,10 @@ def test_each_line_becomes_a_message(shell: Shell, tmp_path: Path) -> None:
     assert (three["queue_id"], four["offset"]) == (1, three["offset"] + 1)
     missing = shell.run("message send lines-of-nothing --lines", "x\n")
     assert (missing.exit_code, missing.stdout) == (1, "")
-    too_long = shell.run("message send lines --lines", b"short\n" + bytes(5_000_000) + b"\nshort")
+    too_long = shell.run("message send lines --lines", b"short\n\n" + bytes(5_000_000) + b"\nshort")
     assert (too_long.exit_code, too_long.stdout) == (2, "Stored 1 messages in topic lines.\n")
+    assert "line 3: body must be 1–4194304 bytes, got 5000000" in too_long.stderr
+    assert "at offset" in shell.ok("message send lines now --delay 0s")
 
 
 @pytest.mark.slow

@@ -151,8 +151,13 @@ def _send_lines(
             nullcontext(sys.stdin.buffer) if file is None else file.open("rb") as source,
             Producer(TOOLS_PRODUCER_GROUP, nameserver=console.nameserver) as producer,
         ):
-            for line in filter(None, (each.rstrip(b"\r\n") for each in source)):
-                receipt = producer.send(replace(template, body=line), to=to)
+            for number, line in enumerate((each.rstrip(b"\r\n") for each in source), 1):
+                if not line:
+                    continue
+                try:
+                    receipt = producer.send(replace(template, body=line), to=to)
+                except InvalidArgument as error:
+                    raise InvalidArgument(f"line {number}: {error}") from error
                 count += 1
                 unsafe[receipt.status.name] += receipt.status.name in _MISSING
                 if console.as_json:
@@ -376,6 +381,8 @@ class _Delays:
 
     def _level_of(self, delay: str) -> int:
         wanted_ms = parse_duration_ms(delay)
+        if not wanted_ms:
+            return 0
         found = set()
         for broker, levels in self._by_broker.items():
             # Rounded up, as producers do.
