@@ -25,7 +25,8 @@ def as_milliseconds(value: Duration) -> float:
 
 def milliseconds(name: str, value: Duration, least_ms: int = 1, most_ms: int = _MS_MAX) -> int:
     """Convert a duration; raises InvalidArgument if it is none, or out of range."""
-    found = as_milliseconds(value)
+    # Not in full: as floats, 1.001 s are a little less than 1001 ms.
+    found = round(as_milliseconds(value), 3)
     if not least_ms <= found <= most_ms:
         least, most = f"{least_ms / 1000:.10g}", f"{most_ms / 1000:.10g}"
         is_open = most_ms == _MS_MAX and not found > most_ms

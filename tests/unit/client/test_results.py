@@ -221,6 +221,11 @@ def test_invalid_limits_of_calls_are_named(concurrency: Any, text: str) -> None:
         consuming(concurrency=concurrency)
 
 
+def test_a_limit_itself_is_allowed() -> None:
+    # As floats, 1.001 * 1000 is less than 1001.
+    assert Pulling(hold=1, timeout=1.001).timeout_ms == 1001
+
+
 def test_limits_of_a_topic_are_divided_among_its_queues() -> None:
     limits = FlowLimits(messages_per_topic=100, mebibytes_per_topic=3)
     assert limits.of_queue(3).messages_max == 33
