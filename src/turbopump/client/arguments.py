@@ -35,9 +35,12 @@ def check_kind(call: str, value: object, kind: type) -> None:
 
 
 def wrong_arguments(
-    method: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    error: TypeError,
+    method: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> TypeError:
-    """Return the error of a call with arguments that a method does not have.
+    """Return the error of a call with arguments that a method does not have, or else its own.
 
     Raises InvalidArgument for ``send(topic, body)``.
     """
@@ -45,9 +48,9 @@ def wrong_arguments(
         check_kind(f"{method.__name__}()", args[0], Message)
     try:
         inspect.signature(method).bind(None, *args, **kwargs)
-    except TypeError as error:
-        return TypeError(f"{method.__name__}(): {error}")
-    raise AssertionError("the signature fits")
+    except TypeError as wrong:
+        return TypeError(f"{method.__name__}(): {wrong}")
+    return error
 
 
 def checked_hooks(name: str, hooks: Iterable[T], *methods: str, instead: str = "") -> tuple[T, ...]:

@@ -369,8 +369,8 @@ def sending(
             is_own = senders <= threads_max and running.session.has_blocking_pool
             try:
                 work = method(running.sender, own if is_own else shared, *args, **kwargs)
-            except TypeError:
-                raise wrong_arguments(documented, args, kwargs) from None
+            except TypeError as error:
+                raise wrong_arguments(error, documented, args, kwargs) from None
             return run_to_end(work)
 
     return _documented(call, documented)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -279,10 +279,14 @@ def _check_types(message: Any) -> None:
     if not isinstance(message.flag, int):
         raise InvalidArgument(f"flag must be an integer, got {message.flag!r}")
     given: Any = message.properties
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"properties must map names to values, got {given!r}")
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidArgument(f"property {name!r} must be a string, got {value!r}")
-    if not all(isinstance(key, str) for key in message.keys):
+    keys: Any = message.keys
+    # A generator would be empty when it is sent.
+    if not isinstance(keys, Collection) or not all(isinstance(key, str) for key in keys):
         raise InvalidArgument(f"keys must be strings, got {message.keys!r}")
 
 

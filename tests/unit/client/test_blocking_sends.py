@@ -111,6 +111,15 @@ def test_wrong_arguments_name_the_public_method() -> None:
         assert not broker.batches
 
 
+def test_a_type_error_of_a_message_is_its_own() -> None:
+    class Bad(dict[str, str]):
+        def items(self) -> Any:
+            raise TypeError("of the program")
+
+    with producing() as (_, producer), pytest.raises(TypeError, match=r"^of the program$"):
+        producer.send(Message("T", b"x", properties=Bad(a="b")))
+
+
 def test_one_way_messages_of_a_thread_arrive_in_order() -> None:
     with producing() as (broker, producer):
         for number in range(200):
