@@ -209,7 +209,9 @@ class ConsumerRun:
         if timeout is None:
             self.query.awaitTermination()
             return True
-        return bool(self.query.awaitTermination(seconds(timeout)))  # type: ignore[arg-type]
+        # Spark waits for at least 1 ms.
+        wait_s = max(seconds(timeout), 0.001)
+        return bool(self.query.awaitTermination(wait_s))  # type: ignore[arg-type]
 
     def wait_until(self, is_reached: Reached, timeout: Duration | None = None) -> bool:
         """Wait until the report fulfils a condition; return whether it does.

@@ -21,6 +21,7 @@ from turbopump.client.start_position import AtTime, start_in
 from turbopump.errors import InvalidArgument
 from turbopump.filters.sql92 import Sql
 from turbopump.spark import SparkConsumer
+from turbopump.spark.consumer import ConsumerRun
 from turbopump.spark.consuming.handler_runner import Counts
 from turbopump.spark.consuming.progress import ConsumerReport, ListeningWatcher, PollingWatcher
 from turbopump.spark.reading import positions
@@ -388,6 +389,14 @@ def test_the_report_retains_earlier_batches() -> None:
     assert watching.wait(lambda report: report.handled == 3, None)
     assert watching.report() == ConsumerReport(3, 1, 0, "ValueError", batches=2)
     assert len(query.waits) == 3
+
+
+def test_whether_a_query_has_ended_can_be_polled() -> None:
+    query, watching = looking([1, 0, 0, None])
+    run = ConsumerRun(cast("StreamingQuery", query), watching)
+    assert [run.await_termination(timeout=0) for _ in range(2)] == [False, True]
+    # Spark refuses 0.
+    assert query.waits == [0.001] * 2
 
 
 @pytest.mark.parametrize("fails", [False, True])
