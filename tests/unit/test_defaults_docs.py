@@ -42,7 +42,7 @@ CONFIGS = (
 CONSUMERS = (aio.TransactionProducer, aio.PushConsumer, aio.PullConsumer, aio.LitePullConsumer)
 CLIENT = {
     "ClientConfig.namespace": "", "ClientConfig.instance": "", "ClientConfig.host": "",
-    "ClientConfig.tls": None, "ClientConfig.request_timeout": 3, "ClientConfig.route_interval": 30,
+    "ClientConfig.unit_name": "", "ClientConfig.unit_mode": False, "ClientConfig.tls": None, "ClientConfig.request_timeout": 3, "ClientConfig.route_interval": 30,
     "ClientConfig.heartbeat_interval": 30, "ClientConfig.persist_interval": 5,
     "ClientConfig.requests_in_flight_max": 65_535, "ClientConfig.request_hooks": (),
     "ProducerConfig.send_timeout": 3, "ProducerConfig.retries_max": 2,
@@ -56,7 +56,8 @@ CLIENT = {
     "PushConsumer.start_from": "last", "PushConsumer.orderly": False,
     "PushConsumer.broadcast": False, "PushConsumer.strategy": average,
     "PushConsumer.concurrency": (20, 20), "PushConsumer.batch_size": 1,
-    "PushConsumer.max_attempts": 16, "PushConsumer.offsets_directory": None,
+    "PushConsumer.max_attempts": 16,
+    "PushConsumer.offsets_directory": None, "PushConsumer.offset_store": None,
     "FlowLimits.messages_per_queue": 1000, "FlowLimits.mebibytes_per_queue": 100,
     "FlowLimits.span": 2000, "FlowLimits.messages_per_topic": None,
     "FlowLimits.mebibytes_per_topic": None,
@@ -81,7 +82,8 @@ BROKER = {
     "maxHashSlotNum": "5000000", "maxIndexNum": "20000000", "enablePropertyFilter": "false",
     "storePathRootDir": "~/store", "configBlackList": "brokerConfigPath;configBlackList",
     "namesrvAddr": "", "brokerIP1": "", "brokerIP2": "", "bindAddress": "0.0.0.0",
-    "slaveDeletesOnItsOwn": "true",
+    "slaveDeletesOnItsOwn": "true", "rmqAddressServerDomain": "jmenv.tbsite.net",
+    "rmqAddressServerSubGroup": "nsaddr",
     # Fixed there, or given by the system.
     "brokerName": as_properties(BrokerConfig())["brokerName"], "vipChannelEnable": "true",
     "haMasterAddress": "", "maxHaTransferByteInSecond": "0", "channelExpiredTimeout": "120000",

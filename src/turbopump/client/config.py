@@ -91,9 +91,11 @@ class ClientConfig:
         for name in ("request_timeout", "route_interval", "heartbeat_interval", "persist_interval"):
             set_duration(self, name)
         for name in ("namespace", "instance", "host", "unit_name"):
-            text = getattr(self, name)
-            if not isinstance(text, str) or any(each.isspace() or each == "@" for each in text):
-                raise InvalidArgument(f"{name} must be a text without blanks and @, got {text!r}")
+            text: object = getattr(self, name)
+            if not isinstance(text, str):
+                raise InvalidArgument(f"{name} must be a string, got {text!r}")
+            if any(mark.isspace() or mark == "@" for mark in text):
+                raise InvalidArgument(f"{name} must have no blanks and no @, got {text!r}")
         if not isinstance(self.unit_mode, bool):
             raise InvalidArgument(f"unit_mode must be a bool, got {self.unit_mode!r}")
 

@@ -110,7 +110,6 @@ class SparkConsumer:
                     "tasks_min splits queues, so it cannot be combined with orderly=True"
                 )
         self.group = group
-        self._topics = tuple(subscriptions)
         self._handler = handler
         self._spark = spark
         self._checkpoint = _checkpoint(checkpoint)
@@ -122,6 +121,7 @@ class SparkConsumer:
             "nameserver": joined_addresses(nameserver),
         }
         _require_rows_for_null(mode, given)
+        self._topics = tuple(subscriptions)
         self._options, leaves_out_bad = counted_options(given)
         self._plan = HandlerConfig(
             group=with_namespace(namespace, group),
@@ -269,12 +269,12 @@ def _cores(spark: SparkSession) -> int:
 def _source_options(
     group: str, topics: Mapping[str, str | Sql], start_from: StartFrom, *, orderly: bool
 ) -> dict[str, str]:
+    tags = _tags(topics)
     found = {
         "topics": ",".join([*topics, retry_topic(group)]),
         "group": group,
         "startingOffsets": _starting_offsets(start_from),
     }
-    tags = _tags(topics)
     sql = {topic: each.expression for topic, each in topics.items() if isinstance(each, Sql)}
     found |= {name: json.dumps(each) for name, each in (("tags", tags), ("sql", sql)) if each}
     if orderly:

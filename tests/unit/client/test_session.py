@@ -343,6 +343,7 @@ def test_the_environment_names_the_name_server(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"nameserver": "nowhere"}, "nowhere"),
         ({"namespace": "a b"}, "namespace must .* got 'a b'"),
+        ({"namespace": 5}, "namespace must be a string, got 5"),
         ({"instance": "a@b"}, "instance must .* got 'a@b'"),
         ({"host": " "}, "host must .* got ' '"),
         ({"request_timeout": 0}, "request_timeout must be .*, got 0"),

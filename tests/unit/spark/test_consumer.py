@@ -164,6 +164,7 @@ class AsyncHandler:
         ({"tasks_min": 4, "orderly": True}, "cannot be combined with orderly=True"),
         ({"subscriptions": {}}, "subscriptions must map topics"),
         ({"subscriptions": "orders"}, "got 'orders'"),
+        ({"subscriptions": None}, "got None"),
         ({"subscriptions": {"no blanks": "*"}}, ", got 'no blanks'"),
         (
             {"subscriptions": {"orders": " "}},
