@@ -189,6 +189,16 @@ def test_each_line_becomes_a_message(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(shell: Shell, closed: str) -> None:
+    words = f"{sys.executable} -m turbopump message send closed x --create-topic {closed}"
+    env = {**os.environ, "NAMESRV_ADDR": shell.nameserver}
+    subprocess.run(["sh", "-c", words], env=env, check=True, timeout=20)
+    lines = words.replace(" x ", " --lines ")
+    subprocess.run(["sh", "-c", lines], env=env, check=True, timeout=20, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
 def test_lines_are_sent_as_they_come(shell: Shell) -> None:
     shell.ok("topic create stream --queues 1 --broker a")
     command = [sys.executable, "-m", "turbopump", "message", "send", "stream", "--lines", "--json"]

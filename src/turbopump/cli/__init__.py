@@ -11,6 +11,7 @@ def main() -> None:
     """Run the command line; ends the process."""
     from turbopump.cli.app import app
 
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # Messages hold what terminals and files may not be able to.
         if hasattr(stream, "reconfigure"):
@@ -21,6 +22,16 @@ def main() -> None:
         if isinstance(ended.__context__, BrokenPipeError) or not _is_flushed():
             _end_unread()
         raise
+
+
+def _replace_closed_streams() -> None:
+    from turbopump.machine.process import open_standard_streams
+
+    open_standard_streams()
+    # Python has None instead of a stream that was closed when it started.
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _is_flushed() -> bool:

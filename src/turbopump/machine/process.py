@@ -53,6 +53,19 @@ def start_thread(
     return thread
 
 
+def open_standard_streams() -> None:
+    """Open the null device in place of standard streams that are closed, as after ``<&-``.
+
+    Sockets would get their numbers, and libuv aborts the process when it closes one of these.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def drop_output() -> None:
     """Keep Python from flushing broken standard output at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import Any, TypeVar
 
+from turbopump.machine.process import open_standard_streams
+
 T = TypeVar("T")
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -24,4 +26,5 @@ def fastest_loop() -> LoopFactory:
         factory: LoopFactory = import_module("uvloop").new_event_loop
     except ImportError:
         return asyncio.new_event_loop
+    open_standard_streams()
     return factory
