@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
@@ -44,7 +43,7 @@ def test_spark_connect_is_rejected_with_advice(name: str, call: Callable[[Any], 
     "interval", [-1, timedelta(seconds=-1), float("nan"), float("inf"), 1e300, "3"]
 )
 def test_bad_intervals_are_named(interval: Any) -> None:
-    error = re.escape("interval must be at least 0 seconds, as a number or a timedelta, got")
+    error = "interval must be (at least 0|0–2147483.647) seconds, as a number or a timedelta, got"
     with pytest.raises(InvalidArgument, match=error):
         pipelines.archive(no_session, "x", SOURCE, interval=interval)
     with pytest.raises(InvalidArgument, match=error):
