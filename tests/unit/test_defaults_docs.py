@@ -42,7 +42,8 @@ CONFIGS = (
 CONSUMERS = (aio.TransactionProducer, aio.PushConsumer, aio.PullConsumer, aio.LitePullConsumer)
 CLIENT = {
     "ClientConfig.namespace": "", "ClientConfig.instance": "", "ClientConfig.host": "",
-    "ClientConfig.unit_name": "", "ClientConfig.unit_mode": False, "ClientConfig.tls": None, "ClientConfig.request_timeout": 3, "ClientConfig.route_interval": 30,
+    "ClientConfig.tls": None, "ClientConfig.request_timeout": 3, "ClientConfig.route_interval": 30,
+    "ClientConfig.unit_name": "", "ClientConfig.unit_mode": False,
     "ClientConfig.heartbeat_interval": 30, "ClientConfig.persist_interval": 5,
     "ClientConfig.requests_in_flight_max": 65_535, "ClientConfig.request_hooks": (),
     "ProducerConfig.send_timeout": 3, "ProducerConfig.retries_max": 2,

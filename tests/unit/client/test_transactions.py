@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -478,12 +478,43 @@ async def test_the_end_waits_for_a_broker_that_is_down(caplog: pytest.LogCapture
 
 @virtual_time()
 async def test_hooks_may_be_proxies() -> None:
-    hook = Mock(spec=["before_send", "after_send", "transaction_ended"])
+    hook = Mock(spec=Ends)
     async with transaction_world() as world, producing(world, hooks=[hook]) as producer:
         async with producer.transaction(MESSAGE):
             pass
         await settled()
     hook.transaction_ended.assert_called_once()
+
+
+class Marking(Ends):
+    """A hook that changes what is sent."""
+
+    @contextmanager
+    def sending(self, group: str, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+        self.sent += [f"{group}: {message.topic}" for message in messages]
+        yield messages
+
+
+class Proxy:
+    """Passes everything on to a hook."""
+
+    def __init__(self, hook: object) -> None:
+        self._hook = hook
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hook, name)
+
+
+@virtual_time()
+async def test_a_proxy_may_wrap_sends() -> None:
+    hook = Marking()
+    async with (
+        transaction_world() as world,
+        producing(world, hooks=[Proxy(hook)]) as producer,
+        producer.transaction(MESSAGE),
+    ):
+        pass
+    assert hook.sent[0] == f"pg: {MESSAGE.topic}"
 
 
 @virtual_time()

@@ -48,8 +48,8 @@ def test_the_name_of_a_unit_ends_the_client_id() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"unit_name": "a@b"}, "unit_name must be a text without blanks and @, got 'a@b'"),
-        ({"unit_name": 1}, "unit_name must be a text without blanks and @, got 1"),
+        ({"unit_name": "a@b"}, "unit_name must have no blanks and no @, got 'a@b'"),
+        ({"unit_name": 1}, "unit_name must be a string, got 1"),
         ({"unit_mode": "yes"}, "unit_mode must be a bool, got 'yes'"),
     ],
 )
