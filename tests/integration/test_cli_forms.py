@@ -191,7 +191,7 @@ def test_each_line_becomes_a_message(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_standard_streams_may_be_closed(shell: Shell, closed: str) -> None:
-    words = f"{sys.executable} -m turbopump message send closed x --create-topic {closed}"
+    words = f"{sys.executable} -m turbopump message send no-streams x --create-topic {closed}"
     env = {**os.environ, "NAMESRV_ADDR": shell.nameserver}
     subprocess.run(["sh", "-c", words], env=env, check=True, timeout=20)
     lines = words.replace(" x ", " --lines ")
