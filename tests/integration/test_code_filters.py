@@ -21,6 +21,7 @@ from filter_processes import (
 )
 from servers import standalone
 from turbopump import (
+    ClientConfig,
     CodeFilter,
     ConsumeContext,
     ConsumeResult,
@@ -39,6 +40,8 @@ from turbopump.testing.server import RunningServer
 pytestmark = pytest.mark.slow
 
 SETTINGS = {"filterServerNums": "1"}
+START_S = 30
+"""How long consumers wait for a filter server to start."""
 
 
 def large(message: MessageView) -> bool:
@@ -82,7 +85,7 @@ def consuming(
     with PushConsumer(
         group,
         listener,
-        nameserver=nameserver,
+        client=ClientConfig(nameserver, request_timeout=START_S),
         subscriptions={"orders": chosen},
         start_from="first",
     ) as consumer:
@@ -138,7 +141,7 @@ def test_a_message_that_is_retried_is_not_matched_again(server: RunningServer) -
     with PushConsumer(
         "retrying",
         later_once,
-        nameserver=server.nameserver,
+        client=ClientConfig(server.nameserver, request_timeout=START_S),
         subscriptions={"orders": first_delivery},
         start_from="first",
     ):

@@ -154,9 +154,9 @@ def test_running_calls_finish_after_a_signal(
     server: Standalone, tmp_path: Path, topic: str, app: str, number: signal.Signals
 ) -> None:
     write_app(tmp_path, topic)
-    send(server, topic, 1)
     with working(tmp_path, server.nameserver, app) as running:
         assert running.line() == f"ready worker={app} groups={topic}"
+        send(server, topic, 1)
         running.until("begun 1")
         running.stop(number)
         (tmp_path / "go").touch()
@@ -168,9 +168,9 @@ def test_running_calls_finish_after_a_signal(
 
 def test_a_second_signal_ends_it(server: Standalone, tmp_path: Path, topic: str) -> None:
     write_app(tmp_path, topic)
-    send(server, topic, 1)
     with working(tmp_path, server.nameserver, "app:bill") as running:
         running.line()
+        send(server, topic, 1)
         running.until("begun 1")
         running.stop()
         running.process.send_signal(signal.SIGTERM)
