@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from turbopump.admin.servers import BrokerNode, Servers, gathered, not_found
+from turbopump.admin.servers import BrokerNode, Servers, gathered, no_slave
 from turbopump.client.routes import MASTER_ID
 from turbopump.errors import AdministrationError, RemoteError, TurbopumpError
 from turbopump.wire import headers
@@ -185,8 +185,7 @@ class Clusters:
         if broker_id is not None:
             slaves = [node for node in slaves if node.broker_id == broker_id]
         if not slaves:
-            wanted = broker if broker_id is None else f"{broker} with id {broker_id}"
-            raise not_found("slave of broker", wanted, ())
+            raise no_slave(broker, broker_id)
         found = await gathered(self._status(node) for node in slaves)
         if broker_id is None:
             _refuse_incomplete(broker, found)

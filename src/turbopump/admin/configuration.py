@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from turbopump.admin.servers import BrokerNode, Servers, gathered, none_on, not_found
+from turbopump.admin.servers import BrokerNode, Servers, gathered, no_slave, none_on
 from turbopump.broker import config_keys
 from turbopump.client.routes import MASTER_ID
 from turbopump.errors import InvalidArgument, NotThere
@@ -155,7 +155,7 @@ class Configuration:
         nodes = await self._servers.nodes(cluster, broker)
         found = tuple(node for node in nodes if broker_id in (None, node.broker_id))
         if not found:
-            raise not_found("slave", f"{broker or 'of any broker'} with id {broker_id}", ())
+            raise no_slave(broker, broker_id)
         return found
 
     async def _of_name_servers(self) -> dict[Server, dict[str, str]]:

@@ -262,6 +262,14 @@ def not_found(kind: str, name: str, names: Iterable[str]) -> NotThere:
     return NotThere(kind, name, tuple(similar))
 
 
+def no_slave(broker: str | None, broker_id: int | None) -> NotThere:
+    """Return the error that a broker, or every one, has no slave, or none with an id."""
+    if broker_id is None:
+        return NotThere("slave of broker", str(broker))
+    whose = "any broker" if broker is None else f"broker {broker!r}"
+    return NotThere(f"slave of {whose} with id", str(broker_id))
+
+
 async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Do all at the same time and return the results in order; the first failure ends the rest."""
     try:

@@ -74,8 +74,8 @@ def not_a_name_server(address: str, error: RemoteError) -> NoNameServer | None:
     if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return None
     return NoNameServer(
-        f"{address}: not a name server, perhaps a broker ({error.remark}); name servers listen at"
-        " port 9876 by default"
+        f"{address}: not a name server, perhaps a broker ({error.remark.strip()}); name servers"
+        " listen at port 9876 by default"
     )
 
 

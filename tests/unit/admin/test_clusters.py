@@ -84,7 +84,9 @@ async def test_an_unknown_name_is_reported_with_similar_names(tmp_path: Path) ->
 async def test_the_address_of_a_broker_is_no_name_server(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (world, _):
         address = world.brokers["a"].address
-        wrong = f"{address}: not a name server, perhaps a broker .*listen at port 9876"
+        wrong = (
+            rf"{address}: not a name server, perhaps a broker \(request type.*listen at port 9876"
+        )
         session = world.session("10.0.5.5", nameserver=address)
         async with Admin(session=session) as admin:
             with pytest.raises(NoNameServer, match=wrong):

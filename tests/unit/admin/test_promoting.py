@@ -140,7 +140,7 @@ async def test_masters_and_slaves_have_settings_of_their_own(tmp_path: Path) -> 
         changes = await change({key: "12"}, broker_id=None)
         assert {each.broker_id: each.address for each in changes} == nodes
         assert await values() == ["12", "12"]
-        with pytest.raises(NotThere, match="no slave 'of any broker with id 2'"):
+        with pytest.raises(NotThere, match="no slave of any broker with id '2'"):
             await change({key: "9"}, broker_id=2)
         with pytest.raises(InvalidArgument, match=f"slave 1 of {NAME} has no setting 'nonsense'"):
             await change({"nonsense": "9"}, broker_id=1)
@@ -157,7 +157,7 @@ async def test_the_slave_that_has_most_is_chosen(tmp_path: Path) -> None:
         await replicas.start(1)
         assert (await admin.clusters.promotable(NAME)).broker_id == 2
         assert (await admin.clusters.promotable(NAME, 1)).broker_id == 1
-        with pytest.raises(NotThere, match="with id 7"):
+        with pytest.raises(NotThere, match="no slave of broker 'broker-a' with id '7'"):
             await admin.clusters.promotable(NAME, 7)
 
 
