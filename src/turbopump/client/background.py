@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ClientError, NotRunning
@@ -43,16 +43,19 @@ class LoopThread:
     """An event loop in a separate thread."""
 
     def __init__(self) -> None:
+        self._adopt(fastest_loop()())
+        # A daemon: a program that forgets to close its clients must be able to exit.
+        self._thread = start_thread(self._main, "turbopump-client")
+
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
         self.pid = process_id()
         self.users = 0
-        self._loop = fastest_loop()()
+        self._loop = loop
         self._inbox: deque[Callable[[], object]] = deque()
         self._is_woken = False
         self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._waiting: set[threading.Lock] = set()
-        # A daemon: a program that forgets to close its clients must be able to exit.
-        self._thread = start_thread(self._main, "turbopump-client")
 
     def _main(self) -> None:
         _here.is_loop_thread = True
@@ -69,13 +72,16 @@ class LoopThread:
         try:
             self._loop.run_until_complete(self._end_tasks())
         finally:
-            for finished in list(self._waiting):
-                with suppress(RuntimeError):
-                    # Already released: its work is done.
-                    finished.release()
+            self._release_waiting()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+    def _release_waiting(self) -> None:
+        for finished in list(self._waiting):
+            with suppress(RuntimeError):
+                # Already released: its work is done.
+                finished.release()
 
     async def _end_tasks(self) -> None:
         self._take_posts()
@@ -120,11 +126,16 @@ class LoopThread:
         context = contextvars.copy_context()
 
         def begin() -> None:
-            task = self._loop.create_task(work, context=context)
+            task = self._begin(work, context)
             tasks.append(task)
             task.add_done_callback(lambda _: finished.release())
 
-        self.wait_for(finished, begin, lambda: tasks[0].cancel(), end_s)
+        try:
+            self.wait_for(finished, begin, lambda: tasks[0].cancel(), end_s)
+        except ClientError:
+            # Not begun.
+            work.close()
+            raise
         if not tasks or not tasks[0].done() or tasks[0].cancelled():
             raise NotRunning(_CLOSED)
         return tasks[0].result()
@@ -149,7 +160,7 @@ class LoopThread:
             while not finished.acquire(timeout=_HEAR_SIGNALS_S):
                 if SYSTEM_CLOCK.monotonic_ms() / 1000 >= end_s:
                     raise TimeoutError("not done in time")  # noqa: TRY301 - ends it below
-        except NotRunning:
+        except ClientError:
             raise
         except BaseException:
             self.post(abandon)
@@ -164,9 +175,12 @@ class LoopThread:
         context: contextvars.Context,
     ) -> None:
         """Run a coroutine and return a future of its result; call on the loop only."""
-        task = self._loop.create_task(work, context=context)
+        task = self._begin(work, context)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._keep, promise))
+
+    def _begin(self, work: Coroutine[Any, Any, T], context: contextvars.Context) -> asyncio.Task[T]:
+        return self._loop.create_task(work, context=context)
 
     def _keep(self, promise: concurrent.futures.Future[T], done: asyncio.Task[T]) -> None:
         self._tasks.discard(done)
@@ -179,7 +193,7 @@ class LoopThread:
 
     def require_other(self) -> None:
         """Refuse the loop's own thread: waiting there for the loop would deadlock."""
-        if is_loop_thread() and threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread:
             raise ClientError(
                 "a blocking client was called on its own event loop, where it would "
                 "deadlock: use turbopump.aio in async functions and in callbacks"
@@ -197,6 +211,37 @@ class LoopThread:
                 " are abandoned",
                 _STOP_WAIT_S,
             )
+
+
+@runtime_checkable
+class ServesThreads(Protocol):
+    """An event loop that must know which tasks threads wait for, as one in virtual time."""
+
+    def serve_thread(self, task: asyncio.Task[Any]) -> None: ...
+
+
+class CallersLoop(LoopThread):
+    """The running event loop, for threads that work for it and call back; it is not ended here."""
+
+    def __init__(self) -> None:
+        self._adopt(asyncio.get_running_loop())
+        self._thread = threading.current_thread()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Schedule a call; refuses the thread of the loop, which would wait for itself."""
+        self.require_other()
+        super().post(call)
+
+    def _begin(self, work: Coroutine[Any, Any, T], context: contextvars.Context) -> asyncio.Task[T]:
+        task = super()._begin(work, context)
+        if isinstance(self._loop, ServesThreads):
+            self._loop.serve_thread(task)
+        return task
+
+    def leave(self) -> None:
+        """Refuse further calls, and let threads go that still wait."""
+        self._is_stopped = True
+        self._release_waiting()
 
 
 class Background:

@@ -23,11 +23,18 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer, worker
 from turbopump.client.arguments import wrong_arguments
-from turbopump.client.background import LoopThread, background, is_loop_thread
+from turbopump.client.background import CallersLoop, LoopThread, background, is_loop_thread
 from turbopump.client.config import ClientConfig
 from turbopump.client.handlers import Handler
 from turbopump.client.life_cycle import LifeCycle, ServingLifeCycle, stop_signals
-from turbopump.client.message_sender import HandOverIO, MessageSender, ThreadIO, To, run_to_end
+from turbopump.client.message_sender import (
+    HandOverIO,
+    MessageSender,
+    TaskIO,
+    ThreadIO,
+    To,
+    run_to_end,
+)
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import has_custom_sessions
@@ -414,13 +421,16 @@ class Producer(Blocking[producer.Producer]):
     def _hold(self, client: producer.Producer) -> None:
         super()._hold(client)
         self._senders = SendingThreads()
-        self._io: tuple[Session, ThreadIO, HandOverIO] | None = None
+        self._io: tuple[Session, ThreadIO, TaskIO] | None = None
 
-    def _send_io(self, session: Session, thread: LoopThread) -> tuple[ThreadIO, HandOverIO]:
+    def _send_io(self, session: Session, thread: LoopThread) -> tuple[ThreadIO, TaskIO]:
         """Return the I/O of threads: on their own connections, and through the loop."""
         if self._io is None or self._io[0] is not session:
-            self._io = session, ThreadIO(session, thread), HandOverIO(session, thread)
+            self._io = session, ThreadIO(session, thread), self._shared_io(session, thread)
         return self._io[1:]
+
+    def _shared_io(self, session: Session, thread: LoopThread) -> TaskIO:
+        return HandOverIO(session, thread)
 
     send = sending(MessageSender.send, producer.Producer.send)
 
@@ -464,6 +474,25 @@ class Producer(Blocking[producer.Producer]):
 
     def _is_called_back(self) -> bool:
         return super()._is_called_back() or self._senders.is_sending
+
+
+class WorkersProducer(Producer):
+    """The producer of a `Worker`, for its functions in threads; the worker starts and closes it."""
+
+    def __init__(self, client: producer.Producer) -> None:
+        self._hold(client)
+        self._thread = self._loop = CallersLoop()
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def _shared_io(self, session: Session, thread: LoopThread) -> TaskIO:
+        # Loops in virtual time know what threads wait for by its task.
+        return TaskIO(session, thread)
+
+    def leave(self) -> None:
+        """Refuse further sends, of functions that the worker no longer waits for."""
+        self._loop.leave()
 
 
 class PullConsumer(Blocking[pull_consumer.PullConsumer]):

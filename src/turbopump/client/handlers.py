@@ -41,7 +41,9 @@ from turbopump.client.delivery.results import (
 )
 from turbopump.client.names import check_group, check_topic, check_topic_to_subscribe
 from turbopump.client.offset_store import OffsetStore, check_offset_store
+from turbopump.client.producer import Producer
 from turbopump.client.push_config import CONCURRENCY, Concurrency, Listening, check_calls
+from turbopump.client.retry_policy import OnError, RetryPolicy
 from turbopump.client.selectors import Selector, by_hash
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.subscriptions import Expression, subscription
@@ -113,6 +115,7 @@ class Handler(Generic[P, T]):
         tags: Expression,
         to: str | None,
         key: Key | None,
+        retries: RetryPolicy,
         settings: GroupSettings,
         names: Mapping[str, Any],
     ) -> None:
@@ -123,10 +126,14 @@ class Handler(Generic[P, T]):
         self.tags = tags
         self.to = to
         self.key = key
+        self.retries = retries
         self.settings = settings
         self.is_async = is_async(function)
         signature = _signature(function, names)
-        self._decoders = _decoders(function, signature)
+        self.awaits = self.is_async or is_async(inspect.unwrap(function))
+        self.producer_parameter = _producer_parameter(function, signature, awaits=self.awaits)
+        """The parameter that gets the worker's producer, of asyncio if the function awaits."""
+        self._decoders = _decoders(function, signature, self.producer_parameter)
         if to is not None:
             _check_results(function, signature.return_annotation)
         elif _names_values(signature.return_annotation):
@@ -201,6 +208,7 @@ def consumer(
     orderly: bool = False,
     concurrency: Concurrency = CONCURRENCY,
     max_attempts: int | None = None,
+    on_error: OnError | None = None,
     listening: Listening | None = None,
     offset_store: OffsetStore | None = None,
 ) -> Callable[[Callable[P, T]], Handler[P, T]]:
@@ -215,11 +223,15 @@ def consumer(
         run(bill, nameserver="127.0.0.1:9876")
 
     The body is decoded from JSON to the type of the parameter; ``bytes`` and ``str`` get it as it
-    is, parameters of type `MessageView` and `ConsumeContext` the whole message and its context.
+    is, parameters of type `MessageView` and `ConsumeContext` the whole message and its context, one
+    of type `Producer` the producer of the worker.
     What the function returns is published to ``to`` before the message counts as consumed, and
     ignored without ``to``; lists, tuples and generators are published item by item. An exception
     redelivers the message; a body of another type makes it a dead letter. With ``key``, such as
     ``key=lambda invoice: invoice.customer``, results of equal keys go to the same queue, in order.
+
+    ``on_error`` says what follows exceptions of a class, subclasses included, such as
+    ``{TimeoutError: RetryLater(30), ValueError: GiveUp()}``.
     """
     check_topic_to_subscribe(topic)
     check_group(group)
@@ -231,6 +243,7 @@ def consumer(
         if to is None:
             raise InvalidArgument('key chooses the queue of results: pass to="topic" as well')
     consume_from(start_from)
+    retries = RetryPolicy(on_error)
     check_calls(concurrency, 1, max_attempts)
     if offset_store is not None:
         check_offset_store(offset_store)
@@ -248,7 +261,7 @@ def consumer(
     def decorate(function: Callable[P, T]) -> Handler[P, T]:
         if not callable(function):
             raise InvalidArgument(f"consumer() decorates a function, got {function!r}")
-        return Handler(function, topic, group, tags, to, key, settings, names)
+        return Handler(function, topic, group, tags, to, key, retries, settings, names)
 
     return decorate
 
@@ -298,11 +311,34 @@ def _check_results(function: Callable[..., Any], annotation: Any) -> None:
             raise InvalidArgument(f"the result of {function!r}: {error}") from error
 
 
-def _decoders(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Decode]:
-    """Return a decoder for each parameter of a function; one of them gets the body."""
+def _producer_parameter(
+    function: Callable[..., Any], signature: inspect.Signature, *, awaits: bool
+) -> str | None:
+    """Return the parameter that gets a producer: one that the function is able to use."""
+    from turbopump.client import blocking  # It imports this module.
+
+    kinds = (Producer, blocking.Producer)
+    names = [name for name, each in signature.parameters.items() if each.annotation in kinds]
+    if not names:
+        return None
+    if len(names) > 1:
+        raise InvalidArgument(f"{function!r} has several parameters of type Producer")
+    if signature.parameters[names[0]].annotation is not (Producer if awaits else blocking.Producer):
+        wanted = "turbopump.aio.Producer" if awaits else "turbopump.Producer"
+        kind = "an async function" if awaits else "a plain function, which runs in a thread,"
+        raise InvalidArgument(f"{function!r} is {kind} and gets a {wanted}: annotate {names[0]} so")
+    return names[0]
+
+
+def _decoders(
+    function: Callable[..., Any], signature: inspect.Signature, producer_parameter: str | None
+) -> dict[str, Decode]:
+    """Return a decoder for each other parameter of a function; one of them gets the body."""
     found: dict[str, Decode] = {}
     bodies = []
     for name, parameter in signature.parameters.items():
+        if name == producer_parameter:
+            continue
         if parameter.annotation is MessageView:
             found[name] = lambda message, _: message
         elif parameter.annotation is ConsumeContext:
@@ -312,8 +348,8 @@ def _decoders(function: Callable[..., Any], signature: inspect.Signature) -> dic
             found[name] = _body_decoder(function, parameter)
     if len(bodies) > 1 or not found:
         raise InvalidArgument(
-            f"{function!r} must have one parameter for the body, besides those of type MessageView "
-            f"and ConsumeContext, got {signature}"
+            f"{function!r} must have one parameter for the body, besides those of type "
+            f"MessageView, ConsumeContext and Producer, got {signature}"
         )
     return found
 

@@ -102,7 +102,17 @@ class ThreadIO:
         return self._thread.run(_begun_there(work))
 
 
-class HandOverIO(ThreadIO):
+class TaskIO(ThreadIO):
+    """Makes requests in tasks of an event loop, while the calling thread blocks."""
+
+    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+        return await self.wait(lambda: self._session.request(address, command, timeout_ms))
+
+    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
+        await self.wait(lambda: self._session.oneway(address, command, timeout_ms))
+
+
+class HandOverIO(TaskIO):
     """Hands requests to the session's event loop, which writes those of many threads together.
 
     The calling thread blocks; never suspends.
@@ -117,11 +127,8 @@ class HandOverIO(ThreadIO):
             raise outcome
         if outcome is None:
             # There is no connection or no room on it, or hooks must see the request.
-            return await self.wait(lambda: session.request(address, command, timeout_ms))
+            return await super().request(address, command, timeout_ms)
         return outcome
-
-    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
-        await self.wait(lambda: self._session.oneway(address, command, timeout_ms))
 
 
 async def _begun_there(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +33,9 @@ from turbopump.client.shared_sessions import client_config
 from turbopump.errors import ClientError
 from turbopump.machine.threads import DaemonThreads
 from turbopump.wire.record import MessageView
+
+if TYPE_CHECKING:
+    from turbopump.client.blocking import WorkersProducer
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ class Worker(ServingLifeCycle):
         )
         self._threads: DaemonThreads | None = None
         """Runs plain functions while the worker runs; results are published on the loop."""
+        self._blocking_producer: WorkersProducer | None = None
+        """The producer for functions in threads, while the worker runs."""
         self._use(client_config(nameserver, namespace, client, None))
 
     def _use(self, config: ClientConfig) -> None:
@@ -112,6 +117,7 @@ class Worker(ServingLifeCycle):
         threads = self._threads = DaemonThreads(self._threads_max, "turbopump-function")
         try:
             await self._producer.start()
+            self._blocking_producer = _blocking(self._producer)
             for consumer in self._consumers:
                 await consumer.start()
                 if self._threads is not threads or self._closing is not None:
@@ -140,9 +146,11 @@ class Worker(ServingLifeCycle):
             await asyncio.gather(*(each for each in closing if each is not None))
         finally:
             await self._producer.close()
+            if self._blocking_producer is not None:
+                self._blocking_producer.leave()
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
-            self._threads = self._closing = None
+            self._threads = self._closing = self._blocking_producer = None
             self._closed.set()
 
     # --- calling ----------------------------------------------------------------------------------
@@ -154,7 +162,15 @@ class Worker(ServingLifeCycle):
             arguments = _decoded(handler, message, context)
             if arguments is None:
                 return GiveUp()
-            returned = await self._called(handler, arguments)
+            if handler.producer_parameter is not None:
+                producer = self._producer if handler.awaits else self._blocking_producer
+                arguments[handler.producer_parameter] = producer
+            try:
+                returned = await self._called(handler, arguments)
+            except Exception as error:
+                if (outcome := handler.retries.after(error)) is not None:
+                    context.accept(outcome)
+                raise
             if isinstance(returned, Answer):
                 return returned
             for result, to in handler.results(returned):
@@ -177,6 +193,12 @@ class Worker(ServingLifeCycle):
         if isinstance(returned, AsyncIterator):
             return [each async for each in returned]
         return _run_to_end(returned)
+
+
+def _blocking(producer: Producer) -> WorkersProducer:
+    from turbopump.client.blocking import WorkersProducer  # It imports this module.
+
+    return WorkersProducer(producer)
 
 
 def _collected(call: Callable[[], object]) -> object:

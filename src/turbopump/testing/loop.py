@@ -99,7 +99,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.is_notified = False
         """Whether a thread may have reported something that the selector has not checked for
         yet."""
-        self._outside = 0
+        self._outside = self._served = 0
         self._jobs: set[Job[Any]] = set()
         self._others: dict[Question, None] = {}
         self._watchers: dict[Question, float] = {}
@@ -300,7 +300,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     @property
     def is_waited_for(self) -> bool:
         """Whether threads outside the loop are working for it, and will notify it when done."""
-        return self._outside > 0 or bool(self._jobs)
+        return self._outside > 0 or len(self._jobs) > self._served
 
     def _are_others_busy(self) -> bool:
         """Return whether threads registered with `waiting_for` are busy."""
@@ -383,6 +383,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             yield
         finally:
             self._outside -= 1
+
+    def serve_thread(self, task: asyncio.Task[Any]) -> None:
+        """Let time pass until a task is done, although the job of a thread waits for it."""
+        self._served += 1
+        task.add_done_callback(self._note_served)
+
+    def _note_served(self, _: asyncio.Task[Any]) -> None:
+        self._served -= 1
 
     def call_soon_threadsafe(
         self,

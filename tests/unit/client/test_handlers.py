@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Sized
@@ -14,10 +15,18 @@ from msgspec import Struct
 
 import turbopump
 from turbopump import ConsumeOutcome, GiveUp, Message, RetryLater
-from turbopump.aio import Admin, ConsumeContext, ConsumeResult, MessageView, Worker, consumer
+from turbopump.aio import (
+    Admin,
+    ConsumeContext,
+    ConsumeResult,
+    MessageView,
+    Producer,
+    Worker,
+    consumer,
+)
 from turbopump.client.handlers import encoded
-from turbopump.errors import InvalidArgument
-from turbopump.testing import Cluster, running_server
+from turbopump.errors import ClientError, InvalidArgument, NotRunning
+from turbopump.testing import Cluster, running_server, virtual_loop
 from typed_bodies import Validated
 
 
@@ -241,6 +250,160 @@ async def test_a_plain_function_may_raise_stop_iteration(turbopump_cluster: Clus
         await turbopump_cluster.send(Message("orders", b"[]"))
         await turbopump_cluster.until_consumed("billing")
     assert outcomes.seen == [ConsumeOutcome.EXCEPTION]
+
+
+async def test_a_function_says_what_follows_exceptions_of_a_class(
+    turbopump_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: dict[int, float] = {}
+    errors = {1: ConnectionResetError("reset"), 2: KeyError("customer"), 3: RetryLater(5)}
+
+    @consumer(
+        "orders",
+        group="billing",
+        start_from="first",
+        on_error={OSError: GiveUp(), ConnectionError: RetryLater(60), Exception: GiveUp()},
+    )
+    async def bill(order: Order, message: MessageView) -> None:
+        now, before = virtual_loop().time(), waits.get(order.number, 0)
+        waits[order.number] = now - before
+        if message.reconsume_times == 0:
+            raise errors[order.number]
+
+    outcomes = Outcomes()
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver, hooks=[outcomes]):
+        for number in errors:
+            await turbopump_cluster.send(Message("orders", b'{"number": %d}' % number))
+        await turbopump_cluster.until_consumed("billing")
+    assert (round(waits[1]), round(waits[3])) == (60, 5)
+    (letter,) = turbopump_cluster.dead_letters("billing")
+    assert letter.json(Order).number == 2
+    assert outcomes.seen.count(ConsumeOutcome.EXCEPTION) == 2
+    assert "ConnectionResetError: reset" in caplog.text
+
+
+async def test_failing_to_publish_is_no_exception_of_the_function(
+    turbopump_cluster: Cluster,
+) -> None:
+    calls = []
+
+    @consumer("orders", group="billing", to="x", start_from="first", on_error={Exception: GiveUp()})
+    async def bill(order: Order) -> object:
+        calls.append(order)
+        return {"too": object()} if len(calls) == 1 else None
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 7}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert len(calls) == 2
+    assert not turbopump_cluster.dead_letters("billing")
+
+
+@pytest.mark.parametrize(
+    ("on_error", "message"),
+    [
+        ([ValueError], "on_error must be a dict"),
+        ({"ValueError": GiveUp()}, "a key of on_error must be a class of exceptions"),
+        ({KeyboardInterrupt: GiveUp()}, "a key of on_error must be a class of exceptions"),
+        ({ValueError: 30}, r"on_error\[ValueError\] must be RetryLater\(...\) or GiveUp\(\)"),
+        ({ValueError: GiveUp}, "must be RetryLater"),
+        ({RetryLater: GiveUp()}, "cannot change RetryLater"),
+    ],
+)
+def test_what_follows_exceptions_is_checked(on_error: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        consumer("orders", group="g", on_error=on_error)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_functions_send_with_the_producer_of_their_worker(
+    turbopump_cluster: Cluster, is_async: bool
+) -> None:
+    sent: list[str] = []
+
+    class Count:
+        """A hook that sees what is sent."""
+
+        def before_send(self, group: str, message: Any, queue: object) -> None:
+            sent.append(group)
+
+        def after_send(self, *_: object) -> None: ...
+
+    @consumer("orders", group="billing", start_from="first")
+    def bill(order: Order, producer: turbopump.Producer) -> None:
+        with producer:  # The worker closes it, not this block.
+            receipt = producer.send_json("receipts", Receipt(order.number), keys=["a"])
+        producer.submit(Message("receipts", receipt.message_id.encode())).result()
+
+    @consumer("orders", group="billing", start_from="first")
+    async def bill_async(producer: Producer, order: Order) -> None:
+        receipt = await producer.send_json("receipts", Receipt(order.number), keys=["a"])
+        await producer.send(Message("receipts", receipt.message_id.encode()))
+
+    function: Any = bill_async if is_async else bill
+    async with Worker(function, nameserver=turbopump_cluster.nameserver, send_hooks=[Count()]):
+        await turbopump_cluster.send(Message("orders", b'{"number": 7}'))
+        await turbopump_cluster.send(Message("orders", b'{"number": 7}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert view(turbopump_cluster, "receipts").count(b'{"number":7}') == 2
+    assert len(view(turbopump_cluster, "receipts")) == 4
+    assert sent == ["billing"] * 4
+
+
+def test_functions_of_blocking_workers_send_on_sockets(tmp_path: Path) -> None:
+    done = threading.Event()
+    seen: list[bytes] = []
+
+    @turbopump.consumer("orders", group="billing", start_from="first")
+    def bill(order: Order, producer: turbopump.Producer) -> None:
+        producer.send_json("receipts", Receipt(order.number))
+
+    @turbopump.consumer("receipts", group="mail", start_from="first")
+    async def mail(body: bytes) -> None:
+        seen.append(body)
+        done.set()
+
+    with running_server(tmp_path) as server:
+        with turbopump.Producer("orders-producer", nameserver=server.nameserver) as producer:
+            producer.send_json("orders", Order(7))
+        with turbopump.Worker(bill, mail, nameserver=server.nameserver):
+            assert done.wait(30)
+    assert seen == [b'{"number":7}']
+
+
+async def test_a_function_that_outlives_its_worker_cannot_send(turbopump_cluster: Cluster) -> None:
+    lent: list[turbopump.Producer] = []
+
+    @consumer("orders", group="billing", start_from="first")
+    def bill(order: Order, producer: turbopump.Producer) -> None:
+        lent.append(producer)
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 7}'))
+        await turbopump_cluster.until_consumed("billing")
+        with pytest.raises(ClientError, match="on its own event loop"):
+            lent[0].send(Message("receipts", b"1"))
+    with pytest.raises(NotRunning):
+        await asyncio.to_thread(lent[0].send, Message("receipts", b"1"))
+    with pytest.raises(NotRunning):
+        await asyncio.to_thread(lent[0].queues, "receipts")
+
+
+def test_a_producer_that_a_function_cannot_use_is_rejected() -> None:
+    with pytest.raises(InvalidArgument, match=r"gets a turbopump\.aio\.Producer"):
+
+        @consumer("orders", group="g")
+        async def waits(order: Order, producer: turbopump.Producer) -> None: ...
+
+    with pytest.raises(InvalidArgument, match=r"gets a turbopump\.Producer: annotate producer"):
+
+        @consumer("orders", group="g")
+        def plain(order: Order, producer: Producer) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="several parameters of type Producer"):
+
+        @consumer("orders", group="g")
+        def two(order: Order, a: turbopump.Producer, b: turbopump.Producer) -> None: ...
 
 
 async def test_a_result_that_cannot_be_published_redelivers(turbopump_cluster: Cluster) -> None:
