@@ -6,6 +6,8 @@ import asyncio
 import errno
 import functools
 import logging
+import os
+import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -36,6 +38,8 @@ _PAUSE_AFTER_FAILURE_S = 1.0
 _RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
 """For responses that arrive while a thread processes earlier ones. Left to autotuning, Linux
 sometimes keeps the buffer so small that broker and reader wait for each other in turn."""
+_FAILED_CALL = re.compile(r"\[Errno (\d+)\] Connect call failed")
+"""How asyncio, unlike uvloop, words what the system says, for one or several addresses."""
 _PORT_TRIES = 20
 """Attempts to find a port that is free at all addresses of a host."""
 
@@ -268,6 +272,8 @@ async def _serve(
 
 def _reason(error: OSError | UnicodeError) -> str:
     """Return the system's text for an error, without its number."""
+    if failed := _FAILED_CALL.search(str(error)):
+        return os.strerror(int(failed[1]))
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
