@@ -9,11 +9,11 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from mermaid_render import mermaid_to_svg
 
-from turbopump import __version__
+import turbopump
 
 project = "Turbopump"
 author = project_copyright = "The Turbopump maintainers"
-version = release = __version__
+version = release = turbopump.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
@@ -62,6 +62,22 @@ class Diagram(Directive):
         return [nodes.raw("", f'<figure class="diagram">{svg}</figure>', format="html")]
 
 
+def list_errors(_app, docname, source):
+    """Describe errors below what programs call, where autodoc would begin with them."""
+    if docname == "api/turbopump":
+        names = [each for each in turbopump.__all__ if _is_error(getattr(turbopump, each))]
+        each_one = "".join(
+            f".. autoexception:: turbopump.{name}\n   :no-inherited-members:\n" for name in names
+        )
+        source[0] = (
+            source[0].replace("{errors}", ", ".join(names)).replace("{each error}", each_one)
+        )
+
+
+def _is_error(value):
+    return isinstance(value, type) and issubclass(value, turbopump.TurbopumpError)
+
+
 _DECISIONS = "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 
 
@@ -91,4 +107,5 @@ def keep_links_inside(_app, docname, source):
 def setup(app):
     app.add_directive("mermaid", Diagram)
     app.connect("source-read", list_decisions)
+    app.connect("source-read", list_errors)
     app.connect("source-read", keep_links_inside)

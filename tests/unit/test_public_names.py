@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +61,16 @@ def test_both_packages_have_every_error_that_is_not_of_servers() -> None:
     }
     assert wanted <= set(turbopump.__all__) & set(turbopump.aio.__all__)
     assert all(getattr(turbopump, name) is getattr(errors, name) for name in wanted)
+
+
+def test_every_name_that_is_another_with_a_loop_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs/api/aio.md").read_text()
+    others = {
+        name
+        for name in turbopump.aio.__all__
+        if getattr(turbopump.aio, name) is not getattr(turbopump, name, None)
+    }
+    assert set(re.findall(r"autoclass:: turbopump\.aio\.(\w+)", page)) == others
 
 
 def test_names_are_the_same_with_and_without_a_loop() -> None:

@@ -257,8 +257,10 @@ def _refuse_unsupported(key: str, text: str) -> None:
 
 
 def _unknown_text(key: str) -> str:
-    near = nearest_key(key, _BY_KEY)
+    near = nearest_key(key, (*_BY_KEY, *UNSUPPORTED))
     hint = f"did you mean {near}?" if near else "see the configuration guide for all keys"
+    if near in UNSUPPORTED:
+        hint += " Other values than its default are not supported"
     return f"unknown key {key!r}: {hint}"
 
 

@@ -234,6 +234,7 @@ def test_toml_and_properties_lines_give_the_same_result(tmp_path: Path) -> None:
     [
         ({"brokerNam": "b"}, ["'brokerNam'", "did you mean brokerName?"]),
         ({"AUTOCREATETOPIC": "b"}, ["did you mean autoCreateTopicEnable?"]),
+        ({"aclEnabled": "true"}, ["'aclEnabled'", "did you mean aclEnable?"]),
         ({"zzz": "b"}, ["'zzz'", "guide"]),
         ({"listenPort": "70000"}, ["listenPort", "70000", "0 to 65535"]),
         ({"listenPort": "many"}, ["listenPort", "'many'", "whole number"]),
