@@ -162,10 +162,10 @@ class Rebalancer:
             self._changed.add(topic)
             _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)
 
-    async def _lose(self, owned: Iterable[OwnedQueue]) -> list[MessageQueue]:
+    async def _lose(self, owned: Iterable[OwnedQueue]) -> list[OwnedQueue]:
         """Lose queues; return those that were released."""
         released = await gather_by_key(owned, self._owner.lose)
-        return [each.queue for each, is_released in released.items() if is_released]
+        return [each for each, is_released in released.items() if is_released]
 
     async def _share(self, topic: str) -> Collection[MessageQueue] | None:
         """Return this client's queues of a topic, or None if the group's members are unknown."""

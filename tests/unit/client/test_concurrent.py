@@ -309,18 +309,17 @@ async def test_a_message_stuck_for_fifteen_minutes_is_sent_back(tmp_path: Path) 
             await held.wait()
         return ConsumeResult.SUCCESS
 
-    async with cluster(tmp_path) as world:
-        async with consuming(world, listen):
-            # Not when the consumer starts to check, or an interval of 15 minutes would do.
-            await sleep_ms(5 * 60_000)
-            await send(world, bodies(3), to=QUEUE)
-            await wait_until(lambda: len(times) == 3)
-            await sleep_ms(14 * 60_000)
-            assert await committed(world) == 0
-            await sleep_ms(2 * 60_000 + 15_000)
-            assert sorted(times) == [0, 0, 0, 1]
-            assert await committed(world) == 3
-            held.set()
+    async with cluster(tmp_path) as world, consuming(world, listen):
+        # Not when the consumer starts to check, or an interval of 15 minutes would do.
+        await sleep_ms(5 * 60_000)
+        await send(world, bodies(3), to=QUEUE)
+        await wait_until(lambda: len(times) == 3)
+        await sleep_ms(14 * 60_000)
+        assert await committed(world) == 0
+        await sleep_ms(2 * 60_000 + 15_000)
+        assert sorted(times) == [0, 0, 0, 1]
+        assert await committed(world) == 3
+        held.set()
 
 
 class Failing(Recorder):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -40,7 +42,10 @@ def is_shared_evenly(consumers: Sequence[PushConsumer], count: int) -> bool:
 
 
 @virtual_time()
-async def test_queues_move_as_members_join_and_leave(tmp_path: Path) -> None:
+async def test_queues_move_as_members_join_and_leave(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "turbopump.client.rebalance")
     async with cluster(tmp_path, names=BROKERS) as world:
         await send(world, [b"x"] * 20)
         async with AsyncExitStack() as rest:
@@ -53,6 +58,7 @@ async def test_queues_move_as_members_join_and_leave(tmp_path: Path) -> None:
             while len(consumers) > 1:
                 await consumers.pop(0).close()
                 await wait_until(lambda: is_shared_evenly(consumers, 8), 5)
+    assert re.search(r"lost \[T@\S+:\d", caplog.text)
 
 
 @virtual_time()
