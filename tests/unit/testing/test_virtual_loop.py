@@ -229,6 +229,26 @@ def test_the_seed_decides_the_chance() -> None:
 
 
 @virtual_time()
+async def test_time_passes_while_a_job_waits_for_a_task() -> None:
+    loop = virtual_loop()
+
+    def job() -> None:
+        slept = threading.Event()
+
+        def begin() -> None:
+            task = loop.create_task(asyncio.sleep(3600))
+            loop.serve_thread(task)
+            task.add_done_callback(lambda _: slept.set())
+
+        loop.call_soon_threadsafe(begin)
+        slept.wait()
+
+    async with asyncio.timeout(3601):
+        await asyncio.to_thread(job)
+    assert loop.time() == pytest.approx(3600)
+
+
+@virtual_time()
 async def test_waiting_for_a_condition_ends_when_it_holds() -> None:
     facts: list[int] = []
     virtual_loop().call_later(5, facts.append, 1)
