@@ -459,12 +459,17 @@ def copy_tree(files: Files, path: Path, new: Path) -> None:
 
 def remove_tree(files: Files, path: Path) -> None:
     """Remove a directory and its content, if it exists."""
+    remove_content(files, path)
+    files.remove_directory(path)
+
+
+def remove_content(files: Files, path: Path) -> None:
+    """Remove what is in a directory, if it exists."""
     for entry in files.entries(path):
         if files.is_directory(entry):
             remove_tree(files, entry)
         else:
             files.remove(entry)
-    files.remove_directory(path)
 
 
 def sync_path(files: Files, path: Path) -> None:

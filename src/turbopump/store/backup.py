@@ -9,23 +9,24 @@ copied queues is entered at the start of the copy, as after a crash.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
-from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.errors import InvalidArgument, StoreDamaged, StoreInUse
 from turbopump.machine.files import (
     REAL_FILES,
     Files,
     closing,
     copy_file,
     make_directory_durable,
-    remove_tree,
+    remove_content,
     sync_path,
 )
 from turbopump.store.checkpoint import read_checkpoint
-from turbopump.store.directory import StoreDirectory
+from turbopump.store.directory import SET_ASIDE, StoreDirectory, lock_where_supported
 from turbopump.store.log_scan import good_entry, is_blank, may_be_torn
 from turbopump.store.survey import numbered_files
 
@@ -56,17 +57,44 @@ def back_up(
     directory = StoreDirectory(files.resolve(root), files)
     if not files.is_directory(directory.commit_log):
         raise InvalidArgument(f"{root} must be a store directory, but has no commitlog in it")
-    if files.resolve(target).is_relative_to(directory.root):
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    _check_place(directory, target, unfinished)
+    make_directory_durable(files, unfinished)
+    with _locked(files, unfinished):
+        remove_content(files, unfinished)
+        backup = _Copy(directory, unfinished, files, on_file).run(target)
+        files.rename(unfinished, target)
+    files.sync_directory(target.parent)
+    return backup
+
+
+def _check_place(directory: StoreDirectory, target: Path, unfinished: Path) -> None:
+    """Refuse a place where the copy would replace another one, or the store itself."""
+    files, root = directory.files, directory.root
+    # Parts of a store may be links to other disks.
+    parts = (directory.commit_log, directory.queues, directory.index, directory.config)
+    own = (root, *map(files.resolve, parts))
+    if any(files.resolve(target).is_relative_to(each) for each in own):
         raise InvalidArgument(f"the backup must be outside of the store {root}, got {target}")
     if files.exists(target):
         raise InvalidArgument(f"{target} exists: name a new directory for the backup")
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    remove_tree(files, unfinished)
-    make_directory_durable(files, unfinished)
-    backup = _Copy(directory, unfinished, files, on_file).run(target)
-    files.rename(unfinished, target)
-    files.sync_directory(target.parent)
-    return backup
+    grows_in = files.resolve(unfinished)
+    if any(each.is_relative_to(grows_in) or grows_in.is_relative_to(each) for each in own):
+        raise InvalidArgument(
+            f"a backup to {target} would replace {unfinished}, where the store is: name another"
+            " directory for the backup"
+        )
+
+
+@contextmanager
+def _locked(files: Files, unfinished: Path) -> Iterator[None]:
+    """Exclude other backups to the same place: two would complete a mixture of both."""
+    with closing(files, files.open_directory(unfinished)) as fd:
+        try:
+            lock_where_supported(files, fd)
+        except BlockingIOError as error:
+            raise StoreInUse(f"another backup is written to {unfinished}") from error
+        yield
 
 
 class _Copy:
@@ -80,20 +108,31 @@ class _Copy:
 
     def run(self, target: Path) -> Backup:
         directory, files = self._directory, self._files
+        cuts = self._cuts()
         # Whoever starts the copy recovers as after a crash.
         files.close(files.open_new(self._target / directory.abort.name))
         self._copy_some([directory.checkpoint], self._target)
         self._copy_some(files.entries(directory.config), self._target / directory.config.name)
         self._copy_some([directory.removed_topics], self._target)
         self._copy_some(files.entries(directory.index), self._target / directory.index.name)
-        for topic in files.entries(directory.queues):
-            for queue in _entries(files, topic):
-                to = self._target / directory.queues.name / topic.name / queue.name
-                self._copy_some(_entries(files, queue), to)
-        start, end = self._copy_log()
+        # First: the start of the copy rebuilds the queues that are found there.
+        self._copy_queues(directory.unfinished_repair / directory.queues.name)
+        self._copy_queues(directory.queues)
+        start, end = self._copy_log(cuts)
         for each in _directories(files, self._target):
             files.sync_directory(each)
         return Backup(target, start, end)
+
+    def _cuts(self) -> set[Path]:
+        """Return where the store keeps what it has cut off its log."""
+        beside_log = self._files.resolve(self._directory.commit_log).parent
+        return {path for path in self._files.entries(beside_log) if path.name.startswith(SET_ASIDE)}
+
+    def _copy_queues(self, queues: Path) -> None:
+        to = self._target / queues.relative_to(self._directory.root)
+        for topic in self._files.entries(queues):
+            for queue in _entries(self._files, topic):
+                self._copy_some(_entries(self._files, queue), to / topic.name / queue.name)
 
     def _copy_some(self, paths: Sequence[Path], to: Path) -> None:
         """Copy files of a directory, in the order of their names, except those that vanish."""
@@ -116,8 +155,11 @@ class _Copy:
         sync_path(self._files, new)
         return True
 
-    def _copy_log(self) -> tuple[int, int]:
-        """Copy the log up to its present end; return where it begins and ends."""
+    def _copy_log(self, cuts: Set[Path]) -> tuple[int, int]:
+        """Copy the log up to its present end; return where it begins and ends.
+
+        ``cuts`` are those of before the first copy.
+        """
         log, to = self._directory.commit_log, self._target / self._directory.commit_log.name
         self._files.make_directory(to)
         found = numbered_files(self._files, log, [])
@@ -132,7 +174,9 @@ class _Copy:
                     self._files.remove(to / earlier.name)
                 begin = start + size
             self._on_file()
-        if self._tail([(to / path.name, start, size) for path, start, size in used], end) != tail:
+        copies = [(to / path.name, start, size) for path, start, size in used]
+        # The queues and the checkpoint of the copy may refer to what was cut off before the log.
+        if self._cuts() - cuts or self._tail(copies, end) != tail:
             raise StoreDamaged(f"{log} was cut while it was copied: make the backup again")
         return begin, end
 
@@ -142,8 +186,9 @@ class _Copy:
         end: int = read_checkpoint(self._files, copied).log_end
         if not found:
             return end
-        if not found[0][1] <= end <= found[-1][1] + found[-1][2]:
-            # Of a broker that stores no positions: the last file with messages has the end.
+        if not end or not found[0][1] <= end <= found[-1][1] + found[-1][2]:
+            # Of a broker that stores no positions: the last file with messages has the end. Damage
+            # in earlier ones is not where the log ends.
             end = next((each for each in reversed(found) if self._is_used(each[0])), found[0])[1]
         for path, start, size in found:
             if start <= end < start + size:

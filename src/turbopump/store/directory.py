@@ -16,6 +16,9 @@ _LOCK_TEXT = b"lock"
 _NO_DIRECTORY_LOCKS = {
     errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP,
 }  # fmt: skip
+SET_ASIDE = ("diverged-", "damaged-")
+"""How directories begin, beside the log's, that keep what was cut off the log."""
+
 # Java's kind of lock does not exclude the same process; this does.
 _locked_here_guard = threading.Lock()
 
@@ -75,11 +78,7 @@ class StoreDirectory:
         """Lock the directory itself: the lock file can be deleted while it is locked."""
         fd = self._files.open_directory(self.root)
         self._locks.append(fd)
-        try:
-            self._files.lock_directory(fd)
-        except OSError as error:
-            if error.errno not in _NO_DIRECTORY_LOCKS:
-                raise
+        lock_where_supported(self._files, fd)
 
     def _lock_file(self) -> None:
         """Lock the file that excludes Apache RocketMQ too."""
@@ -123,3 +122,12 @@ class StoreDirectory:
         with _locked_here_guard:
             self._files.locked_here.discard(self.root)
         self._unlock()
+
+
+def lock_where_supported(files: Files, fd: int) -> None:
+    """Lock an open directory, unless its file system cannot; raises BlockingIOError if locked."""
+    try:
+        files.lock_directory(fd)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_LOCKS:
+            raise

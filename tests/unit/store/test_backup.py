@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.errors import InvalidArgument, StoreDamaged, StoreInUse
+from turbopump.message import PhysicalOffset
 from turbopump.store import Files, Store
 from turbopump.store.backup import back_up
 from turbopump.store.inspect import inspect
@@ -52,6 +53,9 @@ def store(tmp_path: Path) -> Path:
 
 def segments(root: Path) -> list[Path]:
     return sorted((root / "commitlog").iterdir())
+
+
+QUEUES_AND_REBUILT = "consumequeue", "repair-unfinished/consumequeue"
 
 
 class Watched(Files):
@@ -152,6 +156,20 @@ def test_a_log_that_is_cut_during_the_copy_is_refused(store: Path, tmp_path: Pat
     assert not (tmp_path / "copy").exists()
 
 
+def test_a_log_that_is_cut_before_it_is_copied_is_refused(store: Path, tmp_path: Path) -> None:
+    with Store.open(store, CONFIG) as running:
+        positions = [running.message_start(PhysicalOffset(6000))]
+
+        def cut(path: Path) -> None:
+            if path.parent.name == "0" and positions:
+                running.cut(positions.pop())
+                append(running, 0, COUNT)
+
+        with pytest.raises(StoreDamaged, match="was cut while it was copied: make the backup aga"):
+            back_up(store, tmp_path / "copy", files=Watched(cut))
+    assert not (tmp_path / "copy").exists()
+
+
 def test_a_backup_takes_no_space_for_what_is_not_used(tmp_path: Path) -> None:
     config = small_config(segment_bytes=64 * 1024 * 1024)
     with Store.open(tmp_path / "store", config) as running:
@@ -182,6 +200,35 @@ def test_stores_of_apache_rocketmq_are_copied(archive: str, tmp_path: Path) -> N
     assert (after.messages, after.max_offset) == (before.messages, before.max_offset)
 
 
+def test_damage_is_not_taken_for_the_end_of_a_log_without_positions(
+    store: Path, tmp_path: Path
+) -> None:
+    path = store / "checkpoint"
+    # As of Apache RocketMQ: timestamps only.
+    path.write_bytes(path.read_bytes()[:24].ljust(4096, b"\0"))
+    first = segments(store)[0]
+    data = bytearray(first.read_bytes())
+    data[1000:1010] = b"?" * 10
+    first.write_bytes(data)
+    end = inspect(store).max_offset
+    assert back_up(store, tmp_path / "copy").log_end == end
+    assert inspect(tmp_path / "copy").messages == inspect(store).messages
+
+
+def test_queues_whose_rebuild_was_interrupted_are_rebuilt_from_the_copy(
+    store: Path, tmp_path: Path
+) -> None:
+    queue, aside = (store / each / "Topic" / "0" for each in QUEUES_AND_REBUILT)
+    aside.parent.mkdir(parents=True)
+    queue.rename(aside)
+    # Killed meanwhile: only the last file is there again.
+    queue.mkdir()
+    shutil.copy(max(aside.iterdir()), queue)
+    back_up(store, tmp_path / "copy")
+    with Store.open(tmp_path / "copy", CONFIG) as copy:
+        assert bodies(copy, queue_id=0) == [body(number) for number in range(0, COUNT, 2)]
+
+
 def test_a_wrong_place_is_refused(store: Path, tmp_path: Path) -> None:
     for target, error in (
         (store / "copy", "must be outside of the store"),
@@ -192,6 +239,43 @@ def test_a_wrong_place_is_refused(store: Path, tmp_path: Path) -> None:
             back_up(store, target)
     with pytest.raises(InvalidArgument, match="has no commitlog in it"):
         back_up(tmp_path, tmp_path / "copy")
+
+
+def test_a_backup_never_grows_in_the_place_of_its_store(store: Path, tmp_path: Path) -> None:
+    root = store.rename(tmp_path / "copy.unfinished")
+    with pytest.raises(InvalidArgument, match=r"would replace .*copy\.unfinished, where the"):
+        back_up(root, tmp_path / "copy")
+    outer = tmp_path / "outer.unfinished"
+    outer.mkdir()
+    root = root.rename(outer / "store")
+    with pytest.raises(InvalidArgument, match=r"would replace .*outer\.unfinished, where the"):
+        back_up(root, tmp_path / "outer")
+    assert inspect(root).messages == COUNT
+
+
+def test_a_backup_into_a_part_of_the_store_on_another_disk_is_refused(
+    store: Path, tmp_path: Path
+) -> None:
+    (store / "commitlog").rename(tmp_path / "log")
+    (store / "commitlog").symlink_to(tmp_path / "log")
+    with pytest.raises(InvalidArgument, match="must be outside of the store"):
+        back_up(store, tmp_path / "log" / "copy")
+    back_up(store, tmp_path / "copy")
+    assert numbers(tmp_path / "copy") == list(range(COUNT))
+
+
+def test_two_backups_to_one_place_do_not_mix(store: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def again(path: Path) -> None:
+        if path.parent.name == "commitlog" and not refused:
+            with pytest.raises(StoreInUse, match="another backup is written to") as raised:
+                back_up(store, tmp_path / "copy")
+            refused.append(str(raised.value))
+
+    back_up(store, tmp_path / "copy", files=Watched(again))
+    assert refused
+    assert numbers(tmp_path / "copy") == list(range(COUNT))
 
 
 def test_what_is_left_of_an_interrupted_backup_is_replaced(store: Path, tmp_path: Path) -> None:
