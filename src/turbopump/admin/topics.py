@@ -23,6 +23,7 @@ from turbopump.errors import (
     DamagedMessage,
     InvalidArgument,
     NetworkError,
+    RemoteError,
     TurbopumpError,
 )
 from turbopump.filters.tags import EVERYTHING
@@ -306,6 +307,11 @@ class Topics:
         except NetworkError as error:
             if not isinstance(error, ConnectFailed):
                 # The broker may have deleted it.
+                await self._restore(node, config)
+            raise
+        except RemoteError:
+            # It may have failed halfway, or a producer has re-created the topic meanwhile.
+            if (await self._table(node)).get(config.topic_name) != config:
                 await self._restore(node, config)
             raise
         await self._restore(node, config)

@@ -18,10 +18,12 @@ from turbopump.errors import (
     AdministrationError,
     AlreadyThere,
     ConnectionLost,
+    DiskFailed,
     InvalidArgument,
     NotThere,
     RemoteError,
 )
+from turbopump.store import Store
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
@@ -235,6 +237,21 @@ async def test_a_broker_that_refuses_a_purge_does_not_interrupt_another(tmp_path
                 await purging.topics.purge("T")
         assert await queues_by_broker(admin) == {"a": 3, "b": 3}
         assert (await admin.topics.status("T")).messages == 0
+
+
+@virtual_time()
+async def test_a_purge_that_fails_after_the_topic_is_gone_restores_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise DiskFailed("no space")
+
+    async with administered(tmp_path, "a") as (_, admin):
+        await admin.topics.create("T", queues=3)
+        monkeypatch.setattr(Store, "remove_topic", fail)
+        with pytest.raises(RemoteError, match="no space"):
+            await admin.topics.purge("T")
+        assert await queues_by_broker(admin) == {"a": 3}
 
 
 @virtual_time()
