@@ -141,20 +141,23 @@ class Resets:
         if topic is None:
             remark = f"[reset-offset] reset offset failed, no topic: {reset.topic}"
             raise RemoteError.system(remark)
+        queue_ids = range(topic.write_queue_nums)
+        found = [await self._target(reset, queue_id) for queue_id in queue_ids]
+        # Stored offsets are looked up only now: members commit while the disk reads.
         return {
-            MessageQueue(reset.topic, self.broker_name, queue_id): await self._target(
-                reset, queue_id
+            MessageQueue(reset.topic, self.broker_name, queue_id): self._permitted(
+                reset, queue_id, target
             )
-            for queue_id in range(topic.write_queue_nums)
+            for queue_id, target in enumerate(found)
         }
 
     async def _target(self, reset: Reset, queue_id: int) -> int:
         if reset.timestamp_ms == NEWEST:
-            target = self.store.queue_range(reset.topic, queue_id)[1]
-        else:
-            search = self.store.find_offset(reset.topic, queue_id, reset.timestamp_ms)
-            target = await self.searches.found(search)
-        # Looked up only now: members commit while the disk reads.
+            return self.store.queue_range(reset.topic, queue_id)[1]
+        search = self.store.find_offset(reset.topic, queue_id, reset.timestamp_ms)
+        return await self.searches.found(search)
+
+    def _permitted(self, reset: Reset, queue_id: int, target: int) -> int:
         stored = self.offsets.find(reset.group, reset.topic, queue_id)
         if stored is None:
             remark = f"the group {reset.group} has no offset in queue {queue_id} of {reset.topic}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from msgspec import structs
 
 import vectors
 from broker_parts import Parts, finished
-from turbopump.message import MessageQueue, PhysicalOffset
+from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.settings import parse_properties
 from turbopump.wire import bodies, headers
 from turbopump.wire.bodies import (
@@ -59,6 +60,23 @@ def test_resets_go_to_a_timestamp_or_to_the_end(parts: Parts) -> None:
     assert targets(reset(parts, 0, force=False)) == [0, 0]
     assert [command.code for command in peer.sent] == [220] * 4
     assert parts.offsets.find("g", "T", 0) == 1, "members commit it, not the broker"
+
+
+def test_commits_during_a_search_by_time_are_not_taken_back(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts.join()
+    parts.offsets.commit_all("g", "T", {0: 1, 1: 0})
+    find_offset = parts.store.find_offset
+
+    def slow(topic: str, queue_id: int, timestamp_ms: int) -> Iterator[QueueOffset]:
+        if queue_id == 1:
+            parts.offsets.commit("g", "T", 0, 3)
+        yield from find_offset(topic, queue_id, timestamp_ms)
+
+    monkeypatch.setattr(parts.store, "find_offset", slow)
+    parts.store.put("T", 0, 4000)
+    assert targets(reset(parts, 5000, force=False)) == [3, 0]
 
 
 def test_c_plus_plus_gets_a_list(parts: Parts) -> None:
