@@ -144,8 +144,9 @@ class PositionReader:
     ) -> QueueProgress:
         end = QueueOffset(max(0, stats.broker_offset))
         reached: QueueOffset | None = QueueOffset(max(0, stats.consumer_offset))
-        if reached == 0 < end:
-            # Brokers report 0 for queues without a committed offset, too.
+        if end and (reached == 0 or self._is_broadcast):
+            # Brokers report 0 for queues without a committed offset, too. Those of members that
+            # broadcast are of earlier members that did not.
             reached = await self._start(node, queue)
         if reached is not None and reached >= end:
             delay_ms = 0

@@ -212,6 +212,8 @@ async def test_members_that_broadcast_keep_their_offsets(tmp_path: Path) -> None
     async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         await send(world, [b"1", b"2", b"3"])
+        # Of members that once shared the messages.
+        await commit(world, {queue(0): 1})
         seen = Seen()
         async with consuming(world, seen, broadcast=True, offsets_directory=tmp_path / "offsets"):
             await wait_until(lambda: seen.count == 3, 60)
