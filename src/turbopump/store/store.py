@@ -516,6 +516,10 @@ class Store:
         end = self._log.written if end is None else end
         self._queues.remove_topic(topic, end, self._log.min_offset, is_deleted=is_deleted)
 
+    def removed_end(self, topic: str) -> PhysicalOffset:
+        """Return the position before which a topic's messages were removed with it, or 0."""
+        return PhysicalOffset(self._queues.removed.end_of(topic.encode()))
+
     def is_removed(self, topic: str, position: PhysicalOffset) -> bool:
         """Whether a topic was removed after the message at a position was stored."""
         return self._queues.removed.covers(topic.encode(), position)

@@ -42,6 +42,14 @@ class TopicConfigTable(Body, frozen=True, kw_only=True):
     topic_config_table: dict[str, TopicConfig] = {}
 
 
+class TopicTableCopy(TopicConfigTable, frozen=True, kw_only=True):
+    """The same for Turbopump's slaves (21)."""
+
+    removed_ends: dict[str, I64] = {}
+    """Turbopump's addition: of topics that were deleted and created again, the position in the log
+    before which their messages were deleted."""
+
+
 class BrokerRegistration(Body, frozen=True, kw_only=True):
     """What a broker registers (103)."""
 

@@ -87,6 +87,36 @@ async def test_topics_and_groups_are_copied_immediately(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_a_topic_that_was_re_created_while_the_slave_was_away_is_empty_there(
+    tmp_path: Path,
+) -> None:
+    network = MemoryNetwork()
+    config = config_at(tmp_path / "slave", identity=SLAVE, replication=FOLLOWS_MASTER)
+
+    def new_slave() -> Broker:
+        return Broker(config, network.host(SLAVE_HOST), virtual_machine(REAL_FILES, seed=2))
+
+    async with running_broker(tmp_path / "master", network) as (master, client):
+        await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create_topic("T"))
+        await client.send(b"copied")
+        async with new_slave() as slave:
+            await wait_until(lambda: slave.store.queue_range("T", 0)[1] == 1)
+        await client.send(b"not yet copied")
+        await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicName(topic="T"))
+        await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create_topic("T"))
+        async with new_slave() as slave:
+            await wait_until(lambda: slave.store.written_end == master.store.written_end)
+            await wait_until(lambda: are_equal(master, slave))
+            assert slave.store.queue_range("T", 0) == (0, 0)
+            await client.send(b"new", queue_id=1)
+            await wait_until(lambda: slave.store.queue_range("T", 1)[1] == 1)
+            assert slave.store.queue_range("T", 0) == (0, 0)
+        async with new_slave() as slave:
+            ranges = [slave.store.queue_range("T", queue_id) for queue_id in range(2)]
+            assert ranges == [(0, 0), (0, 1)]
+
+
+@virtual_time()
 async def test_copied_tables_survive_a_restart_of_the_slave(tmp_path: Path) -> None:
     async with master_and_slave(tmp_path) as (_, client, slave):
         await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create_topic("made"))

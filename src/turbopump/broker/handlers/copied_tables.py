@@ -24,6 +24,7 @@ from turbopump.net.router import Handler, Outcome
 from turbopump.store.store import Store
 from turbopump.tables import Table
 from turbopump.wire import headers
+from turbopump.wire.bodies import TopicConfigTable, TopicTableCopy
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.schema import Header
@@ -65,7 +66,8 @@ class CopiedTables(Requests):
         self._tables = {
             RequestCode.GET_ALL_TOPIC_CONFIG: ServedTable(
                 version=lambda: _version_text(topics.saving),
-                encoded=lambda: msgspec.json.encode(topics.snapshot),
+                encoded=lambda: msgspec.json.encode(_copy_of(topics.snapshot, store)),
+                encoded_for_java=lambda: msgspec.json.encode(topics.snapshot),
                 java_header=headers.NoFields(),
                 changing=topics.saving,
             ),
@@ -130,6 +132,15 @@ class CopiedTables(Requests):
         )
         body = b"" if version == known else table.encoded()
         return request.answer(ResponseCode.SUCCESS, header, body=body)
+
+
+def _copy_of(table: TopicConfigTable, store: Store) -> TopicTableCopy:
+    ends = ((name, store.removed_end(name)) for name in table.topic_config_table)
+    return TopicTableCopy(
+        data_version=table.data_version,
+        topic_config_table=table.topic_config_table,
+        removed_ends={name: end for name, end in ends if end},
+    )
 
 
 def _version_text(table: Table) -> str:

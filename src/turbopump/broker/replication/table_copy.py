@@ -31,7 +31,7 @@ from turbopump.wire.bodies import (
     ConsumerOffsets,
     GroupConfigTable,
     KeyValues,
-    TopicConfigTable,
+    TopicTableCopy,
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
@@ -192,9 +192,15 @@ def copied_tables(
     def adopt_topics(copy: Copy) -> None:
         # An Apache master does not say where its log ended then.
         end = PhysicalOffset(copy.about.log_end) if copy.about.table_version else None
-        for name in topics.adopt_copy(TopicConfigTable.decode(copy.body)):
+        table = TopicTableCopy.decode(copy.body)
+        for name in topics.adopt_copy(table):
             _log.info("topic %s was deleted on the master: its queues are deleted here too", name)
             store.remove_topic(name, end)
+        for name, position in table.removed_ends.items():
+            removed_end = PhysicalOffset(min(position, copy.about.log_end))
+            if name in topics.table and store.removed_end(name) < removed_end:
+                # Created again meanwhile: its older messages must not return after a promotion.
+                store.remove_topic(name, removed_end, is_deleted=True)
 
     return (
         CopiedTable(
