@@ -113,14 +113,18 @@ class ColdReads:
         if not log.is_in_memory(position, position + size):
             yield Cold(tuple(self._parts(position, position + size)))
 
-    def around_bodies(self, units: Units, limits: ReadLimits) -> Cold | None:
-        """Return what to fetch before all but the bodies of units' records is read, if anything."""
+    def around_bodies(self, units: Units, limits: ReadLimits) -> Iterator[Cold]:
+        """Yield what to fetch before all but the bodies of units' records is read, if anything.
+
+        In parts: while a worker reads one, the other requests that it got have to wait.
+        """
         log, parts = self._log, list[FilePart]()
         positions, sizes = units["physical_offset"].astype(np.int64), units["size"]
         # Damaged ones are no reason to read anything.
         considered = (sizes > 0) & (positions >= log.min_offset)
         considered &= positions + sizes <= log.written
-        for number in np.flatnonzero(considered).tolist():
+        numbers = np.flatnonzero(considered)
+        for number in numbers[np.argsort(positions[numbers])].tolist():
             begin = int(positions[number])
             if self.is_warm(begin, limits):
                 continue
@@ -131,7 +135,11 @@ class ColdReads:
             for missing in ranges:
                 if not log.is_in_memory(*missing):
                     parts += self._parts(*missing)
-        return Cold(tuple(sorted(parts))) if parts else None
+            if len(parts) >= _RANGES_MAX:
+                yield Cold(tuple(parts))
+                parts = []
+        if parts:
+            yield Cold(tuple(parts))
 
     def prepare(
         self,

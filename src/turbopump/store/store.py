@@ -669,7 +669,7 @@ class Store:
         self._catch_up()
         queues, limits = self._queues.find_all(topic, queue_ids), self.config.limits
 
-        def prepare(units: Units) -> Cold | None:
+        def prepare(units: Units) -> Iterator[Cold]:
             return self._cold_reads.around_bodies(units, limits)
 
         yield (yield from marks_at(self._log, queues, queue_ids, offsets, prepare))

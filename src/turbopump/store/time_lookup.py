@@ -26,8 +26,8 @@ Steps: TypeAlias = Generator[Cold, None, T]
 Prepare = Callable[[int], Iterator[Cold]]
 """Yields what to fetch before the record at a position is read."""
 
-PrepareAll = Callable[[Units], Cold | None]
-"""Returns what to fetch before all but the bodies of units' records is read."""
+PrepareAll = Callable[[Units], Iterator[Cold]]
+"""Yields what to fetch before all but the bodies of units' records is read."""
 
 _NO_UNIT = bytes(UNIT_BYTES)
 
@@ -67,9 +67,7 @@ def marks_at(
         for queue, offset in zip(queues, offsets, strict=True)
     ]
     places = as_units(b"".join(units))
-    cold = prepare(places)
-    if cold is not None:
-        yield cold
+    yield from prepare(places)
     found = store_timestamps_at(log, topic, np.array(queue_ids), np.array(offsets), places)
     times_ms, positions = found.tolist(), places["physical_offset"].tolist()
     for at in np.flatnonzero(found < 0).tolist():

@@ -175,8 +175,9 @@ def store_timestamps_at(
     if window is None:
         return times
     start, end, view = window
+    # Only what was fetched may be touched: nothing for a message that does not exist.
     inside = np.flatnonzero(
-        (positions >= start) & (positions + np.maximum(sizes, HEAD_BYTES) <= end)
+        (sizes > 0) & (positions >= start) & (positions + np.maximum(sizes, HEAD_BYTES) <= end)
     )
     at, sizes = positions[inside] - start, sizes[inside]
     heads = heads_at(view[: end - start], at)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ from turbopump.errors import StoreClosed
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES, closing
 from turbopump.message import PhysicalOffset
-from turbopump.store import Filter, Found, ReadLimits, Store
+from turbopump.store import Filter, Found, ReadLimits, Store, unit_check
 from turbopump.store.outcomes import Cold
 from turbopump.testing import Disk, virtual_loop, virtual_machine, virtual_time
 from turbopump.testing.memory_files import BLOCK_BYTES
+from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import tags_code
+from turbopump.wire.record_arrays import heads_at
 from unit.store.support import ManualClock, offset, record, small_config
 
 ROOT = Path("/store")
@@ -166,6 +169,41 @@ def test_what_this_process_has_written_last_is_read_without_asking() -> None:
         disk.drop_caches()
         assert isinstance(store.read_from_memory("Topic", 0, offset(9), 1), Found)
     assert disk.operations["fetch"] == 0
+
+
+def test_marks_of_many_queues_are_fetched_in_parts() -> None:
+    """Others that need the disk wait for one part, not for all."""
+    disk, count = Disk(), 600
+    with Store.open(ROOT, CONFIG, machine_of(disk)) as store:
+        for queue_id in range(count):
+            store.append([record(b"x" * 5_000, queue_id=queue_id)])
+    with Store.open(ROOT, CONFIG, machine_of(disk)) as store:
+        disk.drop_caches("*/commitlog/*")
+        *parts, found = store.find_marks("Topic", range(count), [0] * count)
+        assert not isinstance(found, Cold)
+        assert -1 not in found[0]
+        sizes = [len(each.parts) for each in parts if isinstance(each, Cold)]
+        assert len(sizes) == len(parts) > 1
+        assert max(sizes) <= 257
+
+
+def test_marks_of_messages_that_do_not_exist_touch_no_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, touched = Disk(), 0
+    with Store.open(ROOT, CONFIG, machine_of(disk)) as store:
+        store.append([record(b"x" * 5_000)])
+
+    def counting(view: memoryview, positions: Ints) -> np.ndarray[Any, Any]:
+        nonlocal touched
+        touched += len(positions)
+        return heads_at(view, positions)
+
+    monkeypatch.setattr(unit_check, heads_at.__name__, counting)
+    with Store.open(ROOT, CONFIG, machine_of(disk)) as store:
+        disk.drop_caches("*/commitlog/*")
+        assert list(store.find_marks("Topic", [0, 7], [1, 0])) == [([-1, -1], [-1, -1])]
+        assert not touched
 
 
 @virtual_time()
