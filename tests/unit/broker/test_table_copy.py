@@ -117,6 +117,27 @@ async def test_a_topic_that_was_re_created_while_the_slave_was_away_is_empty_the
 
 
 @virtual_time()
+async def test_a_re_created_topic_stays_empty_where_the_slave_cut_its_log(tmp_path: Path) -> None:
+    async with master_and_slave(tmp_path) as (master, client, slave):
+        for topic in ("T", "U"):
+            await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create_topic(topic))
+        await client.send(b"first")
+        second = master.store.written_end
+        await client.send(b"second")
+        await wait_until(lambda: slave.store.queue_range("T", 0)[1] == 2)
+        await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicName(topic="T"))
+        await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create_topic("T"))
+        await wait_until(lambda: are_equal(master, slave))
+        follower = slave.replication.follower
+        assert follower is not None
+        follower._drop(second, "as the test wants it")
+        # Its log has a gap now, so it connects again.
+        await client.send(b"other", topic="U")
+        await wait_until(lambda: slave.store.written_end == master.store.written_end, 60)
+        await wait_until(lambda: slave.store.queue_range("T", 0) == (0, 0), 60)
+
+
+@virtual_time()
 async def test_copied_tables_survive_a_restart_of_the_slave(tmp_path: Path) -> None:
     async with master_and_slave(tmp_path) as (_, client, slave):
         await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create_topic("made"))

@@ -64,6 +64,9 @@ class Replica:
             self.config.identity.broker_id,
             self._note_answer,
         )
+        if self.replication.follower is not None:
+            # They refer to the log: the master's tables count again once it has been copied again.
+            self.replication.follower.on_cut = self.copies.versions.clear
         self.roles = RoleChanges(
             mastership=self.mastership,
             writes=self.path.writer,

@@ -116,6 +116,7 @@ class Follower:
         self.may_drop_all = False
         """Whether a log that has nothing in common with the master's may be dropped: set where the
         master's is known to be the valid one."""
+        self.on_cut: Callable[[], None] = lambda: None
 
     @property
     def config(self) -> ReplicationConfig:
@@ -257,6 +258,7 @@ class Follower:
         end = self.store.written_end
         cut_bytes = end - (self.store.min_offset if at is None else at)
         kept = self.store.cut(at)
+        self.on_cut()
         self._cut_bytes += cut_bytes
         self._settled()
         _log.error(
