@@ -1,7 +1,8 @@
 """Copies a store while its broker runs, as a crash of the broker would leave it.
 
 The order of the copies makes them consistent: the checkpoint first, since what it vouches for is in
-the files by then, then the tables, index and queues, and last the log, up to its end at that time.
+the files by then, then the tables, index and queues, then which topics were removed, and last the
+log, up to its end at that time.
 So nothing in the copy refers to a message that it lacks. What was stored but not entered into the
 copied queues is entered at the start of the copy, as after a crash.
 """
@@ -113,11 +114,12 @@ class _Copy:
         files.close(files.open_new(self._target / directory.abort.name))
         self._copy_some([directory.checkpoint], self._target)
         self._copy_some(files.entries(directory.config), self._target / directory.config.name)
-        self._copy_some([directory.removed_topics], self._target)
         self._copy_some(files.entries(directory.index), self._target / directory.index.name)
         # First: the start of the copy rebuilds the queues that are found there.
         self._copy_queues(directory.unfinished_repair / directory.queues.name)
         self._copy_queues(directory.queues)
+        # After the queues: the start of the copy deletes those of topics that it names.
+        self._copy_some([directory.removed_topics], self._target)
         start, end = self._copy_log(cuts)
         for each in _directories(files, self._target):
             files.sync_directory(each)

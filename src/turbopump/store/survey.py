@@ -103,12 +103,15 @@ class LogEntries:
         self._removed = RemovedTopics(StoreDirectory(directory, files).removed_topics, files)
         self._removed.load()
         self._messages: dict[tuple[str, int], array[int]] = {}
+        self._removed_at = array("q")
+        """Positions of messages of removed topics: the index has them still."""
         self.min_offset = self.end = 0
 
     def add(self, view: MessageView) -> None:
         """Add a message that should be in its queue."""
         topic = view.topic.encode()
         if self._removed.covers(topic, view.physical_offset):
+            self._removed_at.append(view.physical_offset)
             return
         # Units of delayed messages hold the delivery time, which depends on the settings.
         code = ANY_CODE if view.topic == SCHEDULE_TOPIC else tags_code(view.tags or "")
@@ -121,7 +124,7 @@ class LogEntries:
     def positions(self) -> Ints:
         """Return the positions of all messages, in order."""
         found = [self._of(*queue)[:, 0] for queue in self._messages]
-        return np.sort(np.concatenate([*found, np.empty(0, np.int64)]))
+        return np.sort(np.concatenate([*found, np.array(self._removed_at, np.int64)]))
 
     def _of(self, topic: str, queue_id: int) -> Ints:
         """Return position, size, queue offset and tag hash of each message of a queue."""
@@ -136,7 +139,9 @@ class LogEntries:
         at = np.searchsorted(every[:, 0], wanted)
         known = at < len(every)
         at[~known] = 0
-        gone = ((wanted >= 0) & (wanted < self.min_offset)) | (units["size"] == FILLER_SIZE)
+        # The next start deletes what is left of a removed topic.
+        kept_from = max(self.min_offset, self._removed.end_of(topic.encode()))
+        gone = ((wanted >= 0) & (wanted < kept_from)) | (units["size"] == FILLER_SIZE)
         codes = known.copy()
         if len(every):
             found = every[at]

@@ -145,6 +145,22 @@ def test_files_that_expire_during_the_copy_are_left_out(store: Path, tmp_path: P
     assert found[0] > 0
 
 
+@pytest.mark.parametrize("queue", ["0", "1"])
+def test_a_topic_that_is_removed_during_the_copy_is_removed_in_it(
+    queue: str, store: Path, tmp_path: Path
+) -> None:
+    with Store.open(store, CONFIG) as running:
+
+        def remove(path: Path) -> None:
+            if path.parent.name == queue and running.queue_range("Topic", 0)[1]:
+                running.remove_topic("Topic")
+
+        back_up(store, tmp_path / "copy", files=Watched(remove))
+    assert inspect(tmp_path / "copy").damage == []
+    with Store.open(tmp_path / "copy", CONFIG) as copy:
+        assert copy.queue_ids() == []
+
+
 def test_a_log_that_is_cut_during_the_copy_is_refused(store: Path, tmp_path: Path) -> None:
     last = segments(store)[-1]
 

@@ -160,7 +160,7 @@ def test_each_kind_of_damage_is_named(
 ) -> None:
     with Store.open(tmp_path, small_config()) as store:
         store.append([record(b"other", queue_id=1)])
-        store.append([record(b"gone", topic="Removed")])
+        store.append([record(b"gone", topic="Removed", KEYS="gone")])
         store.remove_topic("Removed")
         for number in range(60):
             store.append([record(b"x" * 500, KEYS=f"k{number}")])
