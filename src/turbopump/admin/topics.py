@@ -279,13 +279,21 @@ class Topics:
         with brokers of Apache RocketMQ, reset the offsets of each group afterwards.
 
         A purge that has begun continues if its caller is cancelled. Raises AdministrationError with
-        the settings if a broker does not take them back within half a minute.
+        the settings if a broker does not take them back within half a minute; and before anything
+        is deleted if a broker that has the topic has only slaves now.
         """
-        masters = await self._servers.masters(cluster)
-        tables = await gathered(self._table(node) for node in masters)
-        having = [(n, t[topic]) for n, t in zip(masters, tables, strict=True) if topic in t]
+        # Slaves too, of brokers without a master: their messages would return with the next one.
+        nodes = await self._servers.readable(cluster)
+        tables = await gathered(self._table(node) for node in nodes)
+        having = [(n, t[topic]) for n, t in zip(nodes, tables, strict=True) if topic in t]
         if not having:
             raise await self._servers.missing_topic(topic)
+        alone = [node.broker for node, _ in having if not node.is_master]
+        if alone:
+            raise AdministrationError(
+                f"topic {topic!r} is also on broker {', '.join(alone)}, which has no master now:"
+                " nothing is deleted, purge it again when it has one"
+            )
         await self._servers.run_to_end(self._purge_all(having))
         return tuple(node.broker for node, _ in having)
 

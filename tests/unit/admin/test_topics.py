@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from administered import administered, queue
 from clusters import Recorder
 from consumers import Seen, consuming, send
-from turbopump.admin import TopicKind
+from turbopump.admin import BrokerNode, TopicKind
+from turbopump.admin.servers import Servers
 from turbopump.aio import Admin
 from turbopump.errors import (
     AdministrationError,
@@ -237,6 +239,27 @@ async def test_a_broker_that_refuses_a_purge_does_not_interrupt_another(tmp_path
                 await purging.topics.purge("T")
         assert await queues_by_broker(admin) == {"a": 3, "b": 3}
         assert (await admin.topics.status("T")).messages == 0
+
+
+@virtual_time()
+async def test_a_topic_on_a_broker_without_a_master_is_not_purged_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Servers.nodes
+
+    async def without_a_master(servers: Servers, *names: str | None) -> tuple[BrokerNode, ...]:
+        found = await nodes(servers, *names)
+        return tuple(replace(n, broker_id=1) if n.broker == "b" else n for n in found)
+
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await admin.topics.create("U", queues=1, brokers=["a"])
+        await send(world, [b"1"], to=queue(0))
+        monkeypatch.setattr(Servers, "nodes", without_a_master)
+        with pytest.raises(AdministrationError, match="'T' is also on broker b, which has no mast"):
+            await admin.topics.purge("T")
+        assert (await admin.topics.status("T")).messages == 1
+        assert await admin.topics.purge("U") == ("a",)
 
 
 @virtual_time()
