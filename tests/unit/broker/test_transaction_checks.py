@@ -653,6 +653,27 @@ async def test_sends_are_answered_while_the_disk_reads_half_messages_for_checks(
         await wait_until(lambda: len(producer.asked) == len(places))
 
 
+@virtual_time()
+async def test_a_half_message_that_the_disk_cannot_read_keeps_no_others_from_being_checked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    immunity = {"CHECK_IMMUNITY_TIME_IN_SECONDS": str(int(1.5 * INTERVAL_S))}
+    async with world(tmp_path) as (_, _, producer):
+        for _ in range(5):
+            await producer.half(b"half", **immunity)
+    async with world(tmp_path) as (_, _, producer):
+        disk = disk_at(virtual_loop(), tmp_path)
+        await asyncio.sleep(INTERVAL_S + 1)
+        assert not producer.asked
+        disk.drop_caches("*/commitlog/*")
+        disk.fail("fetch", times=1)
+        await asyncio.sleep(INTERVAL_S)
+        assert len({asked.message.unique_key for asked in producer.asked}) == 4
+        assert "half message 0 of group 'pg' cannot be checked" in caplog.text
+        await asyncio.sleep(INTERVAL_S)
+        assert len({asked.message.unique_key for asked in producer.asked}) == 5
+
+
 async def send_ms(client: Client) -> int:
     """Send a message; return how long the answer took."""
     begun_ms = virtual_loop().clock.monotonic_ms()

@@ -18,7 +18,7 @@ from turbopump.broker.transactions.half import Half, Rules, Verdict, verdict
 from turbopump.broker.transactions.ledger import Fate
 from turbopump.broker.transactions.transactions import LOAD_MAX, Replacement, Transactions
 from turbopump.clock import Clock
-from turbopump.errors import NetworkError, RemoteError
+from turbopump.errors import DiskFailed, NetworkError, RemoteError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.outcomes import Appended
 from turbopump.wire.ids import offset_id
@@ -131,9 +131,17 @@ class Checks:
         return None if decision is Verdict.WAIT else (half, decision)
 
     async def _due(self, half: Half, decision: Verdict) -> _Due | None:
-        """Read a half message for which an action is due; None if it is missing, or committed."""
+        """Read a half message for which an action is due; None if it is missing, or committed.
+
+        Also if the disk cannot read it: the next round tries again.
+        """
         transactions = self.transactions
-        view = await transactions.queues.fetched_message(half.physical_offset)
+        try:
+            view = await transactions.queues.fetched_message(half.physical_offset)
+        except DiskFailed as error:
+            text = "half message %d of group %r cannot be checked: %s"
+            _log.error(text, half.queue_offset, half.group, error)
+            return None
         if view is None:
             self._note_missing(half)
             return None
