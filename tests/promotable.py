@@ -11,6 +11,7 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig, RegistrationConfig, Role
 from turbopump.broker.replicated import ReplicatedBroker
 from turbopump.broker.replication.mastership import Mastership
+from turbopump.machine.files import read_file
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.pool import ConnectionPool
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine
@@ -114,6 +115,12 @@ class PromotableBrokers:
     def role(self, number: int) -> tuple[Role, int]:
         identity = self.broker(number).config.identity
         return identity.role, identity.broker_id
+
+    def set_aside(self, number: int) -> bytes:
+        """Return what a broker has cut off its log and kept."""
+        disk, directory = self.disks[number], self.config_of(number).directory
+        kept = [path for path in disk.entries(directory) if path.name.startswith("diverged")]
+        return b"".join(read_file(disk, path) for each in kept for path in disk.entries(each))
 
     async def addresses(self, nameserver: int = 0) -> dict[int, str]:
         """Return the addresses of the broker name by id, as name servers report them."""

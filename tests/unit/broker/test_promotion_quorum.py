@@ -99,17 +99,24 @@ async def test_full_name_servers_refuse_a_promotion_and_the_master_continues(
         assert await can_send(replicas, 0) == REFUSED
 
 
+@pytest.mark.parametrize("are_down", [True, False])
 @virtual_time()
-async def test_a_minority_of_name_servers_promotes_no_slave(tmp_path: Path) -> None:
+async def test_a_minority_of_name_servers_promotes_no_slave(tmp_path: Path, are_down: bool) -> None:
+    """Those that are down, or cut off from the slave, count for nothing."""
     async with promotable_brokers(tmp_path, nameservers=3) as replicas:
         await until_known(replicas)
-        await replicas.stop_nameserver(0)
-        await replicas.stop_nameserver(1)
+        for number in (0, 1):
+            if are_down:
+                await replicas.stop_nameserver(number)
+            else:
+                replicas.network.partition(replicas.host_of(1), f"10.0.1.{number + 1}")
         answer = await replicas.promote(1)
         assert "1 of 3 name servers store the claim" in (answer.remark or "")
         assert "10.0.1.1:9876: does not answer" in (answer.remark or "")
         assert await can_send(replicas, 0) == SUCCESS
-        await replicas.start_nameserver(0)
+        replicas.network.heal()
+        if are_down:
+            await replicas.start_nameserver(0)
         await asyncio.sleep(10)
         assert (await replicas.promote(1)).code == SUCCESS
         await until_accepting(replicas, 1)
@@ -488,11 +495,13 @@ async def test_a_promotion_whose_claim_is_final_somewhere_is_completed(tmp_path:
             assert left is not None
             assert not left.epoch
         assert [number for number in range(2) if accepts(replicas, number)] == [0]
+        assert (await replicas.client(0).send(b"only on the old one")).code == SUCCESS
         for number in (1, 2):
             network.join(new, f"10.0.1.{number + 1}")
         await until_accepting(replicas, 1)
         network.heal()
         await wait_until(lambda: replicas.role(0) == SLAVE, 30)
+        await wait_until(lambda: b"only on the old one" in replicas.set_aside(0), 30)
         await asyncio.sleep(30)
         assert [number for number in range(2) if accepts(replicas, number)] == [1]
 

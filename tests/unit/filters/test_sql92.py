@@ -134,6 +134,7 @@ def sorted_texts(tree: str) -> str:
         ("a BETWEEN 9 AND 1", 10, "BETWEEN 9 AND 1 matches nothing"),
         ("a NOT > 5", 6, "expected BETWEEN or IN, found '>'"),
         ("a NOT LIKE 'x'", 6, "expected BETWEEN or IN, found 'LIKE'"),
+        ("a NOT", 5, "expected BETWEEN or IN, found end of expression"),
         ("a = 5 NOT", 9, "expected BETWEEN or IN, found end of expression"),
         ("a = NULL", 2, "write IS NULL or IS NOT NULL"),
         ("TRUE = 1", 5, "TRUE and FALSE equal neither numbers nor strings"),
