@@ -442,6 +442,18 @@ async def test_a_function_may_answer_with_a_result_and_close_the_worker(
     await worker.close()
 
 
+async def test_waiting_for_a_worker_that_was_never_started_is_an_error(
+    turbopump_cluster: Cluster,
+) -> None:
+    @consumer("orders", group="billing")
+    def bill(body: bytes) -> None:
+        pass
+
+    worker = Worker(bill, nameserver=turbopump_cluster.nameserver)
+    with pytest.raises(NotRunning, match="this Worker is not running"):
+        await worker.wait()
+
+
 async def test_a_function_may_close_the_worker_while_it_starts(turbopump_cluster: Cluster) -> None:
     @consumer("orders", group="first", start_from="first")
     async def close(body: bytes) -> None:
