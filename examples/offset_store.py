@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -44,7 +44,6 @@ ADVANCE = """
     INSERT INTO offsets VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET offset = max(offset, excluded.offset)
 """
-RESET = "REPLACE INTO offsets VALUES (?, ?, ?, ?)"
 REMOVE = "DELETE FROM offsets WHERE (topic, broker, queue_id) = (?, ?, ?)"
 
 
@@ -54,6 +53,7 @@ class Billing:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_complete = Event()
+        self.changes: list[tuple[str, list[str | int]]] = []
         with closing(self.connect()) as database:
             database.executescript(SCHEMA)
 
@@ -90,18 +90,18 @@ class Billing:
             found = database.execute(LOAD, row(queue)).fetchone()
         return None if found is None else found[0]
 
-    def advance(self, offsets: Mapping[MessageQueue, int]) -> None:
-        self.write(ADVANCE, *([*row(queue), offset] for queue, offset in offsets.items()))
-
-    def reset(self, queue: MessageQueue, offset: int) -> None:
-        self.write(RESET, [*row(queue), offset])
+    def advance(self, queue: MessageQueue, offset: int) -> None:
+        self.changes.append((ADVANCE, [*row(queue), offset]))
 
     def remove(self, queue: MessageQueue) -> None:
-        self.write(REMOVE, row(queue))
+        self.changes.append((REMOVE, row(queue)))
 
-    def write(self, statement: str, *rows: list[str | int]) -> None:
+    def commit(self) -> None:
+        # If it fails, the consumer repeats all of them.
+        changes, self.changes = self.changes, []
         with closing(self.connect()) as database, database:
-            database.executemany(statement, rows)
+            for statement, values in changes:
+                database.execute(statement, values)
 
     def bills(self) -> list[int]:
         with closing(self.connect()) as database:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from turbopump.client.delivery.listener import is_async, is_being_cancelled
@@ -20,7 +20,7 @@ from turbopump.timeouts import timeout
 _log = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_S = 30
-_METHODS = ("load", "advance", "reset", "remove")
+_METHODS = ("load", "advance", "remove", "commit")
 
 
 class OffsetStore(Protocol):
@@ -30,15 +30,16 @@ class OffsetStore(Protocol):
 
         class Offsets:
             def load(self, queue): ...
-            def advance(self, offsets): ...
-            def reset(self, queue, offset): ...
+            def advance(self, queue, offset): ...
             def remove(self, queue): ...
+            def commit(self): ...
 
         PushConsumer("billing", bill, offset_store=Offsets(), orderly=True, ...)
 
-    An offset is that of the next message to consume. Plain methods run in a thread of the consumer,
-    coroutine functions on its event loop, one call at a time. What raises, or takes more than 30
-    seconds, is logged and tried again.
+    An offset is that of the next message to consume. Changes come in groups: `advance` and
+    `remove`, then `commit`, which writes them in one transaction. Plain methods run in a thread of
+    the consumer, coroutine functions on its event loop, one call at a time. If one raises, or a
+    group takes more than 30 seconds, that is logged, and the whole group is repeated later.
     """
 
     @abstractmethod
@@ -46,16 +47,16 @@ class OffsetStore(Protocol):
         """Return the stored offset of a queue; None to start where the group would without."""
 
     @abstractmethod
-    def advance(self, offsets: Mapping[MessageQueue, int]) -> Awaitable[None] | None:
-        """Store how far queues are consumed, except where a higher offset is stored."""
-
-    @abstractmethod
-    def reset(self, queue: MessageQueue, offset: int) -> Awaitable[None] | None:
-        """Store where a queue continues, usually at a lower offset, before it does so."""
+    def advance(self, queue: MessageQueue, offset: int) -> Awaitable[None] | None:
+        """Note how far a queue is consumed, unless a higher offset is stored."""
 
     @abstractmethod
     def remove(self, queue: MessageQueue) -> Awaitable[None] | None:
-        """Delete the offset of a queue whose topic was deleted."""
+        """Note that the stored offset of a queue is void; a lower one may follow."""
+
+    @abstractmethod
+    def commit(self) -> Awaitable[None] | None:
+        """Store what was noted since the last `commit`, all of it or nothing."""
 
 
 def check_offset_store(store: object) -> None:
@@ -99,7 +100,7 @@ class StoredOffsets(Offsets):
         self._thread.shutdown(wait=False)
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
-        found = await self._call("load", queue)
+        found = await self._call(("load", queue))
         if found is None:
             return None if self._on_brokers is None else await self._on_brokers.stored(queue)
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
@@ -128,7 +129,8 @@ class StoredOffsets(Offsets):
         for queue in [each for each in queues if each in self._resets]:
             await self.store_reset(queue)
         offsets = self._uncommitted([each for each in queues if each not in self._resets])
-        if offsets and await self._is_done("advance", offsets):
+        changes = (("advance", queue, offset) for queue, offset in offsets.items())
+        if offsets and await self._is_committed(*changes):
             self._note(offsets)
         if self._on_brokers is not None:
             await self._on_brokers.persist(queues, is_routine=is_routine)
@@ -149,7 +151,8 @@ class StoredOffsets(Offsets):
         offset = self._resets.get(queue)
         if offset is None:
             return True
-        if not await self._is_done("reset", queue, offset):
+        # In one transaction: a higher offset that is stored counts no longer.
+        if not await self._is_committed(("remove", queue), ("advance", queue, offset)):
             return False
         if self._resets.get(queue) == offset:
             del self._resets[queue]
@@ -160,7 +163,7 @@ class StoredOffsets(Offsets):
         return queue in self._stored
 
     async def remove(self, queue: MessageQueue) -> bool:
-        return await self._is_done("remove", queue)
+        return await self._is_committed(("remove", queue))
 
     def _note(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Note what is stored; brokers get it next."""
@@ -171,44 +174,51 @@ class StoredOffsets(Offsets):
 
     # --- calling ----------------------------------------------------------------------------------
 
-    async def _is_done(self, method: str, *args: object) -> bool:
-        """Call the store; return whether that worked."""
+    async def _is_committed(self, *changes: tuple[Any, ...]) -> bool:
+        """Make changes in one transaction; return whether that worked."""
         try:
-            await self._call(method, *args)
+            await self._call(*changes, ("commit",))
         except ClientError:
             return False
         return True
 
-    async def _call(self, method: str, *args: object) -> Any:
-        """Call the store; log a failure, and raise it as ClientError: the caller retries.
+    async def _call(self, *calls: tuple[Any, ...]) -> Any:
+        """Call methods of the store; return the result of the last one.
 
-        Calls are made in the order of this method's: a thread that is too slow delays the next.
+        Logs a failure, and raises it as ClientError: the caller retries. Groups of calls do not
+        overlap, and have the order of this method's: a thread that is too slow delays the next.
         """
-        call: Callable[..., Any] = getattr(self._store, method)
+        name = calls[0][0]
         async with self._calling:
             try:
                 async with timeout(_CALL_TIMEOUT_S):
-                    if is_async(call):
-                        return await call(*args)
-                    loop = asyncio.get_running_loop()
-                    result = await loop.run_in_executor(self._thread, _called, call, args)
-                    return await result if inspect.isawaitable(result) else result
+                    result = None
+                    for name, *arguments in calls:
+                        result = await self._result(getattr(self._store, name), arguments)
+                    return result
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                     raise
                 is_late = isinstance(error, TimeoutError) and not error.args
                 why = f"no result within {_CALL_TIMEOUT_S} s" if is_late else repr(error)
-                failure = f"offset_store.{method}() failed: {why}"
-                if self._session.log_limit.is_due((method, self._group)):
+                failure = f"offset_store.{name}() failed: {why}"
+                if self._session.log_limit.is_due((name, self._group)):
                     text = "%s: %s; tried again, and logged once a minute"
                     _log.warning(text, self._group, failure, exc_info=error)
                 raise ClientError(failure) from error
 
+    async def _result(self, call: Callable[..., Any], arguments: Sequence[object]) -> Any:
+        if is_async(call):
+            return await call(*arguments)
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._thread, _called, call, arguments)
+        return await result if inspect.isawaitable(result) else result
 
-def _called(call: Callable[..., Any], args: tuple[object, ...]) -> Any:
+
+def _called(call: Callable[..., Any], arguments: Sequence[object]) -> Any:
     """Call a plain method, in the thread."""
     try:
-        return call(*args)
+        return call(*arguments)
     except StopIteration as error:
         # As of `next(rows)` without rows; no future can hold it.
         raise RuntimeError("StopIteration") from error

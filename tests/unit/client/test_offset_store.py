@@ -49,6 +49,8 @@ class Kept:
         self.failing: set[str] = set()
         self.threads: set[str] = set()
         self.running = self.running_max = 0
+        self._removed: list[MessageQueue] = []
+        self._advanced: dict[MessageQueue, int] = {}
 
     def _called(self, method: str, given: Any) -> None:
         self.threads.add(threading.current_thread().name)
@@ -60,18 +62,25 @@ class Kept:
         self._called("load", queue)
         return self.offsets.get(queue)
 
-    def advance(self, offsets: Mapping[MessageQueue, int]) -> None:
-        self._called("advance", dict(offsets))
-        for queue, offset in offsets.items():
-            self.offsets[queue] = max(offset, self.offsets.get(queue, 0))
-
-    def reset(self, queue: MessageQueue, offset: int) -> None:
-        self._called("reset", (queue, offset))
-        self.offsets[queue] = offset
+    def advance(self, queue: MessageQueue, offset: int) -> None:
+        self._advanced[queue] = offset
 
     def remove(self, queue: MessageQueue) -> None:
-        self._called("remove", queue)
-        self.offsets.pop(queue, None)
+        self._removed.append(queue)
+
+    def commit(self) -> None:
+        removed, advanced = self._removed, self._advanced
+        self._removed, self._advanced = [], {}
+        for queue in removed:
+            if queue in advanced:
+                self._called("reset", (queue, advanced[queue]))
+            else:
+                self._called("remove", queue)
+            self.offsets.pop(queue, None)
+        if not removed:
+            self._called("advance", advanced)
+        for queue, offset in advanced.items():
+            self.offsets[queue] = max(offset, self.offsets.get(queue, 0))
 
     def of(self, method: str) -> list[Any]:
         return [given for called, given in self.calls if called == method]
@@ -87,17 +96,17 @@ class AsyncKept:
         await self._turn()
         return self.kept.load(queue)
 
-    async def advance(self, offsets: Mapping[MessageQueue, int]) -> None:
+    async def advance(self, queue: MessageQueue, offset: int) -> None:
         await self._turn()
-        self.kept.advance(offsets)
-
-    async def reset(self, queue: MessageQueue, offset: int) -> None:
-        await self._turn()
-        self.kept.reset(queue, offset)
+        self.kept.advance(queue, offset)
 
     async def remove(self, queue: MessageQueue) -> None:
         await self._turn()
         self.kept.remove(queue)
+
+    async def commit(self) -> None:
+        await self._turn()
+        self.kept.commit()
 
     async def _turn(self) -> None:
         self.kept.running += 1
@@ -410,11 +419,16 @@ async def test_the_later_of_two_resets_that_wait_for_the_store_applies(tmp_path:
 @virtual_time()
 async def test_a_reset_that_fails_while_an_earlier_one_ends_is_retried(tmp_path: Path) -> None:
     class Slow(AsyncKept):
-        async def reset(self, queue: MessageQueue, offset: int) -> None:
+        async def remove(self, queue: MessageQueue) -> None:
             await sleep_ms(20_000)
-            await super().reset(queue, offset)
-            # Only the next one fails.
-            self.kept.failing ^= {"reset"}
+            await super().remove(queue)
+
+        async def commit(self) -> None:
+            resets = len(self.kept.of("reset"))
+            await super().commit()
+            if len(self.kept.of("reset")) > resets:
+                # Only the next one fails.
+                self.kept.failing ^= {"reset"}
 
     async with cluster(tmp_path) as world:
         await send(world, numbers(10), to=QUEUE)
@@ -548,8 +562,8 @@ async def test_progress_that_could_not_be_stored_is_redelivered(
 ) -> None:
     kept, store = stores
 
-    def fail(offsets: Mapping[MessageQueue, int]) -> None:
-        kept.calls.append(("advance", offsets))
+    def fail(queue: MessageQueue, offset: int) -> None:
+        kept.calls.append(("advance", {queue: offset}))
         raise error
 
     right, kept.advance = kept.advance, fail  # type: ignore[method-assign]
@@ -574,7 +588,7 @@ async def test_progress_that_could_not_be_stored_is_redelivered(
 @virtual_time()
 async def test_a_store_that_hangs_stops_neither_consuming_nor_closing(tmp_path: Path) -> None:
     class Hanging(AsyncKept):
-        async def advance(self, offsets: Mapping[MessageQueue, int]) -> None:
+        async def commit(self) -> None:
             await asyncio.Event().wait()
 
     async with cluster(tmp_path) as world:
@@ -593,14 +607,14 @@ async def test_a_store_that_hangs_stops_neither_consuming_nor_closing(tmp_path: 
 
 class Incomplete:
     def load(self, queue: MessageQueue) -> None: ...
-    def advance(self, offsets: Mapping[MessageQueue, int]) -> None: ...
+    def advance(self, queue: MessageQueue, offset: int) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("store", "error"),
     [
-        (Incomplete(), "with load, advance, reset, remove, got .* without reset, remove"),
-        ("offsets.db", "got 'offsets.db' without load, advance, reset, remove"),
+        (Incomplete(), "with load, advance, remove, commit, got .* without remove, commit"),
+        ("offsets.db", "got 'offsets.db' without load, advance, remove, commit"),
         (Kept, "must be an object, got <class .*; pass an instance"),
     ],
 )
