@@ -130,6 +130,21 @@ class Files:
         except OSError as error:
             raise _with_path(error, "read", fd) from error
 
+    def read_from_memory(self, fd: int, size: int, at: int) -> bytes | None:
+        """Do the same without waiting for the disk; None if not all of it is in memory.
+
+        Where the system cannot do that, it may wait.
+        """
+        data = bytearray(size)
+        try:
+            found = os.preadv(fd, [data], at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except (AttributeError, NotImplementedError, OSError):
+            # Not Linux, or a file system without such reads. Other errors are reported from here.
+            return self.read(fd, size, at)
+        return bytes(data) if found == size else None
+
     def fetch(self, fd: int, at: int, size: int) -> None:
         """Read a part of a file that is open for nothing else into memory."""
         try:

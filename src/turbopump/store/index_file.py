@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from turbopump.machine.files import Files, OpenFiles, erase_from
 from turbopump.message import PhysicalOffset
 from turbopump.store.consume_queue import EntryAt
+from turbopump.store.outcomes import Cold, FilePart
 from turbopump.wire.aligned_properties import Ints
 
 HEADER_BYTES = 40
@@ -33,6 +34,8 @@ _PAGE_SLOTS = 1024
 _INT_MAX = 0x7FFF_FFFF
 _REWRITTEN_AT_ONCE = 50_000
 _READ_AT_ONCE = 4096 // ENTRY_BYTES
+_FETCHED_AT_ONCE = 64 * 1024
+"""Read before an entry that is not in memory, too: chains lead backwards, mostly to neighbors."""
 EXAMINED_AT_ONCE = 512
 """Entries examined in one step of a search: a few milliseconds if they are far apart."""
 _TIME_TOLERANCE_MS = 2000
@@ -56,6 +59,35 @@ class IndexHeader(Struct, frozen=True):
 
 
 EMPTY = IndexHeader(0, 0, 0, 0, 0, 1)
+
+
+class KeySearch(Struct):
+    """What to find in the files of the index, and what was found so far."""
+
+    key_hash: int
+    begin_ms: int
+    end_ms: int
+    count_max: int
+    examined_max: int
+    found: list[int] = []
+    """Positions in the log, newest first."""
+    examined: int = 0
+    """Entries, and slots: one in each file."""
+    is_stopped: bool = False
+    """Whether more would have to be examined than may be."""
+
+    def may_examine(self) -> bool:
+        """Count one more entry or slot, unless the limit is reached."""
+        if self.examined >= self.examined_max:
+            self.is_stopped = True
+            return False
+        self.examined += 1
+        return True
+
+    @property
+    def is_slice_over(self) -> bool:
+        """Whether others get their turn now."""
+        return self.examined % EXAMINED_AT_ONCE == 0
 
 
 class IndexFile:
@@ -169,22 +201,34 @@ class IndexFile:
             self._write(part.view(np.uint8).data, at)
         self._dirty_pages[:] = False
 
-    def search(
-        self, key_hash: int, begin_ms: int, end_ms: int, count_max: int, found: list[int]
-    ) -> Iterator[int]:
-        """Add positions of entries with a hash and in a time range to ``found``, newest first.
+    def search(self, search: KeySearch) -> Iterator[Cold | None]:
+        """Search the entries with the key's hash, newest first.
 
-        Yields the number of entries examined whenever that is `EXAMINED_AT_ONCE`: one key may have
-        millions of them.
+        Yields None after every `EXAMINED_AT_ONCE`, counted over all files: one key may have
+        millions of them, or need a read in each of thousands of files. Yields `Cold` before it
+        reads what is not in memory.
         """
-        number, first, block = self._newest_in_slot(key_hash % self._slot_count), 0, b""
-        examined = 0
+        if not search.may_examine():
+            return
+        if search.is_slice_over:
+            yield None
+        key_hash, begin_ms, end_ms = search.key_hash, search.begin_ms, search.end_ms
+        number = yield from self._newest_in_slot(key_hash % self._slot_count)
+        first, block = 0, b""
+        found, count_max, examined_max = search.found, search.count_max, search.examined_max
         while 0 < number < self.header.count and len(found) < count_max:
+            # As above, which costs two calls for each.
+            if search.examined >= examined_max:
+                search.is_stopped = True
+                return
+            search.examined += 1
+            if not search.examined % EXAMINED_AT_ONCE:
+                yield None
             if not block or number < first:
                 # The entries of a frequent key are neighbors: they need one read.
                 first = max(1, number - _READ_AT_ONCE + 1)
                 at = self._entries_at + first * ENTRY_BYTES
-                block = self._read((number - first + 1) * ENTRY_BYTES, at)
+                block = yield from self._fetched((number - first + 1) * ENTRY_BYTES, at)
             entry = _ENTRY.unpack_from(block, (number - first) * ENTRY_BYTES)
             entry_hash, position, seconds, previous = entry
             time_ms = self.header.begin_ms + seconds * 1000
@@ -196,10 +240,6 @@ class IndexFile:
                 # A chain leads backwards; anything else is damage and might never end.
                 return
             number = previous
-            examined += 1
-            if examined == EXAMINED_AT_ONCE:
-                yield examined
-                examined = 0
 
     def repair(self, log_end: int) -> None:
         """After a crash, keep the complete entries and rebuild their chains."""
@@ -291,10 +331,11 @@ class IndexFile:
         self._dirty_pages[slots_of // _PAGE_SLOTS] = True
         return previous
 
-    def _newest_in_slot(self, slot: int) -> int:
+    def _newest_in_slot(self, slot: int) -> Generator[Cold, None, int]:
         if self._slots is not None:
             return int(self._slots[slot])
-        (number,) = _SLOT.unpack(self._read(SLOT_BYTES, HEADER_BYTES + slot * SLOT_BYTES))
+        at = HEADER_BYTES + slot * SLOT_BYTES
+        (number,) = _SLOT.unpack((yield from self._fetched(SLOT_BYTES, at)))
         return int(number)
 
     def _loaded_slots(self) -> NDArray[np.signedinteger]:
@@ -310,6 +351,15 @@ class IndexFile:
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
         self._files.write(self._open_files.fd_to_write(self.path), data, at)
+
+    def _fetched(self, size: int, at: int) -> Generator[Cold, None, bytes]:
+        """Read a part; yield it before, with what is in front of it, if it is not in memory."""
+        data = self._files.read_from_memory(self._open_files.fd(self.path), size, at)
+        if data is None:
+            begin = max(0, at + size - _FETCHED_AT_ONCE)
+            yield Cold((FilePart(self.path, begin, at + size - begin),))
+            data = self._read(size, at)
+        return data
 
     def _read(self, size: int, at: int) -> bytes:
         return self._files.read(self._open_files.fd(self.path), size, at)

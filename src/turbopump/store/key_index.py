@@ -24,8 +24,9 @@ from turbopump.store.config import StoreConfig
 from turbopump.store.consume_queue import EntryAt
 from turbopump.store.damage import DamageLog
 from turbopump.store.entry_batch import EntryBatch
-from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
+from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader, KeySearch
 from turbopump.store.key_hashes import key_hashes
+from turbopump.store.outcomes import Cold
 from turbopump.store.segments import own_entries
 from turbopump.wire import sysflag
 from turbopump.wire.aligned_properties import Ints
@@ -336,33 +337,29 @@ class KeyIndex:
 
     def search(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, entries_max: int
-    ) -> Iterator[KeyPositions | None]:
+    ) -> Iterator[KeyPositions | Cold | None]:
         """Find messages with the key's hash, the newest if there are more than wanted.
 
-        Yields None before each slice, and finally what was found when ``entries_max`` were
-        examined, or all were.
+        Yields None before each slice, `Cold` before it reads what is not in memory, and finally
+        what was found when ``entries_max`` were examined, or all were.
         """
         with contextlib.suppress(OSError):
             # A full disk delays new entries; older ones can still be searched.
             self.absorb()
-        key_hash, count_max = index_hash(topic, key), min(count_max, RESULTS_MAX)
-        found: list[int] = []
+        count_max = min(count_max, RESULTS_MAX)
+        search = KeySearch(index_hash(topic, key), begin_ms, end_ms, count_max, entries_max)
         yield None
         for file in reversed(self.good_files):
-            if len(found) >= count_max:
+            if len(search.found) >= count_max or search.is_stopped:
                 break
             if file.header.overlaps(begin_ms, end_ms):
-                for examined in file.search(key_hash, begin_ms, end_ms, count_max, found):
-                    entries_max -= examined
-                    if entries_max <= 0:
-                        yield KeyPositions(sorted(set(found)), is_complete=False)
-                        return
-                    yield None
+                for paused in file.search(search):
+                    yield paused
                     if file not in self._index_files:
                         break  # Deleted meanwhile, with its messages.
             if file.header.begin_ms < begin_ms:
                 break
-        yield KeyPositions(sorted(set(found)), is_complete=True)
+        yield KeyPositions(sorted(set(search.found)), is_complete=not search.is_stopped)
 
     def rewrite(self, path: Path) -> bool:
         """Rewrite a file whose sync has failed; False if it has lost entries."""

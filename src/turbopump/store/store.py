@@ -735,16 +735,16 @@ class Store:
     ) -> Iterator[FoundByKey | Cold | None]:
         """Find messages by a key or unique id, at most 64.
 
-        Yields None before each slice, `Cold` before it reads messages that are not in memory, and
-        finally the result: at the latest when ``entries_max`` entries of the index were examined.
+        Yields None before each slice, `Cold` before it reads what is not in memory, and finally
+        the result: at the latest when ``entries_max`` entries of the index were examined.
         """
         self._catch_up()
         if self._index is None:
             yield FoundByKey([], is_complete=True)
             return
         for found in self._index.search(topic, key, count_max, begin_ms, end_ms, entries_max):
-            if found is None:
-                yield None
+            if found is None or isinstance(found, Cold):
+                yield found
             else:
                 messages: list[memoryview] = []
                 for position in found.positions:

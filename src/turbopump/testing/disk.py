@@ -270,6 +270,11 @@ class Disk(Files):
         self._warm(file, at, size)
         return bytes(file.data[at : at + size])
 
+    def read_from_memory(self, fd: int, size: int, at: int) -> bytes | None:
+        if self._opened(fd, "read")[1].is_cold(at, size):
+            return None
+        return self.read(fd, size, at)
+
     def fetch(self, fd: int, at: int, size: int) -> None:
         path, file = self._opened(fd, "read")
         self._begin("fetch", path)

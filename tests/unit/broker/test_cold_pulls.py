@@ -69,6 +69,7 @@ async def cold_broker(
     ):
         # Units of queues are 20 bytes for each message, and read by the loop.
         disk.drop_caches("*/commitlog/*")
+        disk.drop_caches("*/index/*")
         disk.read_time = READ_MS / 1000
         yield broker, client, disk
         disk.heal()
@@ -353,15 +354,15 @@ def test_sends_are_answered_while_the_disk_reads_for_a_lookup(
     async def run() -> None:
         async with cold_broker(tmp_path) as (broker, client, _):
             await client.ask(RequestCode.HEART_BEAT, body=beat("A", 1))
+            begun_ms = now_ms()
             answer = asyncio.ensure_future(request_of(client, broker.store.min_offset))
             await asyncio.sleep(0.001)
-            begun_ms = now_ms()
             assert (await client.send(b"meanwhile", queue_id=1)).code == ResponseCode.SUCCESS
             assert now_ms() - begun_ms < 50
             assert not answer.done()
             assert (await answer).code == ResponseCode.SUCCESS
-            # One read has nearly all of them.
-            assert READ_MS <= now_ms() - begun_ms + 1 <= 3 * READ_MS
+            # One read has nearly all of them; of the index, its slot and its entries.
+            assert READ_MS <= now_ms() - begun_ms <= 3 * READ_MS + 50
             # It is in memory now.
             begun_ms = now_ms()
             assert (await request_of(client, broker.store.min_offset)).code == ResponseCode.SUCCESS

@@ -249,6 +249,8 @@ def test_the_system_tells_what_is_in_memory(disk_file: Path) -> None:
         assert REAL_FILES.is_in_memory(fd, 8192, 4096, address)
         assert not REAL_FILES.is_in_memory(fd, 8191, 2, address)
         assert not REAL_FILES.is_in_memory(fd, 12287, 2, address)
+        assert REAL_FILES.read_from_memory(fd, 4096, 8192) == b"x" * 4096
+        assert REAL_FILES.read_from_memory(fd, 4096, 8191) is None
         REAL_FILES.fetch(fd, 0, size)
         assert REAL_FILES.is_in_memory(fd, 0, size, address)
 

@@ -20,7 +20,7 @@ from turbopump.machine.files import OpenFiles
 from turbopump.store import Store, index_file, parse_delay_levels
 from turbopump.store.dispatch import PropertyName, property_value
 from turbopump.store.entry_batch import tags_codes
-from turbopump.store.index_file import IndexFile, read_header
+from turbopump.store.index_file import IndexFile, KeySearch, read_header
 from turbopump.store.key_hashes import key_hashes
 from turbopump.store.outcomes import FoundByKey
 from turbopump.wire import properties
@@ -178,7 +178,8 @@ def test_a_search_stops_at_its_limit_and_survives_deleted_files(
             return bodies, found.is_complete
 
         assert found(90) == ([], False)
-        assert found(100) == ([300], False)
+        # The slot of each file counts as an entry.
+        assert found(101) == ([300], False)
         assert found(200) == (list(range(292, 301)), True)
         search = store.find_by_key("Topic", "k", 9, 0, clock.now_ms() - 350_000)
         assert [next(search), next(search)] == [None, None]
@@ -187,6 +188,29 @@ def test_a_search_stops_at_its_limit_and_survives_deleted_files(
         *_, last = search
         assert isinstance(last, FoundByKey)
         assert last.messages == []
+
+
+def test_a_search_of_many_files_pauses_and_stops_whatever_each_of_them_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_file, "EXAMINED_AT_ONCE", 10)
+    config = small_config(segment_bytes=1 << 16, index_slots=3, index_entries=6)
+    with Store.open(tmp_path, config) as store:
+        for number in range(300):
+            store.append([record(b"x", KEYS=f"k{number}")])
+
+        def search(key: str, entries_max: int) -> tuple[int, bool]:
+            *slices, found = store.find_by_key("Topic", key, 9, 0, 1 << 60, entries_max)
+            assert isinstance(found, FoundByKey)
+            assert slices == [None] * len(slices)
+            return len(slices), found.is_complete
+
+        # 60 files, and up to 5 entries in each: those of other keys with the same slot.
+        store.messages_by_key("Topic", "k0", 1, 0, 1 << 60)
+        slices, is_complete = search("missing", 10_000)
+        assert is_complete
+        assert 60 // 10 < slices <= 1 + 60 * 6 // 10
+        assert search("missing", 50) == (1 + 50 // 10, False)
 
 
 HASHES = st.lists(st.integers(0, 20), min_size=1, max_size=30)
@@ -214,9 +238,9 @@ def test_entries_are_chained_newest_first_and_failed_ones_leave_no_trace(
                 if not is_full:
                     wanted.setdefault(key_hash, []).insert(0, position)
             for key_hash in range(21):
-                found: list[int] = []
-                list(file.search(key_hash, 0, 2000, 100, found))
-                assert found == wanted.get(key_hash, [])
+                search = KeySearch(key_hash, 0, 2000, 100, 1000)
+                list(file.search(search))
+                assert search.found == wanted.get(key_hash, [])
         open_files.close_all()
 
 
