@@ -440,9 +440,9 @@ async def claim_replaced_without_comparing(
 @bug(Transactions, "end", "transactions end as decided", near=1)
 def rolled_back_message_visible(
     right: Function, self: Transactions, end: Any, on_ended: Any, *args: Any
-) -> None:
+) -> Any:
     """A broker commits the transactions that their producers roll back."""
-    right(self, replace(end, commits=True), on_ended, *args)
+    return right(self, replace(end, commits=True), on_ended, *args)
 
 
 @bug(Transactions, "_begin", "duplicates are bounded", near=1)
@@ -471,7 +471,7 @@ def key_values_not_synced(right: Function, files: Files, path: Path, data: bytes
 @bug(
     Transactions, "was_committed", "transactions end as decided", "duplicates are bounded", near=27
 )
-def commit_before_a_crash_not_looked_for(
+async def commit_before_a_crash_not_looked_for(
     right: Function, self: Transactions, offset: QueueOffset, view: Any
 ) -> bool:
     """A broker that starts treats every half message without an operation as open."""

@@ -138,14 +138,14 @@ class Checks:
         transactions = self.transactions
         try:
             view = await transactions.queues.fetched_message(half.physical_offset)
+            if view is None:
+                self._note_missing(half)
+                return None
+            is_committed = await transactions.was_committed(half.queue_offset, view)
         except DiskFailed as error:
             text = "half message %d of group %r cannot be checked: %s"
             _log.error(text, half.queue_offset, half.group, error)
             return None
-        if view is None:
-            self._note_missing(half)
-            return None
-        is_committed = transactions.was_committed(half.queue_offset, view)
         return None if is_committed else _Due(half, view, decision)
 
     async def _deal_with(self, due: Sequence[_Due]) -> None:

@@ -112,32 +112,34 @@ class TransactionQueues:
 
     # --- the past ---------------------------------------------------------------------------------
 
-    def was_committed(self, view: MessageView) -> bool:
+    async def was_committed(self, view: MessageView) -> bool:
         """Whether the committed message of a half message is in its topic already.
 
         A crash may come between it and its operation. Without a unique key, or without the key
         index, this is unknown.
         """
-        topics = {view.properties.get(names.REAL_TOPIC, ""), SCHEDULE_TOPIC}
-        return any(
-            found.transaction is Transaction.COMMIT
-            for topic in topics
-            for found in self._copies_in(topic, identity_of(view))
-        )
+        for topic in dict.fromkeys((view.properties.get(names.REAL_TOPIC, ""), SCHEDULE_TOPIC)):
+            copies = await self._copies_in(topic, identity_of(view))
+            if any(copy.transaction is Transaction.COMMIT for copy in copies):
+                return True
+        return False
 
-    def was_abandoned(self, view: MessageView) -> bool:
+    async def was_abandoned(self, view: MessageView) -> bool:
         """Whether a half message is kept for operators, and was not resumed since."""
         identity = identity_of(view)
-        abandoned = _newest(self._copies_in(CHECKED_TOO_OFTEN_TOPIC, identity))
-        return abandoned > _newest(self._copies_in(HALF_TOPIC, identity))
+        abandoned = _newest(await self._copies_in(CHECKED_TOO_OFTEN_TOPIC, identity))
+        return abandoned > _newest(await self._copies_in(HALF_TOPIC, identity))
 
-    def _copies_in(self, topic: str, identity: Identity | None) -> Iterator[MessageView]:
+    async def _copies_in(self, topic: str, identity: Identity | None) -> list[MessageView]:
         if identity is None or not topic:
-            return
-        for stored in self._store.messages_by_key(topic, identity[0], _FOUND_MAX, 0, _FOREVER_MS):
-            found = _decoded(stored)
-            if found is not None and found.topic == topic and identity_of(found) == identity:
-                yield found
+            return []
+        search = self._store.find_by_key(topic, identity[0], _FOUND_MAX, 0, _FOREVER_MS)
+        views = map(_decoded, (await self._searches.found(search)).messages)
+        return [
+            view
+            for view in views
+            if view is not None and view.topic == topic and identity_of(view) == identity
+        ]
 
 
 def _newest(copies: Iterable[MessageView]) -> int:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from turbopump.broker.searches import Searches
 from turbopump.broker.topics import Topics
 from turbopump.broker.transactions import half as halves
 from turbopump.broker.transactions.endings import End, Ending, EndingKey, OnEnded, Ts
-from turbopump.broker.transactions.half import QUEUE_ID, Half, half_of, identity_of
+from turbopump.broker.transactions.half import QUEUE_ID, Half, Identity, half_of, identity_of
 from turbopump.broker.transactions.ledger import Fate, Ledger, Progress
 from turbopump.broker.transactions.queues import RUN_COUNT, TransactionQueues
 from turbopump.clock import Clock
@@ -51,6 +52,9 @@ RETRY_MS = 1000
 """Retry interval after the store refused an operation."""
 
 _MARKS_MAX = 16
+
+_FINAL = {Fate.COMMITTED, Fate.ROLLED_BACK, Fate.ABANDONED}
+"""What needs no search of the store."""
 
 
 class Replacement(Struct, frozen=True):
@@ -81,6 +85,8 @@ class Transactions:
         """Half messages before it are from an earlier run."""
         self._endings: dict[EndingKey, Ending] = {}
         self._loading = asyncio.Lock()
+        self._turns: WeakValueDictionary[Identity | None, asyncio.Lock] = WeakValueDictionary()
+        """One for each transaction whose past is searched for: no other request ends it then."""
         self._unwritten: list[QueueOffset] = []
         """Half messages whose operation is to be written."""
         self._writing: asyncio.Handle | None = None
@@ -175,13 +181,18 @@ class Transactions:
         """Commit or roll back; raises RemoteError if the request does not fit its half message.
 
         If the half message has to be read from the disk first, or others of earlier runs, one of
-        which may be a newer copy, the caller awaits the result.
+        which may be a newer copy, or what became of it then, the caller awaits the result.
         """
         size_max = self.store.config.record_bytes_max
         is_cold = self.store.cold_part(end.physical_offset, size_max) is not None
         if is_cold or self._may_have_copy(end):
             return self._end_later(end, on_ended, args)
-        self._end(end, self._half_of(end), on_ended, args)
+        view = self._half_of(end)
+        if self._join(end, view, on_ended, args):
+            return None
+        if self._needs_past(end, view):
+            return self._end_later(end, on_ended, args)
+        self._end(end, view, self._known_target(end, view), on_ended, args)
         return None
 
     def _may_have_copy(self, end: End) -> bool:
@@ -193,29 +204,44 @@ class Transactions:
     ) -> None:
         await self.queues.fetched_message(end.physical_offset)
         # Before others are read: most forged requests end here.
-        self._half_of(end)
+        view = self._half_of(end)
         if self._may_have_copy(end):
             await self._load_earlier()
-        self._end(end, self._half_of(end), on_ended, args)
+        async with self._turn_of(view):
+            if not self._join(end, view, on_ended, args):
+                target = await self._target(end, view)
+                self._end(end, self._half_of(end), target, on_ended, args)
+
+    def _turn_of(self, view: MessageView) -> asyncio.Lock:
+        return self._turns.setdefault(identity_of(view), asyncio.Lock())
+
+    def _join(
+        self, end: End, view: MessageView, on_ended: Callable[..., None], args: tuple[object, ...]
+    ) -> bool:
+        """Report the end to a request too that is in progress already, if it is."""
+        ending = self._endings.get(identity_of(view) or end.queue_offset)
+        if ending is None:
+            return False
+        if ending.commits != end.commits:
+            raise RemoteError.system("the transaction is being ended with the opposite decision")
+        ending.add(on_ended, args)
+        return True
 
     def _end(
-        self, end: End, view: MessageView, on_ended: Callable[..., None], args: tuple[object, ...]
+        self,
+        end: End,
+        view: MessageView,
+        target: QueueOffset | None,
+        on_ended: Callable[..., None],
+        args: tuple[object, ...],
     ) -> None:
-        target = self._target(end, view)
         if target is None:
             on_ended(None, *args)
             return
-        key = identity_of(view) or target
-        ending = self._endings.get(key)
-        if ending is None:
-            ending = Ending(target, commits=end.commits, was_open=self.ledger.is_open(target))
-            record = self._final(view) if end.commits else self._rollback(ending, view)
-            ending.add(on_ended, args)
-            self._begin(key, ending, record)
-        elif ending.commits == end.commits:
-            ending.add(on_ended, args)
-        else:
-            raise RemoteError.system("the transaction is being ended with the opposite decision")
+        ending = Ending(target, commits=end.commits, was_open=self.ledger.is_open(target))
+        record = self._final(view) if end.commits else self._rollback(ending, view)
+        ending.add(on_ended, args)
+        self._begin(identity_of(view) or target, ending, record)
 
     def _begin(self, key: EndingKey, ending: Ending, record: Record) -> None:
         self._endings[key] = ending
@@ -250,37 +276,63 @@ class Transactions:
             )
         return view
 
-    def _target(self, end: End, view: MessageView) -> QueueOffset | None:
-        """Return the half message to end, perhaps a newer copy; None if it has ended so already."""
-        offset: QueueOffset | None = end.queue_offset
-        if not self.ledger.is_open(end.queue_offset):
-            offset = self.ledger.newest_copy(identity_of(view))
-        if offset is not None and not self.was_committed(offset, view):
-            return offset
-        offset = self.ledger.abandoned_copy(identity_of(view), end.queue_offset)
-        fate = self._fate(offset, view)
-        if fate is Fate.ABANDONED:
-            # Better late than never.
-            return offset
-        if end.commits == (fate is Fate.COMMITTED):
-            return None
-        done = "committed" if fate is Fate.COMMITTED else "rolled back, or replaced by a copy,"
-        raise RemoteError.system(f"the transaction is already {done}")
+    def _needs_past(self, end: End, view: MessageView) -> bool:
+        """Whether the store has to be searched, or is, for what became of a half message."""
+        identity = identity_of(view)
+        if identity is None:
+            return False
+        if identity in self._turns:
+            return True
+        offset = self._open_copy(end, view)
+        if offset is not None:
+            return offset < self._earlier_end
+        return self.ledger.fate(self._ended_copy(end, view)) not in _FINAL
 
-    def was_committed(self, offset: QueueOffset, view: MessageView) -> bool:
+    def _open_copy(self, end: End, view: MessageView) -> QueueOffset | None:
+        """Return the half message to end, perhaps a newer copy, if it is open."""
+        if self.ledger.is_open(end.queue_offset):
+            return end.queue_offset
+        return self.ledger.newest_copy(identity_of(view))
+
+    def _ended_copy(self, end: End, view: MessageView) -> QueueOffset:
+        return self.ledger.abandoned_copy(identity_of(view), end.queue_offset)
+
+    def _known_target(self, end: End, view: MessageView) -> QueueOffset | None:
+        """Do as `_target`, without searching the store."""
+        offset = self._open_copy(end, view)
+        if offset is not None:
+            return offset
+        offset = self._ended_copy(end, view)
+        return _late_target(end, offset, self.ledger.fate(offset))
+
+    async def _target(self, end: End, view: MessageView) -> QueueOffset | None:
+        """Return the half message to end, perhaps a newer copy; None if it has ended so already."""
+        offset = self._open_copy(end, view)
+        while offset is not None and not await self.was_committed(offset, view):
+            # It may have been checked meanwhile, and replaced by a copy.
+            searched, offset = offset, self._open_copy(end, view)
+            if offset == searched:
+                return offset
+        offset = self._ended_copy(end, view)
+        return _late_target(end, offset, await self._fate(offset, view))
+
+    async def was_committed(self, offset: QueueOffset, view: MessageView) -> bool:
         """Whether an open half message was committed before a crash; if so, it is closed."""
-        if offset >= self._earlier_end or not self.queues.was_committed(view):
+        if offset >= self._earlier_end or not await self.queues.was_committed(view):
+            return False
+        if (identity_of(view) or offset) in self._endings:
+            # What was found is being stored now, and may be lost yet.
             return False
         self.close(offset, Fate.COMMITTED)
         return True
 
-    def _fate(self, offset: QueueOffset, view: MessageView) -> Fate:
+    async def _fate(self, offset: QueueOffset, view: MessageView) -> Fate:
         fate = self.ledger.fate(offset)
-        if fate in {Fate.COMMITTED, Fate.ROLLED_BACK, Fate.ABANDONED}:
+        if fate is not None and fate in _FINAL:
             return fate
-        if self.queues.was_committed(view):
+        if await self.queues.was_committed(view):
             return Fate.COMMITTED
-        return Fate.ABANDONED if self.queues.was_abandoned(view) else Fate.ENDED
+        return Fate.ABANDONED if await self.queues.was_abandoned(view) else Fate.ENDED
 
     def _final(self, view: MessageView) -> Record:
         if body_crc(view.stored_body) != view.body_crc:
@@ -451,29 +503,30 @@ class Transactions:
         if view is None or view.topic not in {CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC}:
             raise RemoteError.system(f"no open or abandoned half message at {position}")
         await self._load_earlier()
-        if self.queues.was_committed(view):
-            raise RemoteError.system("the transaction is already committed")
         half, copy = half_of(view), halves.copy_of(view, 0)
-        if half.identity in self._endings:
-            raise RemoteError.system("the transaction is being ended")
-        offset = self.ledger.newest_copy(half.identity)
+        async with self._turn_of(view):
+            if half.identity in self._endings:
+                raise RemoteError.system("the transaction is being ended")
+            if await self.queues.was_committed(view):
+                raise RemoteError.system("the transaction is already committed")
+            offset = self.ledger.newest_copy(half.identity)
+            if offset is None and not await self._is_resumable(view):
+                raise RemoteError.system("the transaction has already ended")
         if offset is not None:
             half = self.ledger.open[offset]
-        elif not self._is_resumable(view):
-            raise RemoteError.system("the transaction has already ended")
         elif view.topic == CHECKED_TOO_OFTEN_TOPIC:
             await self._reopen(half, copy)
             return
         await self.replace([Replacement(half, copy)], Fate.REPLACED)
 
-    def _is_resumable(self, view: MessageView) -> bool:
+    async def _is_resumable(self, view: MessageView) -> bool:
         if view.topic == HALF_TOPIC:
             return self.ledger.is_open(view.queue_offset)
         identity = identity_of(view)
         if identity is None:
             return True
         copy = self.ledger.abandoned_copy(identity, QueueOffset(-1))
-        return self._fate(copy, view) is Fate.ABANDONED
+        return await self._fate(copy, view) is Fate.ABANDONED
 
     async def _reopen(self, abandoned: Half, copy: Record) -> None:
         prepare_topics(self.topics)
@@ -503,6 +556,17 @@ class Transactions:
             self.offsets.commit(PROGRESS_GROUP, HALF_TOPIC, QUEUE_ID, self._saved.half)
             operation = self._saved.operation
             self.offsets.commit(PROGRESS_GROUP, HALF_OPERATIONS_TOPIC, QUEUE_ID, operation)
+
+
+def _late_target(end: End, offset: QueueOffset, fate: Fate | None) -> QueueOffset | None:
+    """Return a half message that is to be ended although it is not open."""
+    if fate is Fate.ABANDONED:
+        # Better late than never.
+        return offset
+    if end.commits == (fate is Fate.COMMITTED):
+        return None
+    done = "committed" if fate is Fate.COMMITTED else "rolled back, or replaced by a copy,"
+    raise RemoteError.system(f"the transaction is already {done}")
 
 
 def prepare_topics(topics: Topics) -> None:
