@@ -296,6 +296,42 @@ async def test_locks_of_a_member_that_died_before_the_restart_end_with_the_grace
             await wait_until(lambda: fresh.owned == set(QUEUES), 20)
 
 
+@RESTARTS
+@pytest.mark.parametrize("died_before", [True, False])
+@virtual_time()
+async def test_restarts_in_quick_succession_do_not_prolong_the_locks_of_the_dead(
+    tmp_path: Path, restart: Restart, died_before: bool
+) -> None:
+    """Members that live keep their queues, although their heartbeats come every 30 s."""
+    period_s = 10
+    async with (
+        cluster(tmp_path) as world,
+        foreign_group(world, (0, 9, 22), is_orderly=True) as (dead, *others),
+    ):
+
+        def holders() -> set[str]:
+            held = world.brokers["a"].state.locks.held("g", world.clock.monotonic_ms())
+            return set(held)
+
+        if died_before:
+            await dead.die()
+        else:
+            world.network.isolate(dead.host)
+        await restart(world, None)
+        await dead.die()
+        loop = asyncio.get_running_loop()
+        start_s, living = loop.time(), {member.client_id for member in others}
+        while dead.client_id in holders():
+            # The file may lack the last 2 s before each restart.
+            assert loop.time() - start_s < GRACE_S + 2 * period_s
+            await asyncio.sleep(period_s)
+            await restart(world, None)
+            assert holders() >= living
+        assert loop.time() - start_s >= GRACE_S
+        assert holders() == living
+        await wait_until(lambda: is_shared([member.owned for member in others]), 60)
+
+
 # --- our own client -------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from turbopump.broker.handlers.send import HEADER_TYPES
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
+from turbopump.broker.membership_file import ABSENCE_SAVE_MS
 from turbopump.broker.message_path import MessagePath
 from turbopump.broker.registration import Registration
 from turbopump.broker.replication.mastership import Mastership
@@ -356,17 +357,20 @@ class Broker:
 
     def _await_reconnects(self) -> None:
         """Give remembered members, and owners of locks, time to reconnect, if there are any."""
-        awaited = {*self.state.consumers.absent, *self.state.locks.remembered}
+        awaited = self.administration.membership.members.awaited
         if not awaited:
             return
         wait_ms = self.config.groups.member_reconnect_ms
         count = len({client_id for _, client_id in awaited})
         groups = len({group for group, _ in awaited})
-        _log.info("%d clients of %d groups have %d ms to reconnect", count, groups, wait_ms)
+        _log.info("%d clients of %d groups have up to %d ms to reconnect", count, groups, wait_ms)
 
         async def forget_absent() -> None:
-            await asyncio.sleep(wait_ms / 1000)
-            self.administration.membership.forget_absent()
+            membership = self.administration.membership
+            left_ms = membership.forget_absent()
+            while left_ms:
+                await asyncio.sleep(min(left_ms, ABSENCE_SAVE_MS) / 1000)
+                left_ms = membership.forget_absent()
 
         self._work.keep("absent members", forget_absent)
 

@@ -52,7 +52,8 @@ class Member(Struct, frozen=True, eq=False):
     language: int | None
     version: int
     heartbeat_ms: int
-    """When the heartbeat arrived, by the monotonic clock."""
+    """When the heartbeat arrived, by the monotonic clock; of an absent member, since when it is
+    awaited."""
     heartbeat_epoch_ms: int
     """The same as wall-clock time, for display."""
 
@@ -240,13 +241,13 @@ class Consumers(_Joined):
         self._pullers.pop(group, None)
 
     @property
-    def absent(self) -> list[tuple[str, str]]:
-        """The remembered members that have not reconnected: group and client id of each."""
-        return [
-            (name, client_id)
+    def absent(self) -> dict[tuple[str, str], int]:
+        """Group and client id of remembered members, and since when each is awaited."""
+        return {
+            (name, client_id): self._groups[name].members[absent].heartbeat_ms
             for client_id, absent in self._absent.items()
             for name in sorted(self.joined(absent))
-        ]
+        }
 
     def unregister_absent(self, client_id: str, group: str) -> bool:
         """Remove a remembered client from a group; return whether it was one."""
@@ -255,14 +256,14 @@ class Consumers(_Joined):
         self._left(group)
         return True
 
-    def forget_absent(self) -> list[tuple[str, str]]:
-        """Drop all members that have not reconnected; return the group and client id of each."""
-        gone = self.absent
+    def forget_absent(self, since_ms: int) -> list[tuple[str, str]]:
+        """Drop members that are awaited since some time or longer; return group and id of each."""
+        gone = [each for each, awaited_ms in self.absent.items() if awaited_ms <= since_ms]
         for name, client_id in gone:
             self._vacate(client_id, name)
         names = dict.fromkeys(name for name, _ in gone)
         # The others are notified of nothing.
-        for name in self._pullers.keys() - names:
+        for name in () if self._absent else self._pullers.keys() - names:
             del self._pullers[name]
         for name in names:
             self._left(name)

@@ -98,18 +98,27 @@ class Membership:
         self.consumers.connection_closed(peer)
         self.members.save_soon()
 
-    def forget_absent(self) -> None:
-        """Drop members from before a restart that have not reconnected in time."""
-        gone = self.members.forget_absent()
+    def forget_absent(self) -> int:
+        """Drop members from before a restart that have not reconnected in time.
+
+        Returns for how many ms to wait for the next of the others; 0 if there is none.
+        """
+        wait_ms = self.config.member_reconnect_ms
+        gone = self.members.forget_absent(wait_ms)
         if gone:
             names = ", ".join(f"{client_id} of {group}" for group, client_id in gone[:10])
             _log.warning(
-                "%d members did not reconnect within %d ms of the start and are dropped: %s%s",
+                "%d members did not reconnect within %d ms while the broker ran and are dropped:"
+                " %s%s",
                 len(gone),
-                self.config.member_reconnect_ms,
+                wait_ms,
                 names,
                 ", ..." if len(gone) > 10 else "",
             )
+        awaited = self.members.awaited
+        if not awaited:
+            return 0
+        return min(awaited.values()) + wait_ms - self.clock.monotonic_ms()
 
     def sweep(self) -> None:
         """Close the connections of silent clients; call it every `SWEEP_INTERVAL_MS`."""

@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 TABLE_BYTES_MAX = 16 * 1024 * 1024
 """Most bytes of groups in the file; groups that do not fit are not remembered."""
 
+ABSENCE_SAVE_MS = 2000
+"""How often to save how long clients have been absent, for a start after a crash."""
+
 _UNKNOWN_EPOCH = -1
 """In place of the epoch of a file that cannot be read."""
 
@@ -39,6 +42,8 @@ class RememberedMember(Body, frozen=True, kw_only=True):
     language: int | None
     version: int
     locked_queues: list[MessageQueue]
+    absent_ms: int = 0
+    """For how long the broker had run without seeing it; 0 if it was seen since the last start."""
     is_disconnected: bool = False
     """No longer a member, but its locks have not expired: it may reconnect, as absent members may,
     and still own its queues."""
@@ -74,6 +79,7 @@ class MembershipFile:
         self._clock = clock
         self._table = Table("members of groups", file, self._encoded)
         self._left_out = False
+        self._updates = 0
         self._epoch = self._epoch_before = 0
 
     def load(self, groups_max: int, epoch: int = 0) -> None:
@@ -98,9 +104,12 @@ class MembershipFile:
             return
         for name, group in list(saved.groups.items())[:groups_max]:
             if group.members and check_group_name(name) is None:
-                self._remember(name, group, now_ms, epoch_ms)
+                self._restore(name, group, now_ms, epoch_ms)
 
-    def _remember(self, name: str, group: RememberedGroup, now_ms: int, epoch_ms: int) -> None:
+    def _restore(self, name: str, group: RememberedGroup, now_ms: int, epoch_ms: int) -> None:
+        def since(member: RememberedMember) -> int:
+            return now_ms - max(0, member.absent_ms)
+
         known = ConsumerGroup(
             group.consume_type,
             group.message_model,
@@ -110,7 +119,7 @@ class MembershipFile:
         )
         nowhere = AbsentPeer()
         members = [
-            Member(nowhere, each.client_id, each.language, each.version, now_ms, epoch_ms)
+            Member(nowhere, each.client_id, each.language, each.version, since(each), epoch_ms)
             for each in group.members
             if not each.is_disconnected
         ]
@@ -118,20 +127,31 @@ class MembershipFile:
             self._consumers.remember(name, known, members)
         if self._epoch_before == self._epoch:
             for each in group.members:
-                self._locks.remember(name, each.client_id, each.locked_queues, now_ms)
+                self._locks.remember(name, each.client_id, each.locked_queues, since(each))
 
-    def forget_absent(self) -> list[tuple[str, str]]:
-        """Drop members that have not reconnected; return group and id of each.
+    def forget_absent(self, wait_ms: int) -> list[tuple[str, str]]:
+        """Drop members that have not reconnected for some time; return group and id of each.
 
         With them go the locks that they had before the restart, and those of clients that were
-        disconnected even then.
+        disconnected even then. For the others, the file gets how long they have been absent, so
+        that restarts do not prolong it. Downtime does not count: clients cannot reconnect then.
         """
-        gone = self._consumers.forget_absent()
-        for group, client_id in self._locks.remembered:
-            if self._consumers.member(group, client_id) is None:
+        since_ms = self._clock.monotonic_ms() - wait_ms
+        gone = self._consumers.forget_absent(since_ms)
+        for group in {group for group, _ in self._locks.remembered}:
+            members = self._consumers.members(group)
+            self._locks.note_seen(group, {each.client_id for each in members if not each.is_absent})
+        for (group, client_id), awaited_ms in self._locks.remembered.items():
+            if awaited_ms <= since_ms:
                 self._locks.forget_remembered(group, client_id)
+        self._updates += 1
         self.save_soon()
         return gone
+
+    @property
+    def awaited(self) -> dict[tuple[str, str], int]:
+        """Members and owners of locks that have not reconnected, and since when."""
+        return {**self._locks.remembered, **self._consumers.absent}
 
     def unregister_absent(self, client_id: str, group: str) -> None:
         """Remove a client from a group that it left before its first heartbeat."""
@@ -143,7 +163,7 @@ class MembershipFile:
     @property
     def saving(self) -> Table:
         """What keeps the file up to date."""
-        self._table.changes = self._consumers.changes + self._locks.changes
+        self._table.changes = self._consumers.changes + self._locks.changes + self._updates
         return self._table
 
     def save_soon(self) -> None:
@@ -160,9 +180,41 @@ class MembershipFile:
         now_ms = self._clock.monotonic_ms()
         groups = self._consumers.groups
         return {
-            name: _remembered(groups.get(name, _NO_GROUP), self._locks.held(name, now_ms))
+            name: self._remembered(name, groups.get(name, _NO_GROUP), now_ms)
             for name in {**groups, **self._locks.groups}
         }
+
+    def _remembered(self, name: str, group: ConsumerGroup, now_ms: int) -> RememberedGroup:
+        locks, awaited = self._locks.held(name, now_ms), self._locks.awaited(name)
+        # A client id with two connections is one client: it will come back as one.
+        by_id = {member.client_id: member for member in group.members.values()}
+        return RememberedGroup(
+            consume_type=group.consume_type,
+            message_model=group.message_model,
+            consume_from_where=group.consume_from,
+            subscriptions=list(group.subscriptions.values()),
+            members=[
+                RememberedMember(
+                    client_id=member.client_id,
+                    language=member.language,
+                    version=member.version,
+                    locked_queues=locks.get(member.client_id, []),
+                    absent_ms=now_ms - member.heartbeat_ms if member.is_absent else 0,
+                )
+                for member in by_id.values()
+            ]
+            + [
+                RememberedMember(
+                    client_id=client_id,
+                    language=None,
+                    version=0,
+                    locked_queues=locks[client_id],
+                    absent_ms=now_ms - awaited.get(client_id, now_ms),
+                    is_disconnected=True,
+                )
+                for client_id in sorted(locks.keys() - by_id.keys())
+            ],
+        )
 
     def _encoded(self) -> bytes:
         # After a restart meanwhile, locks must be withheld again.
@@ -182,37 +234,6 @@ class MembershipFile:
                 TABLE_BYTES_MAX,
             )
         self._left_out = bool(names)
-
-
-def _remembered(group: ConsumerGroup, locks: Mapping[str, list[MessageQueue]]) -> RememberedGroup:
-    # A client id with two connections is one client: it will come back as one.
-    by_id = {member.client_id: member for member in group.members.values()}
-    others = locks.keys() - by_id.keys()
-    return RememberedGroup(
-        consume_type=group.consume_type,
-        message_model=group.message_model,
-        consume_from_where=group.consume_from,
-        subscriptions=list(group.subscriptions.values()),
-        members=[
-            RememberedMember(
-                client_id=member.client_id,
-                language=member.language,
-                version=member.version,
-                locked_queues=locks.get(member.client_id, []),
-            )
-            for member in by_id.values()
-        ]
-        + [
-            RememberedMember(
-                client_id=client_id,
-                language=None,
-                version=0,
-                locked_queues=locks[client_id],
-                is_disconnected=True,
-            )
-            for client_id in sorted(others)
-        ],
-    )
 
 
 def encoded(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from turbopump.message import MessageQueue
 
@@ -16,7 +18,7 @@ class _Lock(Struct, frozen=True):
     client_id: str
     renewed_ms: int
     is_remembered: bool = False
-    """Held before a restart, and not renewed since."""
+    """Held before a restart, and not renewed since, nor was its client seen."""
     change: int = 0
     """The value of `QueueLocks.changes` when it was granted."""
 
@@ -81,22 +83,35 @@ class QueueLocks:
         self._drop_if_empty(group)
 
     def remember(
-        self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
+        self, group: str, client_id: str, queues: Iterable[MessageQueue], since_ms: int
     ) -> None:
-        """Restore the locks that a client had before a restart, as if it had just renewed them."""
-        lock = _Lock(client_id, now_ms, is_remembered=True)
+        """Restore the locks that a client had before a restart, as if it had renewed them then."""
+        lock = _Lock(client_id, since_ms, is_remembered=True)
         self._groups.setdefault(group, {}).update(dict.fromkeys(queues, lock))
         self._drop_if_empty(group)
 
     @property
-    def remembered(self) -> set[tuple[str, str]]:
-        """Group and client of the locks from before a restart that were not renewed since."""
+    def remembered(self) -> dict[tuple[str, str], int]:
+        """Group and client of the locks from before a restart, and since when it is awaited."""
         return {
-            (group, lock.client_id)
+            (group, lock.client_id): lock.renewed_ms
             for group, held in self._groups.items()
             for lock in held.values()
             if lock.is_remembered
         }
+
+    def awaited(self, group: str) -> dict[str, int]:
+        """Return since when clients are awaited that have renewed none of their locks."""
+        locks = self._groups.get(group, {}).values()
+        renewed = {lock.client_id for lock in locks if not lock.is_remembered}
+        return {lock.client_id: lock.renewed_ms for lock in locks if lock.client_id not in renewed}
+
+    def note_seen(self, group: str, client_ids: AbstractSet[str]) -> None:
+        """Let the locks that clients held before a restart expire as all others do."""
+        held = self._groups.get(group, {})
+        for queue, lock in held.items():
+            if lock.is_remembered and lock.client_id in client_ids:
+                held[queue] = replace(lock, is_remembered=False)
 
     def forget_remembered(self, group: str, client_id: str) -> None:
         """Free the queues that a client held before a restart and has not locked since."""

@@ -39,6 +39,7 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 
 MS_NS = 1_000_000
+GRACE_MS = 35_000
 QUEUES = [MessageQueue("T", "broker-a", number) for number in range(4)]
 
 
@@ -91,6 +92,12 @@ def after_crash(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
     )
     after.members.load(100, epoch)
     return after
+
+
+def end_grace(parts: Parts) -> None:
+    """Drop who has not reconnected in time."""
+    parts.clock.advance_ns(GRACE_MS * MS_NS)
+    assert parts.membership.forget_absent() == 0
 
 
 @pytest.fixture
@@ -212,7 +219,7 @@ def test_a_returning_client_resumes_its_membership_without_notifications(
     first, second = join(after, "c1"), join(after, "c2")
     assert sorted(ids(after)) == ["c1", "c2"]
     assert (first.sent, second.sent) == ([], [])
-    assert after.consumers.absent == []
+    assert not after.consumers.absent
     third = join(after, "c3")
     assert [len(peer.sent) for peer in (first, second, third)] == [1, 1, 1]
 
@@ -234,7 +241,7 @@ def test_members_that_do_not_return_are_dropped_and_others_notified_once(
         join(before, name)
     after = restarted(before, tmp_path)
     peer = join(after, "c2")
-    after.membership.forget_absent()
+    end_grace(after)
     assert ids(after) == ["c2"]
     assert len(peer.sent) == 1
     assert "2 members did not reconnect within 35000 ms" in caplog.text
@@ -244,7 +251,7 @@ def test_members_that_do_not_return_are_dropped_and_others_notified_once(
 def test_a_group_to_which_no_member_returns_is_dropped(before: Parts, tmp_path: Path) -> None:
     join(before, "c1")
     after = restarted(before, tmp_path)
-    after.membership.forget_absent()
+    end_grace(after)
     assert ids(after) == []
     assert after.consumers.find("g") is None
     assert not after.consumers.groups
@@ -278,9 +285,9 @@ def test_clients_of_several_groups_return_group_by_group(before: Parts, tmp_path
         join(before, "c1", group)
     after = restarted(before, tmp_path)
     join(after, "c1", "h")
-    assert after.consumers.absent == [("g", "c1")]
+    assert list(after.consumers.absent) == [("g", "c1")]
     assert (ids(after, "g"), ids(after, "h")) == (["c1"], ["c1"])
-    after.membership.forget_absent()
+    end_grace(after)
     assert (ids(after, "g"), ids(after, "h")) == ([], ["c1"])
 
 
@@ -383,7 +390,7 @@ def test_locks_of_members_that_do_not_return_are_released(before: Parts, tmp_pat
     join(after, "c2")
     # It is alive, although it has not sent a heartbeat: it renews its lock.
     assert lock(after, "c3", QUEUES[1]) == [QUEUES[1]]
-    after.membership.forget_absent()
+    end_grace(after)
     assert lock(after, "c2", *QUEUES[:2]) == [QUEUES[0]]
 
 
@@ -392,7 +399,7 @@ def test_locks_of_members_that_return_expire_as_usual(before: Parts, tmp_path: P
     lock(before, "c1", QUEUES[0])
     after = restarted(before, tmp_path)
     join(after, "c1")
-    after.membership.forget_absent()
+    end_grace(after)
     assert lock(after, "c2", QUEUES[0]) == []
     after.clock.advance_ns(60_001 * MS_NS)
     assert lock(after, "c2", QUEUES[0]) == [QUEUES[0]]
@@ -419,7 +426,7 @@ def test_locks_of_clients_that_were_disconnected_end_with_the_grace_of_members(
     after = restarted(before, tmp_path)
     assert ids(after) == others
     assert lock(after, "c3", *QUEUES) == QUEUES[1:]
-    after.membership.forget_absent()
+    end_grace(after)
     assert lock(after, "c3", *QUEUES) == QUEUES
 
 
@@ -435,8 +442,72 @@ def test_locks_of_disconnected_clients_that_return_expire_as_usual(
         lock(after, "c1", QUEUES[0])
     else:
         join(after, "c1")
-    after.membership.forget_absent()
+    end_grace(after)
     assert lock(after, "c2", QUEUES[0]) == []
+
+
+@pytest.mark.parametrize("was_connected", [True, False])
+def test_restarts_do_not_prolong_the_grace(
+    before: Parts, tmp_path: Path, was_connected: bool
+) -> None:
+    """Only the time counts in which the broker ran: clients cannot reconnect in any other."""
+    peer = join(before, "c1")
+    lock(before, "c1", QUEUES[0])
+    if not was_connected:
+        before.clients.connection_closed(peer)
+    parts = before
+    for run in range(3):
+        parts = restarted(parts, tmp_path)
+        assert parts.membership.forget_absent() == GRACE_MS - run * 10_000
+        parts.clock.advance_ns(10_000 * MS_NS)
+        assert parts.membership.forget_absent() == GRACE_MS - (run + 1) * 10_000
+        assert ids(parts) == (["c1"] if was_connected else [])
+        assert lock(parts, "c2", QUEUES[0]) == []
+    last = restarted(parts, tmp_path)
+    last.clock.advance_ns(4_999 * MS_NS)
+    assert last.membership.forget_absent() == 1
+    assert lock(last, "c2", QUEUES[0]) == []
+    last.clock.advance_ns(MS_NS)
+    assert last.membership.forget_absent() == 0
+    assert ids(last) == []
+    assert lock(last, "c2", QUEUES[0]) == QUEUES[:1]
+
+
+def test_a_member_that_returned_has_the_whole_grace_after_the_next_restart(
+    before: Parts, tmp_path: Path
+) -> None:
+    peers = {name: join(before, name) for name in ("c1", "c2", "c3")}
+    for number, name in enumerate(peers):
+        lock(before, name, QUEUES[number])
+    for name in ("c2", "c3"):
+        before.clients.connection_closed(peers[name])
+    between = restarted(before, tmp_path)
+    between.clock.advance_ns(30_000 * MS_NS)
+    peers = {name: join(between, name) for name in ("c1", "c2")}
+    between.membership.forget_absent()
+    between.clients.connection_closed(peers["c2"])
+    after = restarted(between, tmp_path)
+    assert after.membership.forget_absent() == 5_000, "for c3"
+    after.clock.advance_ns(5_000 * MS_NS)
+    assert after.membership.forget_absent() == 30_000
+    assert lock(after, "c4", *QUEUES) == QUEUES[2:]
+
+
+@pytest.mark.parametrize("absent_ms", [None, -1_000_000, 1_000_000])
+def test_the_grace_is_never_longer_than_configured(
+    before: Parts, tmp_path: Path, absent_ms: int | None
+) -> None:
+    """Whatever the file says; those of older versions say nothing."""
+    join(before, "c1")
+    before.members.saving.save_now()
+    saved = json.loads(before.members_file.saved[-1])
+    [member] = saved["groups"]["g"]["members"]
+    del member["absentMs"]
+    if absent_ms is not None:
+        member["absentMs"] = absent_ms
+    before.members_file.saved.append(json.dumps(saved).encode())
+    after = after_crash(before, tmp_path)
+    assert after.membership.forget_absent() == (GRACE_MS if absent_ms != 1_000_000 else 0)
 
 
 # --- what operators see ---------------------------------------------------------------------------
@@ -659,7 +730,7 @@ def test_pullers_are_forgotten_with_the_absent_members(before: Parts, tmp_path: 
     after.consumers.note_puller("g", member)
     assert after.consumers.pullers("g") == ()
     after.consumers.note_puller("g", FakePeer())
-    after.membership.forget_absent()
+    end_grace(after)
     assert after.consumers.pullers("g") == ()
 
 
@@ -669,6 +740,6 @@ def test_connections_that_pull_for_a_group_are_forgotten_with_it(
     join(before, "c1")
     after = restarted(before, tmp_path)
     after.consumers.note_puller("g", FakePeer())
-    assert after.consumers.forget_absent() == [("g", "c1")]
+    assert after.consumers.forget_absent(after.clock.monotonic_ms()) == [("g", "c1")]
     assert after.consumers.find("g") is None
     assert after.consumers.pullers("g") == ()
