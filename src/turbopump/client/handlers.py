@@ -8,8 +8,11 @@ import sys
 import warnings
 from collections.abc import (
     AsyncGenerator,
+    AsyncIterable,
     AsyncIterator,
+    Awaitable,
     Callable,
+    Coroutine,
     Generator,
     Iterable,
     Iterator,
@@ -81,10 +84,14 @@ _SEVERAL_RESULTS = (
     tuple,
     Union,
     UnionType,
+    Iterable,
     Iterator,
     Generator,
+    AsyncIterable,
     AsyncIterator,
     AsyncGenerator,
+    Awaitable,
+    Coroutine,
 )
 """Return annotations whose parts are published, each by itself."""
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Sized
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sized,
+)
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -594,9 +602,14 @@ def test_a_parameter_of_a_type_that_no_body_has_is_rejected(function: Any) -> No
 
 def plain_result(body: bytes) -> threading.Thread: ...  # type: ignore[empty-body]
 def plain_results(body: bytes) -> Iterator[threading.Thread | None]: ...  # type: ignore[empty-body]
+def any_results(body: bytes) -> Iterable[threading.Thread]: ...  # type: ignore[empty-body]
+def later_results(body: bytes) -> AsyncIterable[threading.Thread]: ...  # type: ignore[empty-body]
+def awaited(body: bytes) -> Awaitable[threading.Thread]: ...  # type: ignore[empty-body]
 
 
-@pytest.mark.parametrize("function", [plain_result, plain_results])
+@pytest.mark.parametrize(
+    "function", [plain_result, plain_results, any_results, later_results, awaited]
+)
 def test_a_result_that_cannot_be_written_is_rejected_with_those_that_can(function: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"Thread cannot be written as JSON; use a msgspec"):
         consumer("t", group="g", to="results")(function)
