@@ -272,6 +272,8 @@ def test_a_status_is_watched_until_interrupted(shell: Shell, form: str) -> None:
             "no slave of any broker with id '7'",
         ),
         ("config broker a --replica 7", 1, "no slave of broker 'a' with id '7'"),
+        ("config broker a aclEnable", 2, "has no setting 'aclEnable': not supported by Turbopump"),
+        ("config nameservers nothing", 2, "has no setting 'nothing'"),
         ("topic status nothing --watch", 1, "there is no topic 'nothing'"),
         ("topic purge nothing --yes", 1, "there is no topic 'nothing'"),
         ("dlq delete nobody --yes", 1, "there is no group 'nobody'"),

@@ -186,7 +186,12 @@ def _require_known(server: str, current: Mapping[str, str], settings: Mapping[st
     """Refuse settings that a server does not have: most servers ignore them and report success."""
     for key in settings:
         if key not in current:
-            raise InvalidArgument(f"{server} has no setting {key!r}{_why_unknown(key, current)}")
+            raise unknown_setting(server, key, current)
+
+
+def unknown_setting(server: str, key: str, known: Iterable[str]) -> InvalidArgument:
+    """Return the error that a server does not have a setting, and why, or which one it has."""
+    return InvalidArgument(f"{server} has no setting {key!r}{_why_unknown(key, known)}")
 
 
 def _why_unknown(key: str, known: Iterable[str]) -> str:

@@ -60,7 +60,8 @@ def broker(
 ) -> None:
     """Show the settings of a broker."""
     found = {name: console.admin.configuration.broker(name, replica)}
-    _print_settings(found, key or (), console)
+    server = f"slave {replica} of {name}" if replica else f"broker {name}"
+    _print_settings(server, found, key or (), console)
 
 
 @command(app)
@@ -69,7 +70,7 @@ def nameservers(
 ) -> None:
     """Show the settings of the name servers."""
     found = console.admin.configuration.name_servers()
-    _print_settings(found, key or (), console)
+    _print_settings(f"name server {', '.join(found)}", found, key or (), console)
 
 
 @command(app, confirms=True)
@@ -152,13 +153,15 @@ def _broker_id(text: str) -> int | None:
     return None if text == "all" else int(text)
 
 
-def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], output: Output) -> None:
-    from turbopump.admin.servers import not_found
+def _print_settings(
+    server: str, found: dict[str, dict[str, str]], keys: Sequence[str], output: Output
+) -> None:
+    from turbopump.admin.configuration import unknown_setting
 
     known = {key for settings in found.values() for key in settings}
     for key in keys:
         if key not in known:
-            raise not_found("setting", key, known)
+            raise unknown_setting(server, key, known)
     rows = [
         {"server": server, "key": key, "value": settings[key]}
         for server, settings in found.items()
