@@ -155,7 +155,7 @@ class Transaction:
         """End in a state; ``error`` is the reason reported to the broker."""
         if not isinstance(state, TransactionState):
             raise InvalidArgument(f"state must be a TransactionState, got {state!r}")
-        receipt, place = self._require_begun()
+        self._require_begun()
         if self.state is not None:
             raise ClientError(
                 f"transaction {self.id} has ended already with {self.state.name}, "
@@ -163,10 +163,13 @@ class Transaction:
             )
         self.state = state
         # Decided here, not when awaited: a forgotten await must not commit what was rolled back.
-        self._ending = Ending(
-            functools.partial(self._end, self.message, receipt, place, state, error)
-        )
+        self._ending = Ending(functools.partial(self._send_end, state, error))
         return self._ending
+
+    async def _send_end(self, state: TransactionState, error: BaseException | None) -> None:
+        # Where the half message is now: checks may have moved it since the decision.
+        receipt, place = self._require_begun()
+        await self._end(self.message, receipt, place, state, error)
 
     def moved(self, asked: CheckTransactionState) -> None:
         """Note where a check moved the half message: the decision must name the newest copy."""

@@ -306,6 +306,18 @@ async def test_a_decision_counts_even_if_its_await_is_forgotten(decision: str) -
         assert world.broker.ended == [(state.value, False)]
 
 
+@virtual_time()
+async def test_a_decision_without_await_names_the_half_message_that_a_check_moved() -> None:
+    async with transaction_world() as world, producing(world) as producer:
+        async with producer.transaction(MESSAGE) as transaction:
+            transaction.rollback()
+            world.broker.check(world.broker.batches[0], moved_by=7)
+            await settled()
+        await settled()
+        assert world.broker.ended == [(UNKNOWN.value, True), (ROLLBACK.value, False)]
+        assert [header_of(end).tran_state_table_offset for end in world.broker.ends] == [7, 7]
+
+
 # --- half messages that fail ----------------------------------------------------------------------
 
 
