@@ -63,6 +63,10 @@ class ProcessQueue(Generic[M]):
         self._trim()
         return self._cached[self._order[0]] if self._order else None
 
+    def __contains__(self, message: M) -> bool:
+        """Whether a message is cached: neither finished nor taken."""
+        return message.queue_offset in self._cached
+
     def put(self, messages: Sequence[M]) -> bool:
         """Add pulled messages; return whether an orderly run must start to take them."""
         if not self._put_at_end(messages):

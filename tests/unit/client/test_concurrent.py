@@ -322,6 +322,28 @@ async def test_a_message_stuck_for_fifteen_minutes_is_sent_back(tmp_path: Path) 
         held.set()
 
 
+@virtual_time()
+async def test_a_message_that_fails_after_it_was_sent_back_is_redelivered_once(
+    tmp_path: Path,
+) -> None:
+    held = asyncio.Event()
+    times: list[int] = []
+
+    async def listen(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        times.append(messages[0].reconsume_times)
+        if messages[0].reconsume_times:
+            return ConsumeResult.SUCCESS
+        await held.wait()
+        return ConsumeResult.RETRY_LATER
+
+    async with cluster(tmp_path) as world, consuming(world, listen):
+        await send(world, [b"x"], to=QUEUE)
+        await wait_until(lambda: len(times) == 2, 20 * 60)
+        held.set()
+        await sleep_ms(5 * 60_000)
+        assert times == [0, 1]
+
+
 class Failing(Recorder):
     """Rejects some codes."""
 

@@ -142,6 +142,9 @@ class ConcurrentDelivery(Delivery[Batch]):
         for message in failed:
             if owned.is_dropped:
                 return
+            if message not in owned.cache:
+                # It took too long, and was sent back before its listener ended.
+                continue
             level = batch.context.delay_level
             worked = await self._retry_sender.send_back(owned.queue, message, level)
             (given if worked else kept).append(message)
