@@ -80,7 +80,7 @@ class ServingLifeCycle(LifeCycle):
         """
         closed = self._closed
         if closed is None:
-            raise _not_running(f"this {type(self).__name__}")
+            raise not_running(f"this {type(self).__name__}")
         loop = asyncio.get_running_loop()
         begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
         with stop_signals(begin) if handle_signals else nullcontext():
@@ -111,11 +111,12 @@ async def leave(session: Session, member: ProducerMember | ConsumerMember) -> No
 def require_running(running: R | None, kind: str, group: str) -> R:
     """Return the state between start and close; raises NotRunning."""
     if running is None:
-        raise _not_running(f"{kind} {group!r}")
+        raise not_running(f"{kind} {group!r}")
     return running
 
 
-def _not_running(what: str) -> NotRunning:
+def not_running(what: str) -> NotRunning:
+    """Return the error of a client that is not started, or closed."""
     # Blocking clients run on a loop thread.
     how = "`with`, or call" if is_loop_thread() else "`async with`, or await"
     return NotRunning(f"{what} is not running: use it inside {how} start()")

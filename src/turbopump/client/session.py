@@ -13,7 +13,7 @@ from turbopump.client.broker_requests import BrokerRequests
 from turbopump.client.code_filters import CodeFilters
 from turbopump.client.config import ClientConfig, client_id
 from turbopump.client.continuity import Source
-from turbopump.client.life_cycle import LifeCycle
+from turbopump.client.life_cycle import LifeCycle, not_running
 from turbopump.client.members import ConsumerMember, Members, ProducerMember
 from turbopump.client.replicas import Replica, replica_to_read
 from turbopump.client.replies import Replies
@@ -367,7 +367,7 @@ class Session(LifeCycle):
         if process_id() != self.pid:
             self.require_own_process()
         if self._pool is None:
-            raise NotRunning(f"client {self.client_id} is not started, or closed already")
+            raise not_running(f"client {self.client_id}")
         # Cheaper than looking up the running loop, which is a system call before Python 3.12.
         if get_ident() != self._thread or self._loop is None or not self._loop.is_running():
             raise NotRunning(

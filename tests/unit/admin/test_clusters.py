@@ -16,6 +16,7 @@ from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import (
     NoNameServer,
+    NotRunning,
     NotThere,
 )
 from turbopump.machine.files import REAL_FILES
@@ -114,6 +115,12 @@ async def test_missing_name_server_is_named(tmp_path: Path) -> None:
             await admin.topics.names()
         with pytest.raises(NoNameServer, match=r"10\.9\.9\.9:9876"):
             await admin.configuration.name_servers()
+
+
+@virtual_time()
+async def test_an_administration_that_is_not_started_says_how() -> None:
+    with pytest.raises(NotRunning, match=r"is not running: use it inside `async with`, or await"):
+        await Admin("127.0.0.1:9876").topics.names()
 
 
 @virtual_time()
