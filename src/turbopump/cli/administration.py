@@ -233,7 +233,8 @@ def _where_to_look(kind: str, name: str) -> str | None:
     match kind:
         case "topic" | "group":
             return (
-                f"`turbopump {kind} list` lists all; `turbopump {kind} create {name}` creates it."
+                f"`turbopump {kind} list` lists those of the brokers that run; `turbopump {kind}"
+                f" create {name}` creates it."
             )
         case "master broker":
             return (
