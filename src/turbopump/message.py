@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import NewType, Self, TypedDict, Unpack
 
 from msgspec import Struct, field
 
+from turbopump.durations import Duration
 from turbopump.json_bodies import json_body, shortened
 
 QueueOffset = NewType("QueueOffset", int)
@@ -40,7 +40,7 @@ class MessageFields(TypedDict, total=False):
     keys: Sequence[str]
     properties: Mapping[str, str]
     delay_level: int
-    delay: timedelta | None
+    delay: Duration | None
     flag: int
     wait_stored: bool
 
@@ -58,7 +58,7 @@ class Message(_TopicAndBody, frozen=True, kw_only=True):
     ::
 
         Message("orders", b'{"order": 42}', tags="created", keys=["42"])
-        Message("reminders", b"pay", delay=timedelta(minutes=5))
+        Message("reminders", b"pay", delay=300)
     """
 
     tags: str | None = None
@@ -73,8 +73,9 @@ class Message(_TopicAndBody, frozen=True, kw_only=True):
     delay_level: int = 0
     """Which of the broker's delays to deliver after, from 1 on; 0 delivers immediately."""
 
-    delay: timedelta | None = None
-    """Delivers after the shortest of the broker's delays that is not earlier."""
+    delay: Duration | None = None
+    """Delivers after the shortest of the broker's delays that is not earlier; in seconds, or a
+    timedelta."""
 
     flag: int = 0
     """A number for the application, carried along."""

@@ -27,6 +27,11 @@ RATES = frozenset({"rate_per_s"})
 
 
 def parameters(module: str) -> Iterator[tuple[str, str]]:
+    """Yield what users call, and the name of each parameter."""
+    yield from ((what, parameter.name) for what, parameter in annotated(module))
+
+
+def annotated(module: str) -> Iterator[tuple[str, inspect.Parameter]]:
     """Yield what users call, and each parameter; not what only describes a result."""
     found = import_module(module)
     for name in found.__all__:
@@ -41,7 +46,7 @@ def parameters(module: str) -> Iterator[tuple[str, str]]:
         for what, call in calls:
             if what in LOW_LEVEL:
                 continue
-            yield from ((what, parameter) for parameter in inspect.signature(call).parameters)
+            yield from ((what, each) for each in inspect.signature(call).parameters.values())
 
 
 def methods(name: str, kind: type) -> list[tuple[str, object]]:
@@ -58,6 +63,12 @@ def test_durations_have_no_unit_in_their_names(module: str) -> None:
     assert found
     allowed = TIMESTAMPS | RATES
     assert [each for each in found if each[1].endswith(WITH_UNIT) and each[1] not in allowed] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_durations_may_be_seconds_too(module: str) -> None:
+    with_timedelta = [each for each in annotated(module) if "timedelta" in str(each[1].annotation)]
+    assert [each for each in with_timedelta if "float" not in str(each[1].annotation)] == []
 
 
 @pytest.mark.parametrize("module", MODULES)

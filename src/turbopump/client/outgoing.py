@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import lru_cache
-from math import ceil
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.client.names import check_topic_for_sending, with_namespace
+from turbopump.durations import as_milliseconds
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
 from turbopump.net.limits import require_at_least
@@ -292,18 +291,17 @@ def _check_types(message: Any) -> None:
 
 def _level_of(message: Message, rules: MessageRules) -> int:
     """Return the shortest delay level that is not earlier than the message's delay."""
-    delay: object = message.delay
-    if not isinstance(delay, timedelta) or delay < timedelta(0):
-        raise InvalidArgument(f"delay must be a timedelta of 0 or more, got {delay!r}")
     if message.delay_level:
         raise InvalidArgument("pass delay or delay_level, not both")
     delays_ms = _delays_ms(rules.delay_levels)
-    delay_ms = ceil(delay / timedelta(milliseconds=1))
+    given: Any = message.delay
+    # Not in full: as floats, 1.001 s are a little less than 1001 ms.
+    delay_ms = round(as_milliseconds(given), 3)
     longer = [each for each in delays_ms if each >= delay_ms]
-    if not longer:
+    if not longer or delay_ms < 0:
         raise InvalidArgument(
-            f"delay must be at most {timedelta(milliseconds=max(delays_ms))}, the longest of the "
-            f"brokers' levels, got {delay}"
+            f"delay must be 0–{max(delays_ms) / 1000:.10g} seconds (the longest of the brokers' "
+            f"levels), as a number or a timedelta, got {given!r}"
         )
     return delays_ms.index(min(longer)) + 1 if delay_ms else 0
 

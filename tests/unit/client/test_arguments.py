@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from turbopump import (
 )
 from turbopump.admin import blocking as admin_blocking
 from turbopump.client.outgoing import Outgoing, outgoing
+from turbopump.durations import Duration
 from turbopump.errors import InvalidArgument
 from turbopump.testing import virtual_time
 
@@ -264,10 +266,15 @@ def delay_of(message: Message, rules: MessageRules | None = None) -> str | None:
         (timedelta(seconds=1, microseconds=1), "2"),
         (timedelta(minutes=11), "15"),
         (timedelta(hours=2), "18"),
+        (0, None),
+        (0.001, "1"),
+        (5, "2"),
+        (5.001, "3"),
+        (7200, "18"),
     ],
 )
 def test_a_delay_becomes_the_shortest_level_that_is_not_earlier(
-    delay: timedelta, level: str | None
+    delay: Duration, level: str | None
 ) -> None:
     assert delay_of(Message("orders", b"x", delay=delay)) == level
 
@@ -284,9 +291,14 @@ def test_delays_follow_the_levels_that_brokers_have() -> None:
     [
         ({"delay_level": 99}, "delay_level must be 0–18, got 99"),
         ({"delay_level": -1}, "delay_level must be 0–18, got -1"),
-        ({"delay": timedelta(hours=3)}, "delay must be at most 2:00:00, .* got 3:00:00"),
-        ({"delay": timedelta(seconds=-1)}, "delay must be a timedelta of 0 or more"),
-        ({"delay": 5}, "delay must be a timedelta of 0 or more, got 5"),
+        ({"delay": timedelta(hours=3)}, "delay must be 0–7200 seconds .*brokers.* got datetime"),
+        ({"delay": timedelta(seconds=-1)}, "delay must be 0–7200 seconds"),
+        ({"delay": 7200.001}, "a number or a timedelta, got 7200.001"),
+        ({"delay": -1}, "a number or a timedelta, got -1"),
+        ({"delay": "5m"}, "a number or a timedelta, got '5m'"),
+        ({"delay": True}, "a number or a timedelta, got True"),
+        ({"delay": math.nan}, "a number or a timedelta, got nan"),
+        ({"delay": math.inf}, "a number or a timedelta, got inf"),
         ({"delay": timedelta(seconds=1), "delay_level": 1}, "delay or delay_level, not both"),
     ],
 )
