@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from turbopump.admin import (
@@ -22,6 +23,7 @@ from turbopump.admin import (
     transactions,
 )
 from turbopump.client.blocking import Blocking, blocking, built_by, run_on
+from turbopump.errors import NotRunning
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -56,7 +58,9 @@ def iterating(
                 except StopAsyncIteration:
                     return
         finally:
-            run_on(self._running(), source.close)
+            # An exception may keep this alive until the admin is closed, and the source with it.
+            with suppress(NotRunning):
+                run_on(self._running(), source.close)
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call

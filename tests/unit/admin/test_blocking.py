@@ -39,6 +39,20 @@ def test_everything_can_be_called_without_a_loop(tmp_path: Path) -> None:
             admin.topics.names()
 
 
+def test_iterators_may_outlive_their_admin(tmp_path: Path) -> None:
+    """An exception that leaves the `with` block keeps them, and closes them later."""
+    with running_server(tmp_path) as server:
+        with Admin(server.nameserver) as admin:
+            admin.topics.create("T", queues=1)
+            for _ in range(3):
+                admin.messages.send(Message("T", b"x"))
+            unread, closed = (admin.messages.tail("T", start=Earliest()) for _ in range(2))
+            assert next(unread).body == next(closed).body == b"x"
+        closed.close()
+        with pytest.raises(NotRunning, match="this Admin is not running"):
+            next(unread)
+
+
 def test_nothing_is_missing_in_the_blocking_form() -> None:
     """A new method of a subject must be added here, too."""
     inner = aio.Admin("127.0.0.1:9876")
