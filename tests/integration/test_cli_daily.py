@@ -72,8 +72,6 @@ def test_transactions_that_stay_open(tmp_path: Path) -> None:
             message = Message("orders", b"an order", keys=["k1"])
             producer.send_in_transaction(message, lambda _: TransactionState.UNKNOWN)
             wait_for(lambda: shell.json_lines("transaction list --abandoned") != [])
-            assert len(shell.json_lines("transaction list --given-up")) == 1, "the former name"
-            assert "--given-up" not in shell.ok("transaction list --help")
             row = shell.json("transaction list --group shop")
             assert (row["state"], row["checks"], row["group"]) == ("abandoned", 2, "shop")
             assert (row["topic"], row["keys"], row["body"]) == ("orders", ["k1"], "an order")

@@ -25,9 +25,6 @@ app = typer.Typer()
 
 GroupOption = Annotated[str | None, option("Only of this producer group.")]
 AbandonedOption = Annotated[bool, option("Only those that are no longer checked.", "--abandoned")]
-GivenUpOption = Annotated[
-    bool, option("The former name of --abandoned.", "--given-up", hidden=True)
-]
 
 _TRANSACTIONS = columns(
     "state age_ms=AGE:duration checks:number group=PRODUCER_GROUP topic message_id:id"
@@ -41,12 +38,10 @@ def list_transactions(
     group: GroupOption = None,
     broker: BrokerOption = None,
     abandoned: AbandonedOption = False,
-    given_up: GivenUpOption = False,
     limit: Annotated[int, typer.Option(help="Show at most this many.")] = 100,
 ) -> None:
     """List transactions that have been neither committed nor rolled back."""
     require_range("limit", limit, 1)
-    abandoned = abandoned or given_up
     with closing(console.admin.transactions.list(group=group, broker=broker)) as found:
         wanted = (each for each in found if not abandoned or _is_abandoned(each))
         rows = [_row(each) if console.as_json else _shown(each) for each in islice(wanted, limit)]

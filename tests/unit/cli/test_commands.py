@@ -279,8 +279,7 @@ def section(words: str) -> str:
 def options_of(command: Command) -> set[str]:
     found: set[str] = set()
     for parameter in command.params:
-        # Hidden options are former names that still work.
-        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
+        if parameter.param_type_name == "option":
             found |= {*parameter.opts, *parameter.secondary_opts}
     return found - {"--help", "-h", "-y"}
 
