@@ -71,7 +71,7 @@ SUB_APPS = {
     "bench": ("turbopump.cli.bench", "Measure throughput and latency of a cluster."),
     "pipeline": ("turbopump.cli.pipeline", "Archive, replay, redrive and analyze, on Spark."),
     "spark": ("turbopump.cli.spark", "Package Turbopump for the executors of a Spark cluster."),
-    "store": ("turbopump.cli.store", "Examine and repair the store of a stopped broker."),
+    "store": ("turbopump.cli.store", "Examine, repair and back up the stores of brokers."),
     "config": ("turbopump.cli.config", "Settings of brokers and name servers, key-values."),
 }
 """Groups of commands, each the ``app`` of a module, imported when it is used."""

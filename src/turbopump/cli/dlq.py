@@ -130,8 +130,9 @@ def redrive(
 ) -> None:
     """Send dead letters again, each once, no matter how often the command runs.
 
-    `origin` redelivers to all groups of the topic, `retry` only to this group. Exits with 1 if
-    letters could not be sent, or no letter has a given id.
+    `origin` redelivers to all groups of the topic, `retry` only to this group.
+
+    Exits with 1 if letters could not be sent, or no letter has a given id.
     """
     _require(console.admin, group)
     span = _span(console.admin, group, since, until)

@@ -90,8 +90,9 @@ def backup(
 ) -> None:
     """Copy a store while its broker runs, or of a stopped one.
 
-    The copy is consistent: it has every message that was acknowledged before, and starts as after a
-    crash. Space that files do not use takes none in the copy.
+    The copy is consistent: it has every message that was acknowledged before.
+
+    A broker starts from it as after a crash. Space that files do not use takes none in the copy.
     """
     from turbopump.store.backup import back_up
     from turbopump.store.inspect import log_file_count
@@ -115,8 +116,9 @@ def backup(
 def verify(directory: StoreArgument, json: JsonOption = False) -> None:
     """Check all files of a store for damage; nothing is changed.
 
-    Compares bodies with their checksums, queues and key index with the log. Stores of Apache
-    RocketMQ can be checked as well. Exits with 1 if anything is damaged.
+    Compares bodies with their checksums, queues and key index with the log.
+
+    Stores of Apache RocketMQ can be checked as well. Exits with 1 if anything is damaged.
     """
     from turbopump.store.inspect import damage_row, inspect, log_file_count
 

@@ -108,8 +108,9 @@ def update(
 ) -> None:
     """Change the given settings of a topic.
 
-    With fewer queues, consumers keep reading the queues that producers no longer use; once they
-    are drained, close them with `--read-queues`.
+    With fewer queues, consumers keep reading the queues that producers no longer use.
+
+    Once they are drained, close them with `--read-queues`.
     """
     before, after = console.admin.topics.update(
         topic,

@@ -301,6 +301,13 @@ def test_every_command_and_option_is_documented(words: str) -> None:
     assert documented <= options_of(command), "documented, but missing"
 
 
+@pytest.mark.parametrize("words", sorted(commands()))
+def test_help_has_no_line_break_within_a_paragraph(words: str) -> None:
+    """Typer joins the lines of the first paragraph only."""
+    _, *others = (commands()[words].help or "").strip().split("\n\n")
+    assert [each for each in others if "\n" in each.strip()] == []
+
+
 def test_groups_and_common_options_are_documented() -> None:
     for name in SUB_APPS:
         assert f"\n## `turbopump {name}`\n" in GUIDE
