@@ -104,8 +104,22 @@ def keep_links_inside(_app, docname, source):
     source[0] = _OUTSIDE.sub(replaced, source[0])
 
 
+_WITH_LONG_NAMES = ("compatibility", "reference/defaults", "reference/tested-guarantees")
+
+
+def break_long_names(_app, pagename, _template, context, _doctree):
+    """Let names of tests and settings that are longer than a column break between words."""
+    if pagename in _WITH_LONG_NAMES:
+        context["body"] = re.sub(
+            r'(?<=<span class="pre">)[^<]+',
+            lambda name: re.sub(r"(?<=[_./:])(?=\w)|(?<=[a-z])(?=[A-Z])", "<wbr>", name[0]),
+            context["body"],
+        )
+
+
 def setup(app):
     app.add_directive("mermaid", Diagram)
     app.connect("source-read", list_decisions)
     app.connect("source-read", list_errors)
     app.connect("source-read", keep_links_inside)
+    app.connect("html-page-context", break_long_names)
