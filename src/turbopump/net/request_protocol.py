@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec.structs import replace
 
 from turbopump.clock import Clock
-from turbopump.errors import ConnectionLost, RequestTimeout
+from turbopump.errors import ConnectionLost, InvalidArgument, RequestTimeout
 from turbopump.net.limits import ConnectionLimits
 from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
 from turbopump.wire.framing import FrameDecoder, encode_parts
@@ -87,7 +87,12 @@ class RequestProtocol(Generic[W]):
             return request
         command = request if isinstance(request, Command) else request.command()
         for hook in self.hooks:
-            command = hook.before_request(self.peer_address, command)
+            changed: object = hook.before_request(self.peer_address, command)
+            if not isinstance(changed, Command):
+                raise InvalidArgument(
+                    f"{type(hook).__name__}.before_request must return the request, got {changed!r}"
+                )
+            command = changed
         return command
 
     def begin(self, waiter: W) -> int:

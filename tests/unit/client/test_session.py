@@ -24,7 +24,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.testing import run_virtual, virtual_time, wait_until
 from turbopump.wire.bodies import ConsumerData, ConsumerStatus, ConsumeType, Heartbeat, RunningInfo
 from turbopump.wire.codes import RequestCode
-from turbopump.wire.command import request, whole_body
+from turbopump.wire.command import Command, request, whole_body
 from turbopump.wire.headers import ConsumerStatusOf, RunningInfoOf
 
 
@@ -375,6 +375,25 @@ async def test_hooks_of_the_configuration_see_every_request(tmp_path: Path) -> N
         RequestCode.HEART_BEAT,
         RequestCode.SEND_MESSAGE_V2,
     } <= codes
+
+
+class Forgetful(Recorder):
+    """Does not return the request."""
+
+    def before_request(self, address: str, command: Command) -> Command:
+        super().before_request(address, command)
+        return None  # type: ignore[return-value]
+
+
+@virtual_time()
+async def test_hooks_must_return_the_request(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        session = world.session(request_hooks=[Forgetful()])
+        async with Producer("pg", session=session) as producer:
+            with pytest.raises(
+                InvalidArgument, match=r"Forgetful\.before_request must return .* None"
+            ):
+                await producer.send(Message("T", b"x"))
 
 
 def test_a_client_id_consists_of_address_and_process() -> None:
