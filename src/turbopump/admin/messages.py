@@ -176,9 +176,18 @@ class Messages:
         return await none_on(ResponseCode.SYSTEM_ERROR, asking)
 
     async def by_unique_key(
-        self, topic: str, unique_key: str, *, begin_ms: int = 0, end_ms: int = _FAR_MS
+        self,
+        topic: str,
+        unique_key: str,
+        *,
+        begin: datetime | None = None,
+        end: datetime | None = None,
     ) -> tuple[MessageView, ...]:
-        """Find messages by the id that their producer gave them, oldest first."""
+        """Find messages by the id that their producer gave them, oldest first.
+
+        Only those stored from ``begin`` to before ``end``.
+        """
+        begin_ms, end_ms = _range_ms(begin, end)
         nodes = await self._topics.nodes_of(topic)
         return await self.by_unique_key_at(
             nodes, topic, unique_key, begin_ms=begin_ms, end_ms=end_ms
@@ -210,8 +219,7 @@ class Messages:
 
         They come oldest first; of more than ``count_max``, the newest.
         """
-        begin_ms = 0 if begin is None else AtTime(begin).epoch_ms
-        end_ms = _FAR_MS if end is None else AtTime(end).epoch_ms - 1
+        begin_ms, end_ms = _range_ms(begin, end)
         nodes = await self._topics.nodes_of(topic)
         found = await self.by_key_at(nodes, topic, key, count_max, begin_ms, end_ms)
         return found[-count_max:]
@@ -440,6 +448,14 @@ def _is_whole(message: MessageView) -> bool:
             message.queue_offset,
         )
     return is_whole
+
+
+def _range_ms(begin: datetime | None, end: datetime | None) -> tuple[int, int]:
+    """Return the first and the last store time of a range, whose end is excluded."""
+    return (
+        0 if begin is None else AtTime(begin).epoch_ms,
+        _FAR_MS if end is None else AtTime(end).epoch_ms - 1,
+    )
 
 
 def _limits_of(queue: MessageQueue, limits: Iterable[QueueLimits]) -> QueueLimits:

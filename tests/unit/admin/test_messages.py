@@ -136,6 +136,9 @@ async def test_times_of_a_key_are_exact_to_the_millisecond(tmp_path: Path) -> No
         ]
         found = await admin.messages.by_key("T", "k", begin=stored[1], end=stored[2])
         assert [each.body for each in found] == [b"1"]
+        by_id = partial(admin.messages.by_unique_key, "T", found[0].message_id)
+        assert [each.body for each in await by_id(begin=stored[1], end=stored[2])] == [b"1"]
+        assert await by_id(begin=stored[2]) == await by_id(end=stored[1]) == ()
 
 
 @virtual_time()
