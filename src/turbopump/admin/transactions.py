@@ -38,8 +38,6 @@ class PendingState(Enum):
     OPEN = "open"
     ABANDONED = "abandoned"
     """Its producers were asked as often as the broker asks; it can be resumed."""
-    GIVEN_UP = "abandoned"  # noqa: PIE796 - programs may use this name
-    """The former name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ async def resume_given_up(world: World) -> None:
         try:
             found = [each async for each in admin.transactions.list()]
             for pending in found:
-                if pending.state is PendingState.GIVEN_UP:
+                if pending.state is PendingState.ABANDONED:
                     await admin.transactions.resume(pending)
         except TurbopumpError:
             # It is retried.
