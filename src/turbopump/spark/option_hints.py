@@ -44,7 +44,6 @@ SOURCE_HINTS: Mapping[str, str] = {
     "kafka.enable.auto.commit": "commitOffsets",
     "path": "topic, or topics for several; load() takes no path",
     "checkpointLocation": "it with writeStream: readStream has no checkpoint",
-    "ignoreDamage": "onBadRecord=skip",
     "keys": "where() on the column keys; brokers filter by tags and sql",
     "pushFilters": (
         "startingOffsets, endingOffsets, tags, sql or assign; Spark applies pushed filters to "

@@ -135,7 +135,6 @@ def test_the_error_column_exists_where_it_makes_sense() -> None:
             {"onBadRecord": "deadLetter", "deadLetterTopic": "orders"},
             "deadLetterTopic must not be a topic that is read",
         ),
-        ({"ignoreDamage": "true"}, r"'ignoreDamage' \(use onBadRecord=skip\)"),
     ],
 )
 def test_invalid_options_are_named(options: dict[str, str], words: str) -> None:

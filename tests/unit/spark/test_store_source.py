@@ -393,8 +393,6 @@ def test_a_path_may_be_an_address(store: Path) -> None:
         ({"topics": "a,,b"}, "topics must not be empty"),
         ({"topicPattern": "("}, "must be a regular expression"),
         ({"includeInternal": "yes"}, "true or false"),
-        ({"ignoreDamage": "1"}, "true or false"),
-        ({"ignoreDamage": "true", "onBadRecord": "skip"}, "mutually exclusive"),
         ({"onBadRecord": "ignore"}, "onBadRecord must be fail or null or skip, got 'ignore'"),
         ({"onBadRecord": "deadletter"}, "onBadRecord=deadLetter needs a broker"),
         ({"tags": "||"}, r"option tags is '\|\|', which has no tag"),
@@ -452,7 +450,6 @@ def test_a_body_that_does_not_inflate(
         f"onBadRecord=skip: topic orders, broker , queue {number % 3}, offset {number}: body"
         in (caplog.text)
     )
-    assert offsets(store, ignoreDamage=True) == wanted, "the name it had at first"
     kept = rows_of(store, onBadRecord="null")
     assert [row["queueOffset"] for row in kept if row["body"] is None] == [number]
     assert [row["queueOffset"] for row in kept if row["decodeError"]] == [number]
@@ -476,15 +473,15 @@ def check_any_damage(place: float, value: int, length: int) -> None:
         content = bytearray(damaged.read_bytes())
         content[at % 2048 : at % 2048 + length] = bytes([value]) * length
         damaged.write_bytes(content[:2048])
-        for ignored in (False, True):
+        for handling in ("fail", "skip"):
             results = [
                 outcome(
-                    store, bytesPerPartition=size, ignoreDamage=ignored, columns="queueOffset,body"
+                    store, bytesPerPartition=size, onBadRecord=handling, columns="queueOffset,body"
                 )
                 for size in (1 << 30, 600, 1)
             ]
             assert results[0] == results[1] == results[2]
-            if ignored:
+            if handling == "skip":
                 assert isinstance(results[0], list)
                 # A few bytes affect two neighbours at most.
                 assert len(results[0]) >= len(bodies) - 2

@@ -42,7 +42,6 @@ OPTIONS = (
     "bytesPerPartition",
     "maxRowsPerBatch",
     "onBadRecord",
-    "ignoreDamage",
 )
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern")
 _PARTITION_BYTES = 128 * 1024 * 1024
@@ -116,14 +115,6 @@ def _columns(given: Given) -> tuple[str, ...]:
 
 
 def _on_bad_record(given: Given) -> OnBadRecord:
-    if "ignoreDamage" in given:
-        # The original name of this option.
-        if "onBadRecord" in given:
-            raise InvalidArgument(
-                "options onBadRecord and ignoreDamage are mutually exclusive; set onBadRecord"
-            )
-        is_ignored = boolean("ignoreDamage", given["ignoreDamage"])
-        return OnBadRecord.SKIP if is_ignored else OnBadRecord.FAIL
     if given["onBadRecord"].lower() == OnBadRecord.DEAD_LETTER.lower():
         raise InvalidArgument(
             f"option onBadRecord=deadLetter needs a broker, which format {FORMAT} does not have: "
