@@ -17,7 +17,6 @@ from turbopump import errors
 
 HEAVY = ("asyncio", "numpy", "opentelemetry", "rich", "ssl", "typer", "turbopump.client")
 PACKAGES = ("turbopump", "turbopump.admin", "turbopump.aio", "turbopump.spark")
-OF_SERVERS = (errors.ListenFailed, errors.ServerFailed, errors.StoreError)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -51,13 +50,11 @@ assert SendTracing and ConsumeTracing
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_both_packages_have_every_error_that_is_not_of_servers() -> None:
+def test_both_packages_have_every_error() -> None:
     wanted = {
         name
         for name, value in vars(errors).items()
-        if inspect.isclass(value)
-        and issubclass(value, errors.TurbopumpError)
-        and not issubclass(value, OF_SERVERS)
+        if inspect.isclass(value) and issubclass(value, errors.TurbopumpError)
     }
     assert wanted <= set(turbopump.__all__) & set(turbopump.aio.__all__)
     assert all(getattr(turbopump, name) is getattr(errors, name) for name in wanted)
