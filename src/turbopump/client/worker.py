@@ -23,6 +23,7 @@ from turbopump.client.delivery.results import (
     GiveUp,
     is_failure,
 )
+from turbopump.client.filter_hooks import FilterHook
 from turbopump.client.handlers import Handler, HandlerGroup, grouped
 from turbopump.client.life_cycle import ServingLifeCycle
 from turbopump.client.producer import Producer
@@ -55,12 +56,14 @@ class Worker(ServingLifeCycle):
         nameserver: str | Sequence[str] = "",
         namespace: str = "",
         client: ClientConfig | None = None,
-        hooks: Sequence[ConsumeHook] = (),
+        hooks: Sequence[ConsumeHook | FilterHook] = (),
         send_hooks: Sequence[SendHook] = (),
     ) -> None:
         super().__init__()
         self._groups = grouped(handlers)
-        self._hooks = hooks
+        self._hooks = checked_hooks(
+            "hooks", hooks, "before_consume", "after_consume", instead="keeps"
+        )
         self._send_hooks = checked_hooks("send_hooks", send_hooks, "before_send", "after_send")
         self._threads_max = sum(
             concurrency_limits(group.settings.concurrency)[1] for group in self._groups

@@ -27,6 +27,7 @@ from turbopump.aio import (
     Admin,
     ConsumeContext,
     ConsumeResult,
+    MessageQueue,
     MessageView,
     Producer,
     Worker,
@@ -258,6 +259,24 @@ async def test_a_plain_function_may_raise_stop_iteration(turbopump_cluster: Clus
         await turbopump_cluster.send(Message("orders", b"[]"))
         await turbopump_cluster.until_consumed("billing")
     assert outcomes.seen == [ConsumeOutcome.EXCEPTION]
+
+
+async def test_hooks_of_a_worker_choose_among_messages(turbopump_cluster: Cluster) -> None:
+    class WithoutTests:
+        def keeps(self, group: str, message: MessageView, queue: MessageQueue) -> bool:
+            return message.body != b"test"
+
+    bodies: list[bytes] = []
+
+    @consumer("orders", group="billing", start_from="first")
+    def bill(order: bytes) -> None:
+        bodies.append(order)
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver, hooks=[WithoutTests()]):
+        for body in (b"test", b"order"):
+            await turbopump_cluster.send(Message("orders", body))
+        await turbopump_cluster.until_consumed("billing")
+    assert bodies == [b"order"]
 
 
 async def test_a_function_says_what_follows_exceptions_of_a_class(

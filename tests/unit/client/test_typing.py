@@ -11,8 +11,10 @@ import pytest
 
 CONFIG = Path(__file__).parents[3] / "pyproject.toml"
 
-LISTENERS = """
-from turbopump import ConsumeContext, ConsumeResult, MessageView, PushConsumer, aio
+PROGRAM = """
+from turbopump import (
+    ConsumeContext, ConsumeResult, MessageQueue, MessageView, PushConsumer, Worker, aio, consumer
+)
 
 Messages = list[MessageView]
 
@@ -41,6 +43,18 @@ aio.PushConsumer("g", returns_later)
 PushConsumer("g", says_none)  # error: arg-type
 PushConsumer("g", lambda messages, context: print(messages))  # error: arg-type
 aio.PushConsumer("g", says_none_later)  # error: arg-type
+
+class Chooses:
+    def keeps(self, group: str, message: MessageView, queue: MessageQueue) -> bool:
+        return True
+
+@consumer("orders", group="g")
+def bill(order: bytes) -> None: ...
+
+PushConsumer("g", returns, hooks=[Chooses()])
+Worker(bill, hooks=[Chooses()])
+aio.Worker(bill, hooks=[Chooses()])
+Worker(bill, hooks=[bill])  # error: list-item
 """
 
 
@@ -63,7 +77,7 @@ def errors_of(program: str, directory: Path) -> dict[int, str]:
 
 
 @pytest.mark.slow
-def test_a_forgotten_return_of_a_listener_is_found(tmp_path: Path) -> None:
-    lines = enumerate(LISTENERS.splitlines(), 1)
+def test_forgotten_returns_of_listeners_and_wrong_hooks_are_found(tmp_path: Path) -> None:
+    lines = enumerate(PROGRAM.splitlines(), 1)
     marked = {number: line.partition("# error: ")[2] for number, line in lines if "# error" in line}
-    assert errors_of(LISTENERS, tmp_path) == marked
+    assert errors_of(PROGRAM, tmp_path) == marked
