@@ -245,6 +245,39 @@ async def test_two_promotions_that_reach_different_majorities_leave_at_most_one_
 
 
 @virtual_time()
+async def test_a_promotion_fences_another_one_that_is_not_complete(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, slaves=2) as replicas:
+        await until_known(replicas)
+        replicas.broker(1).replica.roles.restart = lambda: None
+        assert (await replicas.promote(1)).code == SUCCESS
+        assert mastership_of(replicas.broker(1)).is_promoted
+        assert (await replicas.promote(2)).code == SUCCESS
+        assert not mastership_of(replicas.broker(1)).is_promoted
+        await until_accepting(replicas, 2)
+
+
+@virtual_time()
+async def test_a_repeated_promotion_fences_masters_that_were_not_fenced(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        replicas.network.partition(replicas.host_of(0), replicas.host_of(1))
+        assert (await replicas.promote(1)).code == SUCCESS
+        for number in (1, 2):
+            replicas.nameserver_disks[number].fail_writes()
+        await wait_until(lambda: replicas.role(1) == MASTER)
+        # The old master hears of it from its successor only.
+        for number in range(3):
+            replicas.network.partition(replicas.host_of(0), f"10.0.1.{number + 1}")
+            replicas.nameserver_disks[number].heal()
+        replicas.network.join(replicas.host_of(0), replicas.host_of(1))
+        answer = await replicas.promote(1)
+        assert PromoteBrokerAnswer.from_ext_fields(answer.ext_fields).old_master == (
+            replicas.broker(0).address
+        )
+        assert await can_send(replicas, 0) == REFUSED
+
+
+@virtual_time()
 async def test_name_servers_that_cannot_compare_delay_a_promotion_but_not_the_old_master(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,6 +537,117 @@ async def test_a_promotion_whose_claim_is_final_somewhere_is_completed(tmp_path:
         await wait_until(lambda: b"only on the old one" in replicas.set_aside(0), 30)
         await asyncio.sleep(30)
         assert [number for number in range(2) if accepts(replicas, number)] == [1]
+
+
+@virtual_time()
+async def test_a_promotion_whose_claim_may_be_final_somewhere_is_not_abandoned(
+    tmp_path: Path,
+) -> None:
+    """The name server that has the final claim is down, and replaces the old master when back."""
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        network, old, new = replicas.network, replicas.host_of(0), replicas.host_of(1)
+        network.partition(old, new)
+        assert (await replicas.promote(1)).code == SUCCESS
+        network.partition(old, "10.0.1.1")
+        for number in (1, 2):
+            replicas.nameserver_disks[number].fail_writes()
+        await until_final(replicas, 0)
+        await replicas.stop_nameserver(0)
+        await let_the_old_master_end_the_promotion(replicas)
+        # It knows that also after a restart.
+        await replicas.crash(1)
+        await replicas.start(1)
+        await asyncio.sleep(20)
+        assert [number for number in range(2) if accepts(replicas, number)] == [0]
+        network.heal()
+        await replicas.start_nameserver(0)
+        await until_accepting(replicas, 1)
+        await wait_until(lambda: replicas.role(0) == SLAVE, 30)
+
+
+@virtual_time()
+async def test_a_promotion_whose_claim_becomes_final_late_is_not_abandoned(tmp_path: Path) -> None:
+    """A name server whose disk stalls stores the final claim when nothing waits for it."""
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        network, old, new = replicas.network, replicas.host_of(0), replicas.host_of(1)
+        network.partition(old, new)
+        assert (await replicas.promote(1)).code == SUCCESS
+        network.partition(old, "10.0.1.1")
+        replicas.nameserver_disks[0].stall()
+        for number in (1, 2):
+            replicas.nameserver_disks[number].fail_writes()
+        await wait_until(lambda: replicas.nameserver_disks[0].is_waiting)
+        await let_the_old_master_end_the_promotion(replicas)
+        await asyncio.sleep(20)
+        assert [number for number in range(2) if accepts(replicas, number)] == [0]
+        network.heal()
+        replicas.nameserver_disks[0].heal()
+        await until_accepting(replicas, 1)
+        await wait_until(lambda: replicas.role(0) == SLAVE, 30)
+
+
+@virtual_time()
+async def test_a_promotion_whose_claim_is_final_nowhere_is_abandoned(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        replicas.network.partition(replicas.host_of(0), replicas.host_of(1))
+        assert (await replicas.promote(1)).code == SUCCESS
+        replicas.network.partition(replicas.host_of(0), "10.0.1.1")
+        for number in range(3):
+            replicas.nameserver_disks[number].fail_writes()
+        await wait_until(lambda: replicas.role(1) == MASTER)
+        await asyncio.sleep(5)
+        await let_the_old_master_end_the_promotion(replicas)
+        # The pending claim, which only the slave can reach, cannot be removed yet.
+        await asyncio.sleep(20)
+        assert replicas.role(1) == MASTER
+        assert not accepts(replicas, 1)
+        replicas.nameserver_disks[0].heal()
+        await wait_until(lambda: replicas.role(1) == SLAVE, 30)
+        left = await claim_at(replicas, 0)
+        assert left is None or not left.epoch
+        replicas.network.heal()
+        await asyncio.sleep(30)
+        assert [number for number in range(2) if accepts(replicas, number)] == [0]
+
+
+@virtual_time()
+async def test_a_master_ignores_fencing_by_a_promotion_that_it_has_ended(tmp_path: Path) -> None:
+    """The request may arrive when a link is back, long after its sender has given it up."""
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        claim, _ = await mastership_of(replicas.broker(1)).claim(replicas.broker(1).address, 1)
+        fence = FenceBroker.of(claim)
+        await asyncio.sleep(50)
+        assert [await claim_at(replicas, number) != claim for number in range(3)] == [True] * 3
+        answer = await replicas.client(0).ask(RequestCode.FENCE_BROKER, fence)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "not completed in time" in (answer.remark or "")
+        assert await can_send(replicas, 0) == SUCCESS
+        # Unless the promotion was completed all the same.
+        await put_claim(replicas, 1, replace(claim, pending=None))
+        answer = await replicas.client(0).ask(RequestCode.FENCE_BROKER, fence)
+        assert answer.code == SUCCESS
+        assert await can_send(replicas, 0) == REFUSED
+
+
+async def let_the_old_master_end_the_promotion(replicas: PromotableBrokers) -> None:
+    """Let it remove the pending claim from name servers 1 and 2 while the slave cannot."""
+    network, new = replicas.network, replicas.host_of(1)
+    for number in (1, 2):
+        network.partition(new, f"10.0.1.{number + 1}")
+    # What the slave has sent already is refused.
+    await asyncio.sleep(1)
+    for number in (1, 2):
+        replicas.nameserver_disks[number].heal()
+    await asyncio.sleep(50)
+    for number in (1, 2):
+        left = await claim_at(replicas, number)
+        assert left is not None
+        assert not left.epoch
+        network.join(new, f"10.0.1.{number + 1}")
 
 
 async def until_final(replicas: PromotableBrokers, nameserver: int) -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from turbopump.broker.replication.roles import is_own, rank
+from turbopump.broker.replication.roles import is_of, is_own, rank
 from turbopump.clock import Clock
 from turbopump.errors import NetworkError, WireError
 from turbopump.wire import headers
@@ -150,6 +150,23 @@ class Claims:
                 if entry.compares or server in having
             )
         )
+
+    async def end(self, own: MasterClaim, found: Found) -> bool:
+        """Remove the pending claim of a promotion; return whether no name server can make it final.
+
+        A final claim that was sent before may still be stored, unless the pending one is gone.
+        """
+        if len(found.entries) < found.servers:
+            return False
+        pending = [
+            (server, entry.text)
+            for server, entry in found.entries.items()
+            if entry.compares and entry.claim is not None and is_of(own, entry.claim)
+        ]
+        answers = await asyncio.gather(
+            *(self._try(server, self._put(_NONE, text)) for server, text in pending)
+        )
+        return not any(map(_problem, answers))
 
     def settled(self, claim: MasterClaim, found: Found) -> Found:
         """Leave out name servers that cannot compare and have had a claim for a short time."""

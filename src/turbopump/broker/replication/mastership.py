@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
@@ -40,6 +41,9 @@ SLAVE_SILENCE_MAX_MS = 30_000
 SLAVE_IDS_MAX = 32
 """As many slaves as may be connected."""
 
+ENDED_MAX = 32
+"""Claims that a master remembers as abandoned."""
+
 EPOCH_STEP_MAX = 1000
 """How far an epoch may be ahead of all that a broker knows: it may have missed promotions."""
 
@@ -69,6 +73,8 @@ class Mastership:
         self.is_followed: Callable[[], bool] = lambda: False
         """Whether a slave follows the log of this broker; set once there is a log to follow."""
         self._ids_from_master = ""
+        self._ended: deque[MasterClaim] = deque(maxlen=ENDED_MAX)
+        """The last abandoned claims that this master has removed."""
         self.record = RoleRecord()
         self.saving = Table("role", file, lambda: self.record.encode())
 
@@ -297,6 +303,23 @@ class Mastership:
                 " plausible"
             )
 
+    async def check_current(self, claim: MasterClaim) -> None:
+        """Raise RemoteError for the claim of a promotion that this master has ended.
+
+        A request may arrive long after its sender has given it up. The claim counts all the same if
+        it is final somewhere, or if fewer than half of the name servers are known to lack it.
+        """
+        if not any(is_of(claim, ended) for ended in self._ended):
+            return
+        found = await self._claims.read()
+        having = [each for each in found.claims if is_of(claim, each)]
+        lacking = len(found.entries) - len(having)
+        if lacking > found.servers // 2 and all(each.pending for each in having):
+            raise RemoteError.system(
+                f"epoch {claim.epoch} of {claim.master_address} is ignored: that promotion was not"
+                " completed in time, and its claim was removed"
+            )
+
     def promoted(self, claim: MasterClaim, role: Role, unfenced: str) -> RoleRecord:
         return promoted(self._config, self.record, claim, role, unfenced)
 
@@ -317,24 +340,37 @@ class Mastership:
             return judgement
         replaceable = self._claims.replaceable(own, found)
         if self.record.is_pending:
-            why_not = self._may_not_complete(own, found, replaceable)
+            why_not = await self._may_not_complete(own, found, replaceable)
             if why_not is not None:
                 return Judgement(why_not)
+            if not await self._note_final():
+                return Judgement(Verdict.UNCONFIRMED)
         if replaceable.entries:
+            others = (claim for claim in replaceable.claims if not is_of(own, claim))
+            self._ended.extend(claim for claim in others if claim.pending)
             await self._claims.write(own, replaceable)
             # Only name servers that have it now count.
             found = await self._claims.read()
         counted = self._claims.settled(own, found).entries.values()
         return judge(own, [entry.claim for entry in counted], found.servers)
 
-    def _may_not_complete(
+    async def _note_final(self) -> bool:
+        """Record that the claim may be final somewhere from now on; return whether it is saved."""
+        if not self.record.may_be_final:
+            self.record = replace(self.record, may_be_final=True)
+            self.saving.changes += 1
+        await self.saving.try_save()
+        return not self.saving.is_dirty
+
+    async def _may_not_complete(
         self, own: MasterClaim, found: Found, replaceable: Found
     ) -> Verdict | None:
         """Return why a promotion must not be completed; None if it may.
 
         Once its claim was removed from too many name servers, the old master may accept writes, and
         must not be replaced by a promotion that its operator believes to be over. But a final claim
-        replaces it in any case: without this broker, there would be no master.
+        replaces it in any case: without this broker, there would be no master. So a promotion whose
+        claim may be final somewhere is over only when that is known not to be so.
         """
         if own in found.claims:
             return None
@@ -342,7 +378,10 @@ class Mastership:
         if is_majority(sum(is_of(own, claim) for claim in found.claims), count):
             return None
         others = len(replaceable.entries) - sum(is_of(own, claim) for claim in replaceable.claims)
-        return Verdict.ABANDONED if is_majority(others, count) else Verdict.UNCONFIRMED
+        if not is_majority(others, count):
+            return Verdict.UNCONFIRMED
+        is_over = not self.record.may_be_final or await self._claims.end(own, found)
+        return Verdict.ABANDONED if is_over else Verdict.UNCONFIRMED
 
 
 def unconfirmed() -> RemoteError:

@@ -128,17 +128,18 @@ class RoleChanges:
         """Return the addresses of masters to fence, the last one promoted first.
 
         This slave may follow another one, if that one was promoted just before. One with a pending
-        claim may still become master.
+        claim may still become master. A master that is not confirmed may not have fenced all.
         """
         claimed = "" if found.master is None else found.master.master_address
         pending = [claim.master_address for claim in found.claims if claim.pending]
-        known = (claimed, self.master_address(), *pending)
+        known = (claimed, self.master_address(), *pending, *self.mastership.unfenced)
         return [each for each in dict.fromkeys(known) if each not in ("", self.address)]
 
     async def fence(self, claim: MasterClaim) -> PhysicalOffset:
         """Refuse writes, because another broker becomes master; return where the log ends.
 
-        Raises RemoteError if the claim is not newer than what this broker knows, or implausible.
+        Raises RemoteError if the claim is not newer than what this broker knows, implausible, or of
+        a promotion that has ended.
         """
         async with self._changing:
             own = self.mastership.own_claim(self.address)
@@ -148,6 +149,7 @@ class RoleChanges:
                 text = f"{other} is not newer than {own.epoch}, the one known here"
                 raise RemoteError.system(text)
             await self.mastership.check_plausible(claim)
+            await self.mastership.check_current(claim)
             if self.broker_id == 0 and not self._is_over:
                 await self._demote(claim)
             elif self.mastership.is_promoted:

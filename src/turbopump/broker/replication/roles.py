@@ -5,7 +5,8 @@ every name server, Apache's included: a returning master reads it before it acce
 and becomes a slave if another broker has a newer epoch. A claim counts when more than half of the
 name servers have exactly it, so that two brokers cannot both find enough of them. It is pending
 until the promoted broker is a master; a pending claim replaces no master, and a master removes one
-that is abandoned. The promoted broker becomes master only if its claim was not removed.
+that is abandoned. The promoted broker becomes master only if its claim was not removed, or is final
+somewhere.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class RoleRecord(Body, frozen=True, kw_only=True):
     refuse writes, joined by ";"; empty if all have."""
     is_pending: bool = False
     """Of a promoted broker: whether name servers have never confirmed that it is master."""
+    may_be_final: bool = False
+    """Of a promoted broker: whether a name server may have its final claim, even one that did not
+    answer."""
 
 
 class Verdict(Enum):
