@@ -32,6 +32,12 @@ SETTLE_MS = WRITE_MS + 1000
 Longer than another write can take that was decided before this one was visible.
 """
 
+SEND_MS = SETTLE_MS - CHECK_TIMEOUT_MS
+"""A write is not sent later than this after the read that it was decided by.
+
+As when the process was suspended in between: another claim may have settled by then.
+"""
+
 ABANDONED_MS = 30_000
 """A pending claim that stays for this long is of a promotion that has ended without result."""
 
@@ -121,11 +127,13 @@ class Claims:
         A name server that does not answer may have stored it.
         """
         text, entries = claim.encode().decode(), found.entries
+        if self._clock.uptime_ms() - found.asked_ms > SEND_MS:
+            entries = {server: entry for server, entry in entries.items() if entry.compares}
         answers = await asyncio.gather(
             *(self._try(server, self._put(text, entry.text)) for server, entry in entries.items())
         )
         is_late = self._clock.uptime_ms() - found.asked_ms > WRITE_MS
-        problems = {
+        problems = dict.fromkeys(found.entries.keys() - entries.keys(), "took too long") | {
             server: "took too long" if is_late and not entry.compares else _problem(answer)
             for (server, entry), answer in zip(entries.items(), answers, strict=True)
         }
