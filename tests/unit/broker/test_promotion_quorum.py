@@ -469,6 +469,38 @@ async def test_a_promotion_that_another_one_followed_is_not_resumed(tmp_path: Pa
         assert replicas.role(1) == SLAVE
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
+@virtual_time()
+async def test_a_promotion_that_has_fenced_the_master_outlives_another_one_that_fails(
+    tmp_path: Path, is_repeated: bool
+) -> None:
+    """Or there would be no master, although name servers and brokers work."""
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        if is_repeated:
+            assert (await replicas.promote(1)).code == SUCCESS
+            for number in (1, 2):
+                replicas.nameserver_disks[number].fail_writes()
+            await wait_until(lambda: replicas.role(1) == MASTER)
+            for number in (1, 2):
+                replicas.nameserver_disks[number].heal()
+        replicas.broker(1).replica.roles.restart = lambda: None
+        assert (await replicas.promote(1)).code == SUCCESS
+        await wait_until(lambda: replicas.role(0) == SLAVE)
+        rival = MasterClaim(
+            epoch=3, token="r", master_address="10.0.0.3:10911", former_id=2, pending=True
+        )
+        for number in range(3):
+            await put_claim(replicas, number, rival)
+        await replicas.stop(1)
+        await replicas.start(1)
+        await asyncio.sleep(20)
+        # The other one may go on.
+        assert await can_send(replicas, 1) == REFUSED
+        await until_accepting(replicas, 1)
+        assert replicas.role(0)[0] is Role.SLAVE
+
+
 @virtual_time()
 async def test_a_promoted_slave_whose_claim_is_not_confirmed_fences_no_master(
     tmp_path: Path,

@@ -320,8 +320,11 @@ class Mastership:
                 " completed in time, and its claim was removed"
             )
 
-    def promoted(self, claim: MasterClaim, role: Role, unfenced: str) -> RoleRecord:
-        return promoted(self._config, self.record, claim, role, unfenced)
+    def promoted(
+        self, claim: MasterClaim, role: Role, unfenced: str, *, has_fenced: bool
+    ) -> RoleRecord:
+        record = self.record
+        return promoted(self._config, record, claim, role, unfenced, has_fenced=has_fenced)
 
     def demoted(self, claim: MasterClaim) -> RoleRecord:
         return demoted(self._config, self.record, claim)
@@ -370,7 +373,8 @@ class Mastership:
         Once its claim was removed from too many name servers, the old master may accept writes, and
         must not be replaced by a promotion that its operator believes to be over. But a final claim
         replaces it in any case: without this broker, there would be no master. So a promotion whose
-        claim may be final somewhere is over only when that is known not to be so.
+        claim may be final somewhere is over only when that is known not to be so, and one that has
+        fenced the old master is completed unless another one is under way.
         """
         if own in found.claims:
             return None
@@ -378,6 +382,9 @@ class Mastership:
         if is_majority(sum(is_of(own, claim) for claim in found.claims), count):
             return None
         others = len(replaceable.entries) - sum(is_of(own, claim) for claim in replaceable.claims)
+        if self.record.has_fenced:
+            # Only another promotion, which has failed since, can have replaced the claim.
+            return None if is_majority(len(replaceable.entries), count) else Verdict.UNCONFIRMED
         if not is_majority(others, count):
             return Verdict.UNCONFIRMED
         is_over = not self.record.may_be_final or await self._claims.end(own, found)

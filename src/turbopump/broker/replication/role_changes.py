@@ -98,7 +98,9 @@ class RoleChanges:
             unfenced = [
                 each for each, its_end in zip(masters, ends, strict=True) if its_end is None
             ]
-            record = self.mastership.promoted(claim, role, ";".join(unfenced))
+            record = self.mastership.promoted(
+                claim, role, ";".join(unfenced), has_fenced=master_end is not None
+            )
             await self.mastership.save(record)
             self._is_over = True
         _log.warning("promoted to %s with epoch %d, log end %d", role.value, claim.epoch, end)

@@ -50,6 +50,8 @@ class RoleRecord(Body, frozen=True, kw_only=True):
     refuse writes, joined by ";"; empty if all have."""
     is_pending: bool = False
     """Of a promoted broker: whether name servers have never confirmed that it is master."""
+    has_fenced: bool = False
+    """Of a promoted broker: whether its previous masters are known, and all refuse writes."""
     may_be_final: bool = False
     """Of a promoted broker: whether a name server may have its final claim, even one that did not
     answer."""
@@ -138,14 +140,25 @@ def is_in_effect(config: BrokerConfig, record: RoleRecord) -> bool:
 
 
 def promoted(
-    config: BrokerConfig, record: RoleRecord, claim: MasterClaim, role: Role, unfenced: str
+    config: BrokerConfig,
+    record: RoleRecord,
+    claim: MasterClaim,
+    role: Role,
+    unfenced: str,
+    *,
+    has_fenced: bool = False,
 ) -> RoleRecord:
-    """Return the record of a broker that becomes master; ``config`` is the configured one."""
+    """Return the record of a broker that becomes master; ``config`` is the configured one.
+
+    A promotion that is repeated before it was completed has fenced what the first one had.
+    """
+    is_repeated = is_in_effect(config, record) and record.is_pending
     return replaced(
         _recorded(config, record, claim.epoch, role, 0),
         former_id=claim.former_id,
         token=claim.token,
         unfenced=unfenced,
+        has_fenced=not unfenced and (has_fenced or (is_repeated and record.has_fenced)),
         is_pending=bool(config.registration.sources),
     )
 
