@@ -56,6 +56,7 @@ def test_the_plugin_costs_next_to_nothing_until_it_is_used() -> None:
     own, foreign = done.stdout.splitlines()
     assert own.split() == [
         "turbopump",
+        "turbopump.durations",
         "turbopump.errors",
         "turbopump.json_bodies",
         "turbopump.lazy_names",
