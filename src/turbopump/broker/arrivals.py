@@ -300,6 +300,9 @@ class Arrivals:
         if bucket is None:
             return False
         bucket.pop(pull, None)
+        if not bucket:
+            # It stays until it is due, but not the memory that thousands of pulls have taken in it.
+            bucket.clear()
         (topic, queue_id), holder = pull.queue, pull.holder
         queues = self._by_topic[topic]
         queues[queue_id].remove(pull)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import tracemalloc
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from turbopump.broker.pull import Held, Pull
 from turbopump.client.subscriptions import subscription
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.outcomes import ReadOutcome
-from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
 from turbopump.wire.bodies import ConsumerData, GroupConfig, Heartbeat, MessageModel, TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
@@ -389,6 +390,30 @@ async def test_nothing_is_left_of_pulls_whose_client_has_left(tmp_path: Path) ->
             assert objects() - before == Counter()
     finally:
         gc.enable()
+
+
+@virtual_time()
+async def test_requests_that_wait_for_a_topic_keep_no_body(tmp_path: Path) -> None:
+    sent = b"unread" * 10_000
+
+    def kept() -> int:
+        # The client keeps its own until it is answered; bytes are not known to the collector.
+        return tracemalloc.get_traced_memory()[0]
+
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        header = QueueEndsOf(topic="T", consumer_group="g", since=1 << 40, wait_ms=1000)
+        tracemalloc.start()
+        try:
+            waiting = [
+                asyncio.create_task(client.ask(RequestCode.GET_QUEUE_ENDS, header, sent))
+                for _ in range(10)
+            ]
+            await wait_until(lambda: len(broker.path.arrivals) == 10)
+            assert kept() < 3 * len(sent)
+        finally:
+            tracemalloc.stop()
+        assert {answer.code for answer in await asyncio.gather(*waiting)} == {ResponseCode.SUCCESS}
 
 
 @virtual_time()

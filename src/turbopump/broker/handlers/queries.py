@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from turbopump.broker.arrivals import WHOLE_TOPIC, Arrivals, HeldPull, Holder
 from turbopump.broker.handlers.common import Requests, answer_fast, positions_of, serves
 from turbopump.broker.live_config import LiveConfig
@@ -154,12 +156,14 @@ class QueueEndsRequests(Requests):
         refusal = self._arrivals.refusal(holder)
         if refusal is not None:
             raise RemoteError(ResponseCode.SYSTEM_BUSY, refusal)
+        # Many may be held: drop what was decoded of the request, and its body.
+        slim = replace(request, ext_fields=None, body=b"")
         self._arrivals.hold(
             HeldPull(
                 queue=(header.topic, WHOLE_TOPIC),
                 offset=0,
                 holder=holder,
-                resume=lambda: self._resume(request, peer, header),
+                resume=lambda: self._resume(slim, peer, header),
             ),
             header.wait_ms,
         )
