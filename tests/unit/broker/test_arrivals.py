@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -190,6 +191,19 @@ async def test_pulls_of_a_disconnected_peer_are_dropped() -> None:
     arrivals.forget("never seen")
     await asyncio.sleep(5)
     assert (gone.answers, here.answers) == (0, 1)
+
+
+@virtual_time()
+async def test_deadlines_of_dropped_pulls_keep_no_memory() -> None:
+    arrivals = Arrivals(virtual_loop().clock, LongPollingConfig(held_max=1000))
+    held = [Held(owner="c") for _ in range(1000)]
+    for each in held:
+        arrivals.hold(each.pull, 60_000)
+    bucket = held[0].pull.bucket
+    assert bucket is not None
+    assert len(bucket) == 1000
+    arrivals.forget("c")
+    assert sys.getsizeof(bucket) == sys.getsizeof({})
 
 
 @virtual_time()
