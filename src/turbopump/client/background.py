@@ -99,10 +99,15 @@ class LoopThread:
         # Waking the loop is the most expensive part, so one wakeup serves many calls. Calls
         # appended before the flag is cleared are taken out after that.
         if not self._is_woken:
-            self._is_woken = True
-            with suppress(RuntimeError):
-                # The loop has ended in the meantime, and has run this call before.
+            try:
+                self._is_woken = True
                 self._loop.call_soon_threadsafe(self._take_posts)
+            except BaseException as error:
+                # A signal handler may raise before the loop is woken: then the next call wakes it.
+                self._is_woken = False
+                # If the loop has ended in the meantime, it has run this call before.
+                if not isinstance(error, RuntimeError):
+                    raise
 
     def _take_posts(self) -> None:
         self._is_woken = False
@@ -130,8 +135,15 @@ class LoopThread:
             tasks.append(task)
             task.add_done_callback(lambda _: finished.release())
 
+        def abandon() -> None:
+            if not tasks:
+                # A signal came before `begin` was posted.
+                work.close()
+            for task in tasks:
+                task.cancel()
+
         try:
-            self.wait_for(finished, begin, lambda: tasks[0].cancel(), end_s)
+            self.wait_for(finished, begin, abandon, end_s)
         except ClientError:
             # Not begun.
             work.close()

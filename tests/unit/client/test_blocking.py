@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -74,6 +75,45 @@ def test_calls_run_in_the_context_of_their_thread() -> None:
 
         with ThreadPoolExecutor(8) as threads:
             assert all(threads.map(ask, range(8)))
+
+
+def interrupted(call: Callable[[], object], number: int) -> bool:
+    """Make a call that a signal interrupts at one of its steps; return whether it has so many."""
+    left = number
+
+    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in (background.__file__, contextlib.__file__):
+            return None
+        left -= 1
+        if left == -1:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+# Where the signal comes before the call has begun.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_signal_at_any_step_of_a_call_blocks_no_later_call() -> None:
+    with BlockingProbe() as probe:
+
+        def ask() -> None:
+            _caller.set(7)
+            assert probe.caller() == 7
+
+        steps = 0
+        while interrupted(ask, steps):
+            in_time(ask)
+            steps += 1
+    assert steps > 10
 
 
 def test_errors_of_blocking_clients_name_no_async_with() -> None:
