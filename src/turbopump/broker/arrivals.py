@@ -301,7 +301,7 @@ class Arrivals:
             return False
         bucket.pop(pull, None)
         if not bucket:
-            # It stays until it is due, but not the memory that thousands of pulls have taken in it.
+            # The bucket stays until it is due: free the memory that thousands of pulls took in it.
             bucket.clear()
         (topic, queue_id), holder = pull.queue, pull.holder
         queues = self._by_topic[topic]

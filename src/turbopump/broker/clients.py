@@ -257,7 +257,7 @@ class Consumers(_Joined):
         return True
 
     def forget_absent(self, since_ms: int) -> list[tuple[str, str]]:
-        """Drop members that are awaited since some time or longer; return group and id of each."""
+        """Drop members that were absent at a time and since; return group and id of each."""
         gone = [each for each, awaited_ms in self.absent.items() if awaited_ms <= since_ms]
         for name, client_id in gone:
             self._vacate(client_id, name)

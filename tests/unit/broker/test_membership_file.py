@@ -95,7 +95,7 @@ def after_crash(before: Parts, tmp_path: Path, epoch: int = 0) -> Parts:
 
 
 def end_grace(parts: Parts) -> None:
-    """Drop who has not reconnected in time."""
+    """Drop members that have not reconnected in time."""
     parts.clock.advance_ns(GRACE_MS * MS_NS)
     assert parts.membership.forget_absent() == 0
 

@@ -543,14 +543,8 @@ async def test_a_promotion_whose_claim_is_still_there_is_resumed(tmp_path: Path)
 async def test_a_promotion_whose_claim_is_final_somewhere_is_completed(tmp_path: Path) -> None:
     """The old master has ended it elsewhere, but is replaced by the final claim all the same."""
     async with promotable_brokers(tmp_path, nameservers=3) as replicas:
-        await until_known(replicas)
-        network, old, new = replicas.network, replicas.host_of(0), replicas.host_of(1)
-        network.partition(old, new)
-        assert (await replicas.promote(1)).code == SUCCESS
-        network.partition(old, "10.0.1.1")
-        for number in (1, 2):
-            replicas.nameserver_disks[number].fail_writes()
-        await until_final(replicas, 0)
+        network, new = replicas.network, replicas.host_of(1)
+        await make_the_claim_final_on_one(replicas)
         for number in (1, 2):
             network.partition(new, f"10.0.1.{number + 1}")
             replicas.nameserver_disks[number].heal()
@@ -577,14 +571,7 @@ async def test_a_promotion_whose_claim_may_be_final_somewhere_is_not_abandoned(
 ) -> None:
     """The name server that has the final claim is down, and replaces the old master when back."""
     async with promotable_brokers(tmp_path, nameservers=3) as replicas:
-        await until_known(replicas)
-        network, old, new = replicas.network, replicas.host_of(0), replicas.host_of(1)
-        network.partition(old, new)
-        assert (await replicas.promote(1)).code == SUCCESS
-        network.partition(old, "10.0.1.1")
-        for number in (1, 2):
-            replicas.nameserver_disks[number].fail_writes()
-        await until_final(replicas, 0)
+        await make_the_claim_final_on_one(replicas)
         await replicas.stop_nameserver(0)
         await let_the_old_master_end_the_promotion(replicas)
         # It knows that also after a restart.
@@ -592,7 +579,7 @@ async def test_a_promotion_whose_claim_may_be_final_somewhere_is_not_abandoned(
         await replicas.start(1)
         await asyncio.sleep(20)
         assert [number for number in range(2) if accepts(replicas, number)] == [0]
-        network.heal()
+        replicas.network.heal()
         await replicas.start_nameserver(0)
         await until_accepting(replicas, 1)
         await wait_until(lambda: replicas.role(0) == SLAVE, 30)
@@ -602,11 +589,7 @@ async def test_a_promotion_whose_claim_may_be_final_somewhere_is_not_abandoned(
 async def test_a_promotion_whose_claim_becomes_final_late_is_not_abandoned(tmp_path: Path) -> None:
     """A name server whose disk stalls stores the final claim when nothing waits for it."""
     async with promotable_brokers(tmp_path, nameservers=3) as replicas:
-        await until_known(replicas)
-        network, old, new = replicas.network, replicas.host_of(0), replicas.host_of(1)
-        network.partition(old, new)
-        assert (await replicas.promote(1)).code == SUCCESS
-        network.partition(old, "10.0.1.1")
+        await promote_across_a_cut(replicas)
         replicas.nameserver_disks[0].stall()
         for number in (1, 2):
             replicas.nameserver_disks[number].fail_writes()
@@ -614,7 +597,7 @@ async def test_a_promotion_whose_claim_becomes_final_late_is_not_abandoned(tmp_p
         await let_the_old_master_end_the_promotion(replicas)
         await asyncio.sleep(20)
         assert [number for number in range(2) if accepts(replicas, number)] == [0]
-        network.heal()
+        replicas.network.heal()
         replicas.nameserver_disks[0].heal()
         await until_accepting(replicas, 1)
         await wait_until(lambda: replicas.role(0) == SLAVE, 30)
@@ -663,6 +646,23 @@ async def test_a_master_ignores_fencing_by_a_promotion_that_it_has_ended(tmp_pat
         answer = await replicas.client(0).ask(RequestCode.FENCE_BROKER, fence)
         assert answer.code == SUCCESS
         assert await can_send(replicas, 0) == REFUSED
+
+
+async def promote_across_a_cut(replicas: PromotableBrokers) -> None:
+    """Promote the slave, which the old master reaches neither itself nor by name server 0."""
+    await until_known(replicas)
+    old = replicas.host_of(0)
+    replicas.network.partition(old, replicas.host_of(1))
+    assert (await replicas.promote(1)).code == SUCCESS
+    replicas.network.partition(old, "10.0.1.1")
+
+
+async def make_the_claim_final_on_one(replicas: PromotableBrokers) -> None:
+    """Promote the slave across a cut; its claim becomes final on name server 0 only."""
+    await promote_across_a_cut(replicas)
+    for number in (1, 2):
+        replicas.nameserver_disks[number].fail_writes()
+    await until_final(replicas, 0)
 
 
 async def let_the_old_master_end_the_promotion(replicas: PromotableBrokers) -> None:

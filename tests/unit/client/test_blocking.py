@@ -78,7 +78,7 @@ def test_calls_run_in_the_context_of_their_thread() -> None:
 
 
 def interrupted(call: Callable[[], object], number: int) -> bool:
-    """Make a call that a signal interrupts at one of its steps; return whether it has so many."""
+    """Interrupt a call at a step, as a signal does; return False if it has fewer steps."""
     left = number
 
     def trace(frame: FrameType, _event: str, _arg: object) -> Any:
@@ -100,7 +100,7 @@ def interrupted(call: Callable[[], object], number: int) -> bool:
     return False
 
 
-# Where the signal comes before the call has begun.
+# The coroutine of a call that is interrupted before it begins.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_a_signal_at_any_step_of_a_call_blocks_no_later_call() -> None:
     with BlockingProbe() as probe:
