@@ -2,7 +2,10 @@
 
 FROM python:3.11-slim AS build
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+# For the compiled core; only the build stage has it.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src ./src
 RUN python -m venv /opt/turbopump \
     && /opt/turbopump/bin/pip install --no-cache-dir .

@@ -1,5 +1,6 @@
-# Sourced by the other scripts: creates .venv from the lock file once, and puts it on the PATH.
-# Needs only python3 (3.11 or newer) and pip; Debian's python3 without python3-venv is enough.
+# Sourced by the other scripts: creates .venv from the lock file once, builds the compiled core if its
+# sources have changed, and puts .venv on the PATH. Needs only python3 (3.11 or newer) and pip; Debian's
+# python3 without python3-venv is enough. Without a C compiler the plain core is used.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -44,7 +45,9 @@ make_venv() {
     "$python" -m venv --without-pip "$venv"
     find_pip
     "${pip[@]}" install --quiet --quiet --require-hashes -r "$lock"
-    "${pip[@]}" install --quiet --quiet --no-deps --no-build-isolation --editable .
+    # Without the hook that builds the core: pip would hide its warning.
+    HATCH_BUILD_NO_HOOKS=true \
+        "${pip[@]}" install --quiet --quiet --no-deps --no-build-isolation --editable .
     fingerprint >"$venv/.complete"
 }
 
@@ -53,7 +56,18 @@ is_complete() {
         "$venv/bin/python" -c 'import msgspec, numpy, pytest, turbopump' 2>/dev/null
 }
 
-is_complete || make_venv
+# Of scripts that start at the same time, the first one installs, and the others wait for it.
+make_venv_once() {
+    mkdir -p build
+    (
+        ! command -v flock >/dev/null || flock 9
+        is_complete || make_venv
+    ) 9>build/setup.lock
+}
+
+is_complete || make_venv_once
+# Does nothing if it is up to date.
+"$venv/bin/python" hatch_build.py
 export PATH="$venv/bin:$PATH"
 # Tests start many processes: let them share compiled bytecode.
 unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE

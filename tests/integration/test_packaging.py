@@ -9,12 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.message import Message as Metadata
 from importlib.metadata import Distribution, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,11 @@ from turbopump import __version__
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
+LIBRARY = f"turbopump/core/compiled{sysconfig.get_config_var('EXT_SUFFIX')}"
+NO_CORE = (
+    "turbopump: the plain core is used, which is slower: no C compiler is found; install a C"
+    " compiler and Python's headers (Debian: apt-get install gcc python3-dev)"
+)
 EXTRAS = ("dashboard", "spark", "tracing")
 
 pytestmark = pytest.mark.slow
@@ -101,6 +109,11 @@ def text_in(wheel: Path, name: str) -> str:
         return archive.read(f"turbopump-{__version__}.dist-info/{name}").decode()
 
 
+def core_of(wheel: Path) -> str:
+    """Return the core that runs from a wheel."""
+    return "compiled" if LIBRARY in names_in(wheel) else "plain"
+
+
 def metadata_of(wheel: Path) -> Metadata:
     return email.message_from_string(text_in(wheel, "METADATA"))
 
@@ -120,9 +133,13 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     sources = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src").rglob("*")
-        if path.is_file() and not any(part.startswith((".", "__pyc")) for part in path.parts)
+        if path.is_file()
+        and not any(part.startswith((".", "__pyc")) for part in path.parts)
+        # In the tree there may be some for other versions of Python.
+        and path.suffix != ".so"
     }
-    assert sources == {name for name in names if ".dist-info/" not in name}
+    packaged = {name for name in names if ".dist-info/" not in name}
+    assert packaged - {LIBRARY} == sources
     assert "turbopump/py.typed" in names
 
 
@@ -219,14 +236,101 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_environment_with_nothing_else_has_a_working_command(
-    environment: Path, tmp_path: Path
+    environment: Path, wheel: Path, tmp_path: Path
 ) -> None:
     command, python = environment / "bin" / "turbopump", environment / "bin" / "python"
-    assert run(command, "--version", at=tmp_path) == f"turbopump {__version__}\n"
-    assert run(python, "-m", "turbopump", "--version", at=tmp_path) == f"turbopump {__version__}\n"
+    shown = f"turbopump {__version__} (core: {core_of(wheel)})\n"
+    assert run(command, "--version", at=tmp_path) == shown
+    assert run(python, "-m", "turbopump", "--version", at=tmp_path) == shown
     run(python, "-m", "pip", "check", at=tmp_path)
     with serving(environment, tmp_path) as nameserver:
         output = run(python, "-W", "error", "-c", ROUND_TRIP, nameserver, at=tmp_path)
+    assert output == "hello\n[]\n"
+
+
+# --- without a compiler ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(distributions: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A source tree in which nothing has been built."""
+    extract(distributions[1], tmp_path)
+    (found,) = tmp_path.glob("turbopump-*")
+    assert list((found / "src" / "turbopump" / "core").glob("*.pyx"))
+    assert not list(found.rglob("*.so"))
+    return found
+
+
+def without_compiler(tmp_path: Path) -> dict[str, str]:
+    """Return an environment with nothing on its PATH but a shell."""
+    (tmp_path / "no-cc").mkdir()
+    (tmp_path / "no-cc" / "sh").symlink_to("/bin/sh")
+    return {
+        "PATH": str(tmp_path / "no-cc"),
+        "HOME": str(tmp_path),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+    }
+
+
+@pytest.mark.parametrize("is_sane", [True, False])
+def test_a_build_without_a_working_compiler_warns_and_is_plain(
+    source: Path, tmp_path: Path, is_sane: bool
+) -> None:
+    clean, warning = without_compiler(tmp_path), NO_CORE
+    if not is_sane:
+        broken = tmp_path / "no-cc" / "gcc"
+        broken.write_text("#!/bin/sh\necho 'gcc: fatal error: no such thing' >&2\nexit 1\n")
+        broken.chmod(0o755)
+        warning = (
+            "turbopump: the plain core is used, which is slower: gcc: gcc: fatal error: no such"
+            " thing; install turbopump again when it works"
+        )
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", tmp_path / "dist", "-t", "wheel"],
+        cwd=source,
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    assert [line for line in done.stderr.splitlines() if "turbopump:" in line] == [warning]
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name == f"turbopump-{__version__}-py3-none-any.whl"
+    assert core_of(wheel) == "plain"
+
+
+def test_an_installation_without_a_compiler_works(source: Path, tmp_path: Path) -> None:
+    home = tmp_path / "venv"
+    try:
+        venv.create(home, with_pip=True)
+    except subprocess.CalledProcessError:
+        pytest.skip("this Python cannot put pip into an environment (Debian: python3-venv)")
+    (packages,) = home.glob("lib/python3.*/site-packages")
+    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
+    for found in needed(project["build-system"]["requires"] + project["project"]["dependencies"]):
+        borrow(found, packages)
+    options = ("--verbose", "--no-index", "--no-build-isolation")
+    done = subprocess.run(
+        [home / "bin" / "python", "-m", "pip", "install", *options, source],
+        cwd=tmp_path,
+        env=without_compiler(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    lines = map(str.strip, done.stdout.splitlines())
+    assert [line for line in lines if line.startswith("turbopump: ")] == [NO_CORE]
+    shown = f"turbopump {__version__} (core: plain)\n"
+    assert run(home / "bin" / "turbopump", "--version", at=tmp_path) == shown
+    with serving(home, tmp_path) as nameserver:
+        output = run(
+            home / "bin" / "python", "-W", "error", "-c", ROUND_TRIP, nameserver, at=tmp_path
+        )
     assert output == "hello\n[]\n"
 
 
@@ -237,6 +341,8 @@ def serving(environment: Path, home: Path) -> Iterator[str]:
     with subprocess.Popen(
         [environment / "bin" / "turbopump", "standalone", *options],
         cwd=home,
+        # It has its own core.
+        env={name: text for name, text in os.environ.items() if name != "TURBOPUMP_CORE"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -262,7 +368,8 @@ def test_the_quick_start_works_with_the_python_of_the_system(
     *setup, serve, ready = shown.text.splitlines()
     options = "--nameserver-port 0 --broker-port 0"
     script = "\n".join(line.removeprefix("$ ") for line in [*setup, f"exec {serve[2:]} {options}"])
-    clean = {name: os.environ[name] for name in os.environ if not name.startswith("PYTHON")}
+    own = ("PYTHON", "TURBOPUMP_CORE")
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(own)}
     with subprocess.Popen(
         ["bash", "-e", "-c", script],
         cwd=checkout,
@@ -273,11 +380,16 @@ def test_the_quick_start_works_with_the_python_of_the_system(
         try:
             assert server.stdout is not None
             line = next(line for line in server.stdout if line.startswith("ready"))
-            assert re.sub(r":\d+", "", line) == re.sub(r":\d+", "", ready) + "\n"
+            assert settled(line) == settled(ready) + "\n"
             server.terminate()
             assert server.wait(20) == 0
         finally:
             server.kill()
+
+
+def settled(line: str) -> str:
+    """Return a ready line without what depends on the machine."""
+    return re.sub(r":\d+|(?<= core=)\w+", "", line)
 
 
 def system_python() -> str:
@@ -393,4 +505,7 @@ def test_the_image_is_built_from_what_is_copied(tmp_path: Path) -> None:
                 copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
                 copy(ROOT / source, tmp_path / source)
     (wheel,) = built(tmp_path, tmp_path / "dist", "wheel")
-    assert wheel.name == f"turbopump-{__version__}-py3-none-any.whl"
+    assert wheel.name.startswith(f"turbopump-{__version__}-")
+    assert {LIBRARY} & set(names_in(wheel)) == (
+        {LIBRARY} if find_spec("turbopump.core.compiled") else set()
+    )
