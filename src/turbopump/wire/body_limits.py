@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from turbopump.core import FRAME_BYTES_MAX
 from turbopump.wire.codes import RequestCode as Code
-from turbopump.wire.framing import FRAME_BYTES_MAX
 
 _MIB = 1024 * 1024
 

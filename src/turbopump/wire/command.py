@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
-from types import MappingProxyType
-from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from turbopump.errors import BodyError, HeaderError, InvalidArgument
+from turbopump.core import Frame, PullResponseFrame, SendResponseFrame, TypedFrame
+from turbopump.errors import BodyError, HeaderError, InvalidArgument, WireError
 from turbopump.wire import lenient_json
 from turbopump.wire.codes import VERSION, Language
 from turbopump.wire.schema import I32, ExtFields, Header
@@ -32,8 +31,6 @@ class Serialize(IntEnum):
 
 
 _JSON = Serialize.JSON.value
-# Looking up an enum member takes as long as a call.
-_JSON_FORM = Serialize.JSON
 
 
 class Command(Struct, frozen=True, gc=False):
@@ -52,8 +49,6 @@ class Command(Struct, frozen=True, gc=False):
     ext_fields: ExtFields | None = None
     body: Payload = b""
     serialize: Serialize = Serialize.JSON
-    header: Header | None = None
-    """The fields of a header read by `decode_typed`; then ``ext_fields`` is None."""
 
     @property
     def is_response(self) -> bool:
@@ -72,15 +67,49 @@ class Command(Struct, frozen=True, gc=False):
         body: Payload = b"",
     ) -> Command:
         """Create the answer to this request, in the request's encoding."""
-        return Command(
-            code=code,
-            flag=FLAG_RESPONSE,
-            opaque=self.opaque,
-            remark=remark,
-            ext_fields=header.to_ext_fields() if isinstance(header, Header) else header,
-            body=body,
-            serialize=self.serialize,
-        )
+        return answer_to(self, code, header, remark=remark, body=body)
+
+
+Request = Command | TypedFrame
+"""What is served: as a command, or as a frame whose header the core has read."""
+
+
+Response = Command | SendResponseFrame | PullResponseFrame
+"""The answer to a prepared request: as a frame whose header the core has read, if it did."""
+
+RESPONSE_FRAMES: frozenset[type[Frame]] = frozenset({SendResponseFrame, PullResponseFrame})
+
+
+def answer_to(
+    request: Request,
+    code: int,
+    header: Header | ExtFields | None = None,
+    *,
+    remark: str | None = None,
+    body: Payload = b"",
+) -> Command:
+    """Create the answer to a request, in the request's encoding."""
+    return Command(
+        code=code,
+        flag=FLAG_RESPONSE,
+        opaque=request.opaque,
+        remark=remark,
+        ext_fields=header.to_ext_fields() if isinstance(header, Header) else header,
+        body=body,
+        serialize=Serialize(request.serialize),
+    )
+
+
+def command_of(frame: Frame) -> Command:
+    """Read a frame's header; the error's position counts from the start of the stream."""
+    try:
+        return decode_header(frame.header, frame.serialize, frame.body)
+    except WireError as error:
+        raise error.shifted(frame.position) from error
+
+
+def as_command(response: Response) -> Command:
+    return response if isinstance(response, Command) else command_of(response)
 
 
 def request(code: int, header: Header | None = None, body: Payload = b"") -> Command:
@@ -121,14 +150,11 @@ def decode_header(data: bytes, serialize: int, body: Buffer = b"") -> Command:
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-_Fields = TypeVar("_Fields")
-
-
-class _JsonHeader(Struct, Generic[_Fields], omit_defaults=True):
+class _JsonHeader(Struct, omit_defaults=True):
     """The JSON form, its members in the order that Java writes them."""
 
     code: int
-    ext_fields: _Fields | None = msgspec.field(name="extFields", default=None)
+    ext_fields: ExtFields | None = msgspec.field(name="extFields", default=None)
     flag: int = msgspec.field(name="flag", default_factory=int)
     language: str | None = None
     opaque: I32 = msgspec.field(name="opaque", default_factory=int)
@@ -137,7 +163,7 @@ class _JsonHeader(Struct, Generic[_Fields], omit_defaults=True):
     version: int = msgspec.field(name="version", default_factory=int)
 
 
-_decode_json_header = msgspec.json.Decoder(_JsonHeader[ExtFields]).decode
+_decode_json_header = msgspec.json.Decoder(_JsonHeader).decode
 _encode_json_header = msgspec.json.Encoder().encode
 _LANGUAGE_NAMES = {language.value: language.name for language in Language}
 _LANGUAGE_NUMBERS: dict[str | None, int] = {language.name: language.value for language in Language}
@@ -155,57 +181,6 @@ def _encode_json(command: Command) -> bytes:
             "JSON",
             command.version,
         )
-    )
-
-
-TypedHeaders = Mapping[bytes, tuple[int, Callable[[bytes], _JsonHeader[Header]]]]
-"""By the first bytes of a header: its request code and reader."""
-
-NO_TYPED_HEADERS: TypedHeaders = MappingProxyType({})
-_START_BYTES = len(b'{"code":310,')
-"""Those of a two-digit code end with the quote after it."""
-
-
-def typed_headers(types: Mapping[int, type[Header]]) -> TypedHeaders:
-    """Return readers of the JSON headers of some requests straight into their fields.
-
-    That takes half as long as reading strings into a mapping and converting them afterwards. It is
-    for headers that begin with the code, as those of the Java and Python clients do;
-    `decode_header` reads all others, and those that this cannot read.
-    """
-    found: dict[bytes, tuple[int, Callable[[bytes], Any]]] = {}
-    form: Any = _JsonHeader
-    for code, header in types.items():
-        start = f'{{"code":{code:d},"'.encode()[:_START_BYTES]
-        assert len(start) == _START_BYTES, f"code {code} has one digit"
-        found[start] = int(code), msgspec.json.Decoder(form[header], strict=False).decode
-    return found
-
-
-def decode_typed(data: bytes, typed: TypedHeaders, body: Buffer) -> Command | None:
-    """Read a JSON header straight into its fields; None if only `decode_header` can read it."""
-    found = typed.get(data[:_START_BYTES])
-    if found is None:
-        return None
-    code, decode = found
-    try:
-        header = decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    language = header.language
-    if header.code != code or language not in _LANGUAGE_NUMBERS:
-        return None
-    return Command(
-        code,
-        header.flag,
-        header.opaque,
-        _LANGUAGE_NUMBERS[language],
-        header.version,
-        header.remark,
-        None,
-        body,
-        _JSON_FORM,
-        header.ext_fields,
     )
 
 
@@ -227,7 +202,7 @@ def _decode_json(data: bytes, body: Buffer) -> Command:
     )
 
 
-def _decode_odd_json(data: bytes) -> _JsonHeader[ExtFields]:
+def _decode_odd_json(data: bytes) -> _JsonHeader:
     """Read what fastjson accepts beyond strict JSON: other value types, unknown languages."""
     try:
         value = lenient_json.loads(data, references=False)
@@ -245,7 +220,7 @@ def _decode_odd_json(data: bytes) -> _JsonHeader[ExtFields]:
         present["remark"] = _as_text(present["remark"])
     present["language"] = _language_name(present.get("language"))
     try:
-        return msgspec.convert(present, _JsonHeader[ExtFields], strict=False)
+        return msgspec.convert(present, _JsonHeader, strict=False)
     except msgspec.ValidationError as error:
         raise HeaderError(f"header: {error}") from error
 

@@ -12,6 +12,7 @@ from turbopump.errors import InvalidArgument
 
 V4_BYTES = 4
 V6_BYTES = 16
+PORT_BYTES = 4
 
 ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 """Names for all addresses of a machine, to listen on."""
@@ -33,6 +34,14 @@ class Host(Struct, frozen=True):
     @property
     def is_v6(self) -> bool:
         return len(self.ip) == V6_BYTES
+
+    @property
+    def packed(self) -> bytes:
+        """The bytes of address and port, as in records."""
+        try:
+            return self.ip + self.port.to_bytes(PORT_BYTES, "big", signed=True)
+        except OverflowError as error:
+            raise InvalidArgument(f"port must fit into 32 bits, got {self.port}") from error
 
     @property
     def address(self) -> str:

@@ -5,24 +5,18 @@ from __future__ import annotations
 import datetime
 import itertools
 import struct
-import sys
-from array import array
 from collections.abc import Sequence
 
+from turbopump import core
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument
 from turbopump.message import PhysicalOffset
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES, Host
 
 _OFFSET_ID_TAIL = struct.Struct(">iq")
-_OFFSET_DIGITS = 16
-
 COUNTER_MASK = 0xFFFF
 COUNTER_DIGITS = 4
 """Length of a unique id's counter, in hexadecimal digits."""
-
-_HEX = tuple(f"{byte:02X}" for byte in range(256))
-"""Two of these take half as long as formatting a counter."""
 
 _CLOCK_SLIP_MS = 1_000_000
 """A clock set back by less than this keeps ids at the month's first instant."""
@@ -30,18 +24,12 @@ _CLOCK_SLIP_MS = 1_000_000
 
 def offset_id(store_host: Host, offset: PhysicalOffset) -> str:
     """Return the id that contains a message's broker and position."""
-    return (store_host.ip + _OFFSET_ID_TAIL.pack(store_host.port, offset)).hex().upper()
+    return core.offset_id(store_host.ip, store_host.port, offset)
 
 
 def offset_ids(store_host: Host, offsets: Sequence[PhysicalOffset]) -> str:
     """Return the ids of messages on one broker, separated by commas."""
-    first = offset_id(store_host, offsets[0])
-    host = first[:-_OFFSET_DIGITS]
-    raw = array("q", offsets)
-    if sys.byteorder == "little":
-        raw.byteswap()
-    positions = raw.tobytes().hex(",", _OFFSET_DIGITS // 2).upper()
-    return host + positions.replace(",", f",{host}")
+    return core.offset_ids(store_host.ip, store_host.port, offsets)
 
 
 def parse_offset_id(text: str) -> tuple[Host, PhysicalOffset]:
@@ -77,14 +65,13 @@ class UniqueIds:
         at_ms, prefix = self._prefix
         if at_ms != now_ms:
             prefix = self._prefix_at(now_ms)
-        number = next(self._counters)
-        return f"{prefix}{_HEX[number >> 8 & 0xFF]}{_HEX[number & 0xFF]}"
+        return core.unique_id(prefix, next(self._counters))
 
     def many(self, count: int) -> list[str]:
         prefix = self._prefix_at(self._clock.now_ms())
         # Drawn in one call, which no other thread interrupts.
         numbers = list(itertools.islice(self._counters, count))
-        return [f"{prefix}{_HEX[number >> 8 & 0xFF]}{_HEX[number & 0xFF]}" for number in numbers]
+        return core.unique_ids(prefix, numbers)
 
     def claim(self, count: int) -> tuple[str, int]:
         """Claim many ids in one call: their common prefix, and the first one's counter.
@@ -99,7 +86,7 @@ class UniqueIds:
 
     def _prefix_at(self, now_ms: int) -> str:
         """Return the prefix of ids created at a timestamp."""
-        prefix = (self._maker + struct.pack(">I", self._elapsed_ms(now_ms))).hex().upper()
+        prefix = core.unique_id_prefix(self._maker, self._elapsed_ms(now_ms))
         self._prefix = now_ms, prefix
         return prefix
 
@@ -115,7 +102,7 @@ class UniqueIds:
 
 def with_counter(prefix: str, counter: int) -> str:
     """Return one of the ids that `UniqueIds.claim` has reserved."""
-    return f"{prefix}{counter & COUNTER_MASK:0{COUNTER_DIGITS}X}"
+    return core.unique_id(prefix, counter)
 
 
 def _month_start_ms(at_ms: int) -> int:

@@ -76,19 +76,6 @@ def decode(text: str) -> dict[str, str]:
     return found
 
 
-def taken_out(text: str, name: str) -> tuple[str, str | None]:
-    """Return the text form without one property, and its value; the others are not parsed."""
-    mark = f"{ENTRY_END}{name}{NAME_END}"
-    if text.startswith(mark[1:]):
-        value, _, rest = text[len(mark) - 1 :].partition(ENTRY_END)
-        return rest.removesuffix(ENTRY_END), value
-    before, found, rest = text.partition(mark)
-    if not found:
-        return text.removesuffix(ENTRY_END), None
-    value, end, rest = rest.partition(ENTRY_END)
-    return (f"{before}{ENTRY_END}{rest}".removesuffix(ENTRY_END) if end else before), value
-
-
 def check_user_property(name: str, value: str) -> None:
     """Refuse a property that user code must not set or that could not be read back."""
     if not name.strip() or not value.strip():

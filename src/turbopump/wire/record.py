@@ -1,33 +1,32 @@
 """The stored message: the same bytes in the commit log and in the answer to a pull.
 
-`Record` is the input (the store fills in position and time), `MessageView` is the output. A view
-costs one unpacking of the fixed part; properties are parsed and the body is decompressed only on
-demand.
+`Record` is the input (the store fills in position and time), `MessageView` is the output.
 """
 
 from __future__ import annotations
 
+import inspect
 import struct
 from collections.abc import Iterator
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, TypeVar, overload
 
 from isal.isal_zlib import crc32
 from msgspec import MsgspecError, Struct
-from msgspec.structs import force_setattr
 
+from turbopump import core
 from turbopump.clock import utc_time
-from turbopump.errors import InvalidArgument, InvalidBody, RecordError
+from turbopump.errors import InvalidArgument, InvalidBody
 from turbopump.json_bodies import json_decoder, shortened
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
-from turbopump.wire.hashing import INT_MAX, body_crc
+from turbopump.wire.hashing import INT_MAX
 from turbopump.wire.hosts import V6_BYTES, Host
 from turbopump.wire.ids import offset_id
 
 T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
 
 MAGIC = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -53,9 +52,7 @@ _FIXED = tuple(struct.Struct(f">iIiiiqqiq{born}siq{store}siiqi") for born, store
 HEAD_BYTES_MAX = _FIXED[-1].size
 """Size of what comes before the body, both hosts IPv6."""
 _PREFIX = struct.Struct(">iI")
-_MAGICS = frozenset({MAGIC, MAGIC_V2})
 _PROPERTIES_LENGTH = struct.Struct(">h")
-_V2_TOPIC_LENGTH = struct.Struct(">h")
 _BYTES = tuple(bytes((number,)) for number in range(TOPIC_BYTES_MAX + 1))
 _SHORTS = tuple(_PROPERTIES_LENGTH.pack(number) for number in range(1024))
 """Lengths of most properties: a lookup takes a third of the time of packing."""
@@ -142,8 +139,8 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
         return b"".join((fixed, body, _BYTES[len(topic)], topic, text_length, text))
 
 
-class MessageView(Struct, frozen=True, eq=False, gc=False):
-    """A stored message; the fields up to ``body_length`` are in the record's own order.
+class MessageView(core.StoredRecord):
+    """A stored message; nothing of it is parsed or decompressed before it is asked for.
 
     ::
 
@@ -152,37 +149,31 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
             order = message.json(Order)
     """
 
-    size: int
-    magic: int
-    body_crc: int
-    queue_id: int
-    flag: int
-    queue_offset: QueueOffset
-    physical_offset: PhysicalOffset
-    sys_flag: int
-    born_timestamp_ms: int
-    born_ip: bytes
-    born_port: int
-    store_timestamp_ms: int
-    store_ip: bytes
-    store_port: int
-    reconsume_times: int
-    prepared_transaction_offset: int
-    body_length: int
-    stored_body: bytes
-    """The body as stored in the log, perhaps compressed."""
-    topic: str
-    stored_properties: bytes
-    _properties: dict[str, str] | None = None
-    _body: bytes | None = None
+    __slots__ = ()
+
+    def replaced(
+        self,
+        *,
+        topic: str | None = None,
+        reconsume_times: int | None = None,
+        properties: dict[str, str] | None = None,
+    ) -> MessageView:
+        """Return a copy with other values for those given."""
+        values = dict(zip(_VIEW_FIELDS, self.__reduce__()[1], strict=True))
+        changes = {
+            "topic": topic,
+            "reconsume_times": reconsume_times,
+            "_properties": properties,
+        }
+        values.update({name: value for name, value in changes.items() if value is not None})
+        return MessageView(**values)  # type: ignore[arg-type]
 
     @property
     def properties(self) -> dict[str, str]:
         """All properties, system ones included; parsed on first use."""
         found = self._properties
         if found is None:
-            found = properties.decode(self.stored_properties.decode("utf-8", "replace"))
-            force_setattr(self, "_properties", found)
+            found = self._properties = core.parse_properties(self.stored_properties)
         return found
 
     @property
@@ -191,10 +182,8 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
         body = self._body
         if body is None:
             compression = sysflag.compression_of(self.sys_flag)
-            body = (
-                self.stored_body if compression is None else inflate(self.stored_body, compression)
-            )
-            force_setattr(self, "_body", body)
+            stored = self.stored_body
+            body = self._body = stored if compression is None else inflate(stored, compression)
         return body
 
     @property
@@ -237,15 +226,15 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def tags(self) -> str | None:
-        return self.properties.get(properties.TAGS)
+        return self._property(properties.TAGS)
 
     @property
     def keys(self) -> list[str]:
-        return self.properties.get(properties.KEYS, "").split()
+        return (self._property(properties.KEYS) or "").split()
 
     @property
     def unique_key(self) -> str | None:
-        return self.properties.get(properties.UNIQUE_KEY)
+        return self._property(properties.UNIQUE_KEY)
 
     @property
     def born_host(self) -> Host:
@@ -269,6 +258,13 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
     def transaction(self) -> sysflag.Transaction:
         return sysflag.transaction_of(self.sys_flag)
 
+    def _property(self, name: str) -> str | None:
+        """Return one property, without parsing the others."""
+        if self._properties is not None:
+            return self._properties.get(name)
+        value = core.property_value(self.stored_properties, name.encode())
+        return None if value is None else value.decode("utf-8", "replace")
+
     def __repr__(self) -> str:
         """Show what people look for; neither body nor properties."""
         shown = ("topic", "message_id", "tags", "keys", "queue_id", "queue_offset", "size")
@@ -276,17 +272,8 @@ class MessageView(Struct, frozen=True, eq=False, gc=False):
         return f"MessageView({fields})"
 
 
-class RecordEntry(Struct, frozen=True, gc=False):
-    """What queues and indexes need of a stored message; its body is not copied."""
-
-    size: int
-    queue_id: int
-    queue_offset: QueueOffset
-    physical_offset: PhysicalOffset
-    sys_flag: int
-    store_timestamp_ms: int
-    topic: bytes
-    properties: bytes
+MessageView.__signature__ = inspect.signature(core.reference.StoredRecord)  # type: ignore[attr-defined] # the compiled constructor has none
+_VIEW_FIELDS = tuple(inspect.signature(MessageView).parameters)
 
 
 def encode_blank(size: int) -> bytes:
@@ -294,75 +281,17 @@ def encode_blank(size: int) -> bytes:
     return _PREFIX.pack(size, BLANK_MAGIC)
 
 
-def decode_record(data: bytes | memoryview, at: int = 0, *, check_crc: bool = False) -> MessageView:
+def decode_record(data: Buffer, at: int = 0, *, check_crc: bool = False) -> MessageView:
     """Read the record at a position; ``check_crc`` also verifies the body's checksum."""
-    # Without further calls while nothing is wrong: consumers do this for each message.
-    left = len(data) - at
-    fixed = _FIXED[data[at + _SYS_FLAG_LOW_BYTE_AT] >> 4 & 0b11] if left >= FIXED_BYTES else None
-    if fixed is None or left < fixed.size:
-        raise RecordError(f"{max(0, left)} bytes are too few for a record", at)
-    fields = fixed.unpack_from(data, at)
-    size, magic, body_length = fields[0], fields[1], fields[-1]
-    body_at, end = at + fixed.size, at + size
-    topic_length_at = body_at + body_length
-    if magic not in _MAGICS or size > left or body_length < 0 or topic_length_at >= end:
-        raise _wrong_lengths(size, magic, body_length, at, left, body_at)
-    if magic == MAGIC:
-        topic_at = topic_length_at + 1
-        text_at = topic_at + data[topic_length_at] + _PROPERTIES_LENGTH.size
-    else:
-        topic_at, text_at = _v2_topic(data, topic_length_at, end)
-    topic_end = text_at - _PROPERTIES_LENGTH.size
-    if text_at > end:
-        length = topic_end - topic_at
-        raise RecordError(f"topic of {length} bytes does not fit into its record", topic_length_at)
-    try:
-        topic = str(data[topic_at:topic_end], "utf-8")
-    except UnicodeDecodeError as error:
-        raise RecordError("topic is not UTF-8", topic_at) from error
-    body, text = bytes(data[body_at:topic_length_at]), bytes(data[text_at:end])
-    if check_crc and body_crc(body) != fields[2]:
-        raise RecordError(f"body does not match its checksum {fields[2]}", body_at)
-    (text_length,) = _PROPERTIES_LENGTH.unpack_from(data, topic_end)
-    if text_length != len(text):
-        raise RecordError(
-            f"properties of {text_length} bytes do not end with their record", topic_end
-        )
-    values = (*fields, body, topic, text)
-    return MessageView(*values)
+    return core.read_record(data, at, check_crc=check_crc, kind=MessageView)
 
 
-def decode_entry(
-    data: bytes | memoryview, at: int = 0, *, check_crc: bool = False
-) -> RecordEntry | None:
-    """Read what a log's reader needs of the record at a position; None if it is not one.
-
-    For scans over millions of records: copies no body, and damage is a result, not an exception.
-    Records of release 5 do not count here, as no log of this format holds them.
-    """
-    if len(data) - at < FIXED_BYTES:
-        return None
-    fixed = _FIXED[data[at + _SYS_FLAG_LOW_BYTE_AT] >> 4 & 0b11]
-    if len(data) - at < fixed.size:
-        return None
-    fields = fixed.unpack_from(data, at)
-    size, body_at, end = fields[0], at + fixed.size, at + fields[0]
-    topic_at = body_at + fields[-1] + 1
-    if fields[1] != MAGIC or fields[-1] < 0 or end > len(data) or topic_at >= end:
-        return None
-    properties_at = topic_at + data[topic_at - 1] + _PROPERTIES_LENGTH.size
-    if properties_at > end:
-        return None
-    (length,) = _PROPERTIES_LENGTH.unpack_from(data, properties_at - _PROPERTIES_LENGTH.size)
-    if length < 0 or properties_at + length != end:
-        return None
-    if check_crc and body_crc(memoryview(data)[body_at : topic_at - 1]) != fields[2]:
-        return None
-    topic = bytes(data[topic_at : properties_at - _PROPERTIES_LENGTH.size])
-    properties_text = bytes(data[properties_at:end])
-    return RecordEntry(
-        size, fields[3], fields[5], fields[6], fields[7], fields[11], topic, properties_text
-    )
+def decode_records(data: Buffer) -> Iterator[MessageView]:
+    """Read a run of records as in the answer to a pull; those before a damaged one come first."""
+    found, error = core.read_records(data, kind=MessageView)
+    yield from found
+    if error is not None:
+        raise error
 
 
 def store_timestamp_in(head: bytes, position: int) -> int:
@@ -375,73 +304,3 @@ def store_timestamp_in(head: bytes, position: int) -> int:
     fields = _FIXED[head[_SYS_FLAG_LOW_BYTE_AT] >> 4 & 0b11].unpack_from(head)
     store_timestamp_ms: int = fields[11]
     return store_timestamp_ms if (fields[1], fields[6]) == (MAGIC, position) else 0
-
-
-def decode_records(data: bytes | memoryview) -> Iterator[MessageView]:
-    """Read a run of records as in the answer to a pull."""
-    at, lengths = 0, (0, 0, 0)
-    while at < len(data):
-        view = decode_record(data, at)
-        yield view
-        at += view.size
-        before, lengths = lengths, (view.size, view.body_length, len(view.stored_properties))
-        if lengths == before:
-            for same in _records_like(view, data, at):
-                yield same
-                at += view.size
-
-
-def _records_like(first: MessageView, data: bytes | memoryview, at: int) -> Iterator[MessageView]:
-    """Read the records from a position on as long as they have the layout of another one.
-
-    Mostly all of an answer have it. Unpacking each as a whole takes a third of the time.
-    """
-    if first.magic != MAGIC:
-        return
-    name, topic, text_length = first.topic, first.topic.encode(), len(first.stored_properties)
-    between = bytes((len(topic),)) + topic + _PROPERTIES_LENGTH.pack(text_length)
-    lengths, host_bits = (first.size, MAGIC, first.body_length), first.sys_flag & _HOST_BITS
-    layout = _whole_layout(
-        host_bits >> _HOST_BITS_SHIFT, first.body_length, len(between), text_length
-    )
-    whole = (len(data) - at) // layout.size * layout.size
-    # Each by its name: a list of them takes half as long again.
-    for (
-        size, magic, crc, queue_id, flag, offset, position, sys_flag, born_ms, born_ip, born_port,
-        store_ms, store_ip, store_port, times, prepared, body_length, body, found, text,
-    ) in layout.iter_unpack(memoryview(data)[at : at + whole]):  # fmt: skip
-        is_same = found == between and (size, magic, body_length) == lengths
-        if not is_same or sys_flag & _HOST_BITS != host_bits:
-            return
-        yield MessageView(
-            size, magic, crc, queue_id, flag, offset, position, sys_flag, born_ms, born_ip,
-            born_port, store_ms, store_ip, store_port, times, prepared, body_length, body, name,
-            text,
-        )  # fmt: skip
-
-
-@lru_cache(maxsize=256)
-def _whole_layout(widths: int, *lengths: int) -> struct.Struct:
-    """Return the layout of a record with its body, what is between the two, and its properties."""
-    return struct.Struct(_FIXED[widths].format + "".join(f"{length}s" for length in lengths))
-
-
-def _wrong_lengths(
-    size: int, magic: int, body_length: int, at: int, left: int, body_at: int
-) -> RecordError:
-    if magic not in _MAGICS:
-        return RecordError(f"magic number 0x{magic:08X} is not a message's", at + 4)
-    if size > left:
-        return RecordError(f"record of {size} bytes, but {left} are left", at)
-    return RecordError(f"body of {body_length} bytes in a record of {size}", body_at - 4)
-
-
-def _v2_topic(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return where topic and properties of a record of release 5 begin."""
-    if end - at < _V2_TOPIC_LENGTH.size:
-        raise RecordError("record ends before its topic", at)
-    (length,) = _V2_TOPIC_LENGTH.unpack_from(data, at)
-    if length < 0:
-        raise RecordError(f"topic of {length} bytes does not fit into its record", at)
-    start = at + _V2_TOPIC_LENGTH.size
-    return start, start + length + _PROPERTIES_LENGTH.size

@@ -171,28 +171,10 @@ def test_a_large_body_is_kept_in_pieces_until_it_is_requested_whole(chunk_bytes:
     assert bodies == [each.body for each in commands]
 
 
-def test_a_header_is_read_where_it_lies_once_its_frame_is_whole() -> None:
-    command = request(11, None, b"body")
-    frame = framing.encode(command)
-    data = memoryview(b"xyz" + frame + b"rest")
-    end = 3 + len(frame)
-    for filled in range(3, end):
-        told = framing.read_header(data, 3, filled)
-        assert told == (3 + 8 if filled < 3 + 8 else end)
-    found, body_start, body_end = framing.read_header(data, 3, len(data))  # type: ignore[misc]
-    assert (found.code, body_end) == (11, end)
-    assert bytes(data[body_start:body_end]) == b"body"
-    for bad in (b"\0\0\0\3\0\0\0\0", b"\x7f\0\0\0\0\0\0\0", b"\0\0\0\x08\0\0\0\x09", b"\xff" * 8):
-        with pytest.raises(FrameError):
-            framing.read_header(memoryview(bad), 0, 8)
-
-
 def test_an_oversized_header_is_rejected() -> None:
     header = b'{"code":1,"remark":"' + b"x" * framing.HEADER_BYTES_MAX + b'"}'
     frame = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
     with pytest.raises(FrameError, match="header must be at most 1048576 bytes"):
         framing.decode(frame)
-    with pytest.raises(FrameError, match="header must be at most 1048576 bytes"):
-        framing.read_header(memoryview(frame), 0, len(frame))
     with pytest.raises(InvalidArgument, match="header must be at most"):
         framing.encode(Command(1, remark="x" * framing.HEADER_BYTES_MAX))

@@ -55,15 +55,6 @@ def test_properties_round_trip(given_properties: dict[str, str]) -> None:
     assert properties.decode(text + properties.ENTRY_END) == given_properties
 
 
-@given(st.dictionaries(plain, plain, max_size=6), plain, st.booleans())
-def test_extracting_one_property(all_of_them: dict[str, str], name: str, ended: bool) -> None:
-    text = properties.encode(all_of_them) + (properties.ENTRY_END if ended else "")
-    rest, value = properties.taken_out(text, name)
-    assert value == all_of_them.get(name)
-    assert properties.decode(rest) == {n: v for n, v in all_of_them.items() if n != name}
-    assert not rest.endswith(properties.ENTRY_END)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
