@@ -9,7 +9,7 @@ import tempfile
 import time
 
 from turbopump.message import QueueOffset
-from turbopump.store import FlushConfig, FlushMode, Found, Store, StoreConfig
+from turbopump.store import FlushConfig, FlushMode, Found, Store, StoreConfig, add_record
 from turbopump.wire.hosts import host
 from turbopump.wire.record import Record, decode_record
 
@@ -33,7 +33,10 @@ def order(number: int) -> Record:
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         with Store.open(directory, CONFIG) as store:
-            appended = store.append_all([[order(number)] for number in range(5)])
+            block = store.new_block()
+            for number in range(5):
+                add_record(block, order(number))
+            appended = store.append(block)
             appended[-1].durable.result()
             print(f"stored 5 messages, the last at {appended[-1].physical_offset}")
 

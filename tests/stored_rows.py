@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from turbopump.core import RecordTable, scan_records
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark.records.record_columns import RecordColumns
-from turbopump.spark.records.record_finder import damage_at, find_records
-from turbopump.spark.records.record_run import RecordRun, Span
+from turbopump.spark.records.record_columns import RecordColumns, damage_at
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import properties
 from turbopump.wire.hosts import host
@@ -53,12 +52,14 @@ def row(view: MessageView, broker: str) -> dict[str, Any]:
     }
 
 
-def records_in(data: bytes | memoryview, spans: Sequence[Span] | None = None) -> RecordRun:
+def records_in(
+    data: bytes | memoryview, spans: Sequence[tuple[int, int]] | None = None
+) -> RecordTable:
     """Return the records of a buffer, or of parts of it; raises RecordError."""
-    run, damaged_at = find_records(data, spans)
+    table, damaged_at = scan_records(data, spans)
     if damaged_at is not None:
         raise damage_at(data, damaged_at)
-    return run
+    return table
 
 
 def decoded(
@@ -70,8 +71,11 @@ def decoded(
     end: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Decode whole records; raises RecordError."""
-    first, last = -(2**63) if start is None else start, 2**63 if end is None else end
-    return made.batches_of(records_in(data).between(first, last), broker=broker)
+    table = records_in(data)
+    if start is not None or end is not None:
+        first, last = -(2**63) if start is None else start, 2**63 if end is None else end
+        table = table.where(bytes(first <= offset < last for offset in table.queue_offsets()))
+    return made.batches_of(table, broker=broker)
 
 
 def one_batch(

@@ -4,6 +4,7 @@ One thread owns a `Store` and makes every call; a second one, the store's own, o
 """
 
 from turbopump.machine.files import Files
+from turbopump.store.append import add_record
 from turbopump.store.config import (
     DEFAULT_DELAY_LEVELS,
     FlushConfig,
@@ -52,5 +53,6 @@ __all__ = [
     "StoreConfig",
     "UnitsMissing",
     "UpToDate",
+    "add_record",
     "parse_delay_levels",
 ]

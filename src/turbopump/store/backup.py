@@ -212,7 +212,7 @@ class _Copy:
             while at < len(view):
                 # The broker may be about to write it.
                 entry = good_entry(view, at, start, check_crc=True)
-                if entry is None or may_be_torn(view, at, start, entry, None):
+                if entry is None or may_be_torn(view, start, entry, None):
                     return start + (len(view) if is_blank(view, at) else at)
                 at += entry.size
             return start + at

@@ -21,11 +21,8 @@ from turbopump.message import QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
-from turbopump.store.outcomes import Cold, FilePart, Filter, Units
-from turbopump.store.unit_scan import mask_of
-from turbopump.wire.aligned_properties import Ints
-from turbopump.wire.record import MAGIC
-from turbopump.wire.record_arrays import HEAD_BYTES
+from turbopump.store.outcomes import EVERYTHING, Cold, FilePart, Filter, Ints, Units
+from turbopump.wire.record import FIXED_BYTES, MAGIC
 
 _WORKERS = 4
 """Slow reads of different readers overlap."""
@@ -131,7 +128,7 @@ class ColdReads:
             end = begin + int(sizes[number])
             ranges = [(begin, end)]
             if end - begin > _RECORD_BYTES:
-                ranges = [(begin, begin + HEAD_BYTES), (end - _END_BYTES, end)]
+                ranges = [(begin, begin + FIXED_BYTES), (end - _END_BYTES, end)]
             for missing in ranges:
                 if not log.is_in_memory(*missing):
                     parts += self._parts(*missing)
@@ -146,25 +143,24 @@ class ColdReads:
         queue: ConsumeQueue,
         offset: QueueOffset,
         data: bytes,
-        ahead: bytes,
         bytes_max: int,
-        wanted: Filter | None,
-    ) -> Cold | tuple[bytes, bytes]:
+        wanted: Filter,
+    ) -> Cold | bytes:
         """Return the units of a queue that may be examined now, or what to fetch first.
 
-        ``data`` has those that an answer may need, ``ahead`` at least the same: both are cut after
-        those whose records are in memory. ``wanted`` is None for everything.
+        ``data`` has those that an answer may need; it is cut after those whose records are in
+        memory.
         """
         bytes_max = max(bytes_max, _AHEAD_BYTES)
-        first, last = UNIT.unpack_from(ahead), UNIT.unpack_from(ahead, len(ahead) - UNIT_BYTES)
+        first, last = UNIT.unpack_from(data), UNIT.unpack_from(data, len(data) - UNIT_BYTES)
         end = last[0] + last[1]
         is_short = first[0] <= last[0] and end - first[0] <= bytes_max
-        if wanted is None and is_short and self._log.is_in_memory(first[0], end):
-            return data, ahead
-        ranges, count = self._needed(ahead, bytes_max, wanted)
+        if wanted == EVERYTHING and is_short and self._log.is_in_memory(first[0], end):
+            return data
+        ranges, count = self._needed(data, bytes_max, wanted)
         missing = [each for each in ranges if not self._log.is_in_memory(*each)]
         if not missing:
-            return data[: count * UNIT_BYTES], ahead[: count * UNIT_BYTES]
+            return data[: count * UNIT_BYTES]
         if len(ranges) == 1:
             begin, end = ranges[0]
             missing = [(begin, max(end, begin + _AHEAD_BYTES))]
@@ -172,7 +168,7 @@ class ColdReads:
         return Cold((*parts, *queue.part_from(offset, _UNITS_AHEAD_BYTES)))
 
     def _needed(
-        self, data: bytes, bytes_max: int, wanted: Filter | None
+        self, data: bytes, bytes_max: int, wanted: Filter
     ) -> tuple[list[tuple[int, int]], int]:
         """Return the parts of the log that units need, and how many of the units these are for."""
         units = as_units(data)
@@ -181,9 +177,12 @@ class ColdReads:
         # Damaged ones are no reason to read anything.
         considered = (begins >= self._log.min_offset) & (ends <= self._log.written)
         considered &= begins < ends
-        mask = None if wanted is None else mask_of(units, wanted)
-        if mask is not None:
-            considered &= mask
+        if wanted.tags_codes is not None:
+            # The hash is the lower half of the field; units of delayed messages hold a time there.
+            codes = units["tags_code"].astype(np.int64).astype(np.int32)
+            considered &= np.isin(codes, np.array(sorted(wanted.tags_codes), np.int64))
+        if wanted.units is not None:
+            considered &= wanted.units(units)
         numbers = np.flatnonzero(considered)
         if not len(numbers):
             return [], len(units)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from turbopump.core import RecordEntry, read_entry
 from turbopump.machine.files import Files, OpenFiles, closing, sync_path
 from turbopump.message import PhysicalOffset
 from turbopump.store.segment import COPIED_AT_ONCE, Segment
@@ -17,8 +18,6 @@ from turbopump.store.segments import Segments, segment_path
 from turbopump.wire.record import (
     BLANK_BYTES,
     HEAD_BYTES_MAX,
-    RecordEntry,
-    decode_entry,
     encode_blank,
     store_timestamp_in,
 )
@@ -183,12 +182,12 @@ class CommitLog:
         if window is None or position >= window[1]:
             return None
         start, end, view = window
-        entry = decode_entry(view[: end - start], position - start, check_crc=check_crc)
+        entry = read_entry(view[: end - start], position - start, check_crc=check_crc)
         return entry if entry is not None and entry.physical_offset == position else None
 
     def first_store_timestamp_ms(self, start: int) -> int:
         """Return the store timestamp of the first record of a file; 0 if it has none."""
-        entry = decode_entry(self._view(start)[: self._file_bytes(start)])
+        entry = read_entry(self._view(start)[: self._file_bytes(start)])
         return entry.store_timestamp_ms if entry is not None else 0
 
     def read_first_store_timestamp_ms(self, start: int) -> int:

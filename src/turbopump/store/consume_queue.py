@@ -14,12 +14,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from turbopump.core import RecordEntry
 from turbopump.machine.files import Files, OpenFiles, erase_from
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.outcomes import UNIT_DTYPE, FilePart, Units
 from turbopump.store.segments import Segments
-from turbopump.wire.record import FIXED_BYTES, RecordEntry
+from turbopump.wire.record import FIXED_BYTES
 
 UNIT = struct.Struct(">qiq")
 _packed = UNIT.pack
@@ -45,8 +46,8 @@ class ConsumeQueue:
     """Where the messages of one queue lie. ``max_offset`` is one past the last unit."""
 
     __slots__ = (
-        "_ahead", "_ahead_from", "_checked_from", "_checked_to", "_files", "_first_gap",
-        "_open_files", "_pending", "_repaired", "_segments", "_stored_from", "is_shifted",
+        "_ahead", "_ahead_from", "_files", "_first_gap",
+        "_open_files", "_pending", "_repaired", "_segments", "entered_from", "is_shifted",
         "is_waiting", "key", "max_offset", "min_offset", "next_offset", "physical_end", "queue_id",
         "stored_topic", "topic", "written_offset",
     )  # fmt: skip
@@ -76,9 +77,9 @@ class ConsumeQueue:
         # The last read of a file, for sequential readers.
         self._ahead = b""
         self._ahead_from = 0
-        self._checked_from = self._checked_to = 0
-        # Messages from here on were stored by this process.
-        self._stored_from = QueueOffset(0)
+        self.entered_from = QueueOffset(0)
+        """Messages from here on were entered by this process: where it closed a gap, their records
+        have other queue offsets."""
         # The first empty unit that others follow, found when the files were loaded.
         self._first_gap: QueueOffset | None = None
         self.stored_topic = bytes((len(topic.encode()),)) + topic.encode()
@@ -175,11 +176,6 @@ class ConsumeQueue:
         self._ahead_from, self._ahead = offset, self._read(start, offset, wanted)
         return self._ahead[: count * UNIT_BYTES]
 
-    def read_ahead_from(self, offset: QueueOffset) -> bytes:
-        """Return the buffered units of a file from an offset on."""
-        at = (offset - self._ahead_from) * UNIT_BYTES
-        return self._ahead[at:] if at >= 0 else b""
-
     def replace_unit(
         self, offset: QueueOffset, position: PhysicalOffset, size: int, tags_code: int
     ) -> None:
@@ -214,18 +210,6 @@ class ConsumeQueue:
             return []
         end = min(start + self._segments.segment_bytes, self.written_offset * UNIT_BYTES)
         return [FilePart(self._segments.path(start), position - start, min(size, end - position))]
-
-    def is_checked(self, first: int, end: int) -> bool:
-        """Whether units need no comparison with their records while these are in memory."""
-        stored_from = self._stored_from
-        is_known = end <= self._checked_to or self._checked_to >= stored_from
-        return first >= stored_from or (self._checked_from <= first and is_known)
-
-    def note_checked(self, first: int, end: int) -> None:
-        """Remember that units match their records; one growing range is enough for readers."""
-        if not self._checked_from <= first <= self._checked_to < end:
-            self._checked_from = first
-        self._checked_to = end
 
     def unit(self, offset: QueueOffset) -> tuple[PhysicalOffset, int, int] | None:
         """Return position, size and tags code of one message; None if there is no such unit."""
@@ -516,8 +500,7 @@ class ConsumeQueue:
     def _end_at(self, end: QueueOffset) -> None:
         self._ahead = b""
         self._repaired.clear()
-        self.max_offset = self.next_offset = self.written_offset = self._stored_from = end
-        self._checked_from = self._checked_to = 0
+        self.max_offset = self.next_offset = self.written_offset = self.entered_from = end
         self.min_offset = min(self.min_offset, end)
         unit = self.unit(QueueOffset(end - 1))
         filled = unit is not None and unit[1] != FILLER_SIZE

@@ -5,17 +5,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
+from turbopump.core import chain_entries, whole_entries
 from turbopump.machine.files import Files, OpenFiles, erase_from
 from turbopump.message import PhysicalOffset
 from turbopump.store.consume_queue import EntryAt
-from turbopump.store.outcomes import Cold, FilePart
-from turbopump.wire.aligned_properties import Ints
+from turbopump.store.outcomes import Cold, FilePart, Ints
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -163,17 +164,18 @@ class IndexFile:
         slots = self._loaded_slots()
         before = slots[slots_of]
         try:
-            entries["previous"] = previous = self._chain(slots_of, before)
+            new_slots = chain_entries(as_bytes(entries), as_bytes(slots), header.count)
             self._write(entries.tobytes(), self._entries_at + header.count * ENTRY_BYTES)
         except BaseException:
             slots[slots_of] = before
             raise
+        self._dirty_pages[slots_of // _PAGE_SLOTS] = True
         self.header = IndexHeader(
             begin_ms,
             int(times_ms[-1]),
             header.begin_offset if header.count > 1 else int(offsets[0]),
             int(offsets[-1]),
-            header.used_slots + int(np.count_nonzero(previous == 0)),
+            header.used_slots + new_slots,
             header.count + count,
         )
         self._header_dirty = True
@@ -247,21 +249,21 @@ class IndexFile:
         header, kept = self.header, self._whole_entries(log_end)
         self._slots = np.zeros(self._slot_count, _SLOT_DTYPE)
         self.header = EMPTY
-        if len(kept):
-            slots_of = kept["hash"].astype(np.int64) % self._slot_count
-            kept["previous"] = previous = self._chain(slots_of, self._slots[slots_of])
-            cut = len(kept) + 1 < header.count
-            last_ms = header.begin_ms + int(kept["seconds"][-1]) * 1000 + 999
+        if kept:
+            used_slots = chain_entries(kept, as_bytes(self._slots), 1)
+            count = len(kept) // ENTRY_BYTES + 1
+            _, last_position, last_s, _ = _ENTRY.unpack_from(kept, len(kept) - ENTRY_BYTES)
+            last_ms = header.begin_ms + last_s * 1000 + 999
             self.header = IndexHeader(
                 header.begin_ms,
-                min(header.end_ms, last_ms) if cut else header.end_ms,
-                int(kept["physical_offset"][0]),
-                int(kept["physical_offset"][-1]),
-                int(np.count_nonzero(previous == 0)),
-                len(kept) + 1,
+                min(header.end_ms, last_ms) if count < header.count else header.end_ms,
+                _ENTRY.unpack_from(kept)[1],
+                last_position,
+                used_slots,
+                count,
             )
-        self._write(self._slots.tobytes(), HEADER_BYTES)
-        self._write(kept.tobytes(), self._entries_at + ENTRY_BYTES)
+        self._write(as_bytes(self._slots), HEADER_BYTES)
+        self._write(kept, self._entries_at + ENTRY_BYTES)
         fd = self._open_files.fd_to_write(self.path)
         used = self._entries_at + self.header.count * ENTRY_BYTES
         erase_from(self._files, fd, used, self.size)
@@ -292,44 +294,12 @@ class IndexFile:
         self.write_out()
         self._slots = None
 
-    def _whole_entries(self, log_end: int) -> NDArray[np.void]:
+    def _whole_entries(self, log_end: int) -> bytearray:
         count = min(max(self.header.count, 1), self._entry_count) - 1
         data = self._read(count * ENTRY_BYTES, self._entries_at + ENTRY_BYTES)
-        entries = np.frombuffer(data, ENTRY_DTYPE).copy()
-        offsets = entries["physical_offset"].astype(np.int64)
-        good = (offsets < log_end) & (entries["seconds"] >= 0) & (entries["hash"] >= 0)
-        good[1:] &= offsets[1:] >= offsets[:-1]
-        # A page that never reached the disk reads as zeros: position 0 is valid only in the first
-        # file.
-        good &= (offsets > 0) | (self.header.begin_offset == 0)
-        bad = np.flatnonzero(~good)
-        return entries[: int(bad[0])] if len(bad) else entries
-
-    def _chain(
-        self, slots_of: NDArray[np.int64], before: NDArray[np.signedinteger]
-    ) -> NDArray[np.int64]:
-        """Link new entries into their slots, given the previous heads.
-
-        Returns what each follows: an older entry, a new one, or 0.
-        """
-        first, slots = self.header.count, self._loaded_slots()
-        numbers = np.arange(first, first + len(slots_of), dtype=_SLOT_DTYPE)
-        previous = before.astype(np.int64)
-        previous[(previous <= 0) | (previous >= first)] = 0
-        slots[slots_of] = numbers
-        # Mostly all stay, as slots are many.
-        are_over = slots[slots_of] != numbers
-        if are_over.any():
-            stayed = np.unique(slots[slots_of[are_over]]) - first
-            together = np.sort(np.concatenate((np.flatnonzero(are_over), stayed)))
-            order = together[np.argsort(slots_of[together], kind="stable")]
-            is_followed = slots_of[order[1:]] == slots_of[order[:-1]]
-            previous[order[1:][is_followed]] = first + order[:-1][is_followed]
-            # Of several in one slot the newest counts, which the assignment does not guarantee.
-            newest = order[np.append(~is_followed, True)]
-            slots[slots_of[newest]] = numbers[newest]
-        self._dirty_pages[slots_of // _PAGE_SLOTS] = True
-        return previous
+        has_position_0 = self.header.begin_offset == 0
+        whole = whole_entries(data, log_end, has_position_0=has_position_0)
+        return bytearray(memoryview(data)[: whole * ENTRY_BYTES])
 
     def _newest_in_slot(self, slot: int) -> Generator[Cold, None, int]:
         if self._slots is not None:
@@ -349,7 +319,7 @@ class IndexFile:
     def _write_header(self) -> None:
         self._write(_HEADER.pack(*astuple(self.header)), 0)
 
-    def _write(self, data: bytes | memoryview, at: int) -> None:
+    def _write(self, data: bytes | bytearray | memoryview, at: int) -> None:
         self._files.write(self._open_files.fd_to_write(self.path), data, at)
 
     def _fetched(self, size: int, at: int) -> Generator[Cold, None, bytes]:
@@ -363,6 +333,11 @@ class IndexFile:
 
     def _read(self, size: int, at: int) -> bytes:
         return self._files.read(self._open_files.fd(self.path), size, at)
+
+
+def as_bytes(values: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, which can be written to."""
+    return values.view(np.uint8).data
 
 
 def ranges(numbers: Ints) -> list[tuple[int, int]]:

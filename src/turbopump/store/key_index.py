@@ -6,16 +6,16 @@ Entries wait in memory and are added in batches; like the queues, they can be re
 from __future__ import annotations
 
 import contextlib
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby, pairwise
+from collections.abc import Iterator
 from pathlib import Path
-from typing import cast, final
 
 import numpy as np
 from msgspec import Struct
 
 from turbopump.clock import Clock, local_time
+from turbopump.core import Records, index_hash
 from turbopump.errors import StoreDamaged
 from turbopump.machine.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.message import PhysicalOffset
@@ -23,123 +23,16 @@ from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.config import StoreConfig
 from turbopump.store.consume_queue import EntryAt
 from turbopump.store.damage import DamageLog
-from turbopump.store.entry_batch import EntryBatch
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader, KeySearch
-from turbopump.store.key_hashes import key_hashes
 from turbopump.store.outcomes import Cold
 from turbopump.store.segments import own_entries
-from turbopump.wire import sysflag
-from turbopump.wire.aligned_properties import Ints
-from turbopump.wire.hashing import index_hash
-from turbopump.wire.property_texts import PropertyTexts
-from turbopump.wire.record import RecordEntry
 
 RESULTS_MAX = 64
 PENDING_MAX = 1024
-"""Messages whose keys may wait in memory."""
-
-_TEXT_BYTES_MAX = 256 * 1024
-"""Bytes of properties searched in one pass, which takes up to 40 times as much memory."""
-
-_WORDS_MAX = 64 * 1024
-"""Larger batches are still searched in one pass if they have up to this many spaces."""
+"""Keys that may wait in memory."""
 
 _SLOTS_INTERVAL_MS = 10_000
 """How often slots are written: up to 20 MB if many messages have arrived."""
-
-_LARGE_RUN = 256
-_LARGE_SAME_LAYOUT_RUN = 64
-"""Batches of at least this many messages are searched separately; fewer if all have the same
-layout."""
-
-_ROLLBACK = sysflag.Transaction.ROLLBACK.value
-_NO_KEYS: Ints = np.empty((3, 0), np.int64)
-
-
-# Final, so that its type can be compared: that is done for each message.
-@final
-class _Run(Struct, frozen=True, eq=False):
-    """What the index needs of messages that arrive together."""
-
-    topics: list[bytes]
-    """That of each message, or one that all of them share."""
-    texts: PropertyTexts
-    positions: Ints | list[int]
-    times_ms: Ints | int
-    """Of each message, or one that all of them share."""
-    text_bytes: int
-
-    @property
-    def is_large(self) -> bool:
-        """Whether its keys are searched separately."""
-        count = len(self.positions)
-        if count >= _LARGE_RUN:
-            return True
-        # The texts of a list have not been analyzed yet.
-        is_looked_at = not isinstance(self.positions, list)
-        return is_looked_at and count >= _LARGE_SAME_LAYOUT_RUN and self.texts.columns is not None
-
-    def parts(self) -> list[_Run]:
-        """Split it into parts that are searched in one pass; mostly there is one.
-
-        Without many words per message it stays whole, so that its texts are not parsed again.
-        """
-        if self.text_bytes <= _TEXT_BYTES_MAX or self.texts.spaces() <= _WORDS_MAX:
-            return [self]
-        ends = np.cumsum(self.texts.lengths)
-        numbers = np.arange(_TEXT_BYTES_MAX, self.text_bytes, _TEXT_BYTES_MAX)
-        cuts = [0, *np.unique(np.searchsorted(ends, numbers)).tolist(), len(ends)]
-        return [self.part(slice(start, end)) for start, end in pairwise(cuts) if start < end]
-
-    def part(self, some: slice) -> _Run:
-        """Return some of the messages."""
-        topics = self.topics if len(self.topics) == 1 else self.topics[some]
-        times_ms = self.times_ms if isinstance(self.times_ms, int) else self.times_ms[some]
-        return _new_run(topics, self.texts[some], self.positions[some], times_ms)
-
-    def keys(self) -> Ints:
-        """Return hashes, positions and store times."""
-        owners, hashes = key_hashes(self.topics, self.texts)
-        times_ms = self.times_ms if isinstance(self.times_ms, int) else self.times_ms[owners]
-        positions = np.asarray(self.positions)[owners]
-        return np.array((hashes, positions, np.broadcast_to(times_ms, len(hashes))))
-
-
-class _Messages:
-    """Messages whose keys are searched together."""
-
-    def __init__(self) -> None:
-        self._topics: list[bytes] = []
-        self._texts: list[bytes] = []
-        self._positions: list[int] = []
-        self._times_ms: list[int] = []
-
-    def add(self, entries: Sequence[RecordEntry]) -> None:
-        self._topics += [entry.topic for entry in entries]
-        # Rolled back messages are not searched for.
-        self._texts += [
-            b"" if entry.sys_flag & _ROLLBACK == _ROLLBACK else entry.properties
-            for entry in entries
-        ]
-        self._positions += [entry.physical_offset for entry in entries]
-        self._times_ms += [entry.store_timestamp_ms for entry in entries]
-
-    def add_run(self, run: _Run) -> None:
-        positions, times_ms = run.positions, run.times_ms
-        count = len(positions)
-        self._topics += run.topics * (count if len(run.topics) == 1 else 1)
-        self._texts += run.texts.parts
-        self._positions += positions if isinstance(positions, list) else positions.tolist()
-        self._times_ms += [times_ms] * count if isinstance(times_ms, int) else times_ms.tolist()
-
-    def keys(self) -> Ints:
-        """Return hashes, positions and store times."""
-        if not self._texts:
-            return _NO_KEYS
-        # Those of one topic mostly have the same layout: then it takes a third of the time.
-        topics = self._topics[:1] if len(set(self._topics)) == 1 else self._topics
-        texts, times_ms = PropertyTexts(self._texts), np.array(self._times_ms, np.int64)
-        return _Run(topics, texts, self._positions, times_ms, text_bytes=0).keys()
 
 
 class KeyPositions(Struct, frozen=True):
@@ -171,10 +64,10 @@ class KeyIndex:
         self._index_files: list[IndexFile] = []
         self._touched: set[Path] = set()
         self._new: set[Path] = set()
-        self._pending: list[RecordEntry | _Run] = []
-        self._pending_count = 0
-        # Hashes, positions and store timestamps to be written next.
-        self._keys = _NO_KEYS
+        # Of the keys that wait to be written.
+        self._hashes = array("i")
+        self._positions = array("q")
+        self._times_ms = array("q")
         self._replayed_to = PhysicalOffset(-1)
         self._slots_written_ms = clock.monotonic_ms()
 
@@ -183,8 +76,8 @@ class KeyIndex:
         return tuple(self._index_files)
 
     def crowded(self) -> bool:
-        """Whether enough messages wait to be worth indexing."""
-        return self._pending_count >= PENDING_MAX
+        """Whether enough keys wait to be worth a write."""
+        return len(self._hashes) >= PENDING_MAX
 
     @property
     def newest_header(self) -> IndexHeader | None:
@@ -257,63 +150,25 @@ class KeyIndex:
         # The last message may lack some of its keys; entered twice, it is still found once.
         self._replayed_to = PhysicalOffset(self.end_offset - 1)
 
-    def add(self, entries: Sequence[RecordEntry | EntryBatch]) -> None:
+    def add(self, records: Records) -> None:
         """Enter messages under their keys, unless already entered, as after a replay."""
-        if entries[0].physical_offset <= self._replayed_to:
-            entries = [entry for entry in entries if entry.physical_offset > self._replayed_to]
-        self._pending_count += len(entries)
-        if EntryBatch not in set(map(type, entries)):
-            self._pending += cast(Sequence[RecordEntry], entries)
-            return
-        for entry in entries:
-            if isinstance(entry, EntryBatch):
-                texts, time_ms = entry.batch.texts(), entry.store_timestamp_ms
-                self._pending += _new_run([entry.topic], texts, entry.positions, time_ms).parts()
-                self._pending_count += len(entry) - 1
-            else:
-                self._pending.append(entry)
-
-    def add_run(
-        self, topics: list[bytes], texts: PropertyTexts, positions: Ints, times_ms: Ints
-    ) -> None:
-        """Enter messages that are in order, unless already entered; none was rolled back.
-
-        ``topics`` has that of each, or one that all of them share.
-        """
-        known = int(np.searchsorted(positions, self._replayed_to, "right"))
-        if known < len(positions):
-            run = _new_run(topics, texts, positions, times_ms)
-            self._pending += (run.part(slice(known, None)) if known else run).parts()
-            self._pending_count += len(positions) - known
+        if records.physical_offset <= self._replayed_to:
+            records = records[bisect_right(records.positions(), self._replayed_to) :]
+        hashes, positions, times_ms = records.keys()
+        self._hashes += hashes
+        self._positions += positions
+        self._times_ms += times_ms
 
     def absorb(self) -> None:
         """Move pending keys into files; the slots of the newest stay in memory."""
-        while self._keys.size or self._pending:
-            if not self._keys.size:
-                self._keys = self._take_keys()
-                continue
+        pending = self._hashes, self._positions, self._times_ms
+        while self._hashes:
             file = self._file_with_room()
             room = file.room
-            file.extend(*self._keys[:, :room])
-            self._keys = self._keys[:, room:]
+            file.extend(*(np.array(each[:room], np.int64) for each in pending))
+            for each in pending:
+                del each[:room]
             self._touched.add(file.path)
-
-    def _take_keys(self) -> Ints:
-        """Find the keys of pending messages, up to the text that one pass searches."""
-        ends = list(
-            accumulate(
-                each.text_bytes if type(each) is _Run else len(each.properties)
-                for each in self._pending
-            )
-        )
-        count = max(1, bisect_right(ends, _TEXT_BYTES_MAX))
-        keys = _keys(self._pending[:count])
-        # Only now: messages that could not be searched, for lack of memory, are retried.
-        del self._pending[:count]
-        self._pending_count = sum(
-            len(each.positions) if type(each) is _Run else 1 for each in self._pending
-        )
-        return keys
 
     def write_pending(
         self, touched: dict[Path, int], new: set[Path], *, with_slots: bool = True
@@ -415,32 +270,6 @@ class KeyIndex:
         self._open_files.close(file.path)
         self._files.remove(file.path)
         self._index_files.remove(file)
-
-
-def _new_run(
-    topics: list[bytes], texts: PropertyTexts, positions: Ints | list[int], times_ms: Ints | int
-) -> _Run:
-    # The texts of a list have not been analyzed yet.
-    size = sum(map(len, texts.parts)) if isinstance(positions, list) else int(texts.lengths.sum())
-    return _Run(topics, texts, positions, times_ms, size)
-
-
-def _keys(waiting: Sequence[RecordEntry | _Run]) -> Ints:
-    """Find the keys of messages: of each large batch separately, of all others together."""
-    found: list[Ints] = []
-    some = _Messages()
-    for kind, group in groupby(waiting, type):
-        if kind is RecordEntry:
-            some.add(cast(list[RecordEntry], list(group)))
-            continue
-        for run in cast(Iterator[_Run], group):
-            if run.is_large:
-                found += (some.keys(), run.keys())
-                some = _Messages()
-            else:
-                some.add_run(run)
-    found.append(some.keys())
-    return np.concatenate(found, axis=1)
 
 
 def is_index_name(name: str) -> bool:

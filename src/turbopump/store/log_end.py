@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from turbopump.core import Records, find_records
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog
-from turbopump.store.entry_run import EntryRun
-from turbopump.store.log_scan import good_entry, next_magic, scan_runs
-from turbopump.wire.record import RecordEntry
+from turbopump.store.log_scan import good_entry, next_magic, scan
 
 _SEARCHED_AT_ONCE = 1024 * 1024
 _CHECKPOINT_MARGIN_MS = 3000
@@ -50,19 +49,14 @@ class LogEnd:
         """Unreadable ranges before the end: first position and the one after the last."""
         self._newest_ms = 0
 
-    def find(self, see: Callable[[RecordEntry | EntryRun], None]) -> PhysicalOffset:
+    def find(self, see: Callable[[Records], None]) -> PhysicalOffset:
         """Visit all records up to the end of the log; return that end."""
         synced_to = (self._checkpoint.log_end or None) if self._crashed else None
         position: PhysicalOffset | None = self.start
         while position is not None:
-            for found in scan_runs(
-                self._log, position, check_crc=self._check_crc, synced_to=synced_to
-            ):
-                if isinstance(found, EntryRun):
+            for found in scan(self._log, position, check_crc=self._check_crc, synced_to=synced_to):
+                if isinstance(found, Records):
                     self._newest_ms = max(self._newest_ms, found.newest_ms)
-                    see(found)
-                elif isinstance(found, RecordEntry):
-                    self._newest_ms = max(self._newest_ms, found.store_timestamp_ms)
                     see(found)
                 else:
                     self.end = found
@@ -86,14 +80,12 @@ class LogEnd:
         return PhysicalOffset(0)
 
 
-def records(
-    log: CommitLog, start: PhysicalOffset, end: PhysicalOffset
-) -> Iterator[RecordEntry | EntryRun]:
+def records(log: CommitLog, start: PhysicalOffset, end: PhysicalOffset) -> Iterator[Records]:
     """Return all records between two positions, skipping damage."""
     position: PhysicalOffset | None = start
     while position is not None and position < end:
-        for found in scan_runs(log, position, check_crc=False, end=end):
-            if isinstance(found, EntryRun | RecordEntry):
+        for found in scan(log, position, check_crc=False, end=end):
+            if isinstance(found, Records):
                 yield found
             else:
                 position = found
@@ -112,7 +104,7 @@ def behind_damage(log: CommitLog, damaged: PhysicalOffset) -> PhysicalOffset | N
         body_only = _with_damaged_body(log, damaged)
         if body_only is not None:
             # The record is kept: readers verify the checksum.
-            return PhysicalOffset(damaged + body_only.size)
+            return body_only.end
     while at < len(view):
         # In parts: a file is large, and the next record mostly near.
         at = next_magic(view, at, min(at + _SEARCHED_AT_ONCE, len(view)), damaged)
@@ -124,11 +116,12 @@ def behind_damage(log: CommitLog, damaged: PhysicalOffset) -> PhysicalOffset | N
     )
 
 
-def _with_damaged_body(log: CommitLog, position: PhysicalOffset) -> RecordEntry | None:
+def _with_damaged_body(log: CommitLog, position: PhysicalOffset) -> Records | None:
     """Return the record at a position of which at most the body is damaged."""
     if position >= log.starts[-1] + log.segment_bytes:
         return None
-    return good_entry(log.rest_of_segment(position), 0, position, check_crc=False)
+    view = log.rest_of_segment(position)
+    return find_records(view, 0, len(view), position, count_max=1) or None
 
 
 def _scan_start(

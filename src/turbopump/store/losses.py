@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from turbopump.core import Records
 from turbopump.errors import StoreDamaged
 from turbopump.machine.files import Files, OpenFiles
 from turbopump.message import PhysicalOffset
@@ -27,13 +28,11 @@ from turbopump.store.config import UNIT_BYTES, StoreConfig
 from turbopump.store.config_files import load_table
 from turbopump.store.consume_queue import FILLER_SIZE, QueueKey
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.entry_run import EntryRun
 from turbopump.store.log_end import LogEnd
 from turbopump.store.outcomes import Units
 from turbopump.store.segments import Segments, segment_files, segment_path
 from turbopump.store.survey import expected_size, numbered_files, queue_directories, used_units
 from turbopump.wire.bodies import ConsumerOffsets
-from turbopump.wire.record import RecordEntry
 
 _TOPICS_NAMED_MAX = 5
 _FILES_NAMED_MAX = 3
@@ -252,16 +251,11 @@ class _Search:
             run.insert(0, start)
         return run
 
-    def _note(self, found: RecordEntry | EntryRun) -> None:
-        if isinstance(found, RecordEntry):
-            self._note_last(found.topic, found.queue_id, found.queue_offset)
-        else:
-            for topic, queue_id, rows in found.by_queue():
-                self._note_last(topic, queue_id, int(found.queue_offsets[rows].max()))
-
-    def _note_last(self, topic: bytes, queue_id: int, queue_offset: int) -> None:
-        key = topic.decode(), queue_id
-        self._queue_ends[key] = max(self._queue_ends.get(key, 0), queue_offset + 1)
+    def _note(self, found: Records) -> None:
+        for topic, queue_id, part in found.by_queue():
+            key = topic.decode(), queue_id
+            end = max(part.queue_offsets()) + 1
+            self._queue_ends[key] = max(self._queue_ends.get(key, 0), end)
 
     def _reason(self, gaps: list[Range], cut: list[int], end: int, vouched: int) -> str:
         size = self._segment_bytes

@@ -16,6 +16,8 @@ from turbopump.message import PhysicalOffset, QueueOffset
 UNIT_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """One entry of a consume queue, as numpy sees it."""
 
+Ints: TypeAlias = NDArray[np.int64]
+
 Units: TypeAlias = NDArray[np.void]
 """A run of consume queue entries; each has the fields of `UNIT_DTYPE`."""
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from turbopump.clock import Clock
+from turbopump.core import is_topic_name
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.machine.files import Files, OpenFiles
 from turbopump.message import PhysicalOffset
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
-from turbopump.store.entry_run import is_topic_name
 from turbopump.store.removed_topics import RemovedTopics
 from turbopump.store.segments import BrokenRow, Segments
 

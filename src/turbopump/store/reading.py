@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import struct
-from bisect import bisect_right
-from collections.abc import Sequence
-from functools import lru_cache
-from itertools import accumulate, compress
-from operator import add, ne
 from typing import cast
 
 import numpy as np
 
+from turbopump.core import TakenUnits, UnitLimits, is_topic_name, take_units
 from turbopump.message import QueueOffset
 from turbopump.store.cold_reads import ColdReads
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
-from turbopump.store.entry_run import is_topic_name
 from turbopump.store.outcomes import (
     EVERYTHING,
-    UNIT_DTYPE,
     Cold,
     Filter,
     Found,
+    MessageDamaged,
+    MessagesRemoved,
+    NoMatch,
     OffsetTooLarge,
     OffsetTooSmall,
     QueueEmpty,
@@ -32,11 +28,14 @@ from turbopump.store.outcomes import (
     UnitsMissing,
     UpToDate,
 )
-from turbopump.store.unit_check import matching_units
-from turbopump.store.unit_repair import UnitRepair
-from turbopump.store.unit_scan import Scan, has_code
+from turbopump.store.unit_repair import Settled, UnitRepair
 
-_FEW_UNITS = 128
+FILTERED_BYTES_MAX = 256 * 1024
+"""Most bytes of properties, and of expressions over them, for one answer: some milliseconds."""
+FILTERED_MESSAGE_BYTES = 128
+"""What finding a message costs, in bytes of properties that take as long to read."""
+
+_NO_WINDOW = -1, -1, memoryview(b"")
 
 
 def read_queue(
@@ -63,37 +62,13 @@ def read_queue(
         per_file = queue.units_per_segment
         following = QueueOffset((offset + per_file) // per_file * per_file)
         return UnitsMissing(next_offset=following, min_offset=low, max_offset=high)
-    recent_from, ahead = log.written - limits.recent_bytes, None
     if cold_reads is not None and not cold_reads.is_warm(UNIT.unpack_from(data)[0], limits):
-        count = len(data) // UNIT_BYTES
-        is_checking = (
-            is_everything
-            and UNIT.unpack_from(data)[0] >= recent_from
-            and not queue.is_checked(offset, offset + count)
-        )
-        ahead = _ahead_of(queue, offset, data) if is_checking else data
         bytes_max = max(limits.memory_bytes_max, limits.disk_bytes_max)
-        prepared = cold_reads.prepare(
-            queue, offset, data, ahead, bytes_max, None if is_everything else wanted
-        )
+        prepared = cold_reads.prepare(queue, offset, data, bytes_max, wanted)
         if isinstance(prepared, Cold):
             return prepared
-        data, ahead = prepared
-    if is_everything:
-        good = checked_units(log, queue, offset, data, recent_from, ahead)
-        if good < len(data) // UNIT_BYTES:
-            # The next read handles the rest, which begins with damage.
-            data = data[: max(1, good) * UNIT_BYTES]
-        if good:
-            found = _run_of_all(log, queue, data, offset, count_max, limits)
-            if found is not None:
-                return found
-    else:
-        found = _run_of_tagged(log, queue, data, offset, count_max, limits, wanted, ahead)
-        if found is not None:
-            return found
-    scan = Scan(log, queue, offset, count_max, limits, wanted, repair)
-    return scan.run(data)
+        data = prepared
+    return _Answer(log, queue, offset, count_max, limits, wanted, repair).read(data)
 
 
 def _outside(offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> ReadOutcome:
@@ -107,36 +82,6 @@ def _outside(offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> ReadOu
     return OffsetTooLarge(next_offset=high, min_offset=low, max_offset=high)
 
 
-def checked_units(
-    log: CommitLog,
-    queue: ConsumeQueue,
-    offset: QueueOffset,
-    data: bytes,
-    recent_from: int,
-    ahead: bytes | None = None,
-) -> int:
-    """Return how many of the units from an offset on match their records.
-
-    Messages recent enough to be in memory are compared once, and not at all if this process has
-    stored them; together with the following ones, unless ``ahead`` says with which. Older ones are
-    read from disk, and compared, at every read.
-    """
-    count = len(data) // UNIT_BYTES
-    if UNIT.unpack_from(data)[0] < recent_from:
-        return matching_units(log, queue, offset, data)
-    if queue.is_checked(offset, offset + count):
-        return count
-    good = matching_units(log, queue, offset, ahead or _ahead_of(queue, offset, data))
-    queue.note_checked(offset, offset + good)
-    return min(count, good)
-
-
-def _ahead_of(queue: ConsumeQueue, offset: QueueOffset, data: bytes) -> bytes:
-    """Return units with the following ones, as far as these are in memory."""
-    ahead = queue.read_ahead_from(offset)
-    return ahead if len(ahead) > len(data) else data
-
-
 def _units_of_answer(count_max: int, limits: ReadLimits) -> int:
     """Return how many units to examine if every one yields a message.
 
@@ -145,134 +90,173 @@ def _units_of_answer(count_max: int, limits: ReadLimits) -> int:
     return min(max(1, count_max), max(limits.memory_count_max, limits.disk_count_max)) + 1
 
 
-def _run_of_all(
-    log: CommitLog,
-    queue: ConsumeQueue,
-    data: bytes,
-    offset: QueueOffset,
-    count_max: int,
-    limits: ReadLimits,
-) -> Found | None:
-    """Collect messages until the limits are reached, all being wanted; None if that is not simple.
+class _Answer:
+    """Collects messages of some units until the limits are reached."""
 
-    Does what `Scan` does at a tenth of the cost: most pulls want everything.
-    """
-    units = positions_and_sizes(data, 0, len(data) // UNIT_BYTES)
-    recent_from = log.written - limits.recent_bytes
-    first, last = units[0], units[-2]
-    is_recent = first >= recent_from
-    if is_recent != (last >= recent_from):
-        return None
-    if is_recent:
-        bytes_max, most = limits.memory_bytes_max, limits.memory_count_max
-    else:
-        bytes_max, most = limits.disk_bytes_max, limits.disk_count_max
-    units, sizes, size = fitting(units, bytes_max, min(most, count_max))
-    pieces = pieces_of(log, units, sizes, size)
-    if pieces is None:
-        return None
-    following = QueueOffset(offset + len(sizes))
-    return Found(
-        pieces=pieces,
-        sizes=sizes,
-        queue_offsets=cast(Sequence[QueueOffset], range(offset, following)),
-        size=size,
-        suggest_slave=not is_recent,
-        next_offset=following,
-        min_offset=queue.min_offset,
-        max_offset=queue.max_offset,
-    )
+    def __init__(
+        self,
+        log: CommitLog,
+        queue: ConsumeQueue,
+        offset: QueueOffset,
+        count_max: int,
+        limits: ReadLimits,
+        wanted: Filter,
+        repair: UnitRepair,
+    ) -> None:
+        self._log = log
+        self._queue = queue
+        self._offset = offset
+        self._wanted = wanted
+        self._repair = repair
+        self._recent_from = log.written - limits.recent_bytes
+        self._limits = UnitLimits(
+            self._recent_from,
+            limits.memory_bytes_max,
+            min(limits.memory_count_max, count_max),
+            limits.disk_bytes_max,
+            min(limits.disk_count_max, count_max),
+        )
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+        self._pieces: list[memoryview] = []
+        self._bytes = 0
+        self._cost = 0
+        self._is_removed = False
+        self._damaged_to = 0
+        """The offset after wanted messages that cannot be read."""
+        self._is_searching = False
+        self._mended = -1
+        """The last unit that was rebuilt."""
 
+    def read(self, data: bytes) -> ReadOutcome:
+        """Read the units of an answer; more may be given than it takes."""
+        number, count, mask = 0, len(data) // UNIT_BYTES, None
+        if self._wanted.units is not None:
+            mask = self._wanted.units(as_units(data)).astype(np.bool_).tobytes()
+        window = self._log.window(UNIT.unpack_from(data)[0]) or _NO_WINDOW
+        while number < count and not self._is_searching:
+            start, end, view = window
+            is_own = self._offset + number >= self._queue.entered_from
+            taken = self._take(data, number, mask, view[: end - start], start, is_own)
+            number = taken.stop
+            if not taken.is_mismatch:
+                break
+            if not is_own and self._offset + number >= self._queue.entered_from:
+                continue
+            position, _, _ = UNIT.unpack_from(data, number * UNIT_BYTES)
+            other = None if start <= position < end else self._log.window(position)
+            if other is not None and other[0] != start:
+                window = other
+            elif self._was_removed(position):
+                self._is_removed = not self._sizes
+                number = self._behind_removed(data, number)
+            else:
+                number, data = self._settle(data, number)
+        last_position, _, _ = UNIT.unpack_from(data, max(0, number - 1) * UNIT_BYTES)
+        following = QueueOffset(self._offset + number)
+        return self._outcome(following, far_behind=last_position < self._recent_from)
 
-def _run_of_tagged(
-    log: CommitLog,
-    queue: ConsumeQueue,
-    data: bytes,
-    offset: QueueOffset,
-    count_max: int,
-    limits: ReadLimits,
-    wanted: Filter,
-    ahead: bytes | None,
-) -> Found | None:
-    """Do the same if all messages of an answer have a wanted tag, as in topics with few tags."""
-    if wanted.tags_codes is None or wanted.units is not None or wanted.properties is not None:
-        return None
-    data = data[: _units_of_answer(count_max, limits) * UNIT_BYTES]
-    ahead = None if ahead is None else data
-    if not has_code(as_units(data), wanted.tags_codes).all():
-        return None
-    good = checked_units(log, queue, offset, data, log.written - limits.recent_bytes, ahead)
-    if good < len(data) // UNIT_BYTES:
-        return None
-    return _run_of_all(log, queue, data, offset, count_max, limits)
+    def _take(
+        self,
+        data: bytes,
+        number: int,
+        mask: bytes | None,
+        view: memoryview,
+        start: int,
+        is_own: bool,
+    ) -> TakenUnits:
+        """Take the messages of one file of the log, up to one that needs a closer look.
 
+        ``is_own`` if this process has entered all of them.
+        """
+        queue, wanted = self._queue, self._wanted
+        taken = take_units(
+            data,
+            number,
+            view,
+            start,
+            queue.stored_topic,
+            queue.queue_id,
+            self._offset,
+            self._limits,
+            is_shifted=queue.is_shifted or is_own,
+            codes=wanted.tags_codes,
+            mask=mask,
+            accepts=wanted.properties,
+            accept_cost=FILTERED_MESSAGE_BYTES + wanted.weight,
+            cost_max=FILTERED_BYTES_MAX - self._cost,
+            taken=len(self._sizes),
+            taken_bytes=self._bytes,
+        )
+        if taken.offsets:
+            self._offsets += taken.offsets
+            self._sizes += taken.sizes
+            self._pieces += taken.pieces
+            self._bytes += sum(taken.sizes)
+        if taken.cost:
+            self._cost += taken.cost
+            self._is_removed = False
+        return taken
 
-def fitting(
-    units: Sequence[int], bytes_max: int, count_max: int
-) -> tuple[Sequence[int], Sequence[int], int]:
-    """Return the first units that fit into an answer, at least one; their sizes and bytes."""
-    sizes = units[1::2]
-    size = sum(sizes)
-    if size > bytes_max:
-        count_max = min(count_max, bisect_right(list(accumulate(sizes)), bytes_max))
-    count = max(1, count_max)
-    if len(sizes) > count:
-        units, sizes = units[: 2 * count], sizes[:count]
-        size = sum(sizes)
-    return units, sizes, size
+    def _was_removed(self, position: int) -> bool:
+        """Whether retention has deleted a message before the queue could follow."""
+        log_min = self._log.min_offset
+        if not 0 <= position < log_min:
+            return False
+        first = self._queue.unit(self._queue.min_offset)
+        return first is not None and first[0] < log_min
 
+    def _behind_removed(self, data: bytes, number: int) -> int:
+        """Return the unit after those whose messages were in the same, deleted file."""
+        position, _, _ = UNIT.unpack_from(data, number * UNIT_BYTES)
+        if self._sizes:
+            return number + 1
+        end = self._log.next_start(position)
+        positions = as_units(data[number * UNIT_BYTES :])["physical_offset"]
+        behind = np.flatnonzero((positions < 0) | (positions >= end))
+        return number + int(behind[0]) if len(behind) else len(data) // UNIT_BYTES
 
-def positions_and_sizes(data: bytes, first: int, count: int) -> Sequence[int]:
-    """Return position and size of consecutive units."""
-    if count <= _FEW_UNITS:
-        return _few_units(count).unpack_from(data, first * UNIT_BYTES)
-    # As fast, and nothing is cached for each number of units requested.
-    units = np.frombuffer(data, UNIT_DTYPE, count, first * UNIT_BYTES)
-    both = np.empty((count, 2), np.int64)
-    both[:, 0], both[:, 1] = units["physical_offset"], units["size"]
-    found: list[int] = both.ravel().tolist()
-    return found
+    def _settle(self, data: bytes, number: int) -> tuple[int, bytes]:
+        """Have a damaged unit rebuilt; return the unit to continue with, and all units."""
+        offset = QueueOffset(self._offset + number)
+        settled, following = self._repair.settle(self._queue, offset)
+        if settled is Settled.READABLE:
+            unit = self._queue.unit_bytes(offset)
+            assert unit is not None
+            assert self._mended < number, "a rebuilt unit matches its record"
+            self._mended = number
+            at = number * UNIT_BYTES
+            return number, data[:at] + unit + data[at + UNIT_BYTES :]
+        if settled is Settled.SEARCHING:
+            self._is_searching = True
+            return number, data
+        if not self._sizes:
+            self._damaged_to = following
+        return number + 1, data
 
-
-@lru_cache(maxsize=_FEW_UNITS + 1)
-def _few_units(count: int) -> struct.Struct:
-    """Return the format of ``count`` units without their tag codes."""
-    return struct.Struct(">" + "qi8x" * count)
-
-
-def pieces_of(
-    log: CommitLog, units: Sequence[int], sizes: Sequence[int], size: int
-) -> list[memoryview] | None:
-    """Slice messages from the log, contiguous ones in one piece; None if one is not available.
-
-    ``units`` has position and size of each message.
-    """
-    first = units[0]
-    if units[-2] + units[-1] - first == size:
-        # Positions ascend: if the total has no gap, there is none between two.
-        piece = log.view(first, size)
-        return None if piece is None else [piece]
-    positions = units[::2]
-    ends = list(map(add, positions, sizes))
-    behind = list(compress(range(1, len(ends)), map(ne, ends, positions[1:])))
-    begins = [positions[number] for number in (0, *behind)]
-    stops = [*(ends[number - 1] for number in behind), ends[-1]]
-    window = log.window(begins[0])
-    if window is not None and stops[-1] <= window[1]:
-        # All in one file, as nearly always: finding it costs more than slicing a message.
-        start, _, data = window
-        pieces = [
-            data[begin - start : stop - start] for begin, stop in zip(begins, stops, strict=True)
-        ]
-        # An answer must have as many bytes as it announces, whatever the units say.
-        return pieces if sum(map(len, pieces)) == sum(sizes) else None
-    pieces = []
-    for begin, stop in zip(begins, stops, strict=True):
-        piece = log.view(begin, stop - begin)
-        if piece is None:
-            return None
-        pieces.append(piece)
-    return pieces
+    def _outcome(self, following: QueueOffset, *, far_behind: bool) -> ReadOutcome:
+        low, high = self._queue.min_offset, self._queue.max_offset
+        if self._sizes:
+            return Found(
+                pieces=self._pieces,
+                sizes=self._sizes,
+                # Cast as a whole: calling the type per element takes as long as all the rest.
+                queue_offsets=cast(list[QueueOffset], self._offsets),
+                size=self._bytes,
+                suggest_slave=far_behind,
+                next_offset=following,
+                min_offset=low,
+                max_offset=high,
+            )
+        if self._is_searching or self._damaged_to:
+            # Only past damage: waiters for something else continue from there.
+            if not self._is_searching:
+                following = QueueOffset(self._damaged_to)
+            return MessageDamaged(next_offset=following, min_offset=low, max_offset=high)
+        nothing = MessagesRemoved if self._is_removed else NoMatch
+        return nothing(
+            suggest_slave=far_behind, next_offset=following, min_offset=low, max_offset=high
+        )
 
 
 def unknown_queue(topic: str, queue_id: int) -> ReadOutcome:

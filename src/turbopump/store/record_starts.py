@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from turbopump.core import RecordEntry
 from turbopump.message import PhysicalOffset
 from turbopump.store.cold_reads import ColdReads
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import ReadLimits
 from turbopump.store.consume_queue import ConsumeQueue
-from turbopump.store.log_scan import scan_runs
+from turbopump.store.log_scan import scan
 from turbopump.store.outcomes import Cold
 from turbopump.store.unit_check import unit_matches
-from turbopump.wire.record import RecordEntry
 
 SLICE_BYTES = 1024 * 1024
 """Bytes of the log that are searched before others get their turn."""
@@ -70,7 +70,7 @@ def _following(
     if log.start_at(at) is None:
         return None
     end = PhysicalOffset(min(position, at + SLICE_BYTES))
-    *_, last = scan_runs(log, at, check_crc=False, end=end)
+    *_, last = scan(log, at, check_crc=False, end=end)
     assert isinstance(last, int), "a scan ends with a position"
     if last > at:
         return PhysicalOffset(last)

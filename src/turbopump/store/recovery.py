@@ -6,20 +6,20 @@ Every step is idempotent: killed halfway, the next start reaches the same result
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from dataclasses import dataclass
 
-import numpy as np
 from msgspec import Struct
 
+from turbopump.core import Records
 from turbopump.errors import StoreDamaged
-from turbopump.message import PhysicalOffset
+from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import StoreConfig
 from turbopump.store.damage import DamageLog
 from turbopump.store.deferred_steps import DeferredSteps
-from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
-from turbopump.store.entry_run import EntryRun
+from turbopump.store.dispatch import Dispatcher
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.log_end import LogEnd, records
 from turbopump.store.losses import find_losses
@@ -27,8 +27,7 @@ from turbopump.store.queue_rebuild import QueueRebuild
 from turbopump.store.queues import Queues
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
-from turbopump.wire.aligned_properties import Ints
-from turbopump.wire.record import FIXED_BYTES, RecordEntry
+from turbopump.wire.record import FIXED_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ class Recovery:
         indexed = index.end_offset if index is not None else None
         missing_from: PhysicalOffset | None = None
 
-        def see(found: RecordEntry | EntryRun) -> None:
+        def see(found: Records) -> None:
             nonlocal missing_from
             self._last_ms = found.store_timestamp_ms
             if missing_from is None:
@@ -156,43 +155,22 @@ class Recovery:
             _log.error(message, log.directory, position, behind)
         self.damage.log_ranges += len(found.damaged)
 
-    def _first_missing(
-        self, found: RecordEntry | EntryRun, indexed: int | None
-    ) -> PhysicalOffset | None:
+    def _first_missing(self, found: Records, indexed: int | None) -> PhysicalOffset | None:
         """Return the first message that its queue or the index lacks."""
-        if isinstance(found, RecordEntry):
-            return found.physical_offset if self._lacks(found, indexed) else None
-        first = len(found)
-        if indexed is not None:
-            first = int(np.searchsorted(found.positions, indexed))
-        queue_lacks: tuple[bytes, int] | None = None
-        for topic, queue_id, rows in found.by_queue():
-            lacking = self._first_lacking(found, topic, queue_id, rows)
-            if lacking < first:
-                first, queue_lacks = lacking, (topic, queue_id)
-        if queue_lacks is not None:
+        first = found.end if indexed is None else _first_from(found, indexed)
+        lacking_queue: tuple[bytes, int] | None = None
+        for topic, queue_id, part in found.by_queue():
+            queue = self.queues.find(topic.decode(), queue_id)
+            missing = part if queue is None else part[part.count_before(queue.physical_end) :]
+            if not missing:
+                continue
+            position = _first_from(missing, self._removed.end_of(topic))
+            if position < min(first, missing.end):
+                first, lacking_queue = position, (topic, queue_id)
+        if lacking_queue is not None:
             # Now the queue is known to exist, though all of its files may be missing.
-            self.queues.for_record(*queue_lacks)
-        return PhysicalOffset(int(found.positions[first])) if first < len(found) else None
-
-    def _first_lacking(self, run: EntryRun, topic: bytes, queue_id: int, rows: Ints) -> int:
-        """Return the first of a queue's records in a run that it lacks, or the run's length."""
-        queue = self.queues.find(topic.decode(), queue_id)
-        rows = rows[run.sys_flags[rows] & INVISIBLE_BIT == 0]
-        positions = run.positions[rows]
-        ends = positions + run.sizes[rows]
-        lacks = ends > (-1 if queue is None else queue.physical_end)
-        lacks &= positions >= self._removed.end_of(topic)
-        found = rows[lacks]
-        return int(found[0]) if len(found) else len(run)
-
-    def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
-        if indexed is not None and entry.physical_offset >= indexed:
-            return True
-        if not self._replay.is_readable(entry):
-            return False
-        queue = self.queues.for_record(entry.topic, entry.queue_id)
-        return entry.physical_offset + entry.size > queue.physical_end
+            self.queues.for_record(*lacking_queue)
+        return first if first < found.end else None
 
     def _finish_removals(self, end: PhysicalOffset) -> None:
         """Delete the queues of removed topics that a kill or another broker left."""
@@ -297,51 +275,48 @@ class Replay:
             # Some queue lacks more than was to be entered: complete all of them.
             self._run_from(self.log.min_offset, end)
 
-    def is_readable(self, entry: RecordEntry) -> bool:
-        """Whether a message belongs into a queue: not a half message, not removed."""
-        invisible = entry.sys_flag & INVISIBLE_BIT
-        return not invisible and not self._removed.covers(entry.topic, entry.physical_offset)
-
     def _run_from(self, start: PhysicalOffset, end: PhysicalOffset) -> bool:
         complete = start == self.log.min_offset
-        reached, unread_bytes = int(start), 0
+        reached, unread_bytes = start, 0
         for found in records(self.log, start, end):
             unread_bytes += found.physical_offset - reached
-            reached = found.physical_offset + found.size
+            reached = found.end
             if not self._enter(found, complete, unread_bytes):
                 return False
         return True
 
-    def _enter(self, found: EntryRun | RecordEntry, complete: bool, unread_bytes: int) -> bool:
+    def _enter(self, found: Records, complete: bool, unread_bytes: int) -> bool:
         """Enter messages; False if earlier ones are missing."""
-        if isinstance(found, RecordEntry):
-            return self._enter_one(found, complete, unread_bytes)
-        for part in found.parts():
-            if self.dispatcher.enter_run(part) is not None:
-                self._spill(len(part))
-            elif not all(
-                self._enter_one(entry, complete, unread_bytes) for entry in part.entries()
-            ):
+        if not self.dispatcher.follows(found):
+            if len(found) > 1:
+                one_by_one = (found[number : number + 1] for number in range(len(found)))
+                return all(self._enter(each, complete, unread_bytes) for each in one_by_one)
+            if not self._close_gap(found, complete, unread_bytes):
                 return False
-        return True
-
-    def _enter_one(self, entry: RecordEntry, complete: bool, unread_bytes: int) -> bool:
-        if self.is_readable(entry):
-            queue = self.queues.for_record(entry.topic, entry.queue_id)
-            if entry.queue_offset > queue.max_offset:
-                if not complete:
-                    return False
-                if queue.last_position <= self.log.min_offset:
-                    # Its units are of deleted messages, and so are those it lacks: it begins here.
-                    self.queues.remove(queue)
-                elif (entry.queue_offset - queue.max_offset) * FIXED_BYTES <= unread_bytes:
-                    # Damaged in the log: later messages keep their offsets.
-                    queue.fill_to(entry.queue_offset)
-        self.dispatcher.enter_all((entry,))
-        self._spill(1)
-        return True
-
-    def _spill(self, count: int) -> None:
+        self.dispatcher.enter(found)
         if self.deferred.error is None:
             self.deferred.attempt(self.behind.spill)
-        self.count += count
+        self.count += len(found)
+        return True
+
+    def _close_gap(self, one: Records, complete: bool, unread_bytes: int) -> bool:
+        """Prepare a queue for a message that is not the next one; False if earlier are missing."""
+        entry = one[0]
+        queue = self.queues.for_record(entry.topic, entry.queue_id)
+        if entry.queue_offset > queue.max_offset:
+            if not complete:
+                return False
+            if queue.last_position <= self.log.min_offset:
+                # Its units are of deleted messages, and so are those it lacks: it begins here.
+                self.queues.remove(queue)
+            elif (entry.queue_offset - queue.max_offset) * FIXED_BYTES <= unread_bytes:
+                # Damaged in the log: later messages keep their offsets.
+                queue.fill_to(QueueOffset(entry.queue_offset))
+        return True
+
+
+def _first_from(records: Records, position: int) -> PhysicalOffset:
+    """Return where the first record from a position on begins, or the end of all."""
+    positions = records.positions()
+    number = bisect_left(positions, position)
+    return PhysicalOffset(positions[number]) if number < len(positions) else records.end

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from turbopump.core import RecordEntry
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.damage import DamageLog
 from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
 from turbopump.store.log_scan import next_record
 from turbopump.store.queues import Queues
 from turbopump.store.unit_repair import UnitRepair
-from turbopump.wire.record import RecordEntry
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ implicitly), as only the owner may access queues and index.
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,11 +15,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
+from turbopump.core import Block, RecordEntry, Records
 from turbopump.errors import InvalidArgument, StoreClosed, WriteRefused
 from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store.append import Appender, Group
+from turbopump.store.append import Appender
 from turbopump.store.cold_reads import ColdReads
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, RetentionConfig, StoreConfig
@@ -28,8 +28,7 @@ from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.damage import DamageLog
 from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Entry, Listener, Watches
-from turbopump.store.entry_batch import BATCH_TYPES
+from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, disk_failed, refusal, translate_disk_errors
 from turbopump.store.key_index import KeyIndex
@@ -58,9 +57,6 @@ from turbopump.store.steady_clock import SteadyClock
 from turbopump.store.time_lookup import marks_at, offset_by_time, result_of, store_timestamp_at
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
-from turbopump.wire.record import RecordEntry
-from turbopump.wire.record_batch import RecordBatch
-from turbopump.wire.record_list import RecordList
 
 _TICK_MS = 100
 """How often `append` runs the maintenance if the owner does not call `tick`."""
@@ -288,40 +284,31 @@ class Store:
 
     # Writing
 
-    def append(self, records: Group, *, defer_dispatch: bool = False) -> Appended:
-        """Store one message, or a batch that stays together in one file."""
-        if len(records) != 1 or type(records) is RecordBatch or type(records) is RecordList:
-            return self.append_all((records,), defer_dispatch=defer_dispatch)[0]
-        self._check_writable()
-        begin = self._log.written
-        try:
-            entry = self._appender.write_one(records[0])
-        except BaseException as error:
-            self._undo_write(begin, error)
-            raise
-        end, time_ms = self._log.written, entry.store_timestamp_ms
-        durable = self._follow((entry,), time_ms, defer_dispatch)
-        return Appended((entry.physical_offset,), entry.queue_offset, time_ms, end, durable)
+    def new_block(self) -> Block:
+        """Return an empty block: add messages and batches to it, and `append` it once."""
+        return Block(self.config.record_bytes_max, self.config.group_bytes_max)
 
-    def append_all(
-        self, groups: Sequence[Group], *, defer_dispatch: bool = False
-    ) -> list[Appended]:
-        """Store several messages or batches with one write; all of them, or none and an error.
+    def append(self, block: Block, *, defer_dispatch: bool = False) -> list[Appended]:
+        """Store the messages and batches of a block; all of them, or none and an error.
 
-        With ``defer_dispatch`` the caller does something more urgent first, and then calls
-        `dispatch` itself.
+        Each of them stays together in one file. With ``defer_dispatch`` the caller does something
+        more urgent first, and then calls `dispatch` itself.
         """
-        if len(groups) == 1 and len(groups[0]) == 1 and type(groups[0]) not in BATCH_TYPES:
-            return [self.append(groups[0], defer_dispatch=defer_dispatch)]
         self._check_writable()
         begin = self._log.written
         try:
-            places, entries = self._appender.write(groups)
+            found = self._appender.write(block)
         except BaseException as error:
             self._undo_write(begin, error)
             raise
-        durable = self._follow(entries, self._appender.store_timestamp_ms, defer_dispatch)
-        return [Appended(*place, durable) for place in places]
+        time_ms = self._appender.store_timestamp_ms
+        durable = self._follow(found, time_ms, defer_dispatch)
+        appended: list[Appended] = []
+        for number in range(len(block)):
+            positions, offset = block.positions(number), block.queue_offset(number)
+            end = PhysicalOffset(positions[0] + block.group_size(number))
+            appended.append(Appended(positions, offset, time_ms, end, durable))
+        return appended
 
     @translate_disk_errors
     def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> Future[None]:
@@ -336,11 +323,11 @@ class Store:
         try:
             self._appender.write_raw(position, data)
             followed_to = max(self._dispatcher.followed_to, self._log.min_offset)
-            entries = self._appender.complete_records(followed_to)
+            found = self._appender.complete_records(followed_to)
         except (OSError, InvalidArgument) as error:
             self._undo_write(begin, error)
             raise
-        return self._follow(entries, self._clock.now_ms(), defer_dispatch=False)
+        return self._follow(found, self._clock.now_ms(), defer_dispatch=False)
 
     @translate_disk_errors
     def drop_unfinished(self) -> None:
@@ -423,23 +410,23 @@ class Store:
         """Undo a failed write, and translate its error for callers."""
         torn = isinstance(error, OSError)
         try:
-            self._appender.undo(begin, torn=torn)
+            if torn or self._log.written != begin:
+                # After an error of the disk, bytes may remain behind the end.
+                self._log.truncate(begin)
         except OSError as left:
             self._health.torn(begin, left)
         if isinstance(error, OSError):
             raise refusal(error, "the commit log cannot be written") from error
-        if isinstance(error, struct.error):
-            raise InvalidArgument(f"a number does not fit into its field: {error}") from error
 
-    def _follow(self, entries: Sequence[Entry], now_ms: int, defer_dispatch: bool) -> Future[None]:
+    def _follow(self, found: Sequence[Records], now_ms: int, defer_dispatch: bool) -> Future[None]:
         """Dispatch messages written at a timestamp, and run due maintenance."""
-        is_much = self._dispatcher.follow(entries)
+        is_much = self._dispatcher.follow(found)
         durable = self._flusher.join() if self._synchronous else self._done
         if is_much and not defer_dispatch and not self._synchronous:
             self.dispatch()
         # Also if the clock was set: these are the first messages with the new time.
-        if entries and not 0 <= now_ms - self._ticked_ms < _TICK_MS:
-            self._tick(entries[0].physical_offset, now_ms)
+        if found and not 0 <= now_ms - self._ticked_ms < _TICK_MS:
+            self._tick(found[0].physical_offset, now_ms)
         return durable
 
     # Maintenance
@@ -802,8 +789,8 @@ class Store:
         self._check_open()
         start = PhysicalOffset(position - position % self.config.segment_bytes)
         for found in scan(self._log, start, check_crc=False, end=position):
-            if isinstance(found, RecordEntry):
-                start = PhysicalOffset(found.physical_offset + found.size)
+            if isinstance(found, Records):
+                start = found.end
         return start
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:

@@ -24,10 +24,9 @@ from turbopump.store.index_file import (
     IndexHeader,
     ranges,
 )
-from turbopump.store.outcomes import Units
+from turbopump.store.outcomes import Ints, Units
 from turbopump.store.removed_topics import RemovedTopics
 from turbopump.store.segments import entries, is_segment_name
-from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import FIXED_BYTES, MessageView

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
-import numpy as np
-
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES
@@ -66,11 +64,12 @@ def marks_at(
         _NO_UNIT if queue is None else queue.unit_bytes(offset) or _NO_UNIT
         for queue, offset in zip(queues, offsets, strict=True)
     ]
-    places = as_units(b"".join(units))
+    data = b"".join(units)
+    places = as_units(data)
     yield from prepare(places)
-    found = store_timestamps_at(log, topic, np.array(queue_ids), np.array(offsets), places)
-    times_ms, positions = found.tolist(), places["physical_offset"].tolist()
-    for at in np.flatnonzero(found < 0).tolist():
+    times_ms = list(store_timestamps_at(log, topic, queue_ids, offsets, data))
+    positions = places["physical_offset"].tolist()
+    for at in [number for number, time_ms in enumerate(times_ms) if time_ms < 0]:
         queue, offset = queues[at], QueueOffset(offsets[at])
         stored = None if queue is None else result_of(_stored_at(log, queue, offset, read_anyway))
         is_own = stored is not None and stored[2] == offset

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from turbopump.core import RecordEntry
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from turbopump.store.damage import DamageLog
 from turbopump.store.log_scan import next_record
 from turbopump.store.unit_check import unit_matches
-from turbopump.wire.record import FIXED_BYTES, RecordEntry
+from turbopump.wire.record import FIXED_BYTES
 
 _log = logging.getLogger(__name__)
 

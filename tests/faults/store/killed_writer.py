@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from turbopump.store import FlushConfig, FlushMode, Store, StoreConfig
+from turbopump.store.append import add_record
 from turbopump.wire.hosts import host
 from turbopump.wire.record import Record
 
@@ -53,7 +54,10 @@ def main(directory: Path, number: int) -> None:
         report("open")
         while True:
             count = chosen.choice((1, 1, 3, 20))
-            appended = store.append_all([[message(number + at)] for at in range(count)])
+            block = store.new_block()
+            for at in range(count):
+                add_record(block, message(number + at))
+            appended = store.append(block)
             appended[-1].durable.result()
             for at, one in enumerate(appended):
                 report(f"{number + at} {(number + at) % QUEUES} {one.queue_offset}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from appending import append
 from store_work import checkpoint_of, wait_idle
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES, Files
@@ -32,7 +33,7 @@ def settled(store: Store, clock: ManualClock) -> None:
 
 
 def send(store: Store, topic: str, body: bytes) -> None:
-    store.append([record(body, topic=topic)]).durable.result()
+    append(store, [record(body, topic=topic)]).durable.result()
 
 
 def killed_after_the_clock_was_set_back(tmp_path: Path, clock: ManualClock, jumps: int) -> Path:
@@ -60,7 +61,7 @@ def check(root: Path, clock: ManualClock) -> None:
         assert len(bodies(store, "Common")) == 6
         for number in range(12):
             assert bodies(store, f"Common{number}") == [b"g" * 900]
-        assert store.append([record(b"next", topic="Rare")]).queue_offset == 2
+        assert append(store, [record(b"next", topic="Rare")]).queue_offset == 2
 
 
 @pytest.mark.parametrize("jumps", [0, 1])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.errors import StoreError
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
@@ -46,7 +47,7 @@ class Slave:
         for number, body in enumerate(self.all):
             if number == COMMON:
                 self.common = self.store.written_end
-            self.store.append([record(body, KEYS="k")]).durable.result()
+            append(self.store, [record(body, KEYS="k")]).durable.result()
 
     def cut(self, position: PhysicalOffset | None, dies_at: int | None) -> int:
         """Truncate, and let the process die at the nth disk operation; return how many ran."""
@@ -112,6 +113,6 @@ def test_a_cut_that_fails_leaves_the_store_open() -> None:
     assert bodies(slave.store) == slave.all
     slave.clock.advance(1000)
     slave.store.cut(slave.common)
-    slave.store.append([record(b"next", KEYS="k")]).durable.result()
+    append(slave.store, [record(b"next", KEYS="k")]).durable.result()
     assert bodies(slave.store) == [*slave.all[:COMMON], b"next"]
     slave.store.close()

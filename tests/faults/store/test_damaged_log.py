@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.machine import Machine
 from turbopump.store import Files, Store
 from unit.store.disks import Killed, KilledFiles
@@ -26,7 +27,7 @@ def damaged(tmp_path: Path) -> Path:
     root = tmp_path / "damaged"
     with Store.open(root, CONFIG) as store:
         for number in range(COUNT):
-            store.append([record(b"%02d" % number * 400)])
+            append(store, [record(b"%02d" % number * 400)])
     log = root / "commitlog" / f"{4096:020d}"
     data = bytearray(log.read_bytes())
     data[200] ^= 1
@@ -62,7 +63,7 @@ def test_truncated_data_is_reported_and_saved_aside(
         files = (before[start : start + 4096] for start in range(end, len(before), 4096))
         assert store.recovered.cut_bytes == sum(len(file.rstrip(b"\0")) for file in files)
         assert len(bodies(store)) == 4
-        assert store.append([record(b"new")]).queue_offset == 4
+        assert append(store, [record(b"new")]).queue_offset == 4
     check_saved(damaged, before, end)
     (error,) = (one for one in caplog.records if one.levelname == "ERROR")
     for part in (end, store.recovered.cut_bytes, f"damaged-{end}"):
@@ -102,8 +103,8 @@ def test_a_log_on_its_own_disk_is_copied(damaged: Path) -> None:
 
 def test_a_torn_tail_is_not_saved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Store.open(tmp_path, CONFIG) as store:
-        first = store.append([record(b"a")])
-        store.append([record(b"b" * 100, TAGS="x")])
+        first = append(store, [record(b"a")])
+        append(store, [record(b"b" * 100, TAGS="x")])
         end = store.written_end
     log = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(log.read_bytes())
@@ -121,10 +122,10 @@ def test_a_torn_tail_is_not_saved_aside(tmp_path: Path, caplog: pytest.LogCaptur
 def test_properties_that_lack_a_page_are_torn_behind_the_last_flush(tmp_path: Path) -> None:
     running, root = tmp_path / "running", tmp_path / "crashed"
     store = Store.open(running, CONFIG)
-    store.append([record(b"zero")])
+    append(store, [record(b"zero")])
     store.flush()
-    store.append([record(b"one", TAGS="x", KEYS="order-1", P="v" * 1200)])
-    store.append([record(b"two")])
+    append(store, [record(b"one", TAGS="x", KEYS="order-1", P="v" * 1200)])
+    append(store, [record(b"two")])
     shutil.copytree(running, root)
     store.close()
     _lose_a_page(root)
@@ -135,8 +136,8 @@ def test_properties_that_lack_a_page_are_torn_behind_the_last_flush(tmp_path: Pa
 def test_properties_with_zero_bytes_stay_before_the_last_flush(tmp_path: Path) -> None:
     """Another broker may have stored such properties, and flushed data lacks no page."""
     with Store.open(tmp_path, CONFIG) as store:
-        store.append([record(b"one", TAGS="x", KEYS="order-1", P="v" * 1200)])
-        store.append([record(b"two")])
+        append(store, [record(b"one", TAGS="x", KEYS="order-1", P="v" * 1200)])
+        append(store, [record(b"two")])
     _lose_a_page(tmp_path)
     (tmp_path / "abort").touch()
     with Store.open(tmp_path, CONFIG) as store:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.errors import StoreDamaged
 from turbopump.machine import Machine
 from turbopump.store import Files, Store
@@ -34,7 +35,7 @@ def root(tmp_path: Path) -> Path:
     with Store.open(root, CONFIG) as store:
         for topic in ("A", "B"):
             for number in range(COUNT):
-                store.append([record(body(number), topic=topic)])
+                append(store, [record(body(number), topic=topic)])
     return root
 
 
@@ -103,7 +104,7 @@ def check_whole(root: Path) -> None:
     with Store.open(root, CONFIG) as store:
         for topic in ("A", "B"):
             assert bodies(store, topic) == [body(number) for number in range(COUNT)]
-            assert store.append([record(b"new", topic=topic)]).queue_offset == COUNT
+            assert append(store, [record(b"new", topic=topic)]).queue_offset == COUNT
     with Store.open(root, CONFIG) as store:
         assert store.recovered.replayed == 0
         assert store.queue_range("A", 0) == (0, COUNT + 1)
@@ -141,9 +142,9 @@ def test_the_end_offset_of_a_queue_without_messages_in_the_log_is_preserved(
     """Even if its last file is full: 40 units fill four files."""
     with Store.open(root, CONFIG) as store:
         for number in range(COUNT, count):
-            store.append([record(body(number), topic="A")])
+            append(store, [record(body(number), topic="A")])
         for number in range(COUNT, 2 * COUNT):
-            store.append([record(body(number), topic="B")])
+            append(store, [record(body(number), topic="B")])
     expire(root, count)
     # Retention leaves the last file of a queue; one far before it stands for a gap.
     shutil.copy(queue_file(root, 3), queue_file(root, 1))
@@ -151,7 +152,7 @@ def test_the_end_offset_of_a_queue_without_messages_in_the_log_is_preserved(
         with Store.open(root, CONFIG) as store:
             assert store.queue_range("A", 0) == (count, count)
     with Store.open(root, CONFIG) as store:
-        assert store.append([record(b"new", topic="A")]).queue_offset == count
+        assert append(store, [record(b"new", topic="A")]).queue_offset == count
         assert bodies(store, "A") == [b"new"]
     with Store.open(root, CONFIG) as store:
         assert bodies(store, "A") == [b"new"]

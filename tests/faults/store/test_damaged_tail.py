@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store import Store
@@ -29,8 +30,8 @@ def crashed(tmp_path: Path) -> Path:
     running = tmp_path / "running"
     store = Store.open(running, CONFIG)
     for number in range(COUNT):
-        store.append(
-            [record(b"%d" % number * 10, queue_id=number % 2, TAGS="A", KEYS=f"k{number}")]
+        append(
+            store, [record(b"%d" % number * 10, queue_id=number % 2, TAGS="A", KEYS=f"k{number}")]
         )
     copy = tmp_path / "crashed"
     shutil.copytree(running, copy)
@@ -65,7 +66,7 @@ def check(root: Path, survivors: int) -> None:
             found = store.messages_by_key("Topic", f"k{number}", 9, 0, 1 << 60)
             assert len(found) == (number < survivors)
         # New messages continue from there.
-        appended = store.append([record(b"new", queue_id=1)])
+        appended = append(store, [record(b"new", queue_id=1)])
         assert appended.queue_offset == survivors // 2
         assert bodies(store, queue_id=1)[-1] == b"new"
     with Store.open(root, CONFIG) as store:
@@ -114,7 +115,7 @@ def sweep_bit_flips(crashed: Path, tmp_path: Path, rounds: int, seed: int) -> No
         log.write_bytes(data)
         intact = sum(start + length <= at for start, length in records)
         with Store.open(root, CONFIG) as store:
-            store.append([record(b"new", topic="Other")])
+            append(store, [record(b"new", topic="Other")])
             assert bodies(store, "Other")[-1:] == [b"new"]
             found = {
                 view.stored_body for queue in store.queue_ids() for view in read_all(store, *queue)
@@ -186,7 +187,7 @@ def test_a_stale_record_never_reappears(crashed: Path, tmp_path: Path) -> None:
     data[at + size - 30] ^= 1
     log.write_bytes(data)
     with Store.open(crashed, CONFIG) as store:
-        again = store.append([record(b"x" * 10, queue_id=1, TAGS="A", KEYS="k8")])
+        again = append(store, [record(b"x" * 10, queue_id=1, TAGS="A", KEYS="k8")])
         assert (again.physical_offset, again.end_offset) == (at, at + size)
     (crashed / "abort").touch()
     with Store.open(crashed, CONFIG) as store:

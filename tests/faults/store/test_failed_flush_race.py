@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.errors import WriteFailed, WriteRefused
 from turbopump.machine import Machine
 from turbopump.store import Appended, Files, FlushConfig, FlushMode, Store, StoreConfig
@@ -61,23 +62,23 @@ def test_a_group_commit_waiting_during_log_repair_fails(tmp_path: Path) -> None:
     files, clock = StagedFiles(), ManualClock()
     clock.elapsed_ms = 100_000
     with Store.open(tmp_path, SYNC, machine=Machine(files=files, clock=clock)) as store:
-        store.append([record(b"before")]).durable.result(PATIENCE_S)
+        append(store, [record(b"before")]).durable.result(PATIENCE_S)
         first, second = threading.Event(), threading.Event()
         files.plan = [(first, False), (second, True)]
-        store.append([record(b"flushed")])
+        append(store, [record(b"flushed")])
         assert files.reached.acquire(timeout=PATIENCE_S)
         files.queues_may_go_on.clear()
         for _ in range(2):
             clock.advance(3000)
             store.tick()  # syncs queue files, which keeps the flusher busy
-        doomed = store.append([record(b"doomed")])
+        doomed = append(store, [record(b"doomed")])
         first.set()
         assert files.reached.acquire(timeout=PATIENCE_S)
-        waiting = store.append([record(b"waiting")])
+        waiting = append(store, [record(b"waiting")])
         second.set()
         with pytest.raises(WriteFailed):
             doomed.durable.result(PATIENCE_S)
-        after = store.append([record(b"after")])
+        after = append(store, [record(b"after")])
         files.queues_may_go_on.set()
         after.durable.result(PATIENCE_S)
         with pytest.raises(WriteFailed):
@@ -109,7 +110,7 @@ def _send_for(store: Store, seconds: float) -> list[tuple[bytes, Appended]]:
     while time.monotonic() < end:
         body = b"%d" % number
         with contextlib.suppress(WriteRefused):
-            sent.append((body, store.append([record(body, topic=f"T{number % 50}")])))
+            sent.append((body, append(store, [record(body, topic=f"T{number % 50}")])))
         number += 1
         time.sleep(0.0005)
         if number % 10 == 0:

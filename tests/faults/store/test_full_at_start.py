@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from store_work import wait_idle, write_tables
 from turbopump.errors import DiskFull
 from turbopump.machine import Machine
@@ -54,7 +55,7 @@ def body(number: int) -> bytes:
 
 def fill(store: Store) -> None:
     for number in range(COUNT):
-        store.append([record(body(number), KEYS=f"k{number}")]).durable.result()
+        append(store, [record(body(number), KEYS=f"k{number}")]).durable.result()
 
 
 def stopped(root: Path, config: StoreConfig) -> None:
@@ -104,7 +105,7 @@ def test_the_store_is_readable_and_recovers_by_itself(
     for _ in range(3):
         assert bodies(store) == expected
         with pytest.raises(DiskFull, match="No space left") as refused:
-            store.append([record(b"refused")])
+            append(store, [record(b"refused")])
         assert str(root) in str(refused.value)
         clock.advance(1000)
         store.tick()
@@ -120,7 +121,7 @@ def test_the_store_is_readable_and_recovers_by_itself(
     assert store.refusal is None
     assert "messages are accepted again" in caplog.text
     assert (root / "abort").exists()
-    appended = store.append([record(b"after", KEYS="new")])
+    appended = append(store, [record(b"after", KEYS="new")])
     appended.durable.result()
     assert appended.queue_offset == len(expected)
     assert len(store.messages_by_key("Topic", "new", 9, 0, 1 << 60)) == 1
@@ -154,7 +155,7 @@ def killed_later(root: Path, config: StoreConfig) -> None:
     fill(store)
     store.dispatch()
     write_tables(store)
-    store.append([record(body(COUNT))])
+    append(store, [record(body(COUNT))])
     shutil.copytree(running, root)
     store.close()
 
@@ -175,7 +176,7 @@ def test_retention_frees_space(state: Callable[[Path, StoreConfig], None], tmp_p
         files.full, files.ratio = False, 0.5
         store.retain()
         clock.advance(1000)
-        assert store.append([record(b"after")]).queue_offset == end
+        assert append(store, [record(b"after")]).queue_offset == end
         assert bodies(store) == [*left, b"after"]
 
 

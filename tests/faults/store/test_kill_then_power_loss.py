@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from store_work import sync_log, sync_tables, write_tables
 from turbopump.machine import Machine
 from turbopump.store import FlushMode, Store, StoreConfig
@@ -38,10 +39,10 @@ def test_names_of_the_log_that_a_killed_broker_could_not_sync() -> None:
     disk = Disk()
     with crashing(disk, ASYNC) as store:
         disk.fail("sync_directory", matching="*commitlog")
-        store.append([record(b"first")])
+        append(store, [record(b"first")])
     disk.heal()
     with crashing(disk, loses_power=True) as store:
-        store.append([record(b"second")]).durable.result()
+        append(store, [record(b"second")]).durable.result()
     with crashing(disk) as store:
         assert bodies(store) == [b"first", b"second"]
 
@@ -50,11 +51,11 @@ def test_names_of_the_log_that_a_killed_broker_could_not_sync() -> None:
 def test_data_dropped_by_a_failed_sync_before_the_kill(what: str) -> None:
     disk = Disk()
     with crashing(disk, ASYNC) as store:
-        store.append([record(b"kept")])
+        append(store, [record(b"kept")])
         store.flush()
     with crashing(disk, ASYNC) as store:
         for number in range(60):
-            store.append([record(b"%d" % number * 300)])
+            append(store, [record(b"%d" % number * 300)])
         disk.fail("sync", "sync_file_system", matching=f"*{what}*")
         store.flush()
         write_tables(store)
@@ -70,23 +71,23 @@ def test_data_dropped_by_a_failed_sync_before_the_kill(what: str) -> None:
 def test_units_of_lost_messages_do_not_reappear_after_the_next_power_loss() -> None:
     disk = Disk()
     with crashing(disk, ASYNC) as store:
-        store.append([record(b"kept", topic="Other")])
+        append(store, [record(b"kept", topic="Other")])
         store.flush()
     with crashing(disk, ASYNC, loses_power=True) as store:
         for number in range(3):
-            store.append([record(b"lost %d" % number)])
+            append(store, [record(b"lost %d" % number)])
         # The disk wrote the queues before the log.
         write_tables(store)
         sync_tables(store)
     with crashing(disk, ASYNC, loses_power=True) as store:
         assert bodies(store) == []
         for number in range(5):
-            store.append([record(b"new %d" % number, topic="Other")])
+            append(store, [record(b"new %d" % number, topic="Other")])
         sync_log(store)
     with crashing(disk) as store:
         assert bodies(store) == []
         assert store.queue_range("Topic", 0) == (0, 0)
-        assert store.append([record(b"next")]).durable.result() is None
+        assert append(store, [record(b"next")]).durable.result() is None
         assert bodies(store) == [b"next"]
 
 
@@ -94,14 +95,14 @@ def test_queues_of_an_entirely_lost_log_do_not_reappear() -> None:
     disk = Disk()
     with crashing(disk, ASYNC, loses_power=True) as store:
         for _ in range(3):
-            store.append([record(b"lost")])
+            append(store, [record(b"lost")])
         store.dispatch()
         write_tables(store)
         sync_tables(store)
     with crashing(disk, ASYNC, loses_power=True) as store:
         assert bodies(store) == []
-        store.append([record(b"new" * 100, topic="Other")])
-        store.append([record(b"first")])
+        append(store, [record(b"new" * 100, topic="Other")])
+        append(store, [record(b"first")])
         sync_log(store)
     with crashing(disk) as store:
         assert store.queue_range("Topic", 0) == (0, 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append_all
 from store_work import open_file_count
 from turbopump.machine import Machine
 from turbopump.store import Store, StoreConfig
@@ -25,7 +26,7 @@ def fill_and_check(tmp_path: Path, topics: int) -> None:
         for round_ in range(2):
             for at in range(0, topics, 100):
                 groups = [[record(f"{name}/{round_}".encode(), topic=name)] for name in names[at:]]
-                store.append_all(groups[:100])
+                append_all(store, groups[:100])
             clock.advance(2000)
             store.tick()
         assert len(store.queue_ids()) == topics

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.errors import StoreDamaged
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
@@ -40,7 +41,7 @@ def root(tmp_path: Path) -> Path:
     with Store.open(root, CONFIG, machine=Machine(clock=clock)) as store:
         for number in range(COUNT):
             clock.advance(1000)
-            store.append([record(body(number), topic=f"T{number % 2}", KEYS=f"k{number}")])
+            append(store, [record(body(number), topic=f"T{number % 2}", KEYS=f"k{number}")])
     commit(root, {"T0@group": {"0": 20}, "T1@group": {"0": 7}})
     return root
 
@@ -171,7 +172,7 @@ def test_a_log_that_lacks_messages_is_rejected_unchanged(
     shutil.copytree(mount, root / "commitlog")
     with Store.open(root, CONFIG) as store:
         assert bodies(store, "T0") == [body(number) for number in range(0, COUNT, 2)]
-        assert store.append([record(b"new", topic="T0")]).queue_offset == 20
+        assert append(store, [record(b"new", topic="T0")]).queue_offset == 20
 
 
 LOST_BY_DAMAGE: dict[Callable[[Path], None], range] = {
@@ -216,7 +217,7 @@ def check_repaired(root: Path, lost: range) -> None:
                     assert bytes(outcome.messages[0]).find(body(number)) > 0
                 if not opened:
                     for number in range(6):
-                        appended = store.append([record(b"new %d" % number, topic=f"T{topic}")])
+                        appended = append(store, [record(b"new %d" % number, topic=f"T{topic}")])
                         assert appended.queue_offset == 20 + number
             for number in range(COUNT):
                 found = store.messages_by_key(f"T{number % 2}", f"k{number}", 9, 0, 1 << 60)
@@ -248,7 +249,7 @@ def test_offsets_alone_reveal_a_missing_log(root: Path) -> None:
     # New messages start at 0, and no group is ahead of them.
     assert committed(root) == {"T0@group": {"0": 0}, "T1@group": {"0": 0}}
     with Store.open(root, CONFIG) as store:
-        assert store.append([record(b"new", topic="T0")]).queue_offset == 0
+        assert append(store, [record(b"new", topic="T0")]).queue_offset == 0
         assert bodies(store, "T0") == [b"new"]
 
 
@@ -377,12 +378,12 @@ def test_damage_in_an_older_file_does_not_stop_a_replay(root: Path) -> None:
 def test_the_only_file_is_cut(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         for number in range(3):
-            store.append([record(body(number))])
+            append(store, [record(body(number))])
     os.truncate(log_file(tmp_path, 0), 1500)
     with pytest.raises(StoreDamaged, match=f"1500 bytes instead of {SEGMENT}") as refused:
         Store.open(tmp_path, CONFIG)
     assert str(refused.value).endswith(f"--segment-bytes {SEGMENT}")
     assert repair(tmp_path, segment_bytes=SEGMENT) == 2
     with Store.open(tmp_path, CONFIG) as store:
-        assert store.append([record(b"new")]).queue_offset == 3
+        assert append(store, [record(b"new")]).queue_offset == 3
         assert read_on(store, "Topic") == [body(0), b"new"]

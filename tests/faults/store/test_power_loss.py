@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from store_work import wait_idle
 from turbopump.machine import Machine
 from turbopump.store import FlushMode, Store
@@ -33,7 +34,7 @@ def lose_power(seed: int) -> None:
     for number in range(chosen.randrange(1, 120)):
         (topic,) = chosen.choices(list(TOPIC_WEIGHTS), list(TOPIC_WEIGHTS.values()))
         body = b"%d" % number * chosen.randrange(1, 200)
-        store.append([record(body, topic=topic, KEYS=f"k{number}")]).durable.result()
+        append(store, [record(body, topic=topic, KEYS=f"k{number}")]).durable.result()
         acknowledged[topic].append(body)
         keys.append((topic, f"k{number}"))
         clock.advance(chosen.choice((1, 600, 5000)))
@@ -53,7 +54,7 @@ def lose_power(seed: int) -> None:
             disk.die()
 
     disk.on_operation = fail_power
-    store.append([record(b"never waited for")])
+    append(store, [record(b"never waited for")])
     store.tick()
     disk.die()
     store.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from store_work import write_tables
 from turbopump.machine import Machine
 from turbopump.store import Store
@@ -24,7 +25,7 @@ def fill(root: Path, count: int = COUNT) -> None:
     with Store.open(root, LARGE_FILES) as store:
         for topic in TOPICS:
             for number in range(count):
-                store.append([record(b"%s%d" % (topic.encode(), number), topic=topic)])
+                append(store, [record(b"%s%d" % (topic.encode(), number), topic=topic)])
 
 
 def check(root: Path, count: int = COUNT) -> None:
@@ -32,7 +33,7 @@ def check(root: Path, count: int = COUNT) -> None:
         for topic in TOPICS:
             expected = [b"%s%d" % (topic.encode(), number) for number in range(count)]
             assert bodies(store, topic) == expected
-            assert store.append([record(b"new", topic=topic)]).queue_offset == count
+            assert append(store, [record(b"new", topic=topic)]).queue_offset == count
     with Store.open(root, LARGE_FILES) as store:
         assert store.recovered.replayed == 0
 
@@ -63,7 +64,7 @@ def test_the_end_of_a_queue_is_missing(first_lost: int, crashed: bool, tmp_path:
 def test_a_missing_queue_with_first_messages_in_older_files(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         for number in range(40):
-            store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
+            append(store, [record(b"%d" % number * 200, topic=TOPICS[number % 2])])
     assert len(list((tmp_path / "commitlog").iterdir())) > 3
     shutil.rmtree(tmp_path / "consumequeue" / "A")
     with Store.open(tmp_path, CONFIG) as store:
@@ -75,7 +76,7 @@ def test_a_missing_queue_with_deleted_first_messages(tmp_path: Path) -> None:
     files = FaultyFiles()
     with Store.open(tmp_path, CONFIG, machine=Machine(files=files)) as store:
         for number in range(40):
-            store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
+            append(store, [record(b"%d" % number * 200, topic=TOPICS[number % 2])])
         store.flush()
         store.dispatch()
         write_tables(store)
@@ -96,7 +97,7 @@ def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None
     files = FaultyFiles()
     store = Store.open(running, CONFIG, machine=Machine(files=files))
     for number in range(40):
-        store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
+        append(store, [record(b"%d" % number * 200, topic=TOPICS[number % 2])])
     store.flush()
     files.ratio = 0.86
     assert store.retain().segments == 0
@@ -112,12 +113,12 @@ def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None
 def test_messages_deleted_before_their_units_were_on_disk(tmp_path: Path) -> None:
     """A queue holds only units of deleted messages; its next message keeps its offset."""
     with Store.open(tmp_path / "short", CONFIG) as store:
-        store.append([record(b"%d" % number * 200) for number in range(4)])
+        append(store, [record(b"%d" % number * 200) for number in range(4)])
     files = FaultyFiles()
     shutil.copytree(tmp_path / "short", tmp_path / "full")
     with Store.open(tmp_path / "full", CONFIG, machine=Machine(files=files)) as store:
         for number in range(4, 40):
-            store.append([record(b"%d" % number * 200)])
+            append(store, [record(b"%d" % number * 200)])
         store.flush()
         store.dispatch()
         write_tables(store)

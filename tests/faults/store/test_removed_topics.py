@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from store_work import write_tables
 from turbopump.errors import WriteFailed
 from turbopump.machine import Machine
@@ -34,7 +35,7 @@ def killed(store: Store, root: Path, target: Path) -> Path:
 
 def store_all(store: Store, texts: list[bytes], topic: str = "Topic") -> None:
     for text in texts:
-        store.append([record(text, topic=topic)]).durable.result()
+        append(store, [record(text, topic=topic)]).durable.result()
 
 
 @pytest.mark.parametrize("config", [ASYNC, SYNC], ids=["async", "sync"])
@@ -50,7 +51,7 @@ def test_recreated_and_killed(config: StoreConfig, old: int, new: int, tmp_path:
     for _ in range(2):
         with Store.open(root, config) as again:
             assert bodies(again) == fresh
-            appended = again.append([record(b"another")])
+            appended = append(again, [record(b"another")])
             assert appended.queue_offset == len(fresh)
             appended.durable.result()
             fresh.append(b"another")
@@ -97,7 +98,7 @@ def test_killed_at_any_step_of_the_removal(tmp_path: Path) -> None:
             found = bodies(again)
             assert found in ([], whole)
             outcomes.add(len(found))
-            assert again.append([record(b"new")]).queue_offset == len(found)
+            assert append(again, [record(b"new")]).queue_offset == len(found)
             assert bodies(again) == [*found, b"new"]
     assert outcomes == {0, 25}
 
@@ -121,7 +122,7 @@ def test_messages_in_flight_are_removed_with_their_topic(tmp_path: Path) -> None
     store = Store.open(tmp_path / "running", SYNC, machine=Machine(files=files))
     store_all(store, [b"old"])
     files.may_go_on.clear()
-    late = store.append([record(b"in flight")])
+    late = append(store, [record(b"in flight")])
     store.remove_topic("Topic")
     files.may_go_on.set()
     late.durable.result()
@@ -158,7 +159,7 @@ def test_new_messages_take_removed_ones_positions_in_a_repaired_log(tmp_path: Pa
     store_all(store, [b"old"])
     files.sync_error = errno.EIO
     with pytest.raises(WriteFailed):
-        store.append([record(b"x" * 500)]).durable.result()
+        append(store, [record(b"x" * 500)]).durable.result()
     files.sync_error = None
     store.remove_topic("Topic")
     clock.advance(1000)

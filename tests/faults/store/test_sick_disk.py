@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append, append_all
 from store_work import checkpoint_of, table_failure, wait_idle
 from turbopump.errors import DiskFull, WriteFailed, WriteRefused
 from turbopump.machine import Machine
@@ -27,12 +28,12 @@ def test_a_full_disk_rejects_writes_and_recovers_by_itself(
 ) -> None:
     files = FaultyFiles()
     with Store.open(tmp_path, config, machine=Machine(files=files)) as store:
-        store.append([record(b"before")]).durable.result()
+        append(store, [record(b"before")]).durable.result()
         files.bytes_left = room
         with pytest.raises(DiskFull, match="No space left"):
-            store.append([record(b"1" * 100), record(b"2" * 100)])
+            append(store, [record(b"1" * 100), record(b"2" * 100)])
         files.bytes_left = None
-        appended = store.append([record(b"after")])
+        appended = append(store, [record(b"after")])
         assert appended.queue_offset == 1
         appended.durable.result()
         assert bodies(store) == [b"before", b"after"]
@@ -46,9 +47,9 @@ def test_leftovers_of_a_rejected_write_never_appear(tmp_path: Path) -> None:
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files))
     files.bytes_left = 2 * record(b"1" * 100).size + 5
     with pytest.raises(DiskFull):
-        store.append([record(b"%d" % number * 100) for number in range(1, 4)])
+        append(store, [record(b"%d" % number * 100) for number in range(1, 4)])
     files.bytes_left = None
-    store.append([record(b"x" * 100)])
+    append(store, [record(b"x" * 100)])
     log = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()
     assert b"2" * 100 not in log
     assert bodies(store) == [b"x" * 100]
@@ -58,21 +59,21 @@ def test_leftovers_of_a_rejected_write_never_appear(tmp_path: Path) -> None:
 def test_a_write_that_cannot_be_undone_stops_the_store_until_it_can(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock)) as store:
-        store.append([record(b"before")])
+        append(store, [record(b"before")])
         files.bytes_left, files.erase_error = 50, errno.EIO
         with pytest.raises(DiskFull):
-            store.append([record(b"1" * 100)])
+            append(store, [record(b"1" * 100)])
         files.bytes_left = None
         with pytest.raises(WriteFailed, match="could not be undone"):
-            store.append([record(b"too early")])
+            append(store, [record(b"too early")])
         assert isinstance(store.refusal, WriteFailed)
         assert bodies(store) == [b"before"]
         clock.advance(1000)
         with pytest.raises(WriteFailed, match="could not be undone"):
-            store.append([record(b"still broken")])
+            append(store, [record(b"still broken")])
         files.erase_error = None
         clock.advance(1000)
-        store.append([record(b"after")])
+        append(store, [record(b"after")])
         assert store.refusal is None
         assert bodies(store) == [b"before", b"after"]
 
@@ -80,22 +81,22 @@ def test_a_write_that_cannot_be_undone_stops_the_store_until_it_can(tmp_path: Pa
 def test_a_failed_flush_fails_every_waiter(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     with Store.open(tmp_path, SYNC, machine=Machine(files=files, clock=clock)) as store:
-        store.append([record(b"before")]).durable.result()
+        append(store, [record(b"before")]).durable.result()
         files.sync_error = errno.EIO
-        doomed = store.append_all([[record(b"doomed %d" % number)] for number in range(3)])
+        doomed = append_all(store, [[record(b"doomed %d" % number)] for number in range(3)])
         for one in doomed:
             with pytest.raises(WriteFailed, match="Input/output error"):
                 one.durable.result()
         # They are not readable, and no writer gets an acknowledgement.
         assert bodies(store) == [b"before"]
         with pytest.raises(WriteFailed, match="flushing"):
-            store.append([record(b"refused")])
+            append(store, [record(b"refused")])
         files.sync_error = None
         # A second flush would succeed and prove nothing: a probe must succeed first, after a delay.
         with pytest.raises(WriteFailed):
-            store.append([record(b"refused")])
+            append(store, [record(b"refused")])
         clock.advance(1000)
-        again = store.append([record(b"again")])
+        again = append(store, [record(b"again")])
         again.durable.result()
         assert again.queue_offset == 1
         assert bodies(store) == [b"before", b"again"]
@@ -108,15 +109,15 @@ def test_a_failed_flush_fails_every_waiter(tmp_path: Path) -> None:
 def test_a_failed_flush_of_acknowledged_messages_is_retried(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock)) as store:
-        store.append([record(b"%d" % number * 300) for number in range(3)])
+        append(store, [record(b"%d" % number * 300) for number in range(3)])
         for number in range(20):
-            store.append([record(b"%d" % number * 300)])
+            append(store, [record(b"%d" % number * 300)])
         files.sync_error = errno.EIO
         clock.advance(10_000)
         store.tick()
         wait_idle(store)
         with pytest.raises(WriteFailed, match="flushing"):
-            store.append([record(b"refused")])
+            append(store, [record(b"refused")])
         assert len(bodies(store)) == 23
         files.sync_error = None
         writes = files.writes
@@ -126,14 +127,14 @@ def test_a_failed_flush_of_acknowledged_messages_is_retried(tmp_path: Path) -> N
         assert files.writes > writes
         assert store.refusal is None
         assert store.flushed_end == store.written_end
-        store.append([record(b"after")])
+        append(store, [record(b"after")])
         assert len(bodies(store)) == 24
 
 
 def test_a_disk_that_never_recovers_leaves_the_abort_file(tmp_path: Path) -> None:
     files = FaultyFiles()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files))
-    store.append([record(b"a")])
+    append(store, [record(b"a")])
     files.sync_error = errno.EIO
     store.close()
     assert (tmp_path / "abort").exists()
@@ -148,14 +149,14 @@ def test_queues_that_cannot_be_written_stop_the_store_before_memory_fills(tmp_pa
     with Store.open(tmp_path, config, machine=Machine(files=files, clock=clock)) as store:
         files.queue_error = errno.ENOSPC
         while store.refusal is None:
-            store.append([record(b"x")])
+            append(store, [record(b"x")])
         with pytest.raises(DiskFull, match="queues and index"):
-            store.append([record(b"x")])
+            append(store, [record(b"x")])
         count = len(bodies(store))
         assert count < 1000
         files.queue_error = None
         clock.advance(1000)
-        store.append([record(b"x")])
+        append(store, [record(b"x")])
         assert len(bodies(store)) == count + 1
     with Store.open(tmp_path, config) as store:
         assert not store.recovered.crashed
@@ -192,7 +193,7 @@ def test_queues_and_index_are_written_again_after_a_failed_sync(
 
     def append_and_tick() -> None:
         for number in range(topics):
-            store.append([record(b"x", topic=f"T{number}", KEYS="k")])
+            append(store, [record(b"x", topic=f"T{number}", KEYS="k")])
         clock.advance(2000)
         store.tick()
         wait_idle(store)
@@ -222,8 +223,8 @@ def test_data_lost_from_memory_too_is_recovered_by_the_next_start(
 ) -> None:
     files, clock = QueueSyncFails(at_once=True), ManualClock()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
-    store.append([record(b"x")])
-    store.append([record(b"x", KEYS="k"), record(b"y", KEYS="l")])
+    append(store, [record(b"x")])
+    append(store, [record(b"x", KEYS="k"), record(b"y", KEYS="l")])
     files.fails = True
     clock.advance(2000)
     store.tick()
@@ -236,7 +237,7 @@ def test_data_lost_from_memory_too_is_recovered_by_the_next_start(
         file.write(bytes(20))
     for _ in range(3):
         clock.advance(2000)
-        store.append([record(b"z")])
+        append(store, [record(b"z")])
         store.tick()
         wait_idle(store)
     assert table_failure(store) is not None
@@ -256,7 +257,7 @@ def test_closing_does_not_wait_long_for_queues(tmp_path: Path) -> None:
     for clock in (ManualClock(), SlowClock()):
         root = tmp_path / type(clock).__name__
         store = Store.open(root, ASYNC, machine=Machine(clock=clock))
-        store.append_all([[record(b"x", topic=f"T{number}")] for number in range(50)])
+        append_all(store, [[record(b"x", topic=f"T{number}")] for number in range(50)])
         store.close()
         assert (root / "abort").exists() == isinstance(clock, SlowClock)
         with Store.open(root, ASYNC) as store:
@@ -267,7 +268,7 @@ def test_closing_does_not_wait_long_for_queues(tmp_path: Path) -> None:
 def test_many_queues_are_synced_in_one_call(at_once: bool, tmp_path: Path) -> None:
     files = QueueSyncFails(at_once=at_once)
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files)) as store:
-        store.append_all([[record(b"x", topic=f"T{number}")] for number in range(100)])
+        append_all(store, [[record(b"x", topic=f"T{number}")] for number in range(100)])
         before = files.syncs
     assert (files.syncs - before < 10) == at_once
 
@@ -275,13 +276,13 @@ def test_many_queues_are_synced_in_one_call(at_once: bool, tmp_path: Path) -> No
 def test_queue_files_that_cannot_be_synced_are_recreated(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
-    store.append([record(b"a")])
+    append(store, [record(b"a")])
     store.flush()
     files.sync_error = errno.EIO
     clock.advance(2000)
     store.tick()
     wait_idle(store)
-    store.append([record(b"b")])
+    append(store, [record(b"b")])
     before = checkpoint_of(store)
     store.close()
     # The files may be incomplete: the checkpoint stays, and the next start rebuilds them.
@@ -306,13 +307,13 @@ def test_one_flush_serves_many_waiters(tmp_path: Path) -> None:
     files.go_on.set()
     config = small_config(FlushMode.SYNC, segment_bytes=1 << 20)
     with Store.open(tmp_path, config, machine=Machine(files=files)) as store:
-        store.append([record(b"warm")]).durable.result()
+        append(store, [record(b"warm")]).durable.result()
         files.go_on.clear()
         files.started.clear()
-        first = store.append([record(b"first")])
+        first = append(store, [record(b"first")])
         files.started.wait()
         syncs = files.syncs
-        others = [store.append([record(b"%d" % number)]) for number in range(50)]
+        others = [append(store, [record(b"%d" % number)]) for number in range(50)]
         assert len({id(one.durable) for one in others}) == 1
         # Not on disk, hence not readable.
         assert isinstance(store.read("Topic", 0, offset(1), 1), UpToDate)
@@ -341,14 +342,14 @@ def test_a_flusher_that_dies_of_a_bug_leaves_no_waiter_behind(
     with Store.open(tmp_path, SYNC, machine=Machine(files=files, clock=clock)) as store:
         files.wrong = True
         with pytest.raises(WriteFailed, match="a mistake"):
-            store.append([record(b"lost")]).durable.result()
+            append(store, [record(b"lost")]).durable.result()
         wait_idle(store)
         assert "the flusher failed: messages are refused" in caplog.text
         with pytest.raises(WriteFailed, match="a mistake"):
-            store.append([record(b"refused")])
+            append(store, [record(b"refused")])
         files.wrong = False
         clock.advance(1000)
-        store.append([record(b"after")]).durable.result()
+        append(store, [record(b"after")]).durable.result()
         assert bodies(store) == [b"after"]
 
 
@@ -367,13 +368,13 @@ def test_asynchronous_flushing_waits_for_enough_bytes_or_time(tmp_path: Path) ->
             wait_idle(store)
             return store.flushed_end
 
-        store.append([record(b"x" * 100)])
+        append(store, [record(b"x" * 100)])
         assert flushed_after(100) == 0
-        store.append([record(b"x" * 1000)])
+        append(store, [record(b"x" * 1000)])
         assert flushed_after(99) == 0
         assert flushed_after(1) == store.written_end
         end = store.written_end
-        store.append([record(b"x" * 100)])
+        append(store, [record(b"x" * 100)])
         assert flushed_after(4000) == end
         assert flushed_after(1000) == store.written_end
         assert checkpoint_of(store).log_ms == store._appender.store_timestamp_ms
@@ -383,7 +384,7 @@ def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> 
     clock = ManualClock()
     config = small_config(flush=FlushConfig(queue_interval_ms=300))
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
-        store.append([record(b"x", KEYS="k")])
+        append(store, [record(b"x", KEYS="k")])
         queue = tmp_path / "consumequeue" / "Topic" / "0"
         assert not queue.exists()
         for _ in range(7):
@@ -398,15 +399,15 @@ def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> 
 def test_a_store_above_its_disk_ratio_rejects_writes_until_there_is_room(tmp_path: Path) -> None:
     files = FaultyFiles()
     with Store.open(tmp_path, ASYNC, machine=Machine(files=files)) as store:
-        store.append([record(b"a")])
+        append(store, [record(b"a")])
         files.ratio = 0.91
         assert store.retain().full
         with pytest.raises(DiskFull, match="91%") as refused:
-            store.append([record(b"b")])
+            append(store, [record(b"b")])
         assert refused.value.retriable
         assert isinstance(refused.value, WriteRefused)
         assert bodies(store) == [b"a"]
         files.ratio = 0.5
         store.retain()
-        store.append([record(b"c")])
+        append(store, [record(b"c")])
         assert bodies(store) == [b"a", b"c"]

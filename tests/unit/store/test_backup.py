@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.errors import InvalidArgument, StoreDamaged, StoreInUse
 from turbopump.message import PhysicalOffset
 from turbopump.store import Files, Store
@@ -23,9 +24,9 @@ def body(number: int) -> bytes:
     return b"%04d" % number * 30
 
 
-def append(store: Store, first: int, count: int = 1) -> None:
+def fill(store: Store, first: int, count: int = 1) -> None:
     for number in range(first, first + count):
-        store.append([record(body(number), queue_id=number % 2, KEYS=f"k{number}")])
+        append(store, [record(body(number), queue_id=number % 2, KEYS=f"k{number}")])
 
 
 def numbers(root: Path) -> list[int]:
@@ -35,7 +36,7 @@ def numbers(root: Path) -> list[int]:
         assert store.recovered.crashed
         assert store.recovered.cut_bytes == 0
         found = sorted(int(text[:4]) for queue in (0, 1) for text in bodies(store, queue_id=queue))
-        append(store, 9998)
+        fill(store, 9998)
         assert bodies(store, queue_id=0)[-1] == body(9998)
         last = f"k{found[-1]}"
         assert len(store.messages_by_key("Topic", last, 10, 0, 1 << 60)) == 1
@@ -47,7 +48,7 @@ def store(tmp_path: Path) -> Path:
     """A stopped store."""
     root = tmp_path / "store"
     with Store.open(root, CONFIG) as store:
-        append(store, 0, COUNT)
+        fill(store, 0, COUNT)
     return root
 
 
@@ -71,7 +72,7 @@ class Watched(Files):
 
 def test_a_running_store_is_copied(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store", CONFIG) as running:
-        append(running, 0, COUNT)
+        fill(running, 0, COUNT)
         seen: list[None] = []
         backup = back_up(tmp_path / "store", tmp_path / "copy", lambda: seen.append(None))
         assert (backup.log_start, backup.log_end) == (0, running.written_end)
@@ -88,17 +89,17 @@ def test_a_store_without_messages_is_copied(tmp_path: Path) -> None:
     Store.open(tmp_path / "store", CONFIG).close()
     back_up(tmp_path / "store", tmp_path / "copy")
     with Store.open(tmp_path / "copy", CONFIG) as copy:
-        append(copy, 0)
+        fill(copy, 0)
 
 
 def test_what_is_stored_during_the_copy_leaves_no_gap(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store", CONFIG) as running:
-        append(running, 0, COUNT)
+        fill(running, 0, COUNT)
         stored = COUNT
 
         def store_more(_: Path) -> None:
             nonlocal stored
-            append(running, stored, 7)
+            fill(running, stored, 7)
             stored += 7
             running.tick()
 
@@ -111,7 +112,7 @@ def test_what_is_stored_during_the_copy_leaves_no_gap(tmp_path: Path) -> None:
 def test_an_incomplete_record_at_the_end_is_left_out(store: Path, tmp_path: Path) -> None:
     (store / "abort").touch()
     with Store.open(tmp_path / "other", CONFIG) as other:
-        append(other, 0)
+        fill(other, 0)
         torn = segments(tmp_path / "other")[0].read_bytes()[: int(other.written_end) - 9]
     end = inspect(store).max_offset
     last = segments(store)[-1]
@@ -179,7 +180,7 @@ def test_a_log_that_is_cut_before_it_is_copied_is_refused(store: Path, tmp_path:
         def cut(path: Path) -> None:
             if path.parent.name == "0" and positions:
                 running.cut(positions.pop())
-                append(running, 0, COUNT)
+                fill(running, 0, COUNT)
 
         with pytest.raises(StoreDamaged, match="was cut while it was copied: make the backup aga"):
             back_up(store, tmp_path / "copy", files=Watched(cut))
@@ -189,7 +190,7 @@ def test_a_log_that_is_cut_before_it_is_copied_is_refused(store: Path, tmp_path:
 def test_a_backup_takes_no_space_for_what_is_not_used(tmp_path: Path) -> None:
     config = small_config(segment_bytes=64 * 1024 * 1024)
     with Store.open(tmp_path / "store", config) as running:
-        append(running, 0)
+        fill(running, 0)
         back_up(tmp_path / "store", tmp_path / "copy")
     (path,) = segments(tmp_path / "copy")
     assert path.stat().st_size == config.segment_bytes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append, append_all
 from store_work import checkpoint_of, wait_idle
 from turbopump.errors import DiskFull
 from turbopump.machine import Machine
@@ -48,7 +49,7 @@ def test_a_checkpoint_that_could_not_be_written_is_written_later_once(
                 wait_idle(store)
 
         monkeypatch.setattr(store._flusher, "submit", counted)
-        appended = store.append([record(b"a", KEYS="k")])
+        appended = append(store, [record(b"a", KEYS="k")])
         idle(30)
         assert tries > 5
         assert read_checkpoint(REAL_FILES, tmp_path / "checkpoint").queues_end == 0
@@ -70,7 +71,7 @@ def test_rejected_messages_leave_no_trace_in_the_checkpoint(
     store = Store.open(tmp_path, small_config(mode), machine=Machine(clock=clock, files=files))
     files.bytes_left = 0
     with pytest.raises(DiskFull):
-        store.append_all([[record(b"a")], [record(b"b")]])
+        append_all(store, [[record(b"a")], [record(b"b")]])
     files.bytes_left = None
     for _ in range(30):
         clock.advance(1000)

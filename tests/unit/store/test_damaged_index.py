@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import Store, recovery
@@ -26,7 +27,7 @@ def fill(root: Path) -> list[Path]:
     with Store.open(root, CONFIG, machine=Machine(clock=clock)) as store:
         for number in range(COUNT):
             clock.advance(10_000)
-            store.append([record(b"%d" % number, KEYS=f"k{number}")])
+            append(store, [record(b"%d" % number, KEYS=f"k{number}")])
     files = sorted((root / "index").iterdir())
     assert len(files) == 3
     return files
@@ -57,7 +58,7 @@ def test_garbage_in_one_file_leaves_the_others(
         # The newest file is rebuilt from the log.
         assert missing(store) == [*range(place * 19, place * 19 + 19)] * (place < 2)
         assert store.damage.index_files == 1
-        store.append([record(b"new", KEYS="new")])
+        append(store, [record(b"new", KEYS="new")])
         assert store.messages_by_key("Topic", "new", 1, 0, 1 << 60)
     assert f"{path} is damaged" in caplog.text
     with Store.open(tmp_path, CONFIG) as store:
@@ -100,7 +101,7 @@ def test_searches_by_time_skip_damaged_messages(tmp_path: Path) -> None:
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         for number in range(80):
             clock.advance(1000)
-            store.append([record(b"%02d" % number)])
+            append(store, [record(b"%02d" % number)])
         times = [
             store.store_timestamp_ms("Topic", 0, offset) for offset in map(QueueOffset, range(80))
         ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.message import QueueOffset
 from turbopump.store import Found, Store
 from unit.store.support import record, small_config
@@ -23,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("whole") / "store"
     with Store.open(root, CONFIG) as store:
         for number in range(COUNT):
-            store.append([record(b"%03d" % number, queue_id=number % QUEUES)])
+            append(store, [record(b"%03d" % number, queue_id=number % QUEUES)])
     return root
 
 
@@ -67,5 +68,5 @@ def test_a_queue_is_complete_after_noise_over_its_end(
         (root / "abort").touch()
     with Store.open(root, CONFIG) as store:
         assert bodies(store, 0) == expected
-        appended = store.append([record(b"new")])
+        appended = append(store, [record(b"new")])
         assert appended.queue_offset == QueueOffset(len(expected))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import Filter, Found, ReadLimits, Store, unit_repair
@@ -39,7 +40,7 @@ def fill(root: Path, machine: Machine | None = None) -> None:
         for number in range(COUNT):
             topic, queue_id = QUEUES[number % len(QUEUES)]
             tag = "even" if number % 2 == 0 else "odd"
-            store.append([record(b"%03d" % number * 9, topic=topic, queue_id=queue_id, TAGS=tag)])
+            append(store, [record(b"%03d" % number * 9, topic=topic, queue_id=queue_id, TAGS=tag)])
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +229,7 @@ def test_a_record_of_another_topic_is_not_served(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         for number in range(40):
             topic = ("AAAAA", "BBBBB")[number % 2]
-            store.append([record(b"%02d" % number, topic=topic)])
+            append(store, [record(b"%02d" % number, topic=topic)])
         wanted = [bytes(message) for _, message in pulled(store, "BBBBB", 0)]
     mine, other = (
         tmp_path / "consumequeue" / name / "0" / f"{0:020d}" for name in ("BBBBB", "AAAAA")
@@ -252,7 +253,7 @@ def test_many_units_with_addresses_of_both_kinds(tmp_path: Path) -> None:
             one = record(b"%04d" % number)
             kind = number // 150 % 4
             one = replace(one, born_host=v6) if kind & 1 else one
-            store.append([replace(one, store_host=v6) if kind & 2 else one])
+            append(store, [replace(one, store_host=v6) if kind & 2 else one])
     for path, at in ((None, 0), (tmp_path / "consumequeue/Topic/0" / f"{0:020d}", 300 * 20 + 7)):
         if path is not None:
             flip(path, at, 2)
@@ -284,11 +285,11 @@ def test_a_segment_truncated_under_an_open_store(root: Path) -> None:
 def test_a_search_in_the_log_is_bounded_per_read(tmp_path: Path) -> None:
     config = small_config(segment_bytes=1 << 22)
     with Store.open(tmp_path, config) as store:
-        store.append([record(b"first")])
+        append(store, [record(b"first")])
         for _ in range(40):
-            store.append([record(bytes(100_000), queue_id=1)])
-        store.append([record(b"second")])
-        store.append([record(b"third")])
+            append(store, [record(bytes(100_000), queue_id=1)])
+        append(store, [record(b"second")])
+        append(store, [record(b"third")])
     path = tmp_path / "consumequeue/Topic/0" / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[20:28] = struct.pack(">q", 77)
@@ -365,11 +366,11 @@ def test_a_recreated_topic_whose_last_messages_are_lost_is_preserved(
     crashed: bool, tmp_path: Path
 ) -> None:
     with Store.open(tmp_path, CONFIG) as store:
-        store.append([record(b"of the removed topic")])
+        append(store, [record(b"of the removed topic")])
         store.remove_topic("Topic")
-        last = [store.append([record(b"new")]).physical_offset for _ in range(5)][-1]
+        last = [append(store, [record(b"new")]).physical_offset for _ in range(5)][-1]
         for _ in range(100):
-            store.append([record(bytes(500), topic="Other")])
+            append(store, [record(bytes(500), topic="Other")])
     path = unit_file(tmp_path)
     data = bytearray(path.read_bytes())
     # As a repair marks the unit of a lost message.
@@ -395,7 +396,7 @@ def test_a_damaged_body_of_the_last_message_is_preserved(root: Path, crashed: bo
     with Store.open(root, CONFIG) as store:
         assert store.written_end == end == last.physical_offset + last.size
         assert [number for number, _ in everything(store)["Other", 0]] == [*range(30)]
-        assert store.append([record(b"next", topic="Other")]).queue_offset == 30
+        assert append(store, [record(b"next", topic="Other")]).queue_offset == 30
 
 
 def places(root: Path) -> list[Path]:

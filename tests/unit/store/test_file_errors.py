@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from store_work import log_of
 from turbopump.errors import DiskFailed
 from turbopump.machine.files import create_full_size
@@ -96,7 +97,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
 def test_store_errors_name_the_file(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         for _ in range(12):
-            store.append([record(b"x" * 900)])
+            append(store, [record(b"x" * 900)])
         store.flush()
         log_of(store).close()
         log = tmp_path / "commitlog" / f"{0:020d}"

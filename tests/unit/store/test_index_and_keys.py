@@ -12,124 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from appending import append, append_all
 from example_counts import at_most
 from store_work import wait_idle
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
 from turbopump.store import Store, index_file, parse_delay_levels
-from turbopump.store.dispatch import PropertyName, property_value
-from turbopump.store.entry_batch import tags_codes
 from turbopump.store.index_file import IndexFile, KeySearch, read_header
-from turbopump.store.key_hashes import key_hashes
 from turbopump.store.outcomes import FoundByKey
-from turbopump.wire import properties
-from turbopump.wire.hashing import index_hash, string_hash, tags_code
-from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import decode_record
 from unit.store.support import FaultyFiles, ManualClock, record, small_config
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-
-
-WORDS = st.sampled_from(["", " ", "a", "a b", " a  bc ", "ü", "üa b", "x\x01y"]) | TEXTS
-PROPERTIES = st.lists(
-    st.tuples(
-        st.sampled_from(["UNIQ_KEY", "KEYS", "UNIQ_KEYS", "KEY", "TAGS", ""]),
-        st.sampled_from(["\x01", "\x01", ""]),
-        WORDS,
-    ).map("".join),
-    max_size=5,
-).map("\x02".join)
-TOPICS = st.sampled_from(["t", "polygenelubricants", "tü"])
-
-
-@pytest.mark.slow
-@given(st.lists(st.tuples(TOPICS, PROPERTIES, st.sampled_from(["", "\x02"])), max_size=20))
-def test_keys_and_hashes_are_the_same_as_one_by_one(messages: list[tuple[str, str, str]]) -> None:
-    texts = [(text + end).encode() for _, text, end in messages]
-    numbers, hashes = key_hashes([topic.encode() for topic, _, _ in messages], PropertyTexts(texts))
-    assert list(zip(numbers.tolist(), hashes.tolist(), strict=True)) == [
-        (number, index_hash(topic, key))
-        for number, (topic, text, _) in enumerate(messages)
-        for key in keys_of(properties.decode(text))
-    ]
-
-
-ENTRIES = st.lists(
-    st.tuples(
-        st.sampled_from(["UNIQ_KEY\x01", "KEYS\x01", "KEYS\x01", "TAGS\x01", "KEYS"]),
-        st.sampled_from(
-            ["", "a", "key", "a bc", " a  bc ", "x\x01y", "some-longer-key k"] * 3 + ["ü"]
-        ),
-    ).map("".join),
-    min_size=1,
-    max_size=5,
-).map("\x02".join)
-DIGITS = st.lists(st.sampled_from([b"0", b"5", b"~"]), min_size=1, max_size=7)
-LETTERS = st.lists(
-    st.sampled_from([b"0", b" ", b"\x01", b"\x02", b"\0", b"\xc3"]), min_size=1, max_size=7
-)
-
-
-@settings(max_examples=at_most(50))
-@given(TOPICS, ENTRIES.map(str.encode), st.integers(14, 40), st.data())
-def test_keys_and_tags_of_texts_of_one_length(
-    topic: str, like: bytes, count: int, data: st.DataObject
-) -> None:
-    of_some = data.draw(st.sampled_from([b"KEYS", b"TAGS", b"KEYZ"]))
-    texts = [like if at % 3 else like.replace(b"KEYS", of_some) for at in range(count)]
-    for at in data.draw(st.sets(st.integers(0, len(like) - 1), max_size=4)):
-        letters = data.draw(DIGITS | DIGITS | DIGITS | LETTERS)
-        texts = [
-            text[:at] + letters[number % len(letters)] + text[at + 1 :]
-            for number, text in enumerate(texts)
-        ]
-    numbers, hashes = key_hashes([topic.encode()], PropertyTexts(texts))
-    parsed = [properties.decode(text.decode("utf-8", "replace")) for text in texts]
-    assert list(zip(numbers.tolist(), hashes.tolist(), strict=True)) == [
-        (number, index_hash(topic, key))
-        for number, found in enumerate(parsed)
-        for key in keys_of(found)
-    ]
-    codes = tags_codes(PropertyTexts(texts)).tolist()
-    assert codes == [tags_code(found.get("TAGS")) for found in parsed]
-
-
-def keys_of(found: dict[str, str]) -> list[str]:
-    """Return the unique key and the words of the others; only the blank separates words."""
-    words = [found.get("UNIQ_KEY", ""), *found.get("KEYS", "").split(" ")]
-    return [word for word in words if word]
-
-
-def test_the_smallest_hash_becomes_zero() -> None:
-    """It has no positive counterpart."""
-    assert string_hash("t#vjmnfmk") == -(2**31)
-    _, hashes = key_hashes([b"t"], PropertyTexts([b"KEYS\x01vjmnfmk"]))
-    assert hashes.tolist() == [0] == [index_hash("t", "vjmnfmk")]
-
-
-NAMES = st.sampled_from(["A", "AB", "B", ""])
-VALUES = st.sampled_from(["", "x", "A", "A\x01y", "yy"])
-
-
-@given(st.lists(st.tuples(NAMES, VALUES), max_size=6), st.sampled_from(["", "\x02"]))
-def test_properties_are_found_as_parsing_finds_them(
-    entries: list[tuple[str, str]], end: str
-) -> None:
-    text = "\x02".join(f"{name}\x01{value}" for name, value in entries) + end
-    parsed = properties.decode(text)
-    for name in ("A", "AB", "B"):
-        found = property_value(text.encode(), PropertyName(name))
-        assert (None if found is None else found.decode()) == parsed.get(name)
-
-
-def test_the_unique_key_comes_first() -> None:
-    numbers, hashes = key_hashes(
-        [b"t", b"t"], PropertyTexts([b"TAGS\x01a", b"KEYS\x01a  b c\x02UNIQ_KEY\x01U"])
-    )
-    assert numbers.tolist() == [1, 1, 1, 1]
-    assert hashes.tolist() == [index_hash("t", key) for key in ("U", "a", "b", "c")]
 
 
 @pytest.mark.slow
@@ -140,7 +33,7 @@ def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         for number in range(300):
             clock.advance(700)
-            store.append([record(b"%d" % number, KEYS=f"k{number % 10} Aa{number} BB{number}")])
+            append(store, [record(b"%d" % number, KEYS=f"k{number % 10} Aa{number} BB{number}")])
             if number % 37 == 0:
                 store.messages_by_key("Topic", "k0", 1, 0, 1 << 60)
 
@@ -156,7 +49,7 @@ def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         assert len(store.messages_by_key("Topic", "k3", 64, 0, 1 << 60)) == 30
         clock.advance(700)
-        store.append([record(b"300", KEYS="k0")])
+        append(store, [record(b"300", KEYS="k0")])
         assert len(store.messages_by_key("Topic", "k0", 64, 0, 1 << 60)) == 31
 
 
@@ -169,7 +62,7 @@ def test_a_search_stops_at_its_limit_and_survives_deleted_files(
     with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         for number in range(400):
             clock.advance(1000)
-            store.append([record(b"%d" % number, KEYS="k")])
+            append(store, [record(b"%d" % number, KEYS="k")])
 
         def found(entries_max: int) -> tuple[list[int], bool]:
             *_, found = store.find_by_key("Topic", "k", 9, 0, clock.now_ms() - 98_500, entries_max)
@@ -197,7 +90,7 @@ def test_a_search_of_many_files_pauses_and_stops_whatever_each_of_them_has(
     config = small_config(segment_bytes=1 << 16, index_slots=3, index_entries=6)
     with Store.open(tmp_path, config) as store:
         for number in range(300):
-            store.append([record(b"x", KEYS=f"k{number}")])
+            append(store, [record(b"x", KEYS=f"k{number}")])
 
         def search(key: str, entries_max: int) -> tuple[int, bool]:
             *slices, found = store.find_by_key("Topic", key, 9, 0, 1 << 60, entries_max)
@@ -248,7 +141,7 @@ def test_the_index_is_repaired_after_a_crash_whatever_its_slots_say(tmp_path: Pa
     config = small_config(segment_bytes=1 << 16, index_slots=20, index_entries=200)
     with Store.open(tmp_path, config) as store:
         for number in range(100):
-            store.append([record(b"%d" % number, KEYS=f"k{number}")])
+            append(store, [record(b"%d" % number, KEYS=f"k{number}")])
     (path,) = (tmp_path / "index").iterdir()
     data = bytearray(path.read_bytes())
     data[40 : 40 + 80] = b"\xff" * 80
@@ -266,8 +159,8 @@ def test_partially_indexed_keys_of_a_message_are_completed(tmp_path: Path) -> No
     config = small_config(index_slots=20, index_entries=11)
     with Store.open(tmp_path, config) as store:
         for number in range(3):
-            store.append(
-                [record(b"%d" % number, KEYS=" ".join(f"{number}{key}" for key in "abcd"))]
+            append(
+                store, [record(b"%d" % number, KEYS=" ".join(f"{number}{key}" for key in "abcd"))]
             )
     paths = sorted((tmp_path / "index").iterdir())
     assert len(paths) == 2
@@ -282,9 +175,9 @@ def test_partially_indexed_keys_of_a_message_are_completed(tmp_path: Path) -> No
 
 def test_files_of_another_size_are_rejected(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
-        store.append([record(KEYS="k")])
+        append(store, [record(KEYS="k")])
         # From one queue file alone, a start cannot distinguish a wrong setting from damage.
-        store.append([record(topic="Other")])
+        append(store, [record(topic="Other")])
     others = (
         small_config(index_slots=9),
         small_config(queue_segment_units=11),
@@ -300,7 +193,7 @@ def test_files_of_another_size_are_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["commitlog", "index", "consumequeue/Topic/0", "consumequeue/T"])
 def test_foreign_files_are_rejected(tmp_path: Path, part: str) -> None:
     with Store.open(tmp_path, small_config()) as store:
-        store.append([record(KEYS="k")])
+        append(store, [record(KEYS="k")])
     (tmp_path / part).mkdir(exist_ok=True)
     (tmp_path / part / "notes.txt").touch()
     with pytest.raises(StoreDamaged, match="is not a store file"):
@@ -310,7 +203,7 @@ def test_foreign_files_are_rejected(tmp_path: Path, part: str) -> None:
 def test_a_gap_in_the_files_is_rejected(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         for _ in range(12):
-            store.append([record(b"x" * 900)])
+            append(store, [record(b"x" * 900)])
     sorted((tmp_path / "commitlog").iterdir())[1].unlink()
     with pytest.raises(StoreDamaged, match=f"files are missing: {4096:020d}\n"):
         Store.open(tmp_path, small_config())
@@ -327,7 +220,7 @@ def test_slots_are_written_rarely_and_rebuilt_after_a_crash(tmp_path: Path) -> N
     config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=500)
     slots = slice(40, 40 + 4 * 100)
     with Store.open(tmp_path / "store", config, machine=Machine(clock=clock)) as store:
-        store.append_all([[record(b"%d" % number, KEYS=f"k{number}")] for number in range(50)])
+        append_all(store, [[record(b"%d" % number, KEYS=f"k{number}")] for number in range(50)])
         for _ in range(3):
             clock.advance(2000)
             store.tick()
@@ -350,7 +243,7 @@ def test_slots_of_a_full_file_are_written_immediately(tmp_path: Path) -> None:
     clock = ManualClock()
     config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=51)
     with Store.open(tmp_path / "store", config, machine=Machine(clock=clock)) as store:
-        store.append_all([[record(b"%d" % number, KEYS=f"k{number}")] for number in range(50)])
+        append_all(store, [[record(b"%d" % number, KEYS=f"k{number}")] for number in range(50)])
         for _ in range(3):
             clock.advance(2000)
             store.tick()

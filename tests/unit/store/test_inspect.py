@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append, append_all
 from turbopump.store import Store
 from turbopump.store.__main__ import main
 from unit.store.support import golden, record, small_config, unpack
@@ -86,7 +87,7 @@ def test_damage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     root = tmp_path / "store"
     with Store.open(root, small_config()) as store:
         for number in range(12):
-            store.append([record(b"%d" % number * 500)])
+            append(store, [record(b"%d" % number * 500)])
     first, second = sorted((root / "commitlog").iterdir())[:2]
     data = bytearray(first.read_bytes())
     data[700] ^= 1
@@ -159,11 +160,11 @@ def test_each_kind_of_damage_is_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store.open(tmp_path, small_config()) as store:
-        store.append([record(b"other", queue_id=1)])
-        store.append([record(b"gone", topic="Removed", KEYS="gone")])
+        append(store, [record(b"other", queue_id=1)])
+        append(store, [record(b"gone", topic="Removed", KEYS="gone")])
         store.remove_topic("Removed")
         for number in range(60):
-            store.append([record(b"x" * 500, KEYS=f"k{number}")])
+            append(store, [record(b"x" * 500, KEYS=f"k{number}")])
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["damage"] == []
     damage, path, reason = DAMAGES[name]
@@ -182,7 +183,7 @@ def test_each_kind_of_damage_is_named(
 @pytest.mark.parametrize("options", ["", "--json", "--messages"])
 def test_output_that_cannot_be_written(options: str, tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
-        store.append_all([[record(b"x" * 1000)] for _ in range(100)])
+        append_all(store, [[record(b"x" * 1000)] for _ in range(100)])
     command = f"{sys.executable} -m turbopump.store inspect {tmp_path} {options}"
     full = subprocess.run(
         f"{command} > /dev/full", shell=True, capture_output=True, text=True, check=False
@@ -202,7 +203,7 @@ def test_an_unwritten_file_between_others_is_damage(
     root = tmp_path / "store"
     with Store.open(root, small_config()) as store:
         for number in range(12):
-            store.append([record(b"%d" % number * 500)])
+            append(store, [record(b"%d" % number * 500)])
     second = sorted((root / "commitlog").iterdir())[1]
     data = second.read_bytes()
     second.write_bytes(data[:602] + bytes(len(data) - 602))
@@ -215,7 +216,7 @@ def test_a_running_store_can_be_inspected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store.open(tmp_path, small_config()) as store:
-        store.append([record(b"a")])
+        append(store, [record(b"a")])
         assert main(["inspect", str(tmp_path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["crashed"]

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from appending import append
 from store_work import wait_idle
 from turbopump.errors import DiskFull
 from turbopump.machine import Machine
@@ -54,7 +55,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.count += 1
             body = b"%d;" % self.count + b"x" * size
             group.append(record(body, queue_id=queue, TAGS=tag, KEYS=f"k{self.count}"))
-        appended = self.store.append(group)
+        appended = append(self.store, group)
         appended.durable.result()
         assert appended.queue_offset == len(self.queues[queue])
         self.queues[queue] += [(one.body, tag) for one in group]
@@ -88,7 +89,7 @@ class StoreMachine(RuleBasedStateMachine):
         wait_idle(self.store)
         self.files.bytes_left = room
         try:
-            self.store.append([record(b"x" * 1700, queue_id=queue)])
+            append(self.store, [record(b"x" * 1700, queue_id=queue)])
         except DiskFull:
             pass
         else:

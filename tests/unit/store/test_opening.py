@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from appending import append, append_all
 from store_work import log_of, open_file_count, write_tables
 from turbopump.errors import DiskFailed, StoreClosed, StoreInUse
 from turbopump.machine import Machine
@@ -24,8 +25,8 @@ from turbopump.store.directory import StoreDirectory
 from unit.store.support import ManualClock, bodies, offset, record, small_config
 
 AFTER_CLOSE: list[Callable[[Store], object]] = [
-    lambda store: store.append([record()]),
-    lambda store: store.append_all([[record()]]),
+    lambda store: append(store, [record()]),
+    lambda store: append_all(store, [[record()]]),
     lambda store: store.append_raw(PhysicalOffset(0), b"x"),
     lambda store: store.dispatch(),
     lambda store: store.tick(),
@@ -45,7 +46,7 @@ AFTER_CLOSE: list[Callable[[Store], object]] = [
 
 def test_nothing_works_after_closing(tmp_path: Path) -> None:
     store = Store.open(tmp_path, small_config())
-    store.append([record()])
+    append(store, [record()])
     store.close()
     files = sorted(tmp_path.rglob("*"))
     for call in AFTER_CLOSE:
@@ -117,7 +118,7 @@ def test_cached_files_are_closed_when_the_process_has_too_many(tmp_path: Path) -
     files = FewFiles()
     with Store.open(tmp_path, small_config(), machine=Machine(files=files)) as store:
         for number in range(200):
-            store.append([record(b"%d" % number, topic=f"T{number}")])
+            append(store, [record(b"%d" % number, topic=f"T{number}")])
         store.dispatch()
         write_tables(store)
         # A quarter of the process's limit.
@@ -125,7 +126,7 @@ def test_cached_files_are_closed_when_the_process_has_too_many(tmp_path: Path) -
         files.limit = len(files._opened)
         for number in range(200):
             assert bodies(store, f"T{number}") == [b"%d" % number]
-            store.append([record(b"x" * 500, topic=f"T{number}")])
+            append(store, [record(b"x" * 500, topic=f"T{number}")])
         write_tables(store)
         files.limit = 0
         with pytest.raises(DiskFailed, match="Too many open files"):
@@ -146,7 +147,7 @@ class OtherDisks(Files):
 def test_parts_may_be_on_separate_disks(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(), machine=Machine(files=OtherDisks())) as store:
         for number in range(10):
-            store.append([record(b"%d" % number * 500, KEYS="k")])
+            append(store, [record(b"%d" % number * 500, KEYS="k")])
     for part in ("commitlog", "consumequeue/Topic/0", "index"):
         # As after a kill between two steps.
         (tmp_path / part / "spare.tmp").touch()
@@ -157,7 +158,7 @@ def test_parts_may_be_on_separate_disks(tmp_path: Path) -> None:
 
 def stored(store: Store, *args: bytes, **kwargs: Any) -> None:
     for body in args:
-        store.append([record(body, **kwargs)]).durable.result()
+        append(store, [record(body, **kwargs)]).durable.result()
 
 
 @pytest.mark.parametrize("extra", [1, 2])
@@ -178,7 +179,7 @@ def test_a_torn_message_and_a_file_that_ends_with_a_blank(tmp_path: Path) -> Non
     with Store.open(tmp_path, small_config()) as store:
         stored(store, *[b"x" * 900] * 4)
         assert store.written_end == 4 * 996
-        store.append([record(b"next file")])
+        append(store, [record(b"next file")])
     last = tmp_path / "commitlog" / f"{4096:020d}"
     last.write_bytes(bytes(4096))
     # Nothing confirms the last message.
@@ -202,7 +203,7 @@ def test_one_store_at_a_time(tmp_path: Path) -> None:
     ):
         Store.open(tmp_path, small_config())
     with pytest.raises(StoreClosed):
-        store.append([record()])
+        append(store, [record()])
     with pytest.raises(StoreClosed):
         store.read("Topic", 0, offset(0), 1)
     store.close()
@@ -230,7 +231,7 @@ def test_a_clock_beyond_all_calendars_stops_nothing(now_ms: int, tmp_path: Path)
     clock = ManualClock(now_ms)
     with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         for number in range(30):
-            store.append([record(b"%d" % number, KEYS="k")])
+            append(store, [record(b"%d" % number, KEYS="k")])
         store.retain()
         assert len(bodies(store)) == 30
     assert len(list((tmp_path / "index").iterdir())) == 2

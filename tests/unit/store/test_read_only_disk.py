@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from turbopump.errors import WriteRefused
 from turbopump.machine import Machine
 from turbopump.store import Files, Store
@@ -30,7 +31,7 @@ def fill(machine: Machine) -> None:
     with Store.open(ROOT, CONFIG, machine) as store:
         for topic in ("T", "Other"):
             for body in STORED:
-                store.append([record(body, topic=topic, KEYS=f"k{body[:2].decode()}")])
+                append(store, [record(body, topic=topic, KEYS=f"k{body[:2].decode()}")])
 
 
 def test_a_running_store_reads_all_its_files_on_a_disk_turned_read_only() -> None:
@@ -43,11 +44,11 @@ def test_a_running_store_reads_all_its_files_on_a_disk_turned_read_only() -> Non
         found = store.messages_by_key("T", "k03", 10, 0, clock.now_ms() + 1000)
         assert [bytes(message)[88:90] for message in found] == [b"03"]
         with pytest.raises(WriteRefused, match="Read-only file system"):
-            store.append([record(b"refused", topic="T")])
+            append(store, [record(b"refused", topic="T")])
         disk.heal()
         clock.advance(10_000)
         store.tick()
-        store.append([record(b"accepted", topic="T")])
+        append(store, [record(b"accepted", topic="T")])
         store.tick()
         assert bodies(store, "T") == [*STORED, b"accepted"]
     with Store.open(ROOT, CONFIG, machine_of(disk, clock)) as store:
@@ -78,7 +79,7 @@ class WriteOpens(Files):
 def test_reading_opens_no_file_for_writing(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         for body in STORED:
-            store.append([record(body)])
+            append(store, [record(body)])
     files = WriteOpens()
     with Store.open(tmp_path, CONFIG, Machine(files=files)) as store:
         files.opened.clear()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,14 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from appending import append, append_all
 from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import Files, Filter, Found, ReadLimits, Store
 from turbopump.store.config import StoreConfig
-from turbopump.store.consume_queue import UNIT
 from turbopump.store.outcomes import Cold, ReadOutcome
-from turbopump.store.reading import positions_and_sizes
-from turbopump.store.unit_scan import FILTERED_BYTES_MAX, FILTERED_MESSAGE_BYTES
+from turbopump.store.reading import FILTERED_BYTES_MAX, FILTERED_MESSAGE_BYTES
 from turbopump.wire.hosts import host
 from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, bodies, record, small_config
@@ -83,7 +80,7 @@ def test_the_fast_path_finds_the_same(
         Store.open(Path(directory), small_config(), machine=Machine(clock=clock)) as store,
     ):
         for number, (queue_id, size) in enumerate(queues):
-            store.append([record(b"x" * size, queue_id=queue_id)])
+            append(store, [record(b"x" * size, queue_id=queue_id)])
             if number == written:
                 # Later units wait in memory.
                 for _ in range(3):
@@ -99,30 +96,10 @@ def test_the_fast_path_finds_the_same(
                 assert content(short) == content(tagged) == content(long)
 
 
-@pytest.mark.parametrize("count", [1, 2, 128, 129, 1000])
-def test_units_are_read_the_same_way_however_many_there_are(count: int) -> None:
-    units = [(number * 100, 2**31 - 1 - number, number) for number in range(count + 2)]
-    data = b"".join(UNIT.pack(*unit) for unit in units)
-    found = positions_and_sizes(data, 1, count)
-    assert list(found) == [each for unit in units[1 : count + 1] for each in unit[:2]]
-
-
-def test_caches_stay_small_however_many_unit_counts_are_requested() -> None:
-    data = bytes(20 * 2000)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for count in range(1, 2000, 7):
-            positions_and_sizes(data, 0, count)
-        assert tracemalloc.get_traced_memory()[0] < 1024 * 1024
-    finally:
-        tracemalloc.stop()
-
-
 def test_neighbours_are_one_piece(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(segment_bytes=1 << 16)) as store:
         for queue_id in (0, 0, 0, 1, 0, 0):
-            store.append([record(b"x", queue_id=queue_id)])
+            append(store, [record(b"x", queue_id=queue_id)])
         found = store.read("Topic", 0, QueueOffset(0), 32)
         assert isinstance(found, Found)
         assert [len(piece) // found.sizes[0] for piece in found.pieces] == [3, 2]
@@ -143,14 +120,14 @@ class CountingFiles(Files):
 def test_sequential_reads_need_few_reads_of_the_file(tmp_path: Path) -> None:
     config = small_config(segment_bytes=1 << 20, queue_segment_units=1000)
     with Store.open(tmp_path, config) as store:
-        store.append_all([[record(b"%d" % number)] for number in range(900)])
+        append_all(store, [[record(b"%d" % number)] for number in range(900)])
     disk = CountingFiles()
     with Store.open(tmp_path, config, machine=Machine(files=disk)) as store:
         before = disk.reads
         assert bodies(store) == [b"%d" % number for number in range(900)]
         assert disk.reads - before <= 6
         store.remove_topic("Topic")
-        store.append([record(b"new")])
+        append(store, [record(b"new")])
         assert bodies(store) == [b"new"]
 
 
@@ -176,7 +153,7 @@ def test_a_rare_match_is_searched_for_in_bounded_slices(
 
     wanted = Filter(properties=is_wanted, weight=weight)
     with Store.open(tmp_path, StoreConfig()) as store:
-        store.append_all([(record(b"", n=f"{number:04}"),) for number in range(count)])
+        append_all(store, [(record(b"", n=f"{number:04}"),) for number in range(count)])
         found, offset, steps = [], QueueOffset(0), []
         while offset < count:
             before = looked_at[0]
@@ -206,7 +183,7 @@ def test_marks_of_many_queues_are_those_of_the_messages(tmp_path: Path) -> None:
     with Store.open(tmp_path, config) as store:
         for number in range(90):
             made = record(b"x" * (number % 7), queue_id=number % 30)
-            store.append([replace(made, born_host=v6) if number % 30 == 3 else made])
+            append(store, [replace(made, born_host=v6) if number % 30 == 3 else made])
         positions = [(number, QueueOffset(at)) for number in range(30) for at in range(3)]
         marks = marks_of(store, positions)
         for (number, offset), mark in zip(positions, marks, strict=True):

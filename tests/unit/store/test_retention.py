@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from store_work import log_of, wait_idle, write_tables
 from turbopump.errors import DiskFailed, DiskFull
 from turbopump.machine import Machine
@@ -63,7 +64,7 @@ def test_a_run_deletes_a_bounded_number(tmp_path: Path) -> None:
     config = small_config(retention=RetentionConfig(segments_per_run_max=3))
     with Store.open(tmp_path, config, machine=Machine(files=files, clock=clock)) as store:
         for _ in range(30):
-            store.append([record(b"x" * 900)])
+            append(store, [record(b"x" * 900)])
         store.flush()
         store.dispatch()
         write_tables(store)
@@ -80,7 +81,7 @@ def test_ages_follow_elapsed_time_even_if_the_clock_is_set(tmp_path: Path, set_b
     def fill(store: Store) -> None:
         for _ in range(30):
             clock.advance(1000)
-            store.append([record(b"x" * 900)])
+            append(store, [record(b"x" * 900)])
         store.flush()
 
     with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
@@ -104,7 +105,7 @@ def test_messages_stored_before_the_start_count_as_young_as_possible(
     clock = ManualClock(NOON)
     with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         for _ in range(30):
-            store.append([record(b"x" * 900)])
+            append(store, [record(b"x" * 900)])
     clock.advance(73 * HOUR_MS)
     with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         clock.wall_ms += set_by_ms
@@ -117,10 +118,10 @@ def test_messages_stored_before_the_start_count_as_young_as_possible(
 def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock(NOON)
     with Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock)) as store:
-        store.append([record(b"quiet", topic="Quiet", KEYS="quiet")])
+        append(store, [record(b"quiet", topic="Quiet", KEYS="quiet")])
         for number in range(100):
             clock.advance(1000)
-            store.append([record(b"%d" % number * 100, KEYS=f"k{number}")])
+            append(store, [record(b"%d" % number * 100, KEYS=f"k{number}")])
         store.flush()
         store.dispatch()
         write_tables(store)
@@ -141,7 +142,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
         assert too_small.next_offset == low
         # A queue without any message left keeps its count.
         assert store.queue_range("Quiet", 0) == (1, 1)
-        assert store.append([record(b"loud", topic="Quiet")]).queue_offset == 1
+        assert append(store, [record(b"loud", topic="Quiet")]).queue_offset == 1
         assert bodies(store, "Quiet") == [b"loud"]
         # Queue and index files of deleted messages are gone, and so are the keys.
         assert len(list((tmp_path / "index").iterdir())) < 6
@@ -163,7 +164,7 @@ def test_the_active_segment_and_unflushed_ones_are_retained(tmp_path: Path) -> N
     config = small_config()
     with Store.open(tmp_path, config, machine=Machine(files=files)) as store:
         for _ in range(8):
-            store.append([record(b"x" * 1000)])
+            append(store, [record(b"x" * 1000)])
         files.ratio = 0.99
         wait_idle(store)
         unflushed = [start for start in log_of(store).starts if start + 4096 > store.flushed_end]
@@ -181,7 +182,7 @@ def test_deletion_survives_a_crash(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     store = Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock))
     for number in range(60):
-        store.append([record(b"%d" % number * 100)])
+        append(store, [record(b"%d" % number * 100)])
     store.flush()
     store.dispatch()
     write_tables(store)
@@ -217,7 +218,7 @@ class ShrinkingFiles(FaultyFiles):
 def filled(root: Path, files: FaultyFiles) -> Store:
     store = Store.open(root, small_config(), machine=Machine(files=files, clock=ManualClock(NOON)))
     for number in range(100):
-        store.append([record(b"%d" % number * 500)])
+        append(store, [record(b"%d" % number * 500)])
     store.flush()
     store.dispatch()
     write_tables(store)
@@ -366,7 +367,7 @@ def test_deleting_a_queue_file_is_retried_after_a_failure(tmp_path: Path) -> Non
     with Store.open(tmp_path, small_config(), machine=Machine(files=files)) as store:
         for number in range(100):
             for topic in ("First", "Second"):
-                store.append([record(b"%d" % number * 100, topic=topic)])
+                append(store, [record(b"%d" % number * 100, topic=topic)])
         store.flush()
         store.dispatch()
         write_tables(store)

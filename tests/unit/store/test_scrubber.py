@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appending import append
 from brokers import running_broker
 from turbopump.message import QueueOffset
 from turbopump.store import Found, Store, StoreConfig, unit_repair
@@ -24,7 +25,7 @@ def fill(root: Path) -> list[int]:
     """Return the positions of the messages."""
     with Store.open(root, CONFIG) as store:
         return [
-            store.append([record(b"%04d" % number * (BODY_BYTES // 4), TAGS="a")]).physical_offset
+            append(store, [record(b"%04d" % number * (BODY_BYTES // 4), TAGS="a")]).physical_offset
             for number in range(COUNT)
         ]
 
@@ -55,7 +56,7 @@ def test_an_intact_store_is_scrubbed_slice_by_slice(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         slices = scrub(store)
         assert slices == -(-store.written_end // SLICE_BYTES)
-        store.append([record(b"later")])
+        append(store, [record(b"later")])
         store.flush()
         scrub(store)
         damage = store.damage
@@ -92,7 +93,7 @@ def test_damaged_units_of_many_queues_are_rebuilt_without_a_search(
     queues, count = 80, 6
     with Store.open(tmp_path, CONFIG) as store:
         for number in range(queues * count):
-            store.append([record(bytes(100), queue_id=number % queues)])
+            append(store, [record(bytes(100), queue_id=number % queues)])
     for path in (tmp_path / "consumequeue/Topic").glob("*/*"):
         change(path, 20, b"?" * 4 * 20)
     with Store.open(tmp_path, CONFIG) as store:

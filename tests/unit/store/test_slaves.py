@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from appending import append
 from store_work import wait_idle
 from turbopump.errors import DiskFull, InvalidArgument, StoreClosed, StoreError, WriteFailed
 from turbopump.machine import Machine
@@ -24,7 +25,7 @@ from unit.store.support import FaultyFiles, ManualClock, bodies, record, small_c
 
 def stored(store: Store, *args: bytes, **kwargs: Any) -> None:
     for body in args:
-        store.append([record(body, **kwargs)]).durable.result()
+        append(store, [record(body, **kwargs)]).durable.result()
 
 
 def test_a_slave_copies_the_log_byte_for_byte(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:
         assert low > 30
         assert bodies(slave) == bodies(master)[low:]
         # The master is gone; the slave continues with its offsets.
-        assert slave.append([record(b"mine")]).queue_offset == 40
+        assert append(slave, [record(b"mine")]).queue_offset == 40
         assert bodies(slave)[-1] == b"mine"
 
 
@@ -326,7 +327,7 @@ def test_a_topic_recreated_before_the_slave_learned_of_its_deletion(
             assert bodies(slave, topic="Other") == [b"other"]
         with Store.open(tmp_path / "b", config) as slave:
             assert bodies(slave) == bodies(master)
-            assert slave.append([record(b"mine")]).queue_offset == 4
+            assert append(slave, [record(b"mine")]).queue_offset == 4
 
 
 def test_a_deletion_hides_no_message_stored_after_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from appending import append
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store import FlushMode, Store
@@ -68,10 +69,10 @@ def test_the_first_message_after_a_step_counts_with_the_new_time(
 ) -> None:
     clock = ManualClock()
     with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
-        store.append([record(b"before")])
+        append(store, [record(b"before")])
         clock.advance(since_tick_ms)
         clock.wall_ms += set_by_ms
-        appended = store.append([record(b"after")])
+        appended = append(store, [record(b"after")])
         time_ms = store.steady_clock.stored_ms(
             appended.physical_offset, appended.store_timestamp_ms
         )
@@ -86,16 +87,16 @@ def test_positions_of_a_truncated_log_apply_to_messages_stored_there_later(
     with Store.open(
         tmp_path, small_config(FlushMode.SYNC), machine=Machine(files=files, clock=clock)
     ) as store:
-        store.append([record(b"kept")]).durable.result()
+        append(store, [record(b"kept")]).durable.result()
         files.sync_error = errno.EIO
-        lost = store.append([record(b"lost" * 20)])
+        lost = append(store, [record(b"lost" * 20)])
         assert lost.durable.exception() is not None
         clock.wall_ms += HOUR_MS
         store.steady_clock.check(store.written_end, clock.now_ms())
         files.sync_error = None
         clock.advance(5000)
         store.tick()
-        appended = store.append([record(b"new")])
+        appended = append(store, [record(b"new")])
         assert appended.physical_offset == lost.physical_offset
         time_ms = store.steady_clock.stored_ms(
             appended.physical_offset, appended.store_timestamp_ms

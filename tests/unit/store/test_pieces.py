@@ -1,4 +1,4 @@
-"""Records checked by column are found exactly as one by one, whatever is damaged."""
+"""Records examined and entered together give the same as one by one, whatever is damaged."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from appending import append_all
+from turbopump.core import Records
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store import Store, dispatch, entry_run, log_scan
+from turbopump.store import Store, log_scan
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.dispatch import ANY_TAG, Watch
-from turbopump.store.entry_run import EntryRun
-from turbopump.store.log_scan import scan_runs
+from turbopump.store.log_scan import scan
 from turbopump.store.outcomes import Arrival
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.hosts import host
 from turbopump.wire.names import SCHEDULE_TOPIC
-from turbopump.wire.record import Record, RecordEntry, encode_blank
+from turbopump.wire.record import Record, encode_blank
 from turbopump.wire.sysflag import Transaction
-from unit.store.support import GOLDEN_LEVELS, HOST, ManualClock, bodies, record, small_config
+from unit.store.support import GOLDEN_LEVELS, HOST, ManualClock, record, small_config
 
 SEGMENT_BYTES = 8192
 V6 = host("2001:db8::1", 1)
@@ -54,25 +55,24 @@ class LogBytes:
 
 
 @contextmanager
-def runs(*, allowed: bool) -> Iterator[None]:
-    """Search for runs, however short, or examine records only one by one."""
+def pieces(records: int) -> Iterator[None]:
+    """Examine up to a number of records together."""
     with pytest.MonkeyPatch.context() as patch:
-        if allowed:
-            patch.setattr(log_scan, "_PIECE_BYTES", 1000)
-            patch.setattr(log_scan, "_PIECE_BYTES_MIN", 200)
-            patch.setattr(entry_run, "_RUN_MIN", 2)
-            patch.setattr(dispatch, "_RUN_MIN", 2)
-            patch.setattr(entry_run, "_TRIED_FIRST", 3)
-            patch.setattr(entry_run, "_RECORDS_AT_ONCE", 5)
-        else:
-            patch.setattr(log_scan, "find_run", lambda *_, **__: None)
+        patch.setattr(log_scan, "_PIECE_BYTES", 1000)
+        patch.setattr(log_scan, "_PIECE_RECORDS", records)
         yield
 
 
-def one_by_one(found: EntryRun | RecordEntry | PhysicalOffset) -> list[RecordEntry | int]:
-    return [*found.entries()] if isinstance(found, EntryRun) else [found]
+def one_by_one(found: Records | PhysicalOffset) -> list[Any]:
+    if not isinstance(found, Records):
+        return [found]
+    return [tuple(getattr(entry, name) for name in NAMES) for entry in found]
 
 
+NAMES = (
+    "size", "queue_id", "queue_offset", "physical_offset", "sys_flag", "store_timestamp_ms",
+    "topic", "properties",
+)  # fmt: skip
 RECORDS = st.builds(
     Record,
     topic=st.sampled_from([b"a", b"a", b"a", b"longer", "ü".encode(), b"/", b"\xff"]),
@@ -124,21 +124,14 @@ def test_scans_find_the_same(
 
     def scanned() -> list[Any]:
         start = PhysicalOffset(0)
-        found = scan_runs(log, start, check_crc=check_crc, end=end, synced_to=synced_to)
+        found = scan(log, start, check_crc=check_crc, end=end, synced_to=synced_to)
         return [entry for part in found for entry in one_by_one(part)]
 
-    with runs(allowed=False):
+    with pieces(1):
         expected = scanned()
-    with runs(allowed=True):
+    with pieces(5):
         assert scanned() == expected
-
-
-def test_ordinary_records_are_found_as_runs() -> None:
-    """Otherwise the comparison above would compare nothing."""
-    log = cast(CommitLog, log_of([(record(), 20), (record(b"other"), 20)], []))
-    with runs(allowed=True):
-        found = list(scan_runs(log, PhysicalOffset(0), check_crc=True))
-    assert sum(len(part) for part in found if isinstance(part, EntryRun)) > 30
+    assert scanned() == expected
 
 
 TOPICS = st.sampled_from(["a", "a", "b", "removed", SCHEDULE_TOPIC])
@@ -166,12 +159,12 @@ def test_stores_are_recovered_to_the_same_files(
     made = filled(root / "made", steps)
     damage(made, missing, cut_bytes, crashed)
     outcomes = []
-    for allowed in (False, True):
-        copied = root / str(allowed)
+    for records in (1, 5, 2048):
+        copied = root / str(records)
         shutil.copytree(made, copied)
-        with runs(allowed=allowed):
+        with pieces(records):
             outcomes.append(recovered(copied))
-    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
 def filled(root: Path, steps: list[tuple[str, int, int, bool]]) -> Path:
@@ -180,7 +173,7 @@ def filled(root: Path, steps: list[tuple[str, int, int, bool]]) -> Path:
             flag = int(Transaction.PREPARED) if is_half and number % 3 == 0 else 0
             properties = {"TAGS": f"t{number % 2}", "KEYS": f"k{number} ü", "DELAY": "2"}
             one = record(b"x" * number, topic=topic, queue_id=queue_id, sys_flag=flag, **properties)
-            store.append_all([(one,)] * count)
+            append_all(store, [(one,)] * count)
             if topic == "removed" and is_half:
                 store.remove_topic(topic)
     return root
@@ -252,20 +245,23 @@ def test_slaves_add_the_same_entries(
 ) -> None:
     """Wherever chunks end, and however far behind them messages are confirmed to be on disk."""
     root = tmp_path_factory.mktemp("slaves")
-    with Store.open(root / "m", SLAVE_CONFIG, machine=Machine(clock=ManualClock())) as master:
-        removed = sent(master, sends)
+    clock = ManualClock()
+    with Store.open(root / "m", SLAVE_CONFIG, machine=Machine(clock=clock)) as master:
+        removed = sent(master, sends, clock)
         start = min(16 * 1024 if begins_late else 0, master.written_end)
         start = start if master.raw(PhysicalOffset(start), 1) is not None else 0
         outcomes = []
-        for allowed in (False, True):
-            with runs(allowed=allowed):
-                directory = root / str(allowed)
+        for records in (1, 5, 2048):
+            with pieces(records):
+                directory = root / str(records)
                 steps = followed(directory, master, PhysicalOffset(start), cuts, removed, is_told)
                 outcomes.append((steps, contents(directory)))
-    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def sent(master: Store, sends: list[tuple[str, int, int, dict[str, str], int]]) -> dict[str, int]:
+def sent(
+    master: Store, sends: list[tuple[str, int, int, dict[str, str], int]], clock: ManualClock
+) -> dict[str, int]:
     """Store messages; return the topics that were removed, and where the log ended then."""
     removed: dict[str, int] = {}
     for topic, queue_id, count, properties, chance in sends:
@@ -275,7 +271,9 @@ def sent(master: Store, sends: list[tuple[str, int, int, dict[str, str], int]]) 
             [record(b"x" * chance, topic=topic, queue_id=each, sys_flag=flag, **properties)]
             for each in queues * count
         ]
-        master.append_all(groups)
+        for group in groups:
+            clock.advance(1)
+            append_all(master, [group])
         if topic == "removed" and chance % 2:
             master.remove_topic(topic)
             removed[topic] = master.written_end
@@ -342,17 +340,3 @@ def state(slave: Store) -> Any:
         queues, waiting, slave._queues.entered_to, dispatcher.first_waiting,
         dispatcher.followed_to, dispatcher.followed_ms, dispatcher.store_timestamp_ms,
     )  # fmt: skip
-
-
-def test_a_slave_adds_ordinary_messages_by_column(tmp_path: Path) -> None:
-    """Otherwise the comparison above would compare nothing."""
-    with (
-        Store.open(tmp_path / "m", SLAVE_CONFIG) as master,
-        Store.open(tmp_path / "s", SLAVE_CONFIG) as slave,
-    ):
-        master.append_all([[record(b"%03d" % number)] for number in range(120)])
-        with pytest.MonkeyPatch.context() as patch, runs(allowed=True):
-            patch.setattr(slave._dispatcher, "_enter_queues", lambda entries: pytest.fail(entries))
-            slave.append_raw(PhysicalOffset(0), raw(master, PhysicalOffset(0), 1 << 20))
-            assert slave.queue_range("Topic", 0)[1] == 120
-        assert bodies(slave) == bodies(master)
