@@ -197,6 +197,9 @@ class FakeStore:
     def remove_topic(self, topic: str, *, is_deleted: bool = False) -> None:
         self.removed.append(topic)
 
+    def removed_end(self, _topic: str) -> PhysicalOffset:
+        return PhysicalOffset(0)
+
     def retain(self, *, at_any_hour: bool = False) -> None:
         self.cleaned.append(at_any_hour)
 

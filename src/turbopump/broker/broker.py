@@ -16,7 +16,6 @@ from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.filter_servers import FilterServerProcesses
 from turbopump.broker.handlers.filter_servers import SWEEP_MS, FilterServers
 from turbopump.broker.handlers.offsets import refusals
-from turbopump.broker.handlers.send import HEADER_TYPES
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
@@ -30,6 +29,7 @@ from turbopump.broker.state import State
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
 from turbopump.broker.store_ticker import StoreTicker
 from turbopump.broker.topics import is_readable
+from turbopump.core import PullFrame
 from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
 from turbopump.machine import Machine
 from turbopump.net.connection import Connection
@@ -95,8 +95,7 @@ class Broker:
         self._advertised: Host | None = None
         self._warned_of: set[str] = set()
         self._router, self._vip_router = (
-            Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX, header_types=HEADER_TYPES)
-            for _ in range(2)
+            Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX) for _ in range(2)
         )
         self._pool = ConnectionPool(network, clock=clock, random=machine.random)
         self._server = Server(
@@ -316,6 +315,10 @@ class Broker:
                 if code != RequestCode.PULL_MESSAGE:
                     # As in Apache RocketMQ: clients never pull from the VIP port.
                     self._vip_router.add(code, refused.get(code, handler))
+        for kind, frame_handler in self.path.frame_handlers().items():
+            self._router.add_frames(kind, frame_handler)
+            if kind is not PullFrame:
+                self._vip_router.add_frames(kind, frame_handler)
 
     def _run(self) -> None:
         every = self._work.every

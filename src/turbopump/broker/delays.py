@@ -422,7 +422,7 @@ class Delays:
                 if self._running:
                     self._schedule_run(level, RETRY_MS)
 
-        appended = self._stored([[record] for record in records if record is not None])
+        appended = self._stored([record for record in records if record is not None])
         level.offset = behind
         if appended:
             self.writer.when_settled(appended, done)
@@ -457,16 +457,16 @@ class Delays:
         queue_id = readable_queue(self.topics, topic, queue_id)
         return record_of(draft_like(view, topic, queue_id, named))
 
-    def _stored(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
+    def _stored(self, records: Sequence[Record]) -> list[Appended]:
         """Store messages; one that can never be stored must not block the others."""
-        if not groups:
+        if not records:
             return []
         try:
-            return self.writer.append_groups(groups)
+            return self.writer.append_all(records)
         except RemoteError as error:
             if error.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
-            if len(groups) > 1:
-                return [stored for group in groups for stored in self._stored([group])]
+            if len(records) > 1:
+                return [stored for record in records for stored in self._stored([record])]
             _log.error("skipped a delayed message that cannot be delivered: %s", error)
             return []

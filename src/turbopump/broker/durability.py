@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TypeAlias, TypeVarTuple
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -28,11 +28,6 @@ from turbopump.store.store import Store
 from turbopump.wire.codes import ResponseCode
 
 _log = logging.getLogger(__name__)
-
-Ts = TypeVarTuple("Ts")
-
-Report: TypeAlias = "tuple[Promise, Callable[..., None], tuple[object, ...]]"
-"""The promise to a sender, where the outcome goes, and the arguments passed with it."""
 
 
 class Promise(Enum):
@@ -84,26 +79,38 @@ def _late(appended: Appended, code: ResponseCode) -> Late:
 Outcome: TypeAlias = Appended | Late | RemoteError
 """The message is stored as promised, or not yet, or not at all."""
 
-OnOutcome = Callable[[Outcome, *Ts], None]
-"""Called once, on the loop, with the outcome and the arguments passed with it."""
+
+class Pending(Protocol):
+    """A message whose sender waits for the outcome."""
+
+    promise: Promise
+
+    def report(self, outcome: Outcome) -> None:
+        """Take the outcome; called once, on the loop."""
+
+
+OnOutcome = Callable[[Outcome], None]
+
+
+class Report(Struct, eq=False):
+    """Passes an outcome to a function."""
+
+    promise: Promise
+    on_outcome: OnOutcome
+
+    def report(self, outcome: Outcome) -> None:
+        self.on_outcome(outcome)
 
 
 class _Waiter:
-    """One report that waits for a flush, or for a slave."""
+    """One message that waits for a flush, or for a slave."""
 
-    __slots__ = ("_appended", "_args", "_code", "_on_outcome", "deadline", "release")
+    __slots__ = ("_appended", "_code", "_pending", "deadline", "release")
 
-    def __init__(
-        self,
-        appended: Appended,
-        code: ResponseCode,
-        on_outcome: Callable[..., None],
-        args: tuple[object, ...],
-    ) -> None:
+    def __init__(self, appended: Appended, code: ResponseCode, pending: Pending) -> None:
         self._appended = appended
         self._code = code
-        self._on_outcome: Callable[..., None] | None = on_outcome
-        self._args = args
+        self._pending: Pending | None = pending
         self.deadline: Deadline | None = None
         self.release: Callable[[], None] | None = None
         """Ends the wait for a slave; otherwise it would keep this in memory after a timeout."""
@@ -119,11 +126,11 @@ class _Waiter:
         self._report(_late(self._appended, self._code))
 
     def _report(self, outcome: Outcome) -> None:
-        on_outcome, self._on_outcome = self._on_outcome, None
+        pending, self._pending = self._pending, None
         if self.release is not None:
             self.release()
-        if on_outcome is not None:
-            on_outcome(outcome, *self._args)
+        if pending is not None:
+            pending.report(outcome)
 
 
 class _Flush(Struct):
@@ -183,79 +190,60 @@ class Durability:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), timeout_ms / 1000)
 
-    def acknowledge(
-        self,
-        appended: Appended,
-        promise: Promise,
-        on_outcome: OnOutcome[*Ts],
-        *args: *Ts,
-        sends: int = 1,
-    ) -> None:
+    def acknowledge(self, appended: Appended, pending: Pending, sends: int = 1) -> None:
         """Report the outcome as soon as the promise is kept, or cannot be.
 
         ``appended`` is the last of ``sends`` sends.
         """
+        promise = pending.promise
         if self.slaves is not None and promise is not Promise.WRITTEN:
+            copied = Report(promise, partial(self._copy, pending))
             if self._is_synchronous:
-                self._flush(appended, promise, self._copy, (promise, on_outcome, args), sends)
+                self._flush(appended, copied, sends)
             else:
-                self._copy(appended, promise, on_outcome, args)
-            return
-        if not self._is_synchronous:
-            on_outcome(appended, *args)
-            return
-        self._flush(appended, promise, on_outcome, args, sends)
+                copied.report(appended)
+        elif self._is_synchronous:
+            self._flush(appended, pending, sends)
+        else:
+            pending.report(appended)
 
-    def acknowledge_all(self, appended: Iterable[Appended], reports: Iterable[Report]) -> None:
-        """Acknowledge several sends, each with its own report."""
-        if self.slaves is None and not self._is_synchronous:
-            for stored, (_, on_outcome, args) in zip(appended, reports, strict=True):
-                on_outcome(stored, *args)
-            return
-        for stored, (promise, on_outcome, args) in zip(appended, reports, strict=True):
-            self.acknowledge(stored, promise, on_outcome, *args)
+    def acknowledge_all(self, appended: Iterable[Appended], pending: Iterable[Pending]) -> None:
+        """Acknowledge several sends."""
+        is_simple = self.slaves is None and not self._is_synchronous
+        for stored, each in zip(appended, pending, strict=True):
+            if is_simple:
+                each.report(stored)
+            else:
+                self.acknowledge(stored, each)
 
-    def _flush(
-        self,
-        appended: Appended,
-        promise: Promise,
-        on_outcome: Callable[..., None],
-        args: tuple[object, ...],
-        sends: int,
-    ) -> None:
+    def _flush(self, appended: Appended, pending: Pending, sends: int) -> None:
         """Report when the flush is done."""
         flush = self._outstanding(appended.durable)
         flush.sends += sends
         self._unflushed += sends
-        if promise is Promise.WRITTEN:
-            on_outcome(appended, *args)
+        if pending.promise is Promise.WRITTEN:
+            pending.report(appended)
             return
-        waiter = _Waiter(appended, ResponseCode.FLUSH_DISK_TIMEOUT, on_outcome, args)
+        waiter = _Waiter(appended, ResponseCode.FLUSH_DISK_TIMEOUT, pending)
         flush.waiters.append(waiter)
-        if promise is Promise.DURABLE:
+        if pending.promise is Promise.DURABLE:
             timeout_ms = self.limits.sync_flush_timeout_ms
             waiter.deadline = self.deadlines.add(timeout_ms, waiter.expire)
 
-    def _copy(
-        self,
-        outcome: Outcome,
-        promise: Promise,
-        on_outcome: Callable[..., None],
-        args: tuple[object, ...],
-    ) -> None:
+    def _copy(self, pending: Pending, outcome: Outcome) -> None:
         """Report when a slave has what is on disk here, if one is in sync."""
-        slaves, is_limited = self.slaves, promise is Promise.DURABLE
+        slaves, is_limited = self.slaves, pending.promise is Promise.DURABLE
         if not isinstance(outcome, Appended) or slaves is None:
-            on_outcome(outcome, *args)
+            pending.report(outcome)
             return
         end = outcome.end_offset
         if not slaves.is_available(end):
             missing = _late(outcome, ResponseCode.SLAVE_NOT_AVAILABLE)
-            on_outcome(missing if is_limited else outcome, *args)
+            pending.report(missing if is_limited else outcome)
             return
         self._replicating += 1
-        code = ResponseCode.FLUSH_SLAVE_TIMEOUT
-        waiter = _Waiter(outcome, code, self._copied, (on_outcome, args))
+        copied = Report(pending.promise, partial(self._copied, pending))
+        waiter = _Waiter(outcome, ResponseCode.FLUSH_SLAVE_TIMEOUT, copied)
         # A slave that stores nothing may stay connected: no waiter may wait without limit.
         expire = waiter.expire if is_limited else partial(waiter.settle, None)
         waiter.deadline = self.deadlines.add(slaves.config.timeout_ms, expire)
@@ -266,12 +254,10 @@ class Durability:
 
         waiter.release = slaves.when_stored(end, on_stored)
 
-    def _copied(
-        self, outcome: Outcome, on_outcome: Callable[..., None], args: tuple[object, ...]
-    ) -> None:
+    def _copied(self, pending: Pending, outcome: Outcome) -> None:
         self._replicating -= 1
         self._note_settled()
-        on_outcome(outcome, *args)
+        pending.report(outcome)
 
     def _outstanding(self, durable: Future[None]) -> _Flush:
         flush = self._by_flush.get(durable)

@@ -27,8 +27,9 @@ from turbopump.broker.state import State
 from turbopump.broker.transactions.checks import Checks
 from turbopump.broker.transactions.transactions import Transactions
 from turbopump.clock import Clock
+from turbopump.core import TypedFrame
 from turbopump.net.deadlines import Deadlines
-from turbopump.net.router import Handler
+from turbopump.net.router import FrameHandler, Handler
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
 from turbopump.wire.hosts import Host
@@ -158,3 +159,8 @@ class MessagePath:
 
     def handlers(self) -> dict[int, Handler]:
         return handler_table(self._requests)
+
+    def frame_handlers(self) -> dict[type[TypedFrame], FrameHandler]:
+        """Return the handlers of the most frequent requests, whose headers the core reads."""
+        served = [requests.frame_handlers() for requests in self._requests]
+        return {kind: serve for handlers in served for kind, serve in handlers.items()}

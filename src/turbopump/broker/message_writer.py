@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypeVarTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.broker.durability import Durability, OnOutcome, Promise, Report
+from turbopump.broker.durability import Durability, OnOutcome, Pending, Promise, Report
 from turbopump.broker.put_times import PutTimes
 from turbopump.clock import Clock
+from turbopump.core import Block
 from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
-from turbopump.store.append import Group
+from turbopump.store.append import add_record
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
@@ -22,18 +22,11 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, Record
-from turbopump.wire.record_batch import RecordBatch
-from turbopump.wire.record_list import RecordList
 
 _log = logging.getLogger(__name__)
 
-BURST_BYTES_MAX = 1024 * 1024
-"""Bodies that are written together; a larger burst is written in parts."""
-
-BURST_GROWTH = 8
-BURST_MAX = 64
-
-Ts = TypeVarTuple("Ts")
+BLOCK_BYTES_MAX = 1024 * 1024
+"""Messages that are written together; more are written in parts."""
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -153,11 +146,8 @@ class MessageWriter:
         self._delay_levels = delay_levels
         self._clock = clock
         self.put_times = PutTimes()
-        # Records to be appended, and where their outcome goes.
-        self._burst: list[Group] = []
-        self._reports: list[Report] = []
-        self._burst_bytes = 0
-        self._burst_size = 1
+        self._block: Block | None = None
+        self._pending: list[Pending] = []
 
     def record(self, draft: Draft) -> Record:
         """Return a message's record, in the delay topic if it is delayed."""
@@ -172,106 +162,86 @@ class MessageWriter:
         if self.suspension is not None:
             raise self.suspension
 
-    def append_now(
-        self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts
-    ) -> None:
-        """Append records immediately: all of them or none."""
-        busy = self.busy()
-        if busy is not None:
-            on_outcome(busy, *args)
-            return
-        begun_ms = self._clock.monotonic_ms()
-        try:
-            appended = self._store.append(records, defer_dispatch=True)
-        except (InvalidArgument, StoreError) as error:
-            on_outcome(refusal(error), *args)
-            return
-        self.put_times.note(self._clock.monotonic_ms() - begun_ms, 1)
-        self._durability.acknowledge(appended, promise, on_outcome, *args)
-        # Notify waiting pulls after the senders, which have waited longer already.
-        self._store.dispatch()
+    # --- gathered messages ------------------------------------------------------------------------
 
-    def append_soon(
-        self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts
-    ) -> None:
-        """Append records soon, with one write for several requests.
-
-        At the latest at the next `settle`, or in the next turn of the loop: requests that waited
-        for the disk are stored outside any received chunk.
-
-        Requests arrive in bursts, and writing them one by one costs half as much again. But the
-        first of a burst is not kept waiting for the last: groups grow from one to `BURST_MAX`.
-        """
-        if self._burst_size == 1:
-            self._burst_size = BURST_GROWTH
-            self.append_now(records, promise, on_outcome, *args)
-            return
-        burst = self._burst
-        if not burst:
+    @property
+    def block(self) -> Block:
+        """Where the messages of this turn are gathered; call `add` after adding one."""
+        block = self._block
+        if block is None:
+            block = self._block = self._store.new_block()
             asyncio.get_running_loop().call_soon(self.settle)
-        burst.append(records)
-        self._reports.append((promise, on_outcome, args))
-        if type(records) is RecordBatch or type(records) is RecordList:
-            self._burst_bytes += records.body_bytes
+        return block
+
+    def add(self, pending: Pending) -> None:
+        """Note who waits for the message, or batch, that was added to the block last.
+
+        It is written with the others at the next `settle`, or in the next turn of the loop:
+        requests that waited for the disk are stored outside any received chunk.
+        """
+        self._pending.append(pending)
+        if self.block.size > BLOCK_BYTES_MAX:
+            self.settle()
+
+    def append_soon(self, record: Record, promise: Promise, on_outcome: OnOutcome) -> None:
+        """Append a message with the others of this turn."""
+        try:
+            add_record(self.block, record)
+        except InvalidArgument as error:
+            on_outcome(refusal(error))
         else:
-            for record in records:
-                self._burst_bytes += len(record.body)
-        if len(burst) >= self._burst_size or self._burst_bytes > BURST_BYTES_MAX:
-            self._burst_size = min(self._burst_size * BURST_GROWTH, BURST_MAX)
-            self._append_burst()
+            self.add(Report(promise, on_outcome))
 
     def settle(self) -> None:
-        """Append the gathered messages; call it after each burst of requests."""
-        self._burst_size = 1
-        if self._burst:
-            self._append_burst()
-
-    def _append_burst(self) -> None:
-        burst, reports = self._burst, self._reports
-        self._burst, self._reports, self._burst_bytes = [], [], 0
+        """Append the gathered messages; call it after each chunk of requests."""
+        block, self._block = self._block, None
+        if block is None or not self._pending:
+            return
+        pending, self._pending = self._pending, []
         busy = self.busy()
         if busy is not None:
-            for _, on_outcome, args in reports:
-                on_outcome(busy, *args)
+            self._refuse(pending, busy)
             return
         try:
-            appended = self.append_groups(burst)
+            appended = self._append(block)
         except RemoteError as error:
-            self._append_one_by_one(burst, reports, error)
-            return
+            self._refuse(pending, error)
         except Exception as error:  # noqa: BLE001 - a bug: else most of them would wait forever
-            _log.exception("cannot store %d requests", len(burst))
-            failure = RemoteError.system(repr(error))
-            for _, on_outcome, args in reports:
-                on_outcome(failure, *args)
-            return
-        self._durability.acknowledge_all(appended, reports)
+            _log.exception("cannot store %d requests", len(pending))
+            self._refuse(pending, RemoteError.system(repr(error)))
+        else:
+            self._durability.acknowledge_all(appended, pending)
+            # Notify waiting pulls after the senders, which have waited longer already.
+            self._store.dispatch()
+
+    def _refuse(self, pending: Sequence[Pending], error: RemoteError) -> None:
+        for each in pending:
+            each.report(error)
+
+    # --- messages of the broker itself ------------------------------------------------------------
+
+    def append_all(self, records: Sequence[Record]) -> list[Appended]:
+        """Append several messages with one write; raises what is refused. See `when_settled`."""
+        self.refuse_if_suspended()
+        block = self._store.new_block()
+        try:
+            for record in records:
+                add_record(block, record)
+        except InvalidArgument as error:
+            raise refusal(error) from error
+        return self._append(block)
+
+    def when_settled(self, appended: Sequence[Appended], on_outcome: OnOutcome) -> None:
+        """Report the outcome of all appended messages once, however long the flush takes."""
+        report = Report(Promise.DURABLE_EVENTUALLY, on_outcome)
+        self._durability.acknowledge(appended[-1], report, sends=len(appended))
         self._store.dispatch()
 
-    def _append_one_by_one(
-        self, burst: Sequence[Group], reports: Sequence[Report], error: RemoteError
-    ) -> None:
-        """Find out which requests the refusal of a whole burst concerns: perhaps only one."""
-        for records, (promise, on_outcome, args) in zip(burst, reports, strict=True):
-            if len(burst) == 1:
-                on_outcome(error, *args)
-            else:
-                self.append_now(records, promise, on_outcome, *args)
-
-    def append_groups(self, groups: Sequence[Group]) -> list[Appended]:
-        """Append several groups with one write; raises what is refused. See `when_settled`."""
-        self.refuse_if_suspended()
+    def _append(self, block: Block) -> list[Appended]:
         begun_ms = self._clock.monotonic_ms()
         try:
-            appended = self._store.append_all(groups, defer_dispatch=True)
+            appended = self._store.append(block, defer_dispatch=True)
         except (InvalidArgument, StoreError) as error:
             raise refusal(error) from error
-        self.put_times.note(self._clock.monotonic_ms() - begun_ms, len(groups))
+        self.put_times.note(self._clock.monotonic_ms() - begun_ms, len(appended))
         return appended
-
-    def when_settled(self, appended: Sequence[Appended], on_outcome: OnOutcome[()]) -> None:
-        """Report the outcome of all appended messages once, however long the flush takes."""
-        self._durability.acknowledge(
-            appended[-1], Promise.DURABLE_EVENTUALLY, on_outcome, sends=len(appended)
-        )
-        self._store.dispatch()

@@ -401,7 +401,7 @@ class Pulls:
                     store_host=self.store_host,
                 )
             )
-            self.writer.append_now([record], Promise.WRITTEN, _unreported)
+            self.writer.append_soon(record, Promise.WRITTEN, _unreported)
 
 
 def _unreported(_: Outcome) -> None:

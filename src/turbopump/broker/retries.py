@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TypeVarTuple
 
@@ -132,9 +133,8 @@ class Retries:
         except (RemoteError, WriteRefused) as error:
             on_outcome(refusal(error), *args)
             return
-        self.writer.append_soon(
-            [record], Promise.DURABLE, self._stored, failed.group, draft, on_outcome, args
-        )
+        stored = partial(self._stored, failed.group, draft, on_outcome, args)
+        self.writer.append_soon(record, Promise.DURABLE, stored)
 
     def _next_version(
         self, failed: SendBack, message: MessageView, group: GroupConfig, retry: TopicConfig
@@ -147,7 +147,7 @@ class Retries:
             reason = "the body does not match its checksum, sent back as a dead letter"
             self.store.note_damaged(message.physical_offset, reason)
             damaged = {**message.properties, names.DAMAGED_BODY_CRC: str(message.body_crc)}
-            message = replace(message, _properties=damaged)
+            message = message.replaced(properties=damaged)
         gives_up = message.reconsume_times >= most or failed.delay_level < 0 or is_damaged
         if gives_up:
             target = self.topics.create_internal(dead_letter_topic(failed.group), queues=1)
@@ -162,11 +162,11 @@ class Retries:
 
     def _stored(
         self,
-        outcome: Outcome,
         group: str,
         draft: Draft,
         on_outcome: Callable[..., None],
         args: tuple[object, ...],
+        outcome: Outcome,
     ) -> None:
         """Count a send-back and report its outcome; a late flush is a failure."""
         if isinstance(outcome, Late):

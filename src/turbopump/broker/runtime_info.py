@@ -14,6 +14,7 @@ from turbopump.broker.put_times import PutTimes
 from turbopump.broker.searches import Searches
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
+from turbopump.core import CORE_NAME, read_entry
 from turbopump.errors import DiskFailed
 from turbopump.machine.files import REAL_FILES, Files
 from turbopump.store.store import Store
@@ -22,7 +23,6 @@ from turbopump.version import __version__
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.codes import VERSION
 from turbopump.wire.names import SCHEDULE_TOPIC
-from turbopump.wire.record import decode_entry
 
 _VERSION_NAME = "V4_9_8"
 _NO_TIME = "-1"
@@ -79,7 +79,7 @@ class RuntimeInfo:
         # What a failing disk cannot read must not hide all the rest.
         with contextlib.suppress(DiskFailed):
             found = await self.searches.result(self.store.find_message(self.store.min_offset))
-        entry = None if found is None else decode_entry(found)
+        entry = None if found is None else read_entry(found)
         earliest = _NO_TIME if entry is None else str(entry.store_timestamp_ms)
         return {**self(), "earliestMessageTimeStamp": earliest}
 
@@ -110,6 +110,7 @@ class RuntimeInfo:
             "brokerVersionDesc": _VERSION_NAME,
             # Tells our tools what they may request beyond Apache RocketMQ's features.
             "turbopumpVersion": __version__,
+            "core": CORE_NAME,
         }
 
     def _counts(self) -> dict[str, str]:

@@ -13,11 +13,19 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
 from threading import get_ident, main_thread
+from typing import overload
 
 from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout, WireError
 from turbopump.net.outbox import coalesced
-from turbopump.net.request_protocol import Request, RequestProtocol
-from turbopump.wire.command import FLAG_RESPONSE, Buffer, Command
+from turbopump.net.request_protocol import Prepared, Request, RequestProtocol
+from turbopump.wire.command import (
+    FLAG_RESPONSE,
+    RESPONSE_FRAMES,
+    Buffer,
+    Command,
+    Response,
+    command_of,
+)
 
 _RECEIVE_BYTES = 64 * 1024
 TRUSTED_MS = 100
@@ -121,7 +129,11 @@ class BlockingConnection:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def request(self, request: Request, timeout_ms: int) -> Command:
+    @overload
+    def request(self, request: Command, timeout_ms: int) -> Command: ...
+    @overload
+    def request(self, request: Prepared, timeout_ms: int) -> Response: ...
+    def request(self, request: Request, timeout_ms: int) -> Response:
         """Send a request and return its response, whatever its code.
 
         Raises Overloaded when the peer did not take the whole request, so that it cannot have acted
@@ -158,7 +170,7 @@ class BlockingConnection:
             raise
         return opaque
 
-    def responses(self) -> list[Command]:
+    def responses(self) -> list[Response]:
         """Wait until something arrives; return the responses that it completes, perhaps none."""
         return self._receive(None) or []
 
@@ -198,7 +210,7 @@ class BlockingConnection:
             return self._socket.send(pieces[0])
         return self._socket.sendmsg(pieces)
 
-    def _receive(self, wait_ms: int | None) -> list[Command] | None:
+    def _receive(self, wait_ms: int | None) -> list[Response] | None:
         """Read once; return the responses that this completes, None if nothing came in time."""
         try:
             if wait_ms != 0:
@@ -215,15 +227,18 @@ class BlockingConnection:
         protocol = self._protocol
         protocol.note_received()
         try:
-            commands = list(protocol.decoder.feed(data))
+            responses: list[Response] = [
+                frame if type(frame) in RESPONSE_FRAMES else command_of(frame)  # type: ignore[misc]
+                for frame in protocol.decoder.feed(data)
+            ]
         except WireError as error:
             raise self._lost(f"malformed frame: {error}") from error
         in_flight = protocol.in_flight
         return [
-            protocol.finish(request, command) if protocol.hooks else command
-            for command in commands
-            if command.flag & FLAG_RESPONSE
-            and (request := in_flight.pop(command.opaque, None)) is not None
+            protocol.finish(request, response)
+            for response in responses
+            if response.flag & FLAG_RESPONSE
+            and (request := in_flight.pop(response.opaque, None)) is not None
         ]
 
     # --- encoded requests, responses into the caller's memory -------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from threading import get_ident
+from typing import overload
 from weakref import WeakSet
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
@@ -14,9 +15,9 @@ from turbopump.errors import ConnectFailed
 from turbopump.machine.process import after_fork
 from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.pool_config import Backoff, PoolConfig
-from turbopump.net.request_protocol import Request, RequestHook, RequestProtocol
+from turbopump.net.request_protocol import Prepared, Request, RequestHook, RequestProtocol
 from turbopump.net.sockets import CONNECT_TIMEOUT_MS, SocketNetwork
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, Response
 
 
 class BlockingPool:
@@ -51,7 +52,11 @@ class BlockingPool:
         """Return how many idle connections there are."""
         return len(self._idle)
 
-    def request(self, address: str, request: Request, timeout_ms: int) -> Command:
+    @overload
+    def request(self, address: str, request: Command, timeout_ms: int) -> Command: ...
+    @overload
+    def request(self, address: str, request: Prepared, timeout_ms: int) -> Response: ...
+    def request(self, address: str, request: Request, timeout_ms: int) -> Response:
         """Connect if necessary, send a request and return its response, all within the timeout."""
         connection, left_ms = self._take_in_time(address, timeout_ms)
         try:

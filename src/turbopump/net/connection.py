@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import cast, overload
 
 from turbopump.errors import Overloaded
 from turbopump.net.admission import Admission
@@ -15,12 +15,13 @@ from turbopump.net.inbox import Inbox, ReceiveBudget, hang_up_check, unread_chun
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
-from turbopump.net.request_protocol import Request, RequestHook, RequestProtocol
+from turbopump.net.request_protocol import Prepared, Request, RequestHook, RequestProtocol
 from turbopump.net.router import Router, Serving
 from turbopump.net.thread_request import UNHEARD, Outcome, ThreadRequest
 from turbopump.net.turn_budget import TurnBudget
 from turbopump.timeouts import timeout
-from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
+from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command, Response
+from turbopump.wire.command import Request as ServedRequest
 from turbopump.wire.framing import encode_parts, frame_length, too_long
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ _CANCEL_GRACE_S = 0.25
 
 OnChange = Callable[["Connection"], None]
 OnServed = Callable[[int], None]
-Waiter = asyncio.Future[Command | None] | ThreadRequest
+Waiter = asyncio.Future[Response | None] | ThreadRequest
 
 
 def no_notice(_: Connection) -> None:
@@ -80,7 +81,9 @@ class Connection(asyncio.Protocol):
         self._clock = deadlines.clock
         self._limits = limits
         # A waiter gets None when no response will come: it knows best what to raise.
-        self._protocol: RequestProtocol[Waiter] = RequestProtocol(deadlines.clock, limits, hooks)
+        self._protocol: RequestProtocol[Waiter] = RequestProtocol(
+            deadlines.clock, limits, hooks, typed_requests=not router.hooks
+        )
         self._accepted = accepted
         self._aborts_silent = aborts_silent
         self._on_open = on_open
@@ -89,13 +92,14 @@ class Connection(asyncio.Protocol):
         self._on_served = on_served
         self._admission = Admission(limits.requests_in_flight_max, deadlines)
         self._serving = Serving(self, router, self._send, self._note_serving)
-        self._protocol.decoder.typed = router.typed_headers
         self._inbox = Inbox(self, self._serving, self._protocol.decoder, budget)
         self._ends_handlers = True
         self.is_observed = bool(router.hooks)
         """Whether hooks must see each answer, which rules out `answer_encoded`."""
         self._idle: Deadline | None = None
         self._written_ms = 0
+        self.is_open = True
+        """Whether requests can be sent."""
         self._closed = asyncio.Event()
         self._draining = False
         self._quiet = asyncio.Event()
@@ -104,11 +108,6 @@ class Connection(asyncio.Protocol):
         return f"<Connection {self.local_address} to {self.peer_address}>"
 
     # --- sending ----------------------------------------------------------------------------------
-
-    @property
-    def is_open(self) -> bool:
-        """Whether requests can be sent."""
-        return self._protocol.close_reason is None and not self._draining
 
     @property
     def has_received(self) -> bool:
@@ -120,7 +119,11 @@ class Connection(asyncio.Protocol):
         """Bytes buffered until the peer reads."""
         return self._outbox.unwritten_bytes
 
-    async def request(self, request: Request, timeout_ms: int) -> Command:
+    @overload
+    async def request(self, request: Command, timeout_ms: int) -> Command: ...
+    @overload
+    async def request(self, request: Prepared, timeout_ms: int) -> Response: ...
+    async def request(self, request: Request, timeout_ms: int) -> Response:
         """Send a request and return its answer, whatever its code.
 
         ``timeout_ms`` covers waiting for a place as well as for the answer. Raises Overloaded when
@@ -134,7 +137,7 @@ class Connection(asyncio.Protocol):
             request = protocol.prepare(request)
         if not self._admission.try_enter():
             timeout_ms = await self._enter(timeout_ms)
-        future: asyncio.Future[Command | None] = self._loop.create_future()
+        future: asyncio.Future[Response | None] = self._loop.create_future()
         opaque = protocol.begin(future)
         bucket = self._deadlines.bucket(timeout_ms)
         bucket[future] = _give_up
@@ -157,7 +160,8 @@ class Connection(asyncio.Protocol):
                 await asyncio.sleep(0)
                 self._abort_if_silent(chunks_received, timeout_ms)
             raise protocol.timed_out(request, timeout_ms)
-        return protocol.finish(request, response) if protocol.hooks else response
+        # Nothing is to be done after prepared requests.
+        return protocol.finish(request, response) if isinstance(request, Command) else response
 
     def start_request(self, waiting: ThreadRequest) -> bool:
         """Send a request that a thread waits for, as `request` does.
@@ -187,7 +191,7 @@ class Connection(asyncio.Protocol):
         bucket: Bucket,
         chunks_received: int,
         waiting: ThreadRequest,
-        response: Command | None,
+        response: Response | None,
     ) -> Outcome:
         """Return what becomes of a request that a thread waits for."""
         protocol = self._protocol
@@ -195,7 +199,7 @@ class Connection(asyncio.Protocol):
         del protocol.in_flight[opaque]
         self._leave()
         if response is not None:
-            return response
+            return protocol.finish(waiting.request, response)
         if protocol.close_reason is not None:
             return protocol.lost()
         if self._aborts_silent:
@@ -226,7 +230,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._leave()
 
-    def answer(self, request: Command, response: Command) -> None:
+    def answer(self, request: ServedRequest, response: Command) -> None:
         """Answer a request of the peer, now or after its handler returned None.
 
         Nothing is sent for one-way requests, nor to a peer that is gone: a late caller cannot know.
@@ -234,7 +238,7 @@ class Connection(asyncio.Protocol):
         """
         self._serving.answer(request, response)
 
-    def answer_encoded(self, request: Command, *parts: Buffer) -> None:
+    def answer_encoded(self, request: ServedRequest, *parts: Buffer) -> None:
         """Answer a request of the peer with an encoded frame, in one or more parts, past the hooks.
 
         As with `answer`, nothing is sent for one-way requests, nor to a peer that is gone, and a
@@ -277,6 +281,7 @@ class Connection(asyncio.Protocol):
         side raise ConnectionLost.
         """
         self._draining = True
+        self.is_open = False
         self._serving.is_refusing = True
         try:
             async with timeout(timeout_ms / 1000):
@@ -384,6 +389,7 @@ class Connection(asyncio.Protocol):
         if self._protocol.close_reason is None:
             # The peer closed it: what it sent before is carried out, only answers are dropped.
             self._protocol.close_reason = f"lost: {exc}" if exc else "closed by the peer"
+            self.is_open = False
             self._ends_handlers = not self._accepted
             self._serving.is_stopped = True
             self._admission.fail_all(self._protocol.lost())
@@ -410,6 +416,7 @@ class Connection(asyncio.Protocol):
         if self._protocol.close_reason is not None:
             return
         self._protocol.close_reason = reason
+        self.is_open = False
         self._serving.is_stopped = True
         self._discard()
         self._admission.fail_all(self._protocol.lost())
@@ -444,13 +451,13 @@ class Connection(asyncio.Protocol):
         self._inbox.clear()
         self.close(reason)
 
-    def take_response(self, command: Command) -> None:
+    def take_response(self, response: Response) -> None:
         """Give a response to the waiter of its request."""
-        waiter = self._protocol.in_flight.get(command.opaque)
+        waiter = self._protocol.in_flight.get(response.opaque)
         if waiter is None or waiter.done():
-            _log.debug("%s: answer to unknown request %d dropped", self, command.opaque)
+            _log.debug("%s: answer to unknown request %d dropped", self, response.opaque)
         else:
-            waiter.set_result(command)
+            waiter.set_result(response)
 
     @property
     def _is_quiet(self) -> bool:

@@ -18,15 +18,12 @@ class FifoWaiters:
 
     def __init__(self) -> None:
         self._last: asyncio.Future[None] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        return self._last is None
+        self.is_empty = True
 
     async def after(self, work: Awaitable[T]) -> T:
         """Await work, and return its result when all earlier waiters have continued."""
         before, done = self._last, asyncio.get_running_loop().create_future()
-        self._last = done
+        self._last, self.is_empty = done, False
         try:
             result = await work
             if before is not None and not before.done():
@@ -42,4 +39,4 @@ class FifoWaiters:
     def _release(self, done: asyncio.Future[None]) -> None:
         done.set_result(None)
         if self._last is done:
-            self._last = None
+            self._last, self.is_empty = None, True

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from turbopump.core import Frame, FrameDecoder
 from turbopump.errors import WireError
 from turbopump.net.outbox import Outbox
 from turbopump.net.turn_budget import LARGE_CHUNK_BYTES, TurnBudget
-from turbopump.wire.command import FLAG_RESPONSE, Command
-from turbopump.wire.framing import FrameDecoder
 
 if TYPE_CHECKING:
     from turbopump.net.connection import Connection
@@ -24,7 +23,7 @@ _REASON_CHARS_MAX = 200
 _UNREAD_PIECE_BYTES = 64 * 1024
 _UNREAD_BYTES_MAX = 16 * 1024 * 1024
 """More than a receive buffer holds, unless the machine's limits were raised."""
-_NO_FRAMES: Iterator[Command] = iter(())
+_NO_FRAMES: Iterator[Frame] = iter(())
 
 
 class Inbox:
@@ -71,12 +70,12 @@ class Inbox:
     def receive(self, data: bytes) -> int:
         """Serve a chunk, or keep it until reading resumes; return the number of frames served."""
         self._frames_taken = 0
-        if self.is_reading and not self._chunks:
-            self._frames = self.decoder.feed(data)
+        is_next = self.is_reading and not self._chunks
+        self._chunks.append(data)
+        if is_next:
             self._read()
         else:
             # Paused, but the transport had this chunk already.
-            self._chunks.append(data)
             self._note(0)
         taken = self._frames_taken
         if len(data) >= LARGE_CHUNK_BYTES:
@@ -129,6 +128,7 @@ class Inbox:
 
     def _read(self) -> None:
         """Serve received frames until none are left or reading must pause."""
+        self._frames_taken = 0
         self._outbox.hold()
         try:
             self._take_chunks()
@@ -154,17 +154,14 @@ class Inbox:
             self._serving.settle()
 
     def _take_frames(self) -> None:
-        taken, serve = 0, self._serving.serve
-        for command in self._frames:
+        taken, take = 0, self._serving.take
+        for frame in self._frames:
             taken += 1
-            if command.flag & FLAG_RESPONSE:
-                self._connection.take_response(command)
-            else:
-                serve(command)
+            take(frame)
             if not self.is_reading:
                 # What is left of the chunk stays in the iterator.
                 break
-        self._frames_taken = taken
+        self._frames_taken += taken
 
     def _note(self, frames_taken: int) -> None:
         """Report to the budget what is left after frames were taken."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from turbopump.core import FRAME_BYTES_MAX
 from turbopump.errors import InvalidArgument
-from turbopump.wire.framing import FRAME_BYTES_MAX
 
 _KIB = 1024
 

@@ -1,9 +1,4 @@
-"""Outgoing frames: those of one turn of the event loop are written in few, growing bursts.
-
-One write per frame costs a system call each. One write for all frames of a turn leaves the peer
-idle until the last of them is ready, and then this side until the peer has served them all. So the
-first frame of a turn is written alone and immediately, then the next 8 together, then 64, etc.
-"""
+"""Outgoing frames: those of one turn of the event loop are written together, after the first."""
 
 from __future__ import annotations
 
@@ -21,9 +16,6 @@ _JOINED_BYTES_MAX = 4 * 1024
 # that does not read would fill the memory.
 _ALWAYS_JOINED = ("asyncio.selector_events",) if sys.hexversion >= 0x030C0000 else ()
 """Modules of transports whose `write` has to be used."""
-
-_BURST_GROWTH = 8
-_BURST_FRAMES_MAX = 256
 
 
 class Outbox:
@@ -48,8 +40,6 @@ class Outbox:
         self._has_hung_up = has_hung_up
         self._parts: list[Buffer] = []
         self._corked_bytes = 0
-        self._corked_frames = 0
-        self._burst = 1
         self.is_held = False
         """Whether a flush at the end of this turn is due."""
 
@@ -58,34 +48,26 @@ class Outbox:
         return self._corked_bytes + self._transport.get_write_buffer_size()
 
     def put(self, parts: Sequence[Buffer]) -> None:
-        """Send the pieces of a frame, now or with others of this turn."""
+        """Send the pieces of a frame: the first of a turn now, the others together at its end."""
         length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if self._burst == 1:
-            assert not self._parts, "a frame must not overtake those before it"
-            self._burst = _BURST_GROWTH
+        if not self.is_held:
+            self.is_held = True
+            self._loop.call_soon(self.release)
             self._write(parts, length)
             return
         self._parts += parts
         self._corked_bytes += length
-        self._corked_frames += 1
-        # By bytes too: only the transport can tell that the peer does not keep up.
-        if self._corked_frames >= self._burst or self._corked_bytes >= self._bytes_max:
-            self._burst = min(self._burst * _BURST_GROWTH, _BURST_FRAMES_MAX)
+        if self._corked_bytes >= self._bytes_max:
+            # Only the transport can tell that the peer does not keep up.
             self.flush()
-        elif not self.is_held:
-            self.is_held = True
-            self._loop.call_soon(self.release)
 
     def hold(self) -> None:
         """Hold frames back until `release`, because many may follow."""
         self.is_held = True
-        if not self._parts:
-            self._burst = 1
 
     def release(self) -> None:
         """Write what was held back: the turn is over."""
         self.is_held = False
-        self._burst = 1
         self.flush()
 
     def flush(self) -> None:
@@ -95,7 +77,6 @@ class Outbox:
         length = self._corked_bytes
         self._parts = []
         self._corked_bytes = 0
-        self._corked_frames = 0
         self._write(parts, length)
 
     def _write(self, parts: Sequence[Buffer], length: int) -> None:

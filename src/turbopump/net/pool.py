@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import ConnectFailed
@@ -18,11 +18,11 @@ from turbopump.net.deadlines import Deadlines
 from turbopump.net.fifo_waiters import FifoWaiters
 from turbopump.net.network import Network
 from turbopump.net.pool_config import Backoff, PoolConfig
-from turbopump.net.request_protocol import Request, RequestHook
+from turbopump.net.request_protocol import Prepared, Request, RequestHook
 from turbopump.net.router import Router
 from turbopump.net.thread_request import ThreadRequest
 from turbopump.timeouts import timeout
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, Response
 from turbopump.wire.hosts import split_address
 
 _log = logging.getLogger(__name__)
@@ -46,8 +46,9 @@ class _Peer:
     def ready(self) -> Connection | None:
         """The open connection, if no request still waits for it."""
         connection = self.connection
-        is_ready = connection is not None and connection.is_open and self.waiting.is_empty
-        return connection if is_ready else None
+        if connection is None or not connection.is_open or not self.waiting.is_empty:
+            return None
+        return connection
 
 
 class ConnectionPool:
@@ -103,9 +104,17 @@ class ConnectionPool:
             raise peer.backoff.failure()
         return connection
 
+    @overload
+    def request(
+        self, address: str, request: Command, timeout_ms: int
+    ) -> Coroutine[Any, Any, Command]: ...
+    @overload
+    def request(
+        self, address: str, request: Prepared, timeout_ms: int
+    ) -> Coroutine[Any, Any, Response]: ...
     def request(
         self, address: str, request: Request, timeout_ms: int
-    ) -> Coroutine[Any, Any, Command]:
+    ) -> Coroutine[Any, Any, Response]:
         """Connect if necessary, send a request and return its answer, all within the timeout."""
         peer = self._peers.get(address)
         connection = None if peer is None else peer.ready
@@ -121,7 +130,7 @@ class ConnectionPool:
 
     async def _connect_and_request(
         self, address: str, request: Request, timeout_ms: int
-    ) -> Command:
+    ) -> Response:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
         return await connection.request(request, left_ms)
 

@@ -12,18 +12,21 @@ from typing import Generic, Protocol, TypeVar
 from msgspec.structs import replace
 
 from turbopump.clock import Clock
+from turbopump.core import FrameDecoder
 from turbopump.errors import ConnectionLost, InvalidArgument, RequestTimeout
 from turbopump.net.limits import ConnectionLimits
-from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
-from turbopump.wire.framing import FrameDecoder, encode_parts
-from turbopump.wire.prepared_frames import SendRequest
+from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command, Response, command_of
+from turbopump.wire.framing import encode_parts
+from turbopump.wire.prepared_requests import PullRequest, SendRequest
 
 W = TypeVar("W")
 
 _OPAQUE_BITS = 0x7FFF_FFFF
 
-Request = Command | SendRequest
-"""What is sent: a prepared send makes its own frame, faster than it would be encoded."""
+Prepared = SendRequest | PullRequest
+"""A request that makes its own frame, and takes its response as the core has read it."""
+
+Request = Command | Prepared
 
 
 class RequestHook(Protocol):
@@ -63,12 +66,20 @@ class RequestProtocol(Generic[W]):
     """
 
     def __init__(
-        self, clock: Clock, limits: ConnectionLimits, hooks: Sequence[RequestHook]
+        self,
+        clock: Clock,
+        limits: ConnectionLimits,
+        hooks: Sequence[RequestHook],
+        *,
+        typed_requests: bool = False,
     ) -> None:
         self.clock = clock
         self.limits = limits
         self.hooks = tuple(hooks)
-        self.decoder = FrameDecoder(limits.frame_bytes_max)
+        # Hooks see responses as commands.
+        self.decoder = FrameDecoder(
+            limits.frame_bytes_max, typed_requests=typed_requests, typed_responses=not hooks
+        )
         self.peer_address = "unknown"
         self.close_reason: str | None = None
         """Why the connection is closed; None while it is open."""
@@ -129,10 +140,13 @@ class RequestProtocol(Generic[W]):
         self.received_ms = self.clock.monotonic_ms()
         self.chunks_received += 1
 
-    def finish(self, request: Request, response: Command) -> Command:
-        """Show a response to hooks and return it."""
+    def finish(self, request: Request, response: Response) -> Response:
+        """Show a response to hooks and return it, in the form that suits the request."""
+        if not isinstance(request, Command):
+            return response
+        if not isinstance(response, Command):
+            return command_of(response)
         for hook in self.hooks:
-            assert isinstance(request, Command), "hooks have seen the request"
             hook.after_response(self.peer_address, request, response)
         return response
 

@@ -6,10 +6,11 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from turbopump.core import Frame, TypedFrame
 from turbopump.errors import InvalidArgument, RemoteError, WireError, WriteRefused
 from turbopump.net.request_protocol import RequestHook
 from turbopump.wire.body_limits import DEFAULT_BODY_BYTES_MAX
@@ -17,11 +18,12 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
-    NO_TYPED_HEADERS,
+    RESPONSE_FRAMES,
     Command,
-    typed_headers,
+    Request,
+    answer_to,
+    command_of,
 )
-from turbopump.wire.schema import Header
 
 if TYPE_CHECKING:
     from turbopump.net.connection import Connection
@@ -36,6 +38,9 @@ Outcome = Command | Awaitable[Command | None] | None
 
 Handler = Callable[[Command, "Connection"], Outcome]
 """Serves one request. A plain function runs inline, a coroutine function as a task."""
+
+FrameHandler = Callable[[Any, "Connection"], None]
+"""Serves a request whose header the core has read; it answers by itself, now or later."""
 
 
 def not_supported(request: Command, peer: Connection) -> Command:
@@ -53,9 +58,6 @@ class Router:
     without the mapping nothing is checked. A longer body is answered with an error; the connection
     stays open.
 
-    ``header_types`` has the header types of requests that come often: their fields are typed while
-    they are read (`Command.header`). With hooks they are not, since these look at the texts.
-
     ``settle`` is called after all requests of one chunk have been passed to their handlers and
     before the last answers are written: for handlers that work in batches.
     """
@@ -67,14 +69,13 @@ class Router:
         unknown: Handler = not_supported,
         hooks: Sequence[RequestHook] = (),
         body_bytes_max: Mapping[int, int] | None = None,
-        header_types: Mapping[int, type[Header]] | None = None,
     ) -> None:
         self.settle: Callable[[], object] = lambda: None
         self._body_bytes_max = body_bytes_max
         self._handlers: dict[int, Handler] = {}
         self._unknown = unknown
         self.hooks = tuple(hooks)
-        self.typed_headers = NO_TYPED_HEADERS if hooks else typed_headers(header_types or {})
+        self._frame_handlers: dict[type[Frame], FrameHandler] = {}
         for code, handler in (handlers or {}).items():
             self.add(code, handler)
 
@@ -85,37 +86,50 @@ class Router:
         # A plain int, because looking up an enum member hashes slowly.
         self._handlers[int(code)] = handler
 
+    def add_frames(self, kind: type[TypedFrame], handler: FrameHandler) -> None:
+        """Register the handler of requests whose headers the core reads, the most frequent ones.
+
+        All others reach the handler of their code: those of an unusual form, and with hooks, which
+        see commands.
+        """
+        self._frame_handlers[kind] = handler
+
+    def frame_handler(self, frame: Frame) -> FrameHandler | None:
+        """Return the handler of a frame with a header that was read; None for all others."""
+        return self._frame_handlers.get(type(frame))
+
     def outcome(self, request: Command, peer: Connection) -> Outcome:
         """Run the handler of a request; raises what hook and handler raise."""
-        if len(request.body) > DEFAULT_BODY_BYTES_MAX:
-            self._check_body(request)
+        self.check_body(request)
         for hook in self.hooks:
             request = hook.before_request(peer.peer_address, request)
         return self._handlers.get(request.code, self._unknown)(request, peer)
 
-    def _check_body(self, request: Command) -> None:
-        if self._body_bytes_max is None:
+    def check_body(self, request: Request) -> None:
+        """Raise RemoteError if a request has a longer body than others of its code may have."""
+        if self._body_bytes_max is None or request.body_length <= DEFAULT_BODY_BYTES_MAX:
             return
         most = self._body_bytes_max.get(request.code, DEFAULT_BODY_BYTES_MAX)
-        if len(request.body) > most:
+        if request.body_length > most:
             remark = f"body of request {request.code} must be at most {most} bytes"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{remark}, got {len(request.body)}")
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{remark}, got {request.body_length}")
 
 
-def failure(request: Command, peer: Connection, error: Exception) -> Command:
+def failure(request: Request, peer: Connection, error: Exception) -> Command:
     """Return the answer to a request that failed."""
     match error:
         case RemoteError(code=code, remark=remark):
-            return request.answer(code, remark=sendable(remark))
+            return answer_to(request, code, remark=sendable(remark))
         case WriteRefused():
             _log.warning("request %d of %s: %s", request.code, peer.peer_address, error)
-            return request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=sendable(str(error)))
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+            return answer_to(request, code, remark=sendable(str(error)))
         case WireError() | InvalidArgument():
             _log.info("request %d of %s: %s", request.code, peer.peer_address, error)
         case _:
             _log.error("request %d of %s failed", request.code, peer.peer_address, exc_info=error)
     remark = f"{type(error).__name__}: {error}"
-    return request.answer(ResponseCode.SYSTEM_ERROR, remark=sendable(remark))
+    return answer_to(request, ResponseCode.SYSTEM_ERROR, remark=sendable(remark))
 
 
 def sendable(remark: str) -> str:
@@ -153,8 +167,26 @@ class Serving:
         """Coroutine handlers that have not ended."""
         return len(self._running)
 
-    def serve(self, request: Command) -> None:
-        """Serve a request of the peer; raises nothing."""
+    def take(self, frame: Frame) -> None:
+        """Serve a request of the peer, or pass its response on; raises WireError if malformed."""
+        if type(frame) in RESPONSE_FRAMES:
+            self._peer.take_response(frame)  # type: ignore[arg-type]
+            return
+        handler = self._router.frame_handler(frame)
+        if handler is None or self.is_refusing or not isinstance(frame, TypedFrame):
+            command = command_of(frame)
+            if command.flag & FLAG_RESPONSE:
+                self._peer.take_response(command)
+            else:
+                self._serve(command)
+            return
+        try:
+            self._router.check_body(frame)
+            handler(frame, self._peer)
+        except Exception as error:  # noqa: BLE001 - a handler's bug must not close the connection
+            self.answer_failure(frame, error)
+
+    def _serve(self, request: Command) -> None:
         if self.is_refusing:
             self._refuse(request)
             return
@@ -169,7 +201,7 @@ class Serving:
         except Exception as error:  # noqa: BLE001 - a handler's bug must not close the connection
             self.answer_failure(request, error)
 
-    def answer(self, request: Command, response: Command) -> None:
+    def answer(self, request: Request, response: Command) -> None:
         """Answer a request, unless it is one-way or the peer is gone.
 
         If a hook raises, or the answer cannot be sent, the peer gets that error as the answer.
@@ -182,6 +214,7 @@ class Serving:
                 # Requests that share a future get the answer that was created for one of them.
                 response = replace(response, opaque=request.opaque)
             for hook in self._router.hooks:
+                assert isinstance(request, Command), "hooks have seen the request"
                 hook.after_response(self._peer.peer_address, request, response)
             self._send(response)
         except Exception as error:  # noqa: BLE001 - whatever it is, the peer waits for an answer
@@ -231,11 +264,11 @@ class Serving:
             self.answer_failure(request, error)
         self._on_change()
 
-    def is_answerable(self, request: Command) -> bool:
+    def is_answerable(self, request: Request) -> bool:
         """Return whether the peer is connected and expects an answer."""
         return not request.flag & FLAG_ONEWAY and not self.is_stopped
 
-    def answer_failure(self, request: Command, error: Exception) -> None:
+    def answer_failure(self, request: Request, error: Exception) -> None:
         """Answer with an error, past the hooks: it may be a hook's own."""
         try:
             response = failure(request, self._peer, error)
@@ -245,7 +278,7 @@ class Serving:
             _log.error("request %d of %s: %r", request.code, self._peer.peer_address, odd)
             if self.is_answerable(request):
                 remark = "the answer cannot be sent"
-                self._send(request.answer(ResponseCode.SYSTEM_ERROR, remark=remark))
+                self._send(answer_to(request, ResponseCode.SYSTEM_ERROR, remark=remark))
 
 
 async def _share(future: asyncio.Future[Command | None]) -> Command | None:

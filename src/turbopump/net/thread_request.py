@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 from turbopump.net.request_protocol import Request
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, Response
 
-Outcome = Command | Exception
+Outcome = Response | Exception
 
 UNHEARD = Command(0)
 """Stands for the answer if no thread waits for it."""
@@ -30,13 +30,13 @@ class ThreadRequest:
         self.finished.acquire()
         self.outcome: Outcome | None = None
         """None if it has to be sent in another way."""
-        self.on_answer: Callable[[ThreadRequest, Command | None], Outcome] | None = None
+        self.on_answer: Callable[[ThreadRequest, Response | None], Outcome] | None = None
         """Set while it is in flight: turns an answer, or that there is none, into the outcome."""
 
     def done(self) -> bool:
         return self.on_answer is None
 
-    def set_result(self, answer: Command | None) -> None:
+    def set_result(self, answer: Response | None) -> None:
         """Take the answer, None if there will be none, and wake the thread."""
         on_answer, self.on_answer = self.on_answer, None
         if on_answer is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -44,6 +45,16 @@ ASK: dict[str, Ask] = {
         RequestCode.SEND_REPLY_MESSAGE_V2, send_header(topic="DefaultCluster_REPLY_TOPIC"), b"pong"
     ),
 }
+
+
+def moved(view: MessageView, position: int) -> MessageView:
+    """Return a message as if it were at another position of the log."""
+    kind, fields = view.__reduce__()
+    values: list[Any] = list(fields)
+    values[values.index(view.physical_offset, 6)] = position
+    return kind(*values)
+
+
 BY_CONSUMERS = [what for what in ASK if "retry" in what or "dead" in what or "back" in what]
 
 
@@ -180,7 +191,7 @@ def test_nor_if_nothing_was_stored(
             position = failed.physical_offset + (refusal == "no such message")
             with pytest.raises(RequestTimeout):
                 await sent_back_by_go(client, position)
-            answer = await client.send_back(replace(failed, physical_offset=position))
+            answer = await client.send_back(moved(failed, position))
             assert answer.code != ResponseCode.SUCCESS
 
     run()

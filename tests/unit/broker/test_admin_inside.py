@@ -11,6 +11,7 @@ from msgspec import structs
 
 import vectors
 from broker_parts import Parts, finished
+from turbopump.core import CORE_NAME
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.settings import parse_properties
 from turbopump.wire import bodies, headers
@@ -229,6 +230,7 @@ def test_runtime_info(parts: Parts) -> None:
     table = KeyValues.decode(whole_body(parts.ask(28))).table
     assert table["runtime"] == "[ 1 days, 2 hours, 1 minutes, 1 seconds ]"
     assert table["brokerVersionDesc"] == "V4_9_8"
+    assert table["core"] == CORE_NAME
     assert table["putMessageTimesTotal"] == "2"
     assert table["putMessageAverageSize"] == "150.0"
     assert table["scheduleMessageOffset_3"] == "7,9"

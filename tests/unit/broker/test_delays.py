@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from appending import append
 from brokers import BROKER_HOST, SMALL_STORE, Client, client_of, config_at, running_broker
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import LimitsConfig
@@ -150,7 +151,7 @@ async def test_a_rejected_append_is_retried(tmp_path: Path, monkeypatch: Any) ->
             raise WriteFailed("no")
 
         with monkeypatch.context() as patched:
-            patched.setattr(broker.store, "append_all", refuse)
+            patched.setattr(broker.store, "append", refuse)
             await asyncio.sleep(3)
         assert refusals > 5
         await asyncio.sleep(0.5)
@@ -380,7 +381,7 @@ async def test_a_message_that_names_no_valid_topic_does_not_block_later_ones(
 ) -> None:
     async with running_broker(tmp_path) as (broker, client):
         delayed = record(topic="SCHEDULE_TOPIC_XXXX", DELAY="1", REAL_TOPIC="x" * 300, REAL_QID="0")
-        broker.store.append([delayed])
+        append(broker.store, [delayed])
         await send_delayed(client, 1, b"next")
         await asyncio.sleep(2)
         assert [message.body for message in await client.messages()] == [b"next"]

@@ -20,7 +20,7 @@ from turbopump.broker.pull_status import ReadRules, Status
 from turbopump.broker.replies import PushedReply
 from turbopump.broker.resets import APPLIED_WITHIN_MS, NEWEST, Reset
 from turbopump.broker.retries import Dropped, SendBack
-from turbopump.broker.send import Send
+from turbopump.core import FrameDecoder, SendFrame, SendTemplate
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue
 from turbopump.store.outcomes import Appended, Found, OffsetTooLarge, ReadOutcome, UpToDate
@@ -119,25 +119,22 @@ class Visitor:
         self.closed = reason
 
 
-def a_send(body: bytes = b"hello", **changes: Any) -> Send:
-    plain = Send(
-        client="10.9.9.9:1",
-        producer_group="pg",
-        topic="T",
-        queue_id=0,
-        body=body,
-        properties="",
-        flag=0,
-        sys_flag=0,
-        born_timestamp_ms=1,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        unit_mode=False,
-        reconsume_times=0,
-        retries_max=None,
-        is_batch=False,
-    )
-    return replace(plain, **changes)
+VISITOR = "10.9.9.9:1"
+
+
+def a_send(
+    body: bytes = b"hello",
+    *,
+    topic: str = "T",
+    properties: str = "",
+    is_batch: bool = False,
+    queue_id: int = 0,
+) -> SendFrame:
+    template = SendTemplate("pg", topic, None, default_topic_queue_nums=4, is_batch=is_batch)
+    parts = template.frame(1, queue_id, 0, 1, 0, properties, 0, body, 1 << 20)
+    [send] = FrameDecoder(typed_requests=True).feed(b"".join(parts))
+    assert isinstance(send, SendFrame)
+    return send
 
 
 def a_pull(client: Visitor, offset: int = 0, **changes: Any) -> Pull:
@@ -157,10 +154,10 @@ def a_pull(client: Visitor, offset: int = 0, **changes: Any) -> Pull:
     return replace(plain, **changes)
 
 
-def sent(broker: Broker, send: Send) -> Outcome:
+def sent(broker: Broker, send: SendFrame) -> Outcome:
     """Store a message; return the outcome."""
     outcomes: list[Outcome] = []
-    broker.path.sends.accept(send, lambda outcome, _queue_id: outcomes.append(outcome))
+    broker.path.sends.accept(send, VISITOR, None, lambda _, outcome: outcomes.append(outcome))
     broker.path.settle()
     [outcome] = outcomes
     return outcome
@@ -459,7 +456,7 @@ async def test_replies_reach_members_of_the_other_protocol(
         reply = a_send(
             b"pong", topic="DefaultCluster_REPLY_TOPIC", properties="REPLY_TO_CLIENT\x01asker"
         )
-        replied = await broker.path.replies.accept(reply)
+        replied = await broker.path.replies.accept(reply, VISITOR)
         assert replied.push_failure is None
         assert isinstance(replied.kept, Appended)
         assert pushed == [("asker", b"pong")]

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from appending import append
 from brokers import SMALL_STORE
 from store_work import sync_log
 from turbopump.broker.config import OverloadConfig
-from turbopump.broker.durability import Durability, Late, Outcome, Promise
+from turbopump.broker.durability import Durability, Late, Outcome, Promise, Report
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.machine.files import REAL_FILES
 from turbopump.net.deadlines import Deadlines
@@ -40,11 +42,11 @@ class Gate:
 
     def store_one(self, promise: Promise) -> Appended:
         with patch.object(self.store._flusher, "join", lambda: self.flush):
-            appended = self.store.append([record(b"body")])
-        self.gate.acknowledge(appended, promise, self._note, promise)
+            appended = append(self.store, [record(b"body")])
+        self.gate.acknowledge(appended, Report(promise, partial(self._note, promise)))
         return appended
 
-    def _note(self, outcome: Outcome, promise: Promise) -> None:
+    def _note(self, promise: Promise, outcome: Outcome) -> None:
         self.outcomes.append((outcome, promise))
 
     @property
@@ -103,7 +105,7 @@ async def test_a_failing_answer_does_not_block_the_others(
 
     with gate(tmp_path) as at:
         broken = at.store_one(Promise.WRITTEN)
-        at.gate.acknowledge(broken, Promise.DURABLE, fail)
+        at.gate.acknowledge(broken, Report(Promise.DURABLE, fail))
         at.store_one(Promise.DURABLE)
         at.flush.set_result(None)
         await at.gate.settle(10_000)

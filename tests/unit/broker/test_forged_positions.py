@@ -13,7 +13,7 @@ from store_work import log_of
 from turbopump.broker.broker import Broker
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import record_starts
-from turbopump.store.log_scan import scan_runs
+from turbopump.store.log_scan import scan
 from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire import properties
 from turbopump.wire.bodies import ConsumerData, Heartbeat
@@ -29,8 +29,7 @@ from turbopump.wire.headers import (
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import offset_id
 from turbopump.wire.names import HALF_TOPIC
-from turbopump.wire.record import Record, decode_record
-from turbopump.wire.record_arrays import HEAD_BYTES
+from turbopump.wire.record import FIXED_BYTES, Record, decode_record
 from turbopump.wire.sysflag import Transaction
 
 HOST = host("10.0.0.1", 10911)
@@ -41,7 +40,7 @@ async def forge(
     broker: Broker, client: Client, topic: str = "T", claimed: str = HALF_TOPIC
 ) -> PhysicalOffset:
     """Send a body that looks like the first message of a queue; return where it begins."""
-    position = PhysicalOffset(broker.store.written_end + HEAD_BYTES)
+    position = PhysicalOffset(broker.store.written_end + FIXED_BYTES - 3)
     forged = Record(
         topic=claimed.encode(),
         queue_id=0,
@@ -163,9 +162,9 @@ async def test_the_log_is_searched_in_one_slice_per_turn_of_the_loop(
             virtual_loop().call_soon(end_turn)
         slices, in_turn = slices + 1, in_turn + 1
         most = max(most, in_turn)
-        return scan_runs(*args, **options)
+        return scan(*args, **options)
 
-    monkeypatch.setattr(record_starts, "scan_runs", counted)
+    monkeypatch.setattr(record_starts, "scan", counted)
     async with running_broker(tmp_path) as (broker, client):
         for _ in range(50):
             await client.send(b"x" * 900)

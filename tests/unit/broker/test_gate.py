@@ -34,7 +34,7 @@ def test_only_one_module_appends_to_the_store() -> None:
     appends = [
         f"{owner}{call}"
         for owner in ("store.", "self.store.", "self._store.", "broker.store.")
-        for call in ("append", "append_all")
+        for call in ("append",)
     ]
     assert callers(*appends) == {"broker/message_writer.py"}
 
@@ -48,7 +48,7 @@ def test_only_one_module_uses_the_gate() -> None:
     assert callers(*asked) == {"broker/message_writer.py"}
 
 
-@pytest.mark.parametrize("method", ["append_now", "_append_burst", "when_settled"])
+@pytest.mark.parametrize("method", ["settle", "when_settled"])
 def test_appends_pass_through_the_gate(method: str) -> None:
     tree = ast.parse((SOURCE / "broker" / "message_writer.py").read_text())
     [function] = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from appending import append
 from brokers import Client, running_broker
 from turbopump.errors import StoreDamaged
 from turbopump.testing import Disk, virtual_loop, virtual_time
@@ -180,7 +181,7 @@ async def test_transaction_topics_missing_from_the_table_are_restored_silently(
         before = topics_file.read_bytes()
         for name in TRANSACTION_TOPICS:
             broker.state.topics.create_internal(name, queues=1)
-            broker.store.append([record(topic=name)]).durable.result()
+            append(broker.store, [record(topic=name)]).durable.result()
     topics_file.write_bytes(before)
     async with running_broker(tmp_path) as (broker, client):
         for name in TRANSACTION_TOPICS:

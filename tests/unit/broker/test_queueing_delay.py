@@ -109,9 +109,9 @@ def test_a_delivery_whose_flush_fails_immediately_is_retried_after_a_pause(
                 patch.object(disk, "join", lambda _: failed),
                 patch.object(
                     MessageWriter,
-                    "append_groups",
+                    "append_all",
                     autospec=True,
-                    side_effect=MessageWriter.append_groups,
+                    side_effect=MessageWriter.append_all,
                 ) as tried,
             ):
                 await asyncio.sleep(11)
@@ -243,7 +243,7 @@ def test_delayed_deliveries_do_not_pile_up_while_the_disk_hangs(
 def slow_down_appends(monkeypatch: pytest.MonkeyPatch, append_ms: int) -> None:
     append = Store.append
 
-    def slowly(store: Store, *args: Any, **kwargs: Any) -> Appended:
+    def slowly(store: Store, *args: Any, **kwargs: Any) -> list[Appended]:
         virtual_loop().clock.advance_ns(append_ms * 1_000_000)
         return append(store, *args, **kwargs)
 

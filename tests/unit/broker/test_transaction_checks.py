@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
+from appending import append
 from brokers import SMALL_STORE, SYNC_STORE, Client, StuckDisk, running_broker, stuck_disk
 from transaction_peers import (
     COMMIT,
@@ -529,17 +530,17 @@ async def test_operations_that_a_full_disk_rejects_are_written_later(
 ) -> None:
     async with world(tmp_path) as (broker, client, producer):
         places = [await producer.half(b"%d" % number) for number in range(3)]
-        groups = broker.path.writer.append_groups
+        right = broker.path.writer.append_all
 
         def refuse(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr(broker.path.writer, "append_groups", refuse)
+        monkeypatch.setattr(broker.path.writer, "append_all", refuse)
         for place in places:
             assert (await producer.end(place)).code == ResponseCode.SUCCESS
         assert await bodies(client, HALF_OPERATIONS_TOPIC) == []
         assert (await producer.end(places[0])).code == ResponseCode.SUCCESS
-        monkeypatch.setattr(broker.path.writer, "append_groups", groups)
+        monkeypatch.setattr(broker.path.writer, "append_all", right)
         await asyncio.sleep(5)
         assert await bodies(client, HALF_OPERATIONS_TOPIC) == [b"0", b"1", b"2"]
         assert await bodies(client) == [b"0", b"1", b"2"]
@@ -616,7 +617,7 @@ async def cold_halves(
             # A crash came before their operations.
             view = broker.path.transactions.queues.half(QueueOffset(place.queue_offset))
             assert view is not None
-            broker.store.append([record_of(final_draft(view))])
+            append(broker.store, [record_of(final_draft(view))])
     async with world(directory) as (_, client, producer):
         await asyncio.sleep(after_s)
         disk = disk_at(virtual_loop(), directory)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from appending import append
 from brokers import SYNC_STORE, running_broker, stuck_disk, views
 from transaction_peers import (
     COMMIT,
@@ -311,7 +312,6 @@ async def test_an_end_that_a_bug_kept_from_being_stored_can_be_repeated(
         places = [await producer.half(body) for body in (b"x", b"y", b"z")]
         with monkeypatch.context() as bug:
             bug.setattr(broker.store, "append", fail)
-            bug.setattr(broker.store, "append_all", fail)
             # The first is stored alone, the others together.
             answers = await asyncio.gather(*(producer.end(place) for place in places))
             assert {answer.code for answer in answers} == {ResponseCode.SYSTEM_ERROR}
@@ -331,7 +331,7 @@ async def test_a_copy_without_an_operation_for_the_older_one_replaces_it(tmp_pat
         place = await producer.half(b"x")
         view = broker.path.transactions.queues.half(QueueOffset(0))
         assert view is not None
-        broker.store.append([copy_of(view, 1)])
+        append(broker.store, [copy_of(view, 1)])
     async with world(tmp_path) as (_, client, producer):
         await asyncio.sleep(INTERVAL_S + 1)
         [asked] = producer.asked
@@ -354,7 +354,7 @@ async def test_a_copy_that_names_the_first_one_stays_open_across_restarts(tmp_pa
         await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
         view = broker.path.transactions.queues.half(QueueOffset(0))
         assert view is not None
-        broker.store.append([immune_copy(view)])
+        append(broker.store, [immune_copy(view)])
     for _ in range(2):
         async with world(tmp_path) as (broker, _, producer):
             await asyncio.sleep(INTERVAL_S + 1)
@@ -371,8 +371,8 @@ async def test_a_copy_ends_with_the_first_one_that_it_names(tmp_path: Path) -> N
         await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="1")
         view = broker.path.transactions.queues.half(QueueOffset(0))
         assert view is not None
-        broker.store.append([immune_copy(view)])
-        broker.store.append([operation(QueueOffset(0), 0, view.store_host)])
+        append(broker.store, [immune_copy(view)])
+        append(broker.store, [operation(QueueOffset(0), 0, view.store_host)])
     async with world(tmp_path) as (broker, client, producer):
         await asyncio.sleep(2 * INTERVAL_S)
         assert producer.asked == []
@@ -387,7 +387,7 @@ async def test_a_commit_without_an_operation_is_found(tmp_path: Path) -> None:
         for place in places:
             view = broker.path.transactions.queues.half(QueueOffset(place.queue_offset))
             assert view is not None
-            broker.store.append([record_of(final_draft(view))])
+            append(broker.store, [record_of(final_draft(view))])
     async with world(tmp_path, decide=lambda _: COMMIT) as (_, client, producer):
         assert (await producer.end(places[0], ROLLBACK)).code == ResponseCode.SYSTEM_ERROR
         assert (await producer.end(places[0])).code == ResponseCode.SUCCESS

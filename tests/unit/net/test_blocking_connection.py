@@ -25,7 +25,7 @@ from turbopump.net.limits import DEFAULT_LIMITS
 from turbopump.net.request_protocol import RequestHook, RequestProtocol
 from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import VirtualClock
-from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, request
+from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, Response, request
 from turbopump.wire.framing import FrameDecoder, decode, encode
 
 IN_TIME_MS = 10_000
@@ -82,8 +82,8 @@ def answer(opaque: int, remark: str = "") -> Command:
     return Command(0, flag=FLAG_RESPONSE, opaque=opaque, remark=remark or None)
 
 
-def received(connection: BlockingConnection, count: int) -> list[Command]:
-    found: list[Command] = []
+def received(connection: BlockingConnection, count: int) -> list[Response]:
+    found: list[Response] = []
     while len(found) < count:
         assert readable([connection], IN_TIME_MS)
         found += connection.responses()

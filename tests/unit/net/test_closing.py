@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +15,6 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.net.router import Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.command import Command
-from turbopump.wire.framing import FrameDecoder
 
 
 def by_close(client: Connection, server: Connection) -> None:
@@ -103,17 +103,14 @@ async def test_draining_waits_for_requests_waiting_for_a_slot() -> None:
 @pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("x" * 5000)])
 @virtual_time()
 async def test_a_bug_in_reading_closes_only_its_connection_with_the_reason(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def feed(self: FrameDecoder, chunk: bytes) -> Iterator[Command]:
-        if b"trap" in chunk:
-            raise error
-        yield from feed_well(self, chunk)
-
-    feed_well = FrameDecoder.feed
-    monkeypatch.setattr(FrameDecoder, "feed", feed)
+    decoder = Mock(held_bytes=0)
+    decoder.feed.side_effect = error
     async with world() as here:
         other, peer = await here.connect(), await here.connect_raw("fuzzer")
+        [trap] = [each for each in here.server.connections if "fuzzer" in each.peer_address]
+        trap._inbox.decoder = decoder
         peer.transport.write(b"trap")
         await wait_until(lambda: peer.is_lost)
         assert (await other.request(Command(ECHO), 1000)).code == 0

@@ -69,16 +69,20 @@ def test_frames_go_out_whole_and_in_the_order_they_were_put(actions: list[str | 
 
 
 @virtual_time()
-async def test_a_turn_is_written_in_growing_bursts() -> None:
+async def test_a_turn_is_written_together_after_its_first_frame() -> None:
     transport = Recorder()
     outbox = Outbox(transport, LIMITS, virtual_loop(), lambda _: None)
     frame_bytes = len(encode(Command(1)))
     for _ in range(100):
         outbox.put(encode_parts(Command(1)))
+    assert len(transport.writes) == 1, "the first frame does not wait"
     await asyncio.sleep(0)
-    assert [len(data) // frame_bytes for data in transport.writes] == [1, 8, 64, 27]
+    assert [len(data) // frame_bytes for data in transport.writes] == [1, 99]
+    outbox.hold()
     outbox.put(encode_parts(Command(1)))
-    assert len(transport.writes) == 5, "the first frame of the next turn does not wait"
+    assert len(transport.writes) == 2, "more may follow"
+    outbox.put([bytes(LIMITS.write_pause_bytes)])
+    assert len(transport.writes) == 3, "only the transport can tell that the peer does not keep up"
 
 
 @virtual_time()

@@ -37,8 +37,8 @@ class Commits:
         return self.serve(request, peer)
 
 
-def commits(flag: int = 0) -> bytes:
-    return b"".join(encode(Command(COMMIT, opaque=n, flag=flag)) for n in range(COMMITS))
+def commits(flag: int = 0, count: int = COMMITS) -> bytes:
+    return b"".join(encode(Command(COMMIT, opaque=n, flag=flag)) for n in range(count))
 
 
 async def send_and_close(here: World, data: bytes, *, is_reset: bool) -> RawPeer:
@@ -62,11 +62,13 @@ async def test_requests_before_the_close_are_executed(flag: int, is_coroutine: b
     limits = ConnectionLimits(handlers_running_max=10)
     async with world(router, limits) as here:
         peer = await here.connect_raw()
-        peer.transport.write(commits(flag))
+        # Few enough for the answers to fit into the window of the peer, which does not read them.
+        count = COMMITS // 2
+        peer.transport.write(commits(flag, count))
         peer.transport.close()
         await wait_until(lambda: len(here.disconnected) == 1)
         await here.disconnected[0].wait_closed()
-        assert sorted(served.numbers) == list(range(COMMITS))
+        assert sorted(served.numbers) == list(range(count))
 
 
 @virtual_time()

@@ -9,21 +9,20 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from turbopump.broker.clients import AbsentPeer, Peer
+from turbopump.core import TypedFrame
 from turbopump.errors import BodyError, ConnectionLost, InvalidArgument, RemoteError, WriteRefused
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler, Outcome
+from turbopump.net.router import FrameHandler, Handler, Outcome
 from turbopump.wire.bodies import QueuePositions
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.schema import Body, Header
 
 B = TypeVar("B", bound=Body)
+F = TypeVar("F", bound=Any)
 H = TypeVar("H", bound=Callable[[Any, Command, Connection], Outcome])
 
 _CODES = "request_codes"
-
-_CLIENT_LIMITS_RETRIES_SINCE = 121
-"""From this version on, a client's own retry limit counts."""
 
 
 class Requests:
@@ -38,12 +37,30 @@ class Requests:
             for code in getattr(method, _CODES, ())
         }
 
+    def frame_handlers(self) -> dict[type[TypedFrame], FrameHandler]:
+        """Return the handlers of requests whose headers the core reads."""
+        return {
+            method.frame_kind: getattr(self, name)
+            for name, method in vars(type(self)).items()
+            if hasattr(method, "frame_kind")
+        }
+
 
 def serves(*codes: RequestCode) -> Callable[[H], H]:
     """Mark a method as the handler of requests."""
 
     def mark(method: H) -> H:
         setattr(method, _CODES, codes)
+        return method
+
+    return mark
+
+
+def serves_frames(kind: type[TypedFrame]) -> Callable[[F], F]:
+    """Mark a method as the handler of requests whose headers the core reads."""
+
+    def mark(method: F) -> F:
+        method.frame_kind = kind
         return method
 
     return mark
@@ -89,13 +106,6 @@ def as_remote_error() -> Iterator[None]:
         raise RemoteError.system(str(error)) from error
     except WriteRefused as error:
         raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from error
-
-
-def retries_max_of(request: Command, wanted: int | None) -> int | None:
-    """Return how often a client lets a message be retried; None if its group decides."""
-    return (
-        wanted if wanted is not None and request.version >= _CLIENT_LIMITS_RETRIES_SINCE else None
-    )
 
 
 @runtime_checkable

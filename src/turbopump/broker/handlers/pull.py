@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from msgspec.structs import replace
-
-from turbopump.broker.handlers.common import Requests, serves
+from turbopump.broker.handlers.common import Requests, serves, serves_frames
 from turbopump.broker.pull import Expression, Held, Pull, Pulls
-from turbopump.broker.pull_status import MASTER_ID, STATUS, Status
+from turbopump.broker.pull_status import Status
+from turbopump.core import PullFrame, PullResponses
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import failure
 from turbopump.store import outcomes
 from turbopump.store.outcomes import ReadOutcome
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, Serialize
+from turbopump.wire.command import Command, Request, Serialize, answer_to
 from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
-from turbopump.wire.prepared_frames import PullResponseFrames
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 
@@ -25,14 +23,28 @@ class PullRequests(Requests):
     def __init__(self, pulls: Pulls) -> None:
         self._pulls = pulls
 
+    @serves_frames(PullFrame)
+    def pull(self, request: PullFrame, peer: Connection) -> None:
+        """Answer with messages, or hold the pull; nearly all pulls come this way."""
+        self._serve(request, peer, _pull_of(peer, request))
+
     @serves(RequestCode.PULL_MESSAGE)
-    def pull(self, request: Command, peer: Connection) -> None:
-        """Answer with messages, or hold the pull."""
-        pull = _pull_of(peer, PullMessage.from_ext_fields(request.ext_fields))
+    def pull_observed(self, request: Command, peer: Connection) -> None:
+        """Do the same for a pull that hooks see, or that is unusual."""
+        self._serve(request, peer, _pull_of(peer, PullMessage.from_ext_fields(request.ext_fields)))
+
+    def _serve(self, request: Request, peer: Connection, pull: Pull) -> None:
         outcome = self._pulls.read(pull, self._pulls.admit(pull))
         if isinstance(outcome, Held):
-            # Tens of thousands may be held: drop what was decoded of the request.
-            slim = replace(request, ext_fields=None, body=b"")
+            # Tens of thousands may be held: drop what was received of the request.
+            slim = Command(
+                request.code,
+                flag=request.flag,
+                opaque=request.opaque,
+                language=request.language,
+                version=request.version,
+                serialize=Serialize(request.serialize),
+            )
             outcome.then(self._resume, slim, peer, pull)
         else:
             self._answer(outcome, request, peer, pull)
@@ -48,24 +60,21 @@ class PullRequests(Requests):
         else:
             self._answer(outcome, request, peer, pull)
 
-    def _answer(self, outcome: ReadOutcome, request: Command, peer: Connection, pull: Pull) -> None:
-        """Answer with messages, or with why there are none; with a prepared frame if possible."""
+    def _answer(self, outcome: ReadOutcome, request: Request, peer: Connection, pull: Pull) -> None:
+        """Answer with messages, or with why there are none."""
         broker_id = self._pulls.suggested_broker_id(pull, outcome)
-        found = outcome if isinstance(outcome, outcomes.Found) else None
-        is_plain = request.serialize is Serialize.JSON and not peer.is_observed
-        if found is not None and is_plain:
-            frame = _found_answers(broker_id).frame(
-                request.opaque, found.next_offset, found.min_offset, found.max_offset, found.size
-            )
-            peer.answer_encoded(request, frame, *found.pieces)
-            return
         status = self._pulls.status_of(pull, outcome)
-        if status is Status.NOT_FOUND and broker_id == MASTER_ID and is_plain:
-            # The answer that idle consumers get all the time.
-            frame = _NOTHING_NEW[type(outcome)].frame(
-                request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
+        pieces = outcome.pieces if isinstance(outcome, outcomes.Found) else ()
+        if not peer.is_observed:
+            frame = _answers(status, type(outcome), broker_id).frame(
+                request.opaque,
+                outcome.next_offset,
+                outcome.min_offset,
+                outcome.max_offset,
+                outcome.size if isinstance(outcome, outcomes.Found) else 0,
+                request.serialize,
             )
-            peer.answer_encoded(request, frame)
+            peer.answer_encoded(request, frame, *pieces)
             return
         fields = PullMessageAnswer(
             suggest_which_broker_id=broker_id,
@@ -73,12 +82,11 @@ class PullRequests(Requests):
             min_offset=outcome.min_offset,
             max_offset=outcome.max_offset,
         )
-        body = b"" if found is None else tuple(found.pieces)
-        remark = _REMARKS[type(outcome)]
-        peer.answer(request, request.answer(_CODES[status], fields, remark=remark, body=body))
+        remark, body = _REMARKS[type(outcome)], tuple(pieces) or b""
+        peer.answer(request, answer_to(request, _CODES[status], fields, remark=remark, body=body))
 
 
-def _pull_of(peer: Connection, header: PullMessage) -> Pull:
+def _pull_of(peer: Connection, header: PullFrame | PullMessage) -> Pull:
     flags, expression = header.sys_flag, None
     if flags & PULL_SUBSCRIPTION:
         expression = Expression(header.subscription, header.expression_type)
@@ -119,14 +127,7 @@ _REMARKS: dict[type[ReadOutcome], str] = {
 """Apache RocketMQ's names of the outcomes; clients see them as the remark."""
 
 
-@lru_cache(maxsize=64)
-def _found_answers(broker_id: int) -> PullResponseFrames:
-    """Return the answers that suggest a broker; operators use few ids."""
-    return PullResponseFrames(ResponseCode.SUCCESS, broker_id, _REMARKS[outcomes.Found])
-
-
-_NOTHING_NEW = {
-    kind: PullResponseFrames(ResponseCode.PULL_NOT_FOUND, MASTER_ID, _REMARKS[kind])
-    for kind, status in STATUS.items()
-    if status is Status.NOT_FOUND
-}
+@lru_cache(maxsize=1024)
+def _answers(status: Status, outcome: type[ReadOutcome], broker_id: int) -> PullResponses:
+    """Return the answers that differ in offsets only; operators use few ids of brokers."""
+    return PullResponses(_CODES[status], broker_id, _REMARKS[outcome])

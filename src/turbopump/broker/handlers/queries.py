@@ -12,6 +12,7 @@ from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.pull import Pulls
 from turbopump.broker.searches import Searches
 from turbopump.broker.topics import Topics, queues_of
+from turbopump.core import FRAME_BYTES_MAX
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset
 from turbopump.net.connection import Connection
@@ -21,7 +22,6 @@ from turbopump.store.store import Store
 from turbopump.wire.bodies import MessageMarks, QueueEnds
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
-from turbopump.wire.framing import FRAME_BYTES_MAX
 from turbopump.wire.headers import (
     OffsetAnswer,
     QueryMessage,

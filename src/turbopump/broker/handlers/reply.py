@@ -31,8 +31,8 @@ class ReplyRequests(Requests):
         """Serve a reply; in version 2, its fields have letters for names."""
         is_v2 = request.code == RequestCode.SEND_REPLY_MESSAGE_V2
         kind = SendMessageV2 if is_v2 else SendMessage
-        send = send_of(request, peer, kind.from_ext_fields(request.ext_fields))
-        return self._answer(await self._replies.accept(send), request)
+        send = send_of(request, kind.from_ext_fields(request.ext_fields))
+        return self._answer(await self._replies.accept(send, peer.peer_address), request)
 
     def _answer(self, replied: Replied, request: Command) -> Command:
         """Answer with the result of the push."""
@@ -73,12 +73,12 @@ def _push_request(pushed: PushedReply) -> Command:
         default_topic_queue_nums=reply.default_topic_queue_nums,
         queue_id=reply.queue_id,
         sys_flag=reply.sys_flag,
-        born_timestamp=reply.born_timestamp_ms,
-        flag=reply.flag,
+        born_timestamp=reply.born_timestamp,
+        flag=reply.message_flag,
         properties=pushed.properties,
         reconsume_times=reply.reconsume_times,
         unit_mode=reply.unit_mode,
-        born_host=reply.client,
+        born_host=pushed.client,
         store_host=str(pushed.store_host),
         store_timestamp=pushed.store_timestamp_ms,
     )

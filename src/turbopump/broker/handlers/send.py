@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Awaitable
+from functools import partial
+
+from msgspec.structs import replace
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Late, Outcome
-from turbopump.broker.handlers.common import Requests, retries_max_of, serves
+from turbopump.broker.handlers.common import Requests, serves, serves_frames
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.retries import Dropped, Retries, SendBack
-from turbopump.broker.send import Send, Sends
+from turbopump.broker.send import PendingSend, Sends, retries_max_of
 from turbopump.clock import Clock
+from turbopump.core import FrameDecoder, SendFrame, SendResponses
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import failure
 from turbopump.store.outcomes import Appended
 from turbopump.wire import headers
 from turbopump.wire.codes import Language, RequestCode, ResponseCode
-from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, whole_body
+from turbopump.wire.command import FLAG_ONEWAY, Command, Request, answer_to
+from turbopump.wire.framing import encode_parts
 from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host
 from turbopump.wire.ids import offset_ids
-from turbopump.wire.prepared_frames import SendResponseFrames
-from turbopump.wire.schema import ExtFields, Header
+from turbopump.wire.schema import ExtFields
 
 _log = logging.getLogger(__name__)
 
 _LOG_DROPPED_MS = 10_000
-_JSON = Serialize.JSON
-
-HEADER_TYPES: dict[int, type[Header]] = {
-    RequestCode.SEND_MESSAGE_V2: SendMessageV2,
-    RequestCode.SEND_BATCH_MESSAGE: SendMessageV2,
-}
-"""Headers so frequent that their fields are typed while they are decoded."""
 
 
 class SendRequests(Requests):
@@ -52,43 +50,59 @@ class SendRequests(Requests):
         identity = config.identity
         traits = BrokerTraits(region=identity.region, trace_on=identity.trace_on)
         self._traits = traits.to_ext_fields()
-        self._answers = SendResponseFrames(self._traits, self._store_host)
+        self._answers = SendResponses(self._traits, self._store_host.ip, self._store_host.port)
+
+    @serves_frames(SendFrame)
+    def send(self, request: SendFrame, peer: Connection) -> None:
+        """Serve a send; nearly all come this way."""
+        self._sends.accept(request, peer.peer_address, peer, self._answer)
 
     @serves(RequestCode.SEND_MESSAGE)
-    def send(self, request: Command, peer: Connection) -> None:
+    def send_long(self, request: Command, peer: Connection) -> None:
         """Serve a send whose fields have long names."""
         header = SendMessage.from_ext_fields(request.ext_fields)
-        self._sends.accept(send_of(request, peer, header), self._answer, request, peer)
+        observed = partial(self._answer_observed, request)
+        self._sends.accept(send_of(request, header), peer.peer_address, peer, observed)
 
     @serves(RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
-    def send_v2(self, request: Command, peer: Connection) -> None:
-        """Serve a send whose fields have letters for names."""
-        header = request.header
-        if not isinstance(header, SendMessage):
-            header = SendMessageV2.from_ext_fields(request.ext_fields)
-        self._sends.accept(send_of(request, peer, header), self._answer, request, peer)
+    def send_short(self, request: Command, peer: Connection) -> None:
+        """Serve a send whose fields have letters for names, if hooks see it or it is unusual."""
+        header = SendMessageV2.from_ext_fields(request.ext_fields)
+        observed = partial(self._answer_observed, request)
+        self._sends.accept(send_of(request, header), peer.peer_address, peer, observed)
 
-    def _answer(self, outcome: Outcome, queue_id: int, request: Command, peer: Connection) -> None:
+    def _answer(self, pending: PendingSend, outcome: Outcome) -> None:
+        request, peer = pending.send, pending.sender
         if isinstance(outcome, Appended):
-            if request.serialize is _JSON and not peer.is_observed:
-                opaque, at, offset = request.opaque, outcome.physical_offsets, outcome.queue_offset
-                frame = (
-                    self._answers.frame(opaque, at[0], queue_id, offset)
-                    if len(at) == 1
-                    else self._answers.batch_frame(opaque, at, queue_id, offset)
-                )
-                peer.answer_encoded(request, frame)
-                return
-            fields = self._fields(outcome, queue_id)
-            answer = request.answer(ResponseCode.SUCCESS, fields)
-        elif isinstance(outcome, Late):
-            fields = self._fields(outcome.appended, queue_id)
-            answer = request.answer(outcome.code, fields, remark=outcome.remark)
+            frame = self._answers.batch_frame(
+                request.opaque,
+                outcome.physical_offsets,
+                pending.queue_id,
+                outcome.queue_offset,
+                request.serialize,
+            )
+            peer.answer_encoded(request, frame)
         else:
-            if request.flag & FLAG_ONEWAY:
-                self._note_dropped(outcome)
-            answer = request.answer(outcome.code, self._traits, remark=outcome.remark)
-        peer.answer(request, answer)
+            self._answer_command(request, pending, outcome)
+
+    def _answer_observed(self, request: Command, pending: PendingSend, outcome: Outcome) -> None:
+        """Answer with a command, for hooks."""
+        if isinstance(outcome, Appended):
+            fields = self._fields(outcome, pending.queue_id)
+            pending.sender.answer(request, answer_to(request, ResponseCode.SUCCESS, fields))
+        else:
+            self._answer_command(request, pending, outcome)
+
+    def _answer_command(
+        self, request: Request, pending: PendingSend, outcome: Late | RemoteError
+    ) -> None:
+        fields = self._traits
+        if isinstance(outcome, Late):
+            fields = self._fields(outcome.appended, pending.queue_id)
+        elif request.flag & FLAG_ONEWAY:
+            self._note_dropped(outcome)
+        answer = answer_to(request, outcome.code, fields, remark=outcome.remark)
+        pending.sender.answer(request, answer)
 
     def _note_dropped(self, error: RemoteError) -> None:
         """Log dropped one-way sends, of which no client learns: at most once in 10 s."""
@@ -103,32 +117,17 @@ class SendRequests(Requests):
         return SendMessageAnswer.fields_of(self._traits, ids, queue_id, appended.queue_offset)
 
 
-def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
-    """Return the send that a request describes."""
-    sent, is_batch, limit = request.body, header.batch or False, header.max_reconsume_times
-    return Send(
-        client=peer.peer_address,
-        producer_group=header.producer_group,
-        topic=header.topic,
-        queue_id=header.queue_id,
-        # A batch is parsed in place: it need not be copied as a whole.
-        body=(
-            sent
-            if type(sent) is bytes or (is_batch and isinstance(sent, memoryview))
-            else whole_body(request)
-        ),
-        properties=header.properties or "",
-        flag=header.flag,
-        sys_flag=header.sys_flag,
-        born_timestamp_ms=header.born_timestamp,
-        default_topic=header.default_topic,
-        default_topic_queue_nums=header.default_topic_queue_nums,
-        unit_mode=header.unit_mode or False,
-        reconsume_times=header.reconsume_times or 0,
-        # Only retried messages have a limit: all others need no call.
-        retries_max=None if limit is None else retries_max_of(request, limit),
-        is_batch=is_batch,
+def send_of(request: Command, header: SendMessage) -> SendFrame:
+    """Return the send that a request describes, as if its header had the ordinary form."""
+    short = SendMessageV2(
+        **{name: getattr(header, name) for name in SendMessageV2.__struct_fields__}
     )
+    code = RequestCode.SEND_BATCH_MESSAGE if header.batch else RequestCode.SEND_MESSAGE_V2
+    usual = replace(request, code=code, ext_fields=short.to_ext_fields(), remark=None)
+    decoder = FrameDecoder(sys.maxsize, typed_requests=True)
+    (frame,) = decoder.feed(b"".join(encode_parts(usual, sys.maxsize)))
+    assert isinstance(frame, SendFrame), "encoded in the ordinary form"
+    return frame
 
 
 class SendBackRequests(Requests):
@@ -146,7 +145,7 @@ class SendBackRequests(Requests):
                 position=header.offset,
                 message_id=header.origin_msg_id,
                 delay_level=header.delay_level,
-                retries_max=retries_max_of(request, header.max_reconsume_times),
+                retries_max=retries_max_of(request.version, header.max_reconsume_times),
                 unit_mode=bool(header.unit_mode),
                 origin_topic=header.origin_topic or "",
             )

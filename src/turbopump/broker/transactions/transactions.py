@@ -246,7 +246,7 @@ class Transactions:
     def _begin(self, key: EndingKey, ending: Ending, record: Record) -> None:
         self._endings[key] = ending
         try:
-            self.writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
+            self.writer.append_soon(record, Promise.DURABLE, partial(self._stored, key, ending))
         except BaseException:
             # Nothing is stored, or the outcome would not be reported: it can be ended again.
             self._endings.pop(key, None)
@@ -357,7 +357,7 @@ class Transactions:
         """
         return self._operation(ending.target) if ending.was_open else halves.copy_of(view, 0)
 
-    def _stored(self, outcome: Outcome, key: EndingKey, ending: Ending) -> None:
+    def _stored(self, key: EndingKey, ending: Ending, outcome: Outcome) -> None:
         """Report an end as soon as possible, and close the transaction when it is certain."""
         if isinstance(outcome, Late):
             ending.report(RemoteError(outcome.code, outcome.remark))
@@ -410,7 +410,7 @@ class Transactions:
         if not written:
             return
         try:
-            appended = self.writer.append_groups([[self._operation(half)] for half in written])
+            appended = self.writer.append_all([self._operation(half) for half in written])
         except RemoteError as error:
             _log.warning(
                 "cannot store %d transaction operations yet, will retry: %s", len(written), error
@@ -462,9 +462,9 @@ class Transactions:
         has changed.
         """
         # Operations last: after a crash in between, a copy shows that it replaces another.
-        groups = [[old.record] for old in replaced]
-        groups += [[self._operation(old.half.queue_offset)] for old in replaced]
-        appended = self.writer.append_groups(groups)
+        records = [old.record for old in replaced]
+        records += [self._operation(old.half.queue_offset) for old in replaced]
+        appended = self.writer.append_all(records)
         places, operations = appended[: len(replaced)], appended[len(replaced) :]
         for old, place, operation in zip(replaced, places, operations, strict=True):
             self.ledger.note_operation(operation.queue_offset, old.half.queue_offset)
@@ -530,7 +530,7 @@ class Transactions:
 
     async def _reopen(self, abandoned: Half, copy: Record) -> None:
         prepare_topics(self.topics)
-        appended = self.writer.append_groups([[copy]])
+        appended = self.writer.append_all([copy])
         self.ledger.add(halves.copied(abandoned, appended[0], 0))
         outcome = await self._settled(appended)
         if isinstance(outcome, RemoteError):
