@@ -6,23 +6,32 @@ is retried here: only the caller knows whether that is safe.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Any, Protocol, cast, overload
 
-from isal.isal_zlib import crc32
 from msgspec import Struct
 from msgspec.structs import replace
 
+from turbopump.core import PullResponseFrame, SendResponseFrame, read_records
 from turbopump.errors import DamagedMessage, RecordError, RemoteError
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import CheckClientConfig, ConsumerIds, Subscription, TopicRoute
 from turbopump.wire.codes import Language, RequestCode, ResponseCode
-from turbopump.wire.command import Buffer, Command, Payload, request, whole_body
-from turbopump.wire.hashing import INT_MAX, body_crc
+from turbopump.wire.command import (
+    Buffer,
+    Command,
+    Payload,
+    Response,
+    as_command,
+    request,
+    whole_body,
+)
+from turbopump.wire.hashing import body_crc
+from turbopump.wire.prepared_requests import PullRequest
 from turbopump.wire.record import MessageView, decode_record, decode_records
 
 _SUCCESS = int(ResponseCode.SUCCESS)
@@ -31,7 +40,17 @@ _SUCCESS = int(ResponseCode.SUCCESS)
 class Caller(Protocol):
     """Sends requests to addresses; normally a `Session`."""
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    @overload
+    def request(
+        self, address: str, command: Command, timeout_ms: int
+    ) -> Coroutine[Any, Any, Command]: ...
+    @overload
+    def request(
+        self, address: str, command: PullRequest, timeout_ms: int
+    ) -> Coroutine[Any, Any, Response]: ...
+    def request(
+        self, address: str, command: Command | PullRequest, timeout_ms: int
+    ) -> Coroutine[Any, Any, Response]:
         """Send a request and return its response, whatever its code."""
 
     async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
@@ -85,7 +104,7 @@ class SendStatus(Enum):
 _STATUS_BY_CODE = {int(status.value): status for status in SendStatus}
 
 
-class Stored(Struct, frozen=True):
+class Stored(Struct, frozen=True, gc=False):
     """A broker's response to a send; ``offset_id`` of a batch joins its messages' ids by ","."""
 
     status: SendStatus
@@ -95,13 +114,16 @@ class Stored(Struct, frozen=True):
     region: str | None = None
 
 
-def stored(answer: Command) -> Stored:
+def stored(answer: Response) -> Stored:
     status = _STATUS_BY_CODE.get(answer.code)
     if status is None:
         raise RemoteError(answer.code, answer.remark or "")
-    header = headers.SendMessageAnswer.from_ext_fields(answer.ext_fields)
-    offset = QueueOffset(header.queue_offset)
-    return Stored(status, header.msg_id, header.queue_id, offset, header.region)
+    header = answer if isinstance(answer, SendResponseFrame) else _send_answer(answer)
+    return Stored(status, header.msg_id, header.queue_id, header.queue_offset, header.region)  # type: ignore[arg-type] # a cast takes a call
+
+
+def _send_answer(answer: Response) -> headers.SendMessageAnswer:
+    return headers.SendMessageAnswer.from_ext_fields(as_command(answer).ext_fields)
 
 
 async def send(
@@ -245,51 +267,44 @@ def decoded(outcome: RecordsOutcome, queue: MessageQueue, offset: int) -> PullOu
     """
     if not isinstance(outcome, FoundRecords):
         return outcome
-    messages: list[MessageView] = []
+    messages, error = read_records(outcome.records, check_crc=True, kind=MessageView)
     next_offset = outcome.next_offset
-    damage: tuple[str, MessageView | None] | None = None
-    try:
-        for message in decode_records(bytes(outcome.records)):
-            # Same as `body_crc`, without a call per message.
-            if crc32(message.stored_body) & INT_MAX != message.body_crc:
-                offset = message.queue_offset
-                damage = f"the body does not match its checksum {message.body_crc}", message
-                break
-            messages.append(message)
-            offset = message.queue_offset + 1
-    except RecordError as error:
-        damage = str(error), None
-    if damage is not None:
+    if error is not None:
+        damaged = _readable(outcome.records, sum(message.size for message in messages))
+        if damaged is not None:
+            next_offset = damaged.queue_offset
+            text = f"the body does not match its checksum {damaged.body_crc}"
+        else:
+            next_offset = QueueOffset(messages[-1].queue_offset + 1 if messages else offset)
+            text = str(error)
         if not messages:
-            raise DamagedMessage(queue.topic, queue.broker, queue.queue_id, offset, *damage)
-        next_offset = QueueOffset(offset)
-    return Found(
-        next_offset,
-        outcome.min_offset,
-        outcome.max_offset,
-        outcome.broker_id,
-        messages=tuple(messages),
-    )
+            place = queue.topic, queue.broker, queue.queue_id
+            raise DamagedMessage(*place, next_offset, text, damaged)
+    limits = outcome.min_offset, outcome.max_offset, outcome.broker_id
+    return Found(next_offset, *limits, messages=tuple(messages))
+
+
+def _readable(records: Buffer, at: int) -> MessageView | None:
+    """Return a message of which at most the body is damaged."""
+    try:
+        return decode_record(records, at)
+    except RecordError:
+        return None
 
 
 async def pull_records(
     caller: Caller, broker: str, header: headers.PullMessage, timeout_ms: int
 ) -> RecordsOutcome:
     """Pull as `pull` does, but leave the messages in their stored form (11)."""
-    return pulled(await caller.request(broker, pull_command(header), timeout_ms))
+    return pulled(await caller.request(broker, PullRequest(header), timeout_ms))
 
 
-def pull_command(header: headers.PullMessage) -> Command:
-    """Return the request for messages, which may be sent repeatedly."""
-    return request(RequestCode.PULL_MESSAGE, header)
-
-
-def pulled(answer: Command) -> RecordsOutcome:
+def pulled(answer: Response) -> RecordsOutcome:
     """Decode the response to a pull, leaving the messages in their stored form."""
     empty = _OUTCOMES.get(answer.code)
-    if empty is None:
-        require_success(answer)
-    place = headers.PullMessageAnswer.from_ext_fields(answer.ext_fields)
+    if empty is None and answer.code != _SUCCESS:
+        raise RemoteError(answer.code, answer.remark or "")
+    place = answer if isinstance(answer, PullResponseFrame) else _pull_answer(answer)
     limits = cast(
         "tuple[QueueOffset, QueueOffset, QueueOffset, int]",
         (
@@ -305,8 +320,12 @@ def pulled(answer: Command) -> RecordsOutcome:
         return empty(*limits)
     body = answer.body
     if not isinstance(body, bytes | bytearray | memoryview):
-        body = whole_body(answer)
+        body = b"".join(body)
     return FoundRecords(*limits, records=body)
+
+
+def _pull_answer(answer: Response) -> headers.PullMessageAnswer:
+    return headers.PullMessageAnswer.from_ext_fields(as_command(answer).ext_fields)
 
 
 async def view_message(

@@ -12,7 +12,8 @@ from turbopump.errors import NetworkError, NoRoute
 from turbopump.filters.code import source_of
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Response
+from turbopump.wire.prepared_requests import PullRequest
 
 if TYPE_CHECKING:
     from turbopump.client.session import Session
@@ -48,8 +49,8 @@ class CodeFilters:
                 await self._upload(address, group, wanted)
 
     async def request(
-        self, group: str, wanted: Subscription, broker: str, command: Command, timeout_ms: int
-    ) -> Command:
+        self, group: str, wanted: Subscription, broker: str, command: PullRequest, timeout_ms: int
+    ) -> Response:
         """Send a pull to a reachable filter server of a broker."""
         servers = self._servers(wanted.topic, broker)
         if not servers:
@@ -66,8 +67,8 @@ class CodeFilters:
         raise failure
 
     async def _request(
-        self, address: str, group: str, wanted: Subscription, command: Command, timeout_ms: int
-    ) -> Command:
+        self, address: str, group: str, wanted: Subscription, command: PullRequest, timeout_ms: int
+    ) -> Response:
         await self._upload(address, group, wanted)
         answer = await self._session.request(address, command, timeout_ms)
         if answer.code == ResponseCode.FILTER_DATA_NOT_EXIST:

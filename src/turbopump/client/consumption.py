@@ -8,8 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
 from turbopump.client.delivery.delivery import Delivery
@@ -439,4 +437,4 @@ class Consumption:
         topic = message.topic
         if topic == retry_topic(self._group):
             topic = message.properties.get(properties.RETRY_TOPIC, topic)
-        return msgspec.structs.replace(message, topic=without_namespace(namespace, topic))
+        return message.replaced(topic=without_namespace(namespace, topic))

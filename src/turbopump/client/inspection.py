@@ -9,7 +9,7 @@ import traceback
 from dataclasses import fields
 
 from turbopump.client.consumption import Consumption
-from turbopump.client.delivery.listener import Listener
+from turbopump.client.delivery.listener import Call, Listener
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, Verdict
 from turbopump.client.push_config import PushSettings
 from turbopump.client.session import Session
@@ -74,13 +74,13 @@ async def direct_consumption(
     listener: Listener, messages: list[MessageView], context: ConsumeContext, *, is_orderly: bool
 ) -> DirectConsumption:
     """Call the listener with messages outside any queue, and return its result."""
-    start_ms = listener.clock.monotonic_ms()
+    call = Call(messages, context)
     if listener.is_async:
-        verdict = await listener.acall(messages, context, start_ms)
+        verdict = await listener.acall(call)
     else:
         threads = DaemonThreads(1, "turbopump-direct")
         loop = asyncio.get_running_loop()
-        calling = loop.run_in_executor(threads, listener.call, messages, context, start_ms)
+        calling = loop.run_in_executor(threads, listener.call, call)
         threads.shutdown(wait=False)
         verdict = await calling
     return DirectConsumption(

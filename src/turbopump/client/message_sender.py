@@ -36,16 +36,17 @@ from turbopump.errors import (
 )
 from turbopump.message import Message, MessageQueue
 from turbopump.net.fifo_waiters import FifoWaiters
-from turbopump.net.request_protocol import Request
 from turbopump.net.thread_request import ThreadRequest
 from turbopump.timeouts import timeout as time_limit
-from turbopump.wire.command import Command
+from turbopump.wire.command import Response
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import UniqueIds
-from turbopump.wire.prepared_frames import SendRequest
+from turbopump.wire.prepared_requests import SendKind, SendRequest, send_kind
 
 _log = logging.getLogger(__name__)
+
+_KINDS_MAX = 16_384
 
 To = MessageQueue | Selector | None
 """The target: a queue, a function that chooses one, or None for the next in turn."""
@@ -58,10 +59,10 @@ R = TypeVar("R", bound=SendReceipt | None)
 class SendIO(Protocol):
     """The I/O of a send."""
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: SendRequest, timeout_ms: int) -> Response:
         """Send a request and return its response, whatever its code."""
 
-    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
+    async def oneway(self, address: str, command: SendRequest, timeout_ms: int) -> None:
         """Send a request without a response; the timeout covers connecting and writing."""
 
     async def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -92,10 +93,10 @@ class ThreadIO:
         self._session = session
         self._thread = thread
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: SendRequest, timeout_ms: int) -> Response:
         return self._session.blocking_pool().request(address, command, timeout_ms)
 
-    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
+    async def oneway(self, address: str, command: SendRequest, timeout_ms: int) -> None:
         self._session.blocking_pool().oneway(address, command, timeout_ms)
 
     async def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -105,10 +106,10 @@ class ThreadIO:
 class TaskIO(ThreadIO):
     """Makes requests in tasks of an event loop, while the calling thread blocks."""
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: SendRequest, timeout_ms: int) -> Response:
         return await self.wait(lambda: self._session.request(address, command, timeout_ms))
 
-    async def oneway(self, address: str, command: Request, timeout_ms: int) -> None:
+    async def oneway(self, address: str, command: SendRequest, timeout_ms: int) -> None:
         await self.wait(lambda: self._session.oneway(address, command, timeout_ms))
 
 
@@ -118,7 +119,7 @@ class HandOverIO(TaskIO):
     The calling thread blocks; never suspends.
     """
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: SendRequest, timeout_ms: int) -> Response:
         session, waiting = self._session, ThreadRequest(command, timeout_ms)
         begin = functools.partial(session.start_request, address, waiting)
         self._thread.wait_for(waiting.finished, begin, waiting.abandon)
@@ -157,12 +158,14 @@ class MessageSender:
         self._clock = session.clock
         self._namespace = session.config.namespace
         self._config = config
+        self._limit_ms = config.send_timeout_ms
         self._new_topic_queues = config.messages.new_topic_queues
         self._unit_mode = session.config.unit_mode
         self._hooks = tuple(hooks)
         self._scopes: list[SendScope] = hooks_with(hooks, "sending")
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
         self._choice = QueueChoice(session.random, self._faults)
+        self._kinds: dict[tuple[str, str, bool], SendKind] = {}
         self._lookups: dict[str, FifoWaiters] = {}
         """The sends waiting for the route of a topic."""
         self.ids = unique_ids(session)
@@ -242,7 +245,7 @@ class MessageSender:
     def limit_ms(self, timeout: Duration | None) -> int:
         """Return the time limit of a call; raises InvalidArgument for less than 1 ms."""
         if timeout is None:
-            return self._config.send_timeout_ms
+            return self._limit_ms
         return milliseconds("timeout", timeout)
 
     def broker_topic(self, topic: str) -> str:
@@ -300,7 +303,7 @@ class MessageSender:
         attempt: Attempt[A],
         receipt_of: ReceiptOf[A, R],
     ) -> R:
-        limit_ms = left_ms = self.limit_ms(timeout)
+        limit_ms = left_ms = self._limit_ms if timeout is None else self.limit_ms(timeout)
         now_ms = self._clock.monotonic_ms()
         end_ms = now_ms + limit_ms
         queues = self._known_queues(sent.topic) if to is None else None
@@ -350,7 +353,7 @@ class MessageSender:
 
     def _attempt(
         self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
-    ) -> Awaitable[Command]:
+    ) -> Awaitable[Response]:
         if self._hooks or self._faults is not None:
             return self._observed_attempt(io, sent, queue, timeout_ms)
         address = self._session.address_to_write(queue.broker)
@@ -358,7 +361,7 @@ class MessageSender:
 
     async def _observed_attempt(
         self, io: SendIO, sent: Outgoing, queue: MessageQueue, timeout_ms: int
-    ) -> Command:
+    ) -> Response:
         for hook in self._hooks:
             hook.before_send(self._group, sent, queue)
         start_ms = self._clock.monotonic_ms()
@@ -389,8 +392,16 @@ class MessageSender:
             self._faults.note(broker, latency_ms, self._clock.monotonic_ms())
 
     def _request(self, sent: Outgoing, queue: MessageQueue) -> SendRequest:
-        now_ms, queues = self._clock.now_ms(), self._new_topic_queues
-        return sent.request(self._group, queue, now_ms, queues, unit_mode=self._unit_mode)
+        key = sent.topic, queue.broker, sent.is_batch
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= _KINDS_MAX:
+                self._kinds.clear()
+            topic, broker, is_batch = key
+            kind = self._kinds[key] = send_kind(
+                self._group, topic, broker, self._new_topic_queues, is_batch, self._unit_mode
+            )
+        return sent.request_of(kind, queue, self._clock.now_ms())
 
     async def _queue(
         self, io: SendIO, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int
@@ -433,7 +444,7 @@ class MessageSender:
             if waiting.is_empty:
                 self._lookups.pop(topic, None)
 
-    def _receipt(self, sent: Outgoing, queue: MessageQueue, answer: Command) -> SendReceipt:
+    def _receipt(self, sent: Outgoing, queue: MessageQueue, answer: Response) -> SendReceipt:
         stored = calls.stored(answer)
         place = queue
         if stored.queue_id != queue.queue_id or sent.topic != queue.topic:

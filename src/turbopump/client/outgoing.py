@@ -22,7 +22,7 @@ from turbopump.wire.compression import deflate
 from turbopump.wire.delay_levels import DELAY_LEVELS, parse_delay_levels
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.names import RETRY_PREFIX
-from turbopump.wire.prepared_frames import SendRequest, send_request_frames
+from turbopump.wire.prepared_requests import SendKind, SendRequest, send_kind
 from turbopump.wire.sysflag import (
     Compression,
     Transaction,
@@ -71,7 +71,7 @@ class MessageRules:
             raise InvalidArgument('delay_levels must have a delay, such as "1s 5s 10s", got ""')
 
 
-class Outgoing(Struct, frozen=True):
+class Outgoing(Struct, frozen=True, gc=False):
     """A checked message or batch, complete except for its queue."""
 
     topic: str
@@ -89,31 +89,17 @@ class Outgoing(Struct, frozen=True):
         """Whether the broker holds it until its transaction ends."""
         return transaction_of(self.sys_flag) is Transaction.PREPARED
 
-    def request(
-        self,
-        group: str,
-        queue: MessageQueue,
-        born_ms: int,
-        new_topic_queues: int,
-        *,
-        unit_mode: bool = False,
-    ) -> SendRequest:
+    def request_of(self, kind: SendKind, queue: MessageQueue, born_ms: int) -> SendRequest:
         """Return the request that stores it in a queue."""
-        prepared = group, self.topic, queue.broker, new_topic_queues, self.is_batch, unit_mode
         return SendRequest(
-            send_request_frames(*prepared),
-            queue.queue_id,
-            self.sys_flag,
-            born_ms,
-            self.flag,
-            self.properties,
-            self.body,
+            kind, queue.queue_id, self.sys_flag, born_ms, self.flag, self.properties, self.body
         )
 
     def header(
         self, group: str, queue: MessageQueue, born_ms: int, new_topic_queues: int
     ) -> SendMessage:
-        return self.request(group, queue, born_ms, new_topic_queues).header
+        kind = send_kind(group, self.topic, queue.broker, new_topic_queues, self.is_batch)
+        return self.request_of(kind, queue, born_ms).header
 
 
 def outgoing(
@@ -136,13 +122,42 @@ def outgoing(
     text = properties_text(message, message_id, namespace, extra)
     body, sys_flag = message.body, 0
     if len(body) >= rules.compress_from_bytes:
-        smaller = deflate(body, rules.compression, rules.compression_level)
-        if len(smaller) < len(body):
-            body, sys_flag = smaller, with_compression(0, rules.compression)
+        body, sys_flag = _compressed(body, rules)
     if extra and properties.TRANSACTION_PREPARED in extra:
         _check_half(message)
         sys_flag = with_transaction(sys_flag, Transaction.PREPARED)
     return Outgoing(topic, message_id, body, text, message.flag, sys_flag)
+
+
+def encoded_message(
+    topic: str,
+    message_id: str,
+    body: bytes,
+    text: str,
+    delay_level: int,
+    rules: MessageRules,
+    namespace: str = "",
+) -> Outgoing:
+    """Wrap a message that was checked, and its properties encoded, elsewhere."""
+    inside = with_namespace(namespace, topic)
+    check_topic_for_sending(inside)
+    if delay_level:
+        text += _entry(properties.DELAY, str(delay_level))
+    if namespace:
+        text += _entry(properties.INSTANCE_ID, namespace)
+    _check_length(text)
+    sys_flag = 0
+    if len(body) >= rules.compress_from_bytes:
+        body, sys_flag = _compressed(body, rules)
+    return Outgoing(inside, message_id, body, text, 0, sys_flag)
+
+
+def _compressed(body: bytes, rules: MessageRules) -> tuple[bytes, int]:
+    """Return a body, which is long, as it is sent, and the system flag that says how."""
+    smaller = deflate(body, rules.compression, rules.compression_level)
+    if len(smaller) < len(body):
+        return smaller, with_compression(0, rules.compression)
+    return body, 0
 
 
 def outgoing_batch(
@@ -206,17 +221,23 @@ def properties_text(
         text += _entry(properties.DELAY, str(message.delay_level))
     if namespace:
         text += _entry(properties.INSTANCE_ID, namespace)
-    for name, value in message.properties.items():
-        properties.check_user_property(name, value)
-        text += _entry(name, value)
+    if message.properties:
+        for name, value in message.properties.items():
+            properties.check_user_property(name, value)
+            text += _entry(name, value)
     if extra:
         text += "".join([_entry(name, value) for name, value in extra.items()])
+    if len(text) > _CHARS_TO_COUNT:
+        _check_length(text)
+    return text
+
+
+def _check_length(text: str) -> None:
     # No character takes more than four bytes, so most texts need no counting.
     if len(text) > _CHARS_TO_COUNT and len(text.encode()) > properties.BYTES_MAX:
         raise InvalidArgument(
             f"properties must be at most {properties.BYTES_MAX} bytes, got {len(text.encode())}"
         )
-    return text
 
 
 _CHARS_TO_COUNT = properties.BYTES_MAX // 4

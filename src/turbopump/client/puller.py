@@ -36,8 +36,9 @@ from turbopump.filters.tags import EVERYTHING
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Response
 from turbopump.wire.headers import PullMessage
+from turbopump.wire.prepared_requests import PullRequest
 from turbopump.wire.record import MessageView
 from turbopump.wire.sysflag import (
     PULL_CLASS_FILTER,
@@ -98,9 +99,6 @@ class Puller:
     def __init__(self, owned: OwnedQueue, context: PullContext) -> None:
         self._owned = owned
         self._context = context
-        self._asked: PullMessage | None = None
-        self._command: Command | None = None
-        """The last request: while no messages arrive, it stays the same."""
         self._replica = Replica(MASTER_ID, "")
         """The replica that it was sent to."""
         self._source = Source("", 0)
@@ -244,10 +242,8 @@ class Puller:
         if route is None or route.is_borrowed:
             await session.route(owned.queue.topic)
         self._replica = session.replica_to_read(owned.queue.broker, owned.broker_id)
-        header = self._header(wanted)
-        if self._command is None or header != self._asked:
-            self._asked, self._command = header, calls.pull_command(header)
-        answer = await self._answer(wanted, self._command, self._context.pulling.timeout_ms)
+        pull = PullRequest(self._header(wanted))
+        answer = await self._answer(wanted, pull, self._context.pulling.timeout_ms)
         self._source = session.source(self._replica.address)
         outcome = calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
         last, asked = owned.last_pulled, owned.next_offset
@@ -255,12 +251,12 @@ class Puller:
             return outcome
         return await continued(self._place(wanted), last, asked, outcome)
 
-    async def _answer(self, wanted: Subscription, command: Command, timeout_ms: int) -> Command:
+    async def _answer(self, wanted: Subscription, pull: PullRequest, timeout_ms: int) -> Response:
         session = self._context.session
         if not wanted.class_filter_mode:
-            return await session.request(self._replica.address, command, timeout_ms)
+            return await session.request(self._replica.address, pull, timeout_ms)
         group, broker = self._context.group, self._owned.queue.broker
-        return await session.code_filters.request(group, wanted, broker, command, timeout_ms)
+        return await session.code_filters.request(group, wanted, broker, pull, timeout_ms)
 
     def _place(self, wanted: Subscription) -> Place:
         """Return the queue and replica to compare with earlier pulls."""
@@ -277,7 +273,7 @@ class Puller:
                 commit_offset=0,
                 suspend_timeout_millis=0,
             )
-            answer = await self._answer(wanted, calls.pull_command(header), timeout_ms)
+            answer = await self._answer(wanted, PullRequest(header), timeout_ms)
             outcome = calls.decoded(calls.pulled(answer), queue, offset)
             if isinstance(outcome, Found):
                 return replace(outcome, messages=tuple(matching(outcome.messages, wanted)))

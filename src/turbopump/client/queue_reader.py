@@ -49,6 +49,7 @@ from turbopump.filters.tags import TAG
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.headers import PullMessage
+from turbopump.wire.prepared_requests import PullRequest
 from turbopump.wire.record import MessageView
 from turbopump.wire.sysflag import PULL_CLASS_FILTER, PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
@@ -203,7 +204,7 @@ class QueueReader:
         if not wanted.class_filter_mode:
             return await calls.pull_records(self._session, replica.address, header, timeout_ms)
         filtered = structs.replace(header, sys_flag=header.sys_flag | PULL_CLASS_FILTER)
-        command, broker = calls.pull_command(filtered), header.broker_name
+        command, broker = PullRequest(filtered), header.broker_name
         assert broker is not None, "every pull names its broker"
         filters = self._session.code_filters
         return calls.pulled(await filters.request(self._group, wanted, broker, command, timeout_ms))
@@ -316,7 +317,7 @@ class QueueReader:
         namespace = self._session.config.namespace
         if not namespace:
             return message
-        return structs.replace(message, topic=without_namespace(namespace, message.topic))
+        return message.replaced(topic=without_namespace(namespace, message.topic))
 
     # --- positions --------------------------------------------------------------------------------
 

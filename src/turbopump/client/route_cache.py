@@ -90,15 +90,13 @@ class RouteCache:
         self._tasks = tasks
         self._on_change = on_change
         self._routes: dict[str, Route] = {}
+        self.cached: Callable[[str], Route | None] = self._routes.get
+        """Returns the route of a topic without looking it up."""
         self._answers: dict[str, TopicRoute] = {}
         """The name server's answers that the routes were built from, except borrowed ones."""
         self.brokers: dict[str, Mapping[int, str]] = {}
         """The addresses of all known brokers, by name and broker id."""
         self._lookups: dict[str, asyncio.Task[TopicRoute | None]] = {}
-
-    def cached(self, topic: str) -> Route | None:
-        """Return the route of a topic without looking it up."""
-        return self._routes.get(topic)
 
     async def existing(self, topic: str) -> Route:
         """Return the route of a topic, looking it up if unknown; raises NoRoute."""

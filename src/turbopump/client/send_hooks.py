@@ -13,7 +13,7 @@ from turbopump.client.outgoing import Outgoing
 from turbopump.message import Message, MessageQueue, QueueOffset
 
 
-class SendReceipt(Struct, frozen=True):
+class SendReceipt(Struct, frozen=True, gc=False):
     """Where a message was stored.
 
     ::

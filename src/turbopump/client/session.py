@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, overload
 
 from turbopump.client import calls
 from turbopump.client.broker_requests import BrokerRequests
@@ -31,12 +31,12 @@ from turbopump.net.name_server_list import NameServerList
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.pool_config import PoolConfig
-from turbopump.net.request_protocol import Request, RequestHook
+from turbopump.net.request_protocol import Prepared, Request, RequestHook
 from turbopump.net.sockets import SocketNetwork
 from turbopump.net.thread_request import ThreadRequest
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Heartbeat, TopicRoute
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, Response
 from turbopump.wire.headers import UnregisterClient
 
 _log = logging.getLogger(__name__)
@@ -332,9 +332,17 @@ class Session(LifeCycle):
 
     # --- requests ---------------------------------------------------------------------------------
 
+    @overload
+    def request(
+        self, address: str, command: Command, timeout_ms: int
+    ) -> Coroutine[Any, Any, Command]: ...
+    @overload
+    def request(
+        self, address: str, command: Prepared, timeout_ms: int
+    ) -> Coroutine[Any, Any, Response]: ...
     def request(
         self, address: str, command: Request, timeout_ms: int
-    ) -> Coroutine[Any, Any, Command]:
+    ) -> Coroutine[Any, Any, Response]:
         """Send a request and return its response, whatever its code."""
         return self._running_pool().request(address, command, timeout_ms)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from turbopump import core
 from turbopump.client import calls
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, NoRoute
 from turbopump.filters.code import CodeFilter
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import EVERYTHING, SQL92, TAG, wanted_tags
+from turbopump.wire import properties
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.record import MessageView
+
+_TAGS = properties.TAGS.encode()
 
 Expression = str | Sql | CodeFilter
 """A subscription's filter: tags such as ``created || paid``, an SQL92 expression, or code."""
@@ -78,5 +82,6 @@ def matching(messages: Iterable[MessageView], wanted: Subscription) -> list[Mess
     """Return the matching messages: brokers compare hashes of tags, which may collide."""
     if not wanted.tags_set or wanted.class_filter_mode:
         return list(messages)
-    tags = frozenset(wanted.tags_set)
-    return [message for message in messages if message.tags in tags]
+    # As stored: decoding the tag of each message would take longer than comparing it.
+    tags, value = frozenset(tag.encode() for tag in wanted.tags_set), core.property_value
+    return [each for each in messages if value(each.stored_properties, _TAGS) in tags]

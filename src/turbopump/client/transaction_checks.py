@@ -59,9 +59,9 @@ class TransactionChecks:
         self._waiting = 0
         watch, limits = Watch(f"transaction checks of {group}"), (workers, workers)
         self._workers: Workers[CheckRequest] = (
-            TaskWorkers(self._acall, self._answer_all, limits, watch)
+            TaskWorkers(self._acall_all, self._answer_all, limits, watch)
             if is_async(check)
-            else ThreadWorkers(self._call, self._answer_all, limits, watch)
+            else ThreadWorkers(self._call_all, self._answer_all, limits, watch)
         )
 
     @property
@@ -86,14 +86,17 @@ class TransactionChecks:
         """Drop waiting checks, and wait for running ones."""
         await self._workers.close(_CLOSE_WAIT_MS)
 
-    def _call(self, asked: CheckRequest) -> None:
-        with self._checking(asked):
-            asked.state = state_from(self._check(asked.message), "check", asked.message.message_id)
+    def _call_all(self, checks: Iterator[CheckRequest]) -> None:
+        for asked in checks:
+            with self._checking(asked):
+                answer = self._check(asked.message)
+                asked.state = state_from(answer, "check", asked.message.message_id)
 
-    async def _acall(self, asked: CheckRequest) -> None:
-        with self._checking(asked):
-            answer = await cast("Awaitable[object]", self._check(asked.message))
-            asked.state = state_from(answer, "check", asked.message.message_id)
+    async def _acall_all(self, checks: Iterator[CheckRequest]) -> None:
+        for asked in checks:
+            with self._checking(asked):
+                answer = await cast("Awaitable[object]", self._check(asked.message))
+                asked.state = state_from(answer, "check", asked.message.message_id)
 
     @contextmanager
     def _checking(self, asked: CheckRequest) -> Iterator[None]:

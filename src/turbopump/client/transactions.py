@@ -434,7 +434,7 @@ class TransactionProducer(Producer):
             _log.info("transaction %s is not checked: producer closes", message.message_id)
             return
         topic = without_namespace(self._client.namespace, message.topic)
-        question = CheckRequest(broker_address, asked, structs.replace(message, topic=topic))
+        question = CheckRequest(broker_address, asked, message.replaced(topic=topic))
         transaction = self._open.get(message.message_id)
         if transaction is None:
             self._checks.submit(question)

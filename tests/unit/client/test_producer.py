@@ -29,11 +29,10 @@ from turbopump.errors import (
     RequestTimeout,
 )
 from turbopump.message import Message, MessageQueue, QueueOffset
-from turbopump.net.request_protocol import Request
 from turbopump.store.outcomes import Found
 from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, as_command
 from turbopump.wire.record import MessageView, decode_records
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -560,8 +559,8 @@ async def test_hooks_see_every_attempt(tmp_path: Path) -> None:
 class Unflushed(Session):
     """A session whose brokers are all slow to flush."""
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
-        answer = await super().request(address, command, timeout_ms)
+    async def request(self, address: str, command: Any, timeout_ms: int) -> Any:
+        answer = as_command(await super().request(address, command, timeout_ms))
         if command.code != SEND:
             return answer
         return replace(answer, code=ResponseCode.FLUSH_DISK_TIMEOUT)

@@ -25,7 +25,7 @@ from turbopump.testing import virtual_time, wait_until
 from turbopump.wire import headers
 from turbopump.wire.bodies import Heartbeat
 from turbopump.wire.codes import Language, RequestCode
-from turbopump.wire.command import Command, whole_body
+from turbopump.wire.command import whole_body
 from turbopump.wire.record import MessageView
 
 QUEUE = MessageQueue("T", "a", 0)
@@ -472,7 +472,7 @@ async def test_apache_brokers_are_asked_for_thirty_two_unless_told_otherwise(
         session = world.session(hooks=[recorder])
         request = session.request
 
-        async def answered_by_apache(*arguments: Any) -> Command:
+        async def answered_by_apache(*arguments: Any) -> Any:
             return replace(await request(*arguments), language=Language.JAVA)
 
         with patch.object(session, "request", answered_by_apache):
@@ -491,7 +491,7 @@ async def test_a_broker_that_replaces_one_of_apache_is_asked_for_more(tmp_path: 
         session = world.session(hooks=[recorder])
         request = session.request
 
-        async def answered(*arguments: Any) -> Command:
+        async def answered(*arguments: Any) -> Any:
             return replace(await request(*arguments), language=language)
 
         with patch.object(session, "request", answered):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +20,26 @@ from turbopump.testing import virtual_time, wait_until
 WAIT_S = 10.0
 
 
+def each(work: Callable[[Any], None]) -> Callable[[Iterator[Any]], None]:
+    """Return what runs jobs with a function that runs one."""
+
+    def run(jobs: Iterator[Any]) -> None:
+        for job in jobs:
+            work(job)
+
+    return run
+
+
+def each_awaited(
+    work: Callable[[Any], Awaitable[None]],
+) -> Callable[[Iterator[Any]], Awaitable[None]]:
+    async def run(jobs: Iterator[Any]) -> None:
+        for job in jobs:
+            await work(job)
+
+    return run
+
+
 @virtual_time()
 async def test_the_number_of_concurrent_tasks_is_bounded() -> None:
     running, most, done = 0, 0, list[int]()
@@ -31,7 +51,7 @@ async def test_the_number_of_concurrent_tasks_is_bounded() -> None:
         await asyncio.sleep(1)
         running -= 1
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, (3, 3), Watch("calls"))
+    workers: TaskWorkers[int] = TaskWorkers(each_awaited(work), done.extend, (3, 3), Watch("calls"))
     workers.submit(range(10))
     await wait_until(lambda: len(done) == 10)
     assert most == 3
@@ -60,7 +80,7 @@ class Calls:
 @virtual_time()
 async def test_the_size_grows_while_jobs_wait_and_shrinks_when_they_do_not() -> None:
     calls, done, watch = Calls(), list[float](), Watch("calls")
-    workers: TaskWorkers[float] = TaskWorkers(calls, done.extend, (4, 10), watch)
+    workers: TaskWorkers[float] = TaskWorkers(each_awaited(calls), done.extend, (4, 10), watch)
     workers.submit([300] * 30)
     await asyncio.sleep(0.9)
     assert (workers.size, calls.running) == (4, 4), "nothing has waited for long"
@@ -81,7 +101,7 @@ async def test_the_size_grows_while_jobs_wait_and_shrinks_when_they_do_not() -> 
 @virtual_time()
 async def test_the_size_shrinks_to_what_was_needed() -> None:
     calls, watch = Calls(), Watch("calls")
-    workers: TaskWorkers[float] = TaskWorkers(calls, lambda _: None, (2, 16), watch)
+    workers: TaskWorkers[float] = TaskWorkers(each_awaited(calls), lambda _: None, (2, 16), watch)
     workers.submit([10] * 40)
     await wait_until(lambda: calls.running == 16)
     await wait_until(lambda: calls.running == 0, 60)
@@ -95,7 +115,7 @@ async def test_the_size_shrinks_to_what_was_needed() -> None:
 @virtual_time()
 async def test_jobs_that_wait_for_less_than_a_second_need_no_more_workers() -> None:
     calls, watch = Calls(), Watch("calls")
-    workers: TaskWorkers[float] = TaskWorkers(calls, lambda _: None, (4, 10), watch)
+    workers: TaskWorkers[float] = TaskWorkers(each_awaited(calls), lambda _: None, (4, 10), watch)
     for _ in range(100):
         # They always wait, but each for less than 0.8 s.
         workers.submit([0.1] * 32)
@@ -107,7 +127,7 @@ async def test_jobs_that_wait_for_less_than_a_second_need_no_more_workers() -> N
 @virtual_time()
 async def test_the_limits_of_the_size_can_change() -> None:
     calls, watch = Calls(), Watch("calls")
-    workers: TaskWorkers[float] = TaskWorkers(calls, lambda _: None, (2, 2), watch)
+    workers: TaskWorkers[float] = TaskWorkers(each_awaited(calls), lambda _: None, (2, 2), watch)
     workers.submit([50] * 40)
     await asyncio.sleep(10)
     assert calls.running == 2
@@ -141,7 +161,7 @@ async def test_tasks_that_never_wait_yield_to_others() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, (4, 4), Watch("calls"))
+    workers: TaskWorkers[int] = TaskWorkers(each_awaited(work), done.extend, (4, 4), Watch("calls"))
     workers.submit(range(1000))
     await other()
     assert turns > 5
@@ -157,7 +177,7 @@ async def test_one_task_runs_jobs_that_never_wait() -> None:
         if job == 60:
             await asyncio.sleep(1)
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, (4, 4), Watch("calls"))
+    workers: TaskWorkers[int] = TaskWorkers(each_awaited(work), done.extend, (4, 4), Watch("calls"))
     workers.submit(range(60))
     await wait_until(lambda: len(done) == 60)
     assert len(tasks) == 1
@@ -179,7 +199,9 @@ def test_a_job_submitted_while_a_worker_ends_is_run(turns: int) -> None:
             if job != "new":
                 await (held if job == "long" else ends).wait()
 
-        workers: TaskWorkers[str] = TaskWorkers(work, lambda _: None, (4, 4), Watch("calls"))
+        workers: TaskWorkers[str] = TaskWorkers(
+            each_awaited(work), lambda _: None, (4, 4), Watch("calls")
+        )
         workers.submit(["long", "short"])
         await wait_until(lambda: len(begun) == 2)
         ends.set()
@@ -201,7 +223,7 @@ async def test_closing_waits_for_tasks_that_run_and_starts_no_more(wait_ms: int)
     async def work(_: int) -> None:
         await asyncio.sleep(1)
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, (2, 2), Watch("calls"))
+    workers: TaskWorkers[int] = TaskWorkers(each_awaited(work), done.extend, (2, 2), Watch("calls"))
     workers.submit(range(6))
     await asyncio.sleep(0.5)
     await workers.close(wait_ms)
@@ -230,7 +252,9 @@ def threads_with(size: int, jobs: int, meet: int) -> tuple[list[int], int]:
         done.extend(finished)
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, collect, (size, size), Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(
+            each(work), collect, (size, size), Watch("calls")
+        )
         workers.submit(range(jobs))
         await wait_until(lambda: len(done) == jobs, WAIT_S)
         await workers.close(1000)
@@ -254,7 +278,9 @@ def test_quick_jobs_are_run_by_one_thread() -> None:
         names.add(threading.current_thread().name)
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, (20, 20), Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(
+            each(work), done.extend, (20, 20), Watch("calls")
+        )
         workers.submit(range(500))
         await wait_until(lambda: len(done) == 500, WAIT_S)
         await workers.close(1000)
@@ -269,7 +295,7 @@ def test_four_threads_stay_four_however_many_jobs_run() -> None:
 
     async def main() -> None:
         workers: ThreadWorkers[int] = ThreadWorkers(
-            lambda _: None, done.extend, (4, 4), Watch("calls")
+            each(lambda _: None), done.extend, (4, 4), Watch("calls")
         )
         for number in range(1000):
             workers.submit([number])
@@ -299,7 +325,7 @@ def test_the_number_of_threads_can_be_reduced() -> None:
             running -= 1
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, (6, 6), Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(each(work), done.extend, (6, 6), Watch("calls"))
         workers.submit(range(6))
         await wait_until(lambda: running == 6, WAIT_S)
         workers.resize((2, 2))
@@ -332,7 +358,7 @@ def test_threads_grow_while_jobs_wait_and_end_when_they_do_not(
         barrier.wait()
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, (2, 6), Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(each(work), done.extend, (2, 6), Watch("calls"))
         for count in (12, 24):
             workers.submit(range(12))
             await wait_until(partial(is_done, count), WAIT_S)
@@ -360,7 +386,7 @@ def test_no_timer_runs_while_all_threads_are_busy() -> None:
             timers += 1
             return call_later(*arguments, **options)
 
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, (2, 2), Watch("calls"))
+        workers: ThreadWorkers[int] = ThreadWorkers(each(work), done.extend, (2, 2), Watch("calls"))
         with patch.object(loop, "call_later", counted):
             workers.submit(range(4))
             await wait_until(lambda: len(running) == 2, WAIT_S)
@@ -392,9 +418,9 @@ def test_a_job_that_fails_is_counted_and_run_again(
 
     async def main() -> None:
         workers: Workers[int] = (
-            ThreadWorkers(work, done.extend, (2, 2), watch)
+            ThreadWorkers(each(work), done.extend, (2, 2), watch)
             if in_threads
-            else TaskWorkers(awork, done.extend, (2, 2), watch)
+            else TaskWorkers(each_awaited(awork), done.extend, (2, 2), watch)
         )
         workers.submit(range(10))
         await wait_until(lambda: len(done) == 10, WAIT_S)

@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Iterable, Sequence
-
-from msgspec import Struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from turbopump.client.delivery.delivery import Delivery
+from turbopump.client.delivery.listener import Call
 from turbopump.client.delivery.results import (
     ConsumeContext,
     ConsumeResult,
-    Verdict,
     acknowledged_count,
     with_next_attempt,
 )
@@ -31,24 +30,10 @@ _EXPIRED_PER_SWEEP_MAX = 16
 _EXPIRED_DELAY_LEVEL = 3
 
 
-class Batch(Struct, eq=False):
-    """Messages for one call of the listener, and its outcome."""
+class Batch(Call, eq=False, kw_only=True):
+    """Messages of one queue for one call of the listener, and its outcome."""
 
     owned: OwnedQueue
-    messages: list[MessageView]
-    context: ConsumeContext
-    start_ms: int = 0
-    """When the listener got them, by the monotonic clock."""
-    verdict: Verdict | None = None
-
-
-class Settled(Struct, eq=False):
-    """The combined results of calls that ended together, for one queue."""
-
-    messages: list[MessageView] = []
-    failed: int = 0
-    calls: int = 0
-    spent_ms: int = 0
 
 
 class ConcurrentDelivery(Delivery[Batch]):
@@ -60,7 +45,7 @@ class ConcurrentDelivery(Delivery[Batch]):
         size, group, queue = self._settings.batch_size, self._group, owned.queue
         self._workers.submit(
             [
-                Batch(owned, messages[at : at + size], ConsumeContext(group, queue))
+                Batch(messages[at : at + size], ConsumeContext(group, queue), owned=owned)
                 for at in range(0, len(messages), size)
             ]
         )
@@ -75,52 +60,45 @@ class ConcurrentDelivery(Delivery[Batch]):
 
     # --- calling ----------------------------------------------------------------------------------
 
-    def _call(self, batch: Batch) -> None:
-        if batch.owned.is_dropped:
-            return
-        batch.start_ms = now_ms = self._clock.monotonic_ms()
-        self._running.add(batch)
-        batch.verdict = self._listener.call(batch.messages, batch.context, now_ms)
-        self._running.discard(batch)
-
-    async def _acall(self, batch: Batch) -> None:
-        if batch.owned.is_dropped:
-            return
-        batch.start_ms = now_ms = self._clock.monotonic_ms()
-        self._running.add(batch)
-        batch.verdict = await self._listener.acall(batch.messages, batch.context, now_ms)
-        self._running.discard(batch)
+    def _calls(self, jobs: Iterator[Batch]) -> Iterator[Call]:
+        return (batch for batch in jobs if not batch.owned.is_dropped)
 
     # --- what follows -----------------------------------------------------------------------------
 
     def _settle(self, batches: Sequence[Batch]) -> None:
-        done: dict[OwnedQueue, Settled] = {}
+        ended = defaultdict[OwnedQueue, list[Batch]](list)
         for batch in batches:
-            verdict, owned, messages = batch.verdict, batch.owned, batch.messages
-            if verdict is None or owned.is_dropped:
-                # Another member owns the queue now, and gets these messages again.
+            ended[batch.owned].append(batch)
+        for owned, calls in ended.items():
+            # Otherwise another member owns the queue now, and gets these messages again.
+            if not owned.is_dropped:
+                self._settle_calls(owned, calls)
+
+    def _settle_calls(self, owned: OwnedQueue, calls: list[Batch]) -> None:
+        done: list[MessageView] = []
+        count = failed = spent_ms = 0
+        for call in calls:
+            verdict, messages, wanted = call.verdict, call.messages, call.context.acknowledged
+            if verdict is None:
+                # It was not made.
                 continue
-            wanted, count = batch.context.acknowledged, len(messages)
+            count += 1
+            spent_ms += verdict.spent_ms
             if verdict.result is not _SUCCESS or wanted is not None:
-                count = acknowledged_count(verdict.result, wanted, count)
-            settled = done.get(owned)
-            if settled is None:
-                settled = done[owned] = Settled()
-            settled.calls += 1
-            settled.spent_ms += verdict.spent_ms
-            if count < len(messages):
-                settled.failed += len(messages) - count
-                self._tasks.keep(
-                    f"send-back of {owned.queue}",
-                    functools.partial(self._send_back, batch, messages[count:]),
-                )
-                messages = messages[:count]
-            settled.messages += messages
-        for owned, settled in done.items():
-            consumed, failed = len(settled.messages), settled.failed
-            topic, spent_ms, calls = owned.queue.topic, settled.spent_ms, settled.calls
-            self._stats.called(topic, consumed, failed, spent_ms, calls)
-            self._finish(owned, settled.messages)
+                accepted = acknowledged_count(verdict.result, wanted, len(messages))
+                failed += len(messages) - accepted
+                messages = self._accept(call, accepted)
+            done += messages
+        self._stats.called(owned.queue.topic, len(done), failed, spent_ms, count)
+        self._finish(owned, done)
+
+    def _accept(self, batch: Batch, count: int) -> list[MessageView]:
+        """Send back all messages of a batch except the first ``count``, and return those."""
+        failed = batch.messages[count:]
+        if failed:
+            what, send_back = f"send-back of {batch.owned.queue}", self._send_back
+            self._tasks.keep(what, functools.partial(send_back, batch, failed))
+        return batch.messages[:count]
 
     def _finish(self, owned: OwnedQueue, messages: list[MessageView]) -> None:
         if not messages or owned.is_dropped:
@@ -169,8 +147,7 @@ class ConcurrentDelivery(Delivery[Batch]):
         if message is None or owned.is_dropped or self._retry_sender is None:
             return False
         start_ms = self._clock.monotonic_ms() - self._settings.listening.timeout_ms
-        # A copy: threads modify it.
-        expired = [batch for batch in tuple(self._running) if batch.start_ms < start_ms]
+        expired = [batch for batch in self._workers.running if batch.start_ms < start_ms]
         held = (each for batch in expired if batch.owned is owned for each in batch.messages)
         if all(each.queue_offset != message.queue_offset for each in held):
             return False

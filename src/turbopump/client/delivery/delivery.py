@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from turbopump.client.delivery.listener import Listener
+from turbopump.client.delivery.listener import Call, Listener
 from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
@@ -43,14 +43,12 @@ class Delivery(ABC, Generic[J]):
         """None when broadcasting: failed messages are logged and dropped."""
         self._stats = stats
         self._clock = clock
-        self._running: set[J] = set()
-        """Jobs that the listener has now, for delivery that limits how long."""
         self._tasks = Supervisor()
         watch, limits = self._tasks.watch("calls of the listener"), settings.concurrency_limits
         self._workers: Workers[J] = (
-            TaskWorkers(self._acall, self._settle, limits, watch)
+            TaskWorkers(self._acall_all, self._settle, limits, watch)
             if listener.is_async
-            else ThreadWorkers(self._call, self._settle, limits, watch)
+            else ThreadWorkers(self._call_all, self._settle, limits, watch)
         )
 
     @property
@@ -74,13 +72,17 @@ class Delivery(ABC, Generic[J]):
     async def close(self, timeout_ms: int) -> None:
         """Wait for running calls."""
 
-    @abstractmethod
-    def _call(self, job: J) -> None:
+    def _call_all(self, jobs: Iterator[J]) -> None:
         """Call the listener in a thread."""
+        self._listener.call_all(self._calls(jobs))
+
+    def _acall_all(self, jobs: Iterator[J]) -> Awaitable[None]:
+        """Call the listener on the loop."""
+        return self._listener.acall_all(self._calls(jobs))
 
     @abstractmethod
-    async def _acall(self, job: J) -> None:
-        """Call the listener on the loop."""
+    def _calls(self, jobs: Iterator[J]) -> Iterator[Call]:
+        """Return the calls of some jobs, each to be made before the next is taken."""
 
     @abstractmethod
     def _settle(self, jobs: Sequence[J]) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from turbopump.client.delivery.results import (
     Answer,
@@ -59,6 +61,22 @@ class ConsumeHook(Protocol):
         """See the result of a call; ``context.outcome`` says how the call ended."""
 
 
+class Call(Struct, eq=False):
+    """Messages for one call of the listener, and its outcome."""
+
+    messages: Messages
+    context: ConsumeContext
+    start_ms: int = 1 << 62
+    """When the listener got them, by the monotonic clock; far ahead until then."""
+    verdict: Verdict | None = None
+
+    @property
+    def done(self) -> Verdict:
+        """The verdict of a call that was made."""
+        assert self.verdict is not None, "the call was made"
+        return self.verdict
+
+
 class Listener:
     """Calls the user's function and turns its outcome into a verdict."""
 
@@ -76,107 +94,116 @@ class Listener:
         """Whether the caller runs in this listener's function or hooks."""
         return _calling.get() is self
 
-    def call(self, messages: Messages, context: ConsumeContext, start_ms: int) -> Verdict:
-        """Call a plain function, in a worker thread; ``start_ms`` is the monotonic time."""
-        before = _calling.set(self)
-        if self._hooks:
-            self._begin(messages, context)
+    def call(self, call: Call) -> Verdict:
+        """Call a plain function once."""
+        self.call_all((call,))
+        return call.done
+
+    async def acall(self, call: Call) -> Verdict:
+        """Call a coroutine function once."""
+        await self.acall_all((call,))
+        return call.done
+
+    def call_all(self, calls: Iterable[Call]) -> None:
+        """Make calls of a plain function, in a worker thread; each gets its verdict."""
+        clock_ms, listen, hooks = self.clock.monotonic_ms, self._listen, self._hooks
+        before, now_ms = _calling.set(self), clock_ms()
         try:
-            # A copy: what the listener does to its list must not change what is acknowledged.
-            answer = self._listen(messages.copy(), context)
-        except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
-            return self._failed(messages, context, start_ms, error)
-        else:
-            # As `_answered`, without a call for most messages.
-            if answer is _DONE and not self._hooks and self.clock.monotonic_ms() == start_ms:
-                return _SUCCESS
-            return self._answered(messages, context, start_ms, answer)
+            for call in calls:
+                call.start_ms = now_ms
+                if hooks:
+                    self._begin(call)
+                try:
+                    # A copy: changing its list must not change what is acknowledged.
+                    answer = listen(call.messages.copy(), call.context)
+                except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
+                    now_ms = self._failed(call, error)
+                else:
+                    now_ms = clock_ms()
+                    if answer is _DONE and now_ms == call.start_ms and not hooks:
+                        call.verdict = _SUCCESS
+                    else:
+                        self._answered(call, answer, now_ms)
         finally:
             _calling.reset(before)
 
-    async def acall(self, messages: Messages, context: ConsumeContext, start_ms: int) -> Verdict:
-        """Call a coroutine function, on the loop; ``start_ms`` is the monotonic time."""
-        before = _calling.set(self)
-        if self._hooks:
-            self._begin(messages, context)
+    async def acall_all(self, calls: Iterable[Call]) -> None:
+        """Make calls of a coroutine function, on the loop; each gets its verdict."""
+        clock_ms, listen, hooks = self.clock.monotonic_ms, self._listen, self._hooks
+        before, now_ms = _calling.set(self), clock_ms()
         try:
-            answer = await self._listen(messages.copy(), context)
-        except asyncio.CancelledError as error:
-            if not is_being_cancelled():
-                # Something that the listener waited for was cancelled, not the listener.
-                return self._failed(messages, context, start_ms, error)
-            # The consumer is closing and no longer waits; the messages are redelivered.
-            self._end(messages, context, ConsumeResult.RETRY_LATER, ConsumeOutcome.EXCEPTION)
-            raise
-        except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
-            return self._failed(messages, context, start_ms, error)
-        else:
-            # As `_answered`, without a call for most messages.
-            if answer is _DONE and not self._hooks and self.clock.monotonic_ms() == start_ms:
-                return _SUCCESS
-            return self._answered(messages, context, start_ms, answer)
+            for call in calls:
+                call.start_ms = now_ms
+                if hooks:
+                    self._begin(call)
+                try:
+                    answer = await listen(call.messages.copy(), call.context)
+                except asyncio.CancelledError as error:
+                    if is_being_cancelled():
+                        # The consumer is closing and no longer waits; messages are redelivered.
+                        self._end(call, ConsumeResult.RETRY_LATER, ConsumeOutcome.EXCEPTION)
+                        raise
+                    # Something that the listener waited for was cancelled, not the listener.
+                    now_ms = self._failed(call, error)
+                except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
+                    now_ms = self._failed(call, error)
+                else:
+                    now_ms = clock_ms()
+                    if answer is _DONE and now_ms == call.start_ms and not hooks:
+                        call.verdict = _SUCCESS
+                    else:
+                        self._answered(call, answer, now_ms)
         finally:
             _calling.reset(before)
 
-    def _begin(self, messages: Messages, context: ConsumeContext) -> None:
+    def _begin(self, call: Call) -> None:
         for hook in self._hooks:
             try:
-                hook.before_consume(tuple(messages), context)
+                hook.before_consume(tuple(call.messages), call.context)
             except BaseException:  # noqa: BLE001 - the user's code
                 _log.exception("before_consume of %r failed", hook)
 
     def _answered(
-        self, messages: Messages, context: ConsumeContext, start_ms: int, answer: object
-    ) -> Verdict:
-        spent_ms = self.clock.monotonic_ms() - start_ms
-        if isinstance(answer, ConsumeResult):
-            if self._hooks:
-                is_late = spent_ms >= self._timeout_ms
-                self._end(messages, context, answer, outcome_of(answer, is_late=is_late))
-            return Verdict(answer, spent_ms)
+        self, call: Call, answer: object, now_ms: int, error: BaseException | None = None
+    ) -> None:
+        """Set the verdict of a call from what the listener returned."""
+        spent_ms, context = now_ms - call.start_ms, call.context
+        result = answer if isinstance(answer, ConsumeResult) else ConsumeResult.RETRY_LATER
+        outcome = outcome_of(result, is_late=spent_ms >= self._timeout_ms)
+        is_none = False
         if isinstance(answer, RetryLater | GiveUp):
             context.accept(answer)
-            is_late = spent_ms >= self._timeout_ms
-            ended = outcome_of(ConsumeResult.RETRY_LATER, is_late=is_late)
-            self._end(messages, context, ConsumeResult.RETRY_LATER, ended)
-            return Verdict(ConsumeResult.RETRY_LATER, spent_ms)
-        _log.warning(
-            "the listener of %s returned %r for %s: expected a ConsumeResult, will retry",
-            context.group,
-            answer,
-            messages[0].message_id,
-        )
-        self._end(messages, context, ConsumeResult.RETRY_LATER, ConsumeOutcome.NONE_RETURNED)
-        return Verdict(ConsumeResult.RETRY_LATER, spent_ms, is_none=True)
+        elif error is not None:
+            outcome = ConsumeOutcome.EXCEPTION
+        elif not isinstance(answer, ConsumeResult):
+            _log.warning(
+                "the listener of %s returned %r for %s: expected a ConsumeResult, will retry",
+                context.group,
+                answer,
+                call.messages[0].message_id,
+            )
+            outcome, is_none = ConsumeOutcome.NONE_RETURNED, True
+        call.verdict = Verdict(result, spent_ms, error, is_none)
+        self._end(call, result, outcome)
 
-    def _failed(
-        self, messages: Messages, context: ConsumeContext, start_ms: int, error: BaseException
-    ) -> Verdict:
+    def _failed(self, call: Call, error: BaseException) -> int:
+        """Set the verdict of a call that raised; return the time."""
+        now_ms = self.clock.monotonic_ms()
+        group, queue, first = call.context.group, call.context.queue, call.messages[0].message_id
         if isinstance(error, RetryLater | GiveUp):
-            _log.info("the listener of %s: %s: %r", context.group, messages[0].message_id, error)
-            return self._answered(messages, context, start_ms, error)
-        _log.warning(
-            "the listener of %s failed for %s from %s",
-            context.group,
-            messages[0].message_id,
-            context.queue,
-            exc_info=error,
-        )
-        self._end(messages, context, ConsumeResult.RETRY_LATER, ConsumeOutcome.EXCEPTION)
-        spent_ms = self.clock.monotonic_ms() - start_ms
-        return Verdict(ConsumeResult.RETRY_LATER, spent_ms, error)
+            _log.info("the listener of %s: %s: %r", group, first, error)
+            self._answered(call, error, now_ms)
+        else:
+            text = "the listener of %s failed for %s from %s"
+            _log.warning(text, group, first, queue, exc_info=error)
+            self._answered(call, None, now_ms, error)
+        return now_ms
 
-    def _end(
-        self,
-        messages: Messages,
-        context: ConsumeContext,
-        result: ConsumeResult,
-        outcome: ConsumeOutcome,
-    ) -> None:
-        context.outcome = outcome
+    def _end(self, call: Call, result: ConsumeResult, outcome: ConsumeOutcome) -> None:
+        call.context.outcome = outcome
         for hook in self._hooks:
             try:
-                hook.after_consume(tuple(messages), context, result)
+                hook.after_consume(tuple(call.messages), call.context, result)
             except BaseException:  # noqa: BLE001 - the user's code
                 _log.exception("after_consume of %r failed", hook)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import assert_never
@@ -17,13 +17,12 @@ from typing import assert_never
 from msgspec import Struct
 
 from turbopump.client.delivery.delivery import Delivery
-from turbopump.client.delivery.listener import Listener
+from turbopump.client.delivery.listener import Call, Listener
 from turbopump.client.delivery.results import (
     DEAD_LETTER_LEVEL,
     ConsumeContext,
     ConsumeResult,
     OrderlyStep,
-    Verdict,
     attempts,
     orderly_step,
     suspend_time_ms,
@@ -48,13 +47,12 @@ Lock = Callable[[OwnedQueue], Awaitable[bool]]
 """Requests the lock of a queue from its broker; returns whether it is held."""
 
 
-class Call(Struct, eq=False):
+class OrderlyCall(Call, eq=False):
     """One batch given to the listener, its result and the resulting step."""
 
-    messages: list[MessageView]
-    context: ConsumeContext
-    verdict: Verdict
-    step: OrderlyStep
+    @property
+    def step(self) -> OrderlyStep:
+        return orderly_step(self.done.result, auto_commit=self.context.auto_commit)
 
 
 class Run(Struct, eq=False):
@@ -62,7 +60,7 @@ class Run(Struct, eq=False):
 
     owned: OwnedQueue
     batches: list[list[MessageView]]
-    calls: list[Call] = []
+    calls: list[OrderlyCall] = []
 
 
 class OrderlyDelivery(Delivery[Run]):
@@ -134,27 +132,17 @@ class OrderlyDelivery(Delivery[Run]):
 
     # --- calling ----------------------------------------------------------------------------------
 
-    def _call(self, run: Run) -> None:
-        run.calls.clear()
-        start_ms = now_ms = self._clock.monotonic_ms()
-        for messages in run.batches:
-            if not self._continues(run, start_ms, now_ms):
-                return
-            context = ConsumeContext(self._group, run.owned.queue)
-            verdict = self._listener.call(messages, context, now_ms)
-            run.calls.append(_call(messages, context, verdict))
-            now_ms += verdict.spent_ms
-
-    async def _acall(self, run: Run) -> None:
-        run.calls.clear()
-        start_ms = now_ms = self._clock.monotonic_ms()
-        for messages in run.batches:
-            if not self._continues(run, start_ms, now_ms):
-                return
-            context = ConsumeContext(self._group, run.owned.queue)
-            verdict = await self._listener.acall(messages, context, now_ms)
-            run.calls.append(_call(messages, context, verdict))
-            now_ms += verdict.spent_ms
+    def _calls(self, jobs: Iterator[Run]) -> Iterator[Call]:
+        for run in jobs:
+            run.calls.clear()
+            start_ms = now_ms = self._clock.monotonic_ms()
+            for messages in run.batches:
+                if not self._continues(run, start_ms, now_ms):
+                    break
+                call = OrderlyCall(messages, ConsumeContext(self._group, run.owned.queue))
+                yield call
+                run.calls.append(call)
+                now_ms += call.done.spent_ms
 
     def _continues(self, run: Run, start_ms: int, now_ms: int) -> bool:
         """Whether the next batch may follow; called where the listener runs."""
@@ -205,7 +193,7 @@ class OrderlyDelivery(Delivery[Run]):
         if position is not None:
             self._positions.replace(owned.queue, position)
 
-    async def _suspend(self, owned: OwnedQueue, call: Call) -> None:
+    async def _suspend(self, owned: OwnedQueue, call: OrderlyCall) -> None:
         """Redeliver the messages after a pause, except those without attempts left."""
         is_rejected = call.context.delay_level < 0
         limit = 0 if is_rejected else self._settings.orderly_max_attempts
@@ -234,19 +222,19 @@ class OrderlyDelivery(Delivery[Run]):
             return await self._retry_sender.send_back(owned.queue, message, DEAD_LETTER_LEVEL)
         return await self._retry_sender.dead_letter(message)
 
-    def _pause_ms(self, call: Call) -> int:
+    def _pause_ms(self, call: OrderlyCall) -> int:
         return suspend_time_ms(call.context.suspend, self._settings.listening.suspend_ms)
 
     def _count(self, run: Run) -> None:
         run.owned.last_consume_ms = self._clock.monotonic_ms()
         consumed = failed = spent_ms = 0
         for call in run.calls:
-            spent_ms += call.verdict.spent_ms
+            spent_ms += call.done.spent_ms
             if call.step in (OrderlyStep.SUSPEND, OrderlyStep.ROLLBACK):
                 failed += len(call.messages)
             else:
                 consumed += len(call.messages)
-            if call.verdict.result is ConsumeResult.ROLLBACK and call.step is OrderlyStep.COMMIT:
+            if call.done.result is ConsumeResult.ROLLBACK and call.step is OrderlyStep.COMMIT:
                 self._log_ignored_rollback(run.owned)
         topic = run.owned.queue.topic
         self._stats.called(topic, consumed, failed, spent_ms, calls=len(run.calls))
@@ -260,8 +248,3 @@ class OrderlyDelivery(Delivery[Run]):
                 self._group,
                 owned.queue,
             )
-
-
-def _call(messages: list[MessageView], context: ConsumeContext, verdict: Verdict) -> Call:
-    step = orderly_step(verdict.result, auto_commit=context.auto_commit)
-    return Call(messages, context, verdict, step)

@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from turbopump.durations import Duration, as_milliseconds, milliseconds
 from turbopump.errors import InvalidArgument
@@ -286,4 +285,4 @@ def attempts(
 
 def with_next_attempt(message: MessageView) -> MessageView:
     """Return the message as the listener sees it on the next attempt."""
-    return replace(message, reconsume_times=message.reconsume_times + 1)
+    return message.replaced(reconsume_times=message.reconsume_times + 1)

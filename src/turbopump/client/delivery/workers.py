@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextvars import copy_context
 from typing import Generic, TypeVar
 
 from turbopump.machine.threads import DaemonThreads
@@ -28,8 +29,19 @@ _SHRINK_AFTER_S = 60.0
 _JOBS_PER_TURN = 64
 
 
+class Taken(Generic[J]):
+    """The job that one worker runs."""
+
+    __slots__ = ("job",)
+
+    def __init__(self) -> None:
+        self.job: J | None = None
+
+
 class Workers(ABC, Generic[J]):
-    """Runs jobs; the creator defines how to run one and what to do when it is done.
+    """Runs jobs; the creator defines how to run them and what to do when they are done.
+
+    It runs them by iterating over them: taking the next one says that the last is done.
 
     ``limits`` are the minimum and maximum of jobs that run concurrently. A job that fails is a bug:
     it is logged, counted, and run again after a pause.
@@ -42,8 +54,11 @@ class Workers(ABC, Generic[J]):
         self._size = self._size_min
         self._done = done
         self._watch = watch
+        self._context = copy_context()
+        """For what follows jobs: those of the application may leave variables behind."""
         self._jobs: deque[J] = deque()
         self._active: set[asyncio.Future[None]] = set()
+        self._taken: set[Taken[J]] = set()
         self._submitted = 0
         self._waiting = 0
         """What ``_submitted`` was when the timer of growth began."""
@@ -83,7 +98,14 @@ class Workers(ABC, Generic[J]):
         """Start workers for waiting jobs, as far as the size permits."""
 
     @property
-    def _taken(self) -> int:
+    def running(self) -> list[J]:
+        """The jobs that run now."""
+        # A copy: threads modify it.
+        jobs = [taken.job for taken in tuple(self._taken)]
+        return [job for job in jobs if job is not None]
+
+    @property
+    def _taken_count(self) -> int:
         return self._submitted - len(self._jobs)
 
     def _stop_submitting(self) -> None:
@@ -102,7 +124,7 @@ class Workers(ABC, Generic[J]):
     def _grow_size(self) -> None:
         """Double the size if all workers are busy and a job has waited since the timer began."""
         self._growth = None
-        if len(self._active) >= self._size and self._taken < self._waiting:
+        if len(self._active) >= self._size and self._taken_count < self._waiting:
             self._size = min(2 * self._size, self._size_max)
             self._shrink_later()
             self._start_waiting()
@@ -129,9 +151,10 @@ class Workers(ABC, Generic[J]):
     def _ended(self, worker: asyncio.Future[None]) -> None:
         """Remove a worker, and start another if jobs are left."""
 
-    def _run_again(self, job: J, error: Exception) -> None:
+    def _run_again(self, job: J | None, error: Exception) -> None:
+        jobs = () if job is None else (job,)
         pause_ms = self._watch.failed(error)
-        asyncio.get_running_loop().call_later(pause_ms / 1000, self.submit, [job])
+        asyncio.get_running_loop().call_later(pause_ms / 1000, self.submit, jobs)
 
 
 class ThreadWorkers(Workers[J]):
@@ -139,7 +162,7 @@ class ThreadWorkers(Workers[J]):
 
     def __init__(
         self,
-        run: Callable[[J], None],
+        run: Callable[[Iterator[J]], None],
         done: Callable[[Sequence[J]], None],
         limits: tuple[int, int],
         watch: Watch,
@@ -182,21 +205,31 @@ class ThreadWorkers(Workers[J]):
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run jobs until none are left; in a thread."""
+        while self._jobs and len(self._active) <= self._size:
+            taken: Taken[J] = Taken()
+            self._taken.add(taken)
+            try:
+                self._run(self._take(loop, taken))
+            except Exception as error:  # noqa: BLE001 - a bug, but the job must still be finished
+                if not self._is_closed:
+                    loop.call_soon_threadsafe(self._run_again, taken.job, error)
+            finally:
+                self._taken.discard(taken)
+
+    def _take(self, loop: asyncio.AbstractEventLoop, taken: Taken[J]) -> Iterator[J]:
+        """Yield jobs until none are left; ``taken`` is the one being run."""
         while len(self._active) <= self._size:
             try:
                 job = self._jobs.popleft()
             except IndexError:
-                return
-            try:
-                self._run(job)
-            except Exception as error:  # noqa: BLE001 - a bug, but the job must still be finished
-                if not self._is_closed:
-                    loop.call_soon_threadsafe(self._run_again, job, error)
-                continue
+                break
+            taken.job = job
+            yield job
             self._finished.append(job)
             if not self._is_notified and not self._is_closed:
                 self._is_notified = True
-                loop.call_soon_threadsafe(self._collect)
+                loop.call_soon_threadsafe(self._collect, context=self._context)
+        taken.job = None
 
     def _collect(self) -> None:
         self._is_notified = False
@@ -216,14 +249,14 @@ class ThreadWorkers(Workers[J]):
     def _check_later(self) -> None:
         """Check soon whether jobs need more workers, unless there are as many as may be."""
         if self._check is None and self._jobs and len(self._active) < self._size:
-            self._taken_before = self._taken
+            self._taken_before = self._taken_count
             loop = asyncio.get_running_loop()
             self._check = loop.call_later(_CHECK_AFTER_S, self._check_stuck)
 
     def _check_stuck(self) -> None:
         """Double the workers while jobs wait and the running workers take none."""
         self._check = None
-        if self._taken - self._taken_before < len(self._active):
+        if self._taken_count - self._taken_before < len(self._active):
             room = min(self._size - len(self._active), len(self._jobs))
             self._start(max(min(room, len(self._active)), 0))
         self._check_later()
@@ -234,7 +267,7 @@ class TaskWorkers(Workers[J]):
 
     def __init__(
         self,
-        run: Callable[[J], Awaitable[None]],
+        run: Callable[[Iterator[J]], Awaitable[None]],
         done: Callable[[Sequence[J]], None],
         limits: tuple[int, int],
         watch: Watch,
@@ -242,9 +275,6 @@ class TaskWorkers(Workers[J]):
         super().__init__(done, limits, watch)
         self._run = run
         self._finished: list[J] = []
-        self._in_jobs = 0
-        """Workers in the middle of a job; from outside, their listener is waiting for something."""
-        self._is_start_due = False
 
     async def close(self, timeout_ms: int) -> None:
         self._stop_submitting()
@@ -259,41 +289,46 @@ class TaskWorkers(Workers[J]):
         for _ in range(min(count, len(self._jobs), self._size - len(self._active))):
             self._add(asyncio.create_task(self._work()))
 
-    def _start_soon(self) -> None:
-        self._is_start_due = False
-        self._start_waiting()
-
     def _start_waiting(self) -> None:
         """Double the workers if all of them are in the middle of a job; there may be none yet."""
-        if self._in_jobs >= len(self._active):
+        # From outside of a job, its listener is waiting for something.
+        if len(self.running) >= len(self._active):
             self._start(max(len(self._active), 1))
 
     async def _work(self) -> None:
-        turns = 0
         while self._jobs and len(self._active) <= self._size:
-            job = self._jobs.popleft()
-            # Once in a turn: a call for each job would cost more than the check.
-            if self._jobs and not self._is_start_due:
-                self._is_start_due = True
-                asyncio.get_running_loop().call_soon(self._start_soon)
-            self._in_jobs += 1
+            taken: Taken[J] = Taken()
+            self._taken.add(taken)
+            if len(self._jobs) > 1:
+                # Once in a turn: between its jobs, a worker never counts as free.
+                loop = asyncio.get_running_loop()
+                loop.call_soon(self._start_waiting, context=self._context)
             try:
-                await self._run(job)
+                await self._run(self._take(taken))
             except Exception as error:  # noqa: BLE001 - a bug, but the job must still be finished
-                self._run_again(job, error)
-                continue
+                self._run_again(taken.job, error)
             finally:
-                self._in_jobs -= 1
-            if not self._finished:
-                asyncio.get_running_loop().call_soon(self._collect)
-            self._finished.append(job)
-            turns += 1
-            if turns % _JOBS_PER_TURN == 0:
+                self._taken.discard(taken)
+            if self._jobs:
                 await asyncio.sleep(0)
 
+    def _take(self, taken: Taken[J]) -> Iterator[J]:
+        """Yield the jobs of one turn of the loop; ``taken`` is the one being run."""
+        jobs, finished, active = self._jobs, self._finished, self._active
+        for _ in range(_JOBS_PER_TURN):
+            if not jobs or len(active) > self._size:
+                break
+            taken.job = job = jobs.popleft()
+            yield job
+            if not finished:
+                asyncio.get_running_loop().call_soon(self._collect, context=self._context)
+            finished.append(job)
+        taken.job = None
+
     def _collect(self) -> None:
-        finished, self._finished = self._finished, []
-        if finished:
+        if self._finished:
+            finished = self._finished.copy()
+            self._finished.clear()
             self._done(finished)
 
     def _ended(self, worker: asyncio.Future[None]) -> None:
